@@ -175,7 +175,8 @@ typedef struct nvfp4_moe_config {
 
 /* ---- exchange: ranks that each hold some of a layer's experts ---- */
 
-/* A host's own communication between its ranks. Called from the threads that call the library, one call at a time. */
+/* A host's own communication between its ranks. all_to_all_v is called from the threads that call the library, one call at a
+ * time. */
 typedef struct nvfp4_moe_exchange_callbacks {
   size_t struct_size;
   void* user;
@@ -185,11 +186,12 @@ typedef struct nvfp4_moe_exchange_callbacks {
    * within timeout_ms: nobody else can end it. */
   int32_t (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv,
                           const int64_t* recv_bytes, int64_t timeout_ms, char* error, size_t error_bytes);
-  /* Makes the other ranks end, as well as the host can. May be NULL: they end by their timeout. */
+  /* Makes the other ranks end, as well as the host can. At most once, from any thread, one of the library's own included,
+   * and also while all_to_all_v is in flight on another. May be NULL: they end by their timeout. */
   void (*abort)(void* user, const char* message);
 } nvfp4_moe_exchange_callbacks;
 
-/* timeout_ms 0: 30000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
+/* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
                                                         int32_t world, int64_t timeout_ms,
                                                         nvfp4_moe_exchange** exchange);

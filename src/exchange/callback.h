@@ -9,7 +9,8 @@
 
 namespace nvfp4_moe {
 
-// A host's functions. They are called from the thread that calls the exchange, one at a time, and must not throw.
+// A host's functions, which must not throw. all_to_all_v is called from the thread that calls the exchange, one call at a
+// time.
 struct ExchangeCallbacks {
   void* user = nullptr;
   // send: (sum of send_bytes), recv: (sum of recv_bytes), blocks in the order of the ranks, `world` counts each. Returns
@@ -18,7 +19,8 @@ struct ExchangeCallbacks {
   // timeout_ms: nobody else can end it.
   int (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t* recv_bytes,
                       int64_t timeout_ms, char* error, size_t error_bytes) = nullptr;
-  // Tells the other ranks to end, as well as the host can; null where it cannot.
+  // Tells the other ranks to end, as well as the host can; null where it cannot. At most once, from any thread, a thread of
+  // the library's own included, and also while all_to_all_v is in flight on another.
   void (*abort)(void* user, const char* message) = nullptr;
 };
 

@@ -84,6 +84,7 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
+    if (exchange_.forked()) return;  // a thread of the parent's may have been in a call or a look
     Use found = Use::kNone;
     while (!exchange_.in_use_.compare_exchange_weak(found, use)) {
       if (found == Use::kCall) return;
@@ -99,6 +100,11 @@ class Exchange::Call {
   Call& operator=(const Call&) = delete;
   Status status() const {
     if (granted_) return {};
+    if (exchange_.forked())
+      return unsupported(
+          "exchange: expected the process that connected it, got one forked from it, whose connections are its "
+          "parent's "
+          "(start it with spawn or exec, and connect there)");
     return {Code::kBusy, "exchange: expected one call at a time, got a second one while another is in flight"};
   }
 
@@ -146,6 +152,14 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
       send_bytes_(static_cast<size_t>(world)),
       recv_bytes_(static_cast<size_t>(world)) {}
 
+Exchange::~Exchange() {
+  if (!forked()) return;
+  // None of them is destroyed in the child: they wait for threads that are not there, and CUDA does not work.
+  static_cast<void>(device_.release());
+  static_cast<void>(peers_.release());
+  transport_.release()->drop_in_child();
+}
+
 Status Exchange::check_rank(int rank, int world, Timeout timeout) {
   if (world < 1 || world > kMostRanks)
     return invalid_argument("world: expected 1 to " + std::to_string(kMostRanks) + " ranks, got " +
@@ -155,6 +169,9 @@ Status Exchange::check_rank(int rank, int world, Timeout timeout) {
                             std::to_string(world) + ", got " + std::to_string(rank));
   if (timeout <= Timeout{0})
     return invalid_argument("timeout: expected more than 0 ms, got " + std::to_string(timeout.count()));
+  if (timeout > kLongestExchangeTimeout)
+    return invalid_argument("timeout: expected at most " + std::to_string(kLongestExchangeTimeout.count()) +
+                            " ms, got " + std::to_string(timeout.count()));
   return {};
 }
 
@@ -180,6 +197,7 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
 
 Status Exchange::move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
                       std::span<const int64_t> recv_bytes, Timeout timeout) {
+  if (broken_.ok()) broken_ = aborted();
   NVFP4_MOE_TRY(broken_);
   const AllToAll call{
       what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
@@ -330,9 +348,15 @@ Status Exchange::check_same(std::string_view what, const Facts& mine) {
   return {};
 }
 
+Status Exchange::aborted() {
+  const std::lock_guard lock(abort_mutex_);
+  return aborted_;
+}
+
 Status Exchange::look() {
   const Call call(*this, Use::kLook);
-  if (!call.status().ok()) return {};
+  if (const Status status = call.status(); !status.ok()) return forked() ? status : Status();
+  if (broken_.ok()) broken_ = aborted();
   if (broken_.ok()) broken_ = transport_->look();
   return broken_;
 }
@@ -340,6 +364,12 @@ Status Exchange::look() {
 void Exchange::abort(const Status& why) { abort_agreed(why.in("rank " + std::to_string(rank_))); }
 
 void Exchange::abort_agreed(const Status& why) {
+  if (forked()) return;
+  {
+    const std::lock_guard lock(abort_mutex_);
+    if (!aborted_.ok()) return;
+    aborted_ = why;
+  }
   const Call call(*this);
   if (call.status().ok()) {
     if (!broken_.ok()) return;

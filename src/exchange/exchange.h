@@ -5,6 +5,7 @@
 // (all_to_all_v); sums, agreement and barriers are made of it here, so that their bits and their messages are the same
 // over every transport.
 // Once a transport has failed, the exchange is broken: its first failure is what every later call returns, at once.
+// A process that is forked from a rank's is no rank: there every call is refused, and nothing that is the rank's is touched.
 #pragma once
 
 #include <atomic>
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/fork.h"
 #include "core/peer_memory.h"
 #include "core/status.h"
 
@@ -29,6 +32,9 @@ using Timeout = std::chrono::milliseconds;
 // How long a rank waits for the others where nobody says otherwise: longer than a rank is late, shorter than a person
 // waits before killing a job.
 inline constexpr Timeout kExchangeTimeout{30000};
+
+// Longer than any job waits, and far from what an addition to a clock's time overflows by.
+inline constexpr Timeout kLongestExchangeTimeout{1'000'000'000};
 
 // The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
 inline constexpr int kMostRanks = 1024;
@@ -49,9 +55,13 @@ class Transport {
   virtual ~Transport() = default;
   virtual Status all_to_all_v(const AllToAll& call) = 0;
   // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
+  // From any thread, also while a call is in flight.
   virtual void abort(const Status& why) = 0;
   // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
   virtual Status look() { return {}; }
+  // In a child that was forked from the rank's process, instead of its end: takes no lock, says nothing to anybody, and
+  // gives back what the child has as copies of its own.
+  virtual void drop_in_child() {}
 };
 
 // What connects the ranks' devices: a library that moves bytes between them, or memory that they all reach.
@@ -105,12 +115,15 @@ using TransferObserver = std::function<void(const Transfer&)>;
 
 class Exchange {
  public:
+  ~Exchange();
+  Exchange(const Exchange&) = delete;
+  Exchange& operator=(const Exchange&) = delete;
   // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
   // outside [0, world); what the transport says where a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
                                                    Timeout timeout = kExchangeTimeout);
 
-  // kInvalidArgument for a rank that is none of a world's, or no time to wait for the others.
+  // kInvalidArgument for a rank that is none of a world's, or a timeout outside (0, kLongestExchangeTimeout].
   static Status check_rank(int rank, int world, Timeout timeout);
 
   int rank() const { return rank_; }
@@ -137,6 +150,7 @@ class Exchange {
   Status check_same(std::string_view what, const Facts& mine);
 
   // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
+  // kUnsupported in a forked child, as every call there.
   Status look();
   // For layers on devices, either of the two; null: none. Set once, before such a layer opens; it goes before the exchange
   // does.
@@ -153,13 +167,16 @@ class Exchange {
   // Not while a call is in flight.
   void set_observer(TransferObserver observer) { observer_ = std::move(observer); }
 
-  // Breaks the exchange for this rank, and for the others as far as the transport can tell them.
+  // Breaks the exchange for this rank, and for the others as far as the transport can tell them; the first abort is the one
+  // that does. From any thread; a call in flight ends as the transport ends it, and what follows returns `why`.
   void abort(const Status& why);
   // The same with what agree has just said on all ranks, which names a rank already.
   void abort_agreed(const Status& why);
 
  private:
   Exchange(std::unique_ptr<Transport> transport, int rank, int world, Timeout timeout);
+  Status aborted();
+  bool forked() const { return process_ != fork_count(); }
   class Call;  // the one call in flight
   Status move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
               std::span<const int64_t> recv_bytes, Timeout timeout);
@@ -170,9 +187,12 @@ class Exchange {
   std::unique_ptr<Transport> transport_;
   const int rank_, world_;
   const Timeout timeout_;
+  const uint32_t process_ = fork_count();
   enum class Use : uint8_t { kNone, kCall, kLook };
   std::atomic<Use> in_use_{Use::kNone};
-  Status broken_;                    // guarded by in_use_
+  Status broken_;  // guarded by in_use_
+  std::mutex abort_mutex_;
+  Status aborted_;                   // by the first abort, which may meet a call in flight; guarded by abort_mutex_
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;

@@ -49,6 +49,13 @@ bool bind_and_listen(const Socket& socket, const sockaddr* address, socklen_t si
   return ::bind(socket.fd(), address, size) == 0 && ::listen(socket.fd(), kBacklog) == 0;
 }
 
+// Without the time that TCP keeps the port of a connection that has ended.
+void drop_at_once(Socket& socket) {
+  const linger at_once{1, 0};
+  setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  socket.close();
+}
+
 bool wait_for(int fd, int16_t events, const Deadline& deadline) {
   pollfd waited{fd, events, 0};
   int ready = 0;
@@ -92,6 +99,14 @@ Result<Socket> listen_on(const std::string& address, int port) {
                  (taken ? " (is another job running, or rank 0 there twice? MASTER_PORT chooses)" : ""));
 }
 
+bool connected_to_itself(const Socket& socket) {
+  sockaddr_storage here{}, there{};
+  socklen_t size = sizeof(here), other = sizeof(there);
+  return getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&here), &size) == 0 &&
+         getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&there), &other) == 0 && size == other &&
+         std::memcmp(&here, &there, size) == 0;
+}
+
 Result<Socket> connect_to(const std::string& address, int port, const Deadline& deadline) {
   NVFP4_MOE_ASSIGN(const Addresses found, resolve(address, port));
   int last = ETIMEDOUT;
@@ -100,13 +115,13 @@ Result<Socket> connect_to(const std::string& address, int port, const Deadline& 
       Socket socket = new_socket(each->ai_family);
       if (!socket.open()) continue;
       set_flag(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
-      if (::connect(socket.fd(), each->ai_addr, each->ai_addrlen) == 0) return socket;
-      last = errno;
-      if (errno != EINPROGRESS) continue;
-      socklen_t size = sizeof(last);
-      if (wait_for(socket.fd(), POLLOUT, deadline) &&
-          getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &last, &size) == 0 && last == 0)
-        return socket;
+      int error = ::connect(socket.fd(), each->ai_addr, each->ai_addrlen) == 0 ? 0 : errno;
+      socklen_t size = sizeof(error);
+      if (error == EINPROGRESS && wait_for(socket.fd(), POLLOUT, deadline))
+        getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+      if (error == 0 && !connected_to_itself(socket)) return socket;
+      last = error == 0 ? ECONNREFUSED : error;
+      if (error == 0) drop_at_once(socket);
     }
     std::this_thread::sleep_for(kRetry);
   } while (!deadline.passed());
@@ -152,6 +167,10 @@ Movement write_some(const Socket& socket, std::span<const std::byte> from) {
 }
 Movement peek(const Socket& socket, std::span<std::byte> into) {
   return movement(::recv(socket.fd(), into.data(), into.size(), MSG_PEEK));
+}
+bool has_ended(const Socket& socket) {
+  pollfd asked{socket.fd(), POLLRDHUP, 0};
+  return ::poll(&asked, 1, 0) > 0;  // an error of the connection, or its end both ways, comes unasked
 }
 
 bool read_all(const Socket& socket, std::span<std::byte> into, const Deadline& deadline) {

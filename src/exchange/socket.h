@@ -48,10 +48,13 @@ class Socket {
 // Listens on the address (on all of this host where it is not one of this host's own, as behind a translation of
 // addresses); port 0: a free one.
 Result<Socket> listen_on(const std::string& address, int port);
-// Tries until somebody listens there or the deadline passes.
+// Tries until somebody else listens there or the deadline passes.
 Result<Socket> connect_to(const std::string& address, int port, const Deadline& deadline);
 // Nobody yet: a socket that is not open.
 Result<Socket> accept_from(const Socket& listener);
+// Whether both ends of a connection are this socket. To connect to a port of this host on which nobody listens can come to
+// that, where the port is also the one that the system chose for the socket.
+bool connected_to_itself(const Socket& socket);
 Result<int> local_port(const Socket& socket);
 Result<std::string> local_address(const Socket& socket);
 
@@ -65,6 +68,8 @@ Movement read_some(const Socket& socket, std::span<std::byte> into);
 Movement write_some(const Socket& socket, std::span<const std::byte> from);
 // What lies there, without taking it.
 Movement peek(const Socket& socket, std::span<std::byte> into);
+// Whether the other end has closed or is gone, whatever has come from it and not been read yet. Does not wait.
+bool has_ended(const Socket& socket);
 
 // All of it until the deadline, for the few bytes of a greeting. False where the other end has gone or the time is over.
 bool read_all(const Socket& socket, std::span<std::byte> into, const Deadline& deadline);

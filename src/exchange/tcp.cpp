@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -80,18 +81,30 @@ class TcpTransport : public Transport {
     Status seen = reason();
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_ || !socket(peer).open()) continue;
-      Header header;
-      const Movement next = peek(socket(peer), bytes_of(header));
-      const bool says_why = next.bytes == sizeof(header) && header.kind == Kind::kAbort;
-      if (says_why) read_all(socket(peer), bytes_of(header), Deadline(kLeaving));
+      // Before the bytes: where the end has come by now, all that the rank has said lies there.
+      const bool left = has_ended(socket(peer));
+      // A rank that is ahead has sent its next call's header. It sends no bytes before this rank's header, so that what
+      // lies behind can only be why it left; where it is anything else, the next call says what is wrong with it.
+      std::array<Header, 2> headers;
+      const size_t there = peek(socket(peer), bytes_of(headers)).bytes / sizeof(Header);
+      size_t ahead = 0;
+      while (ahead < there && headers[ahead].kind != Kind::kAbort) ++ahead;
       // A rank that says why it left knows more than the end of another's connection does.
-      if (says_why)
-        seen = failure_of(peer, header);
-      else if (next.moved == Moved::kEnded && seen.ok())
+      if (ahead < there) {
+        read_all(socket(peer), bytes_of(headers).first((ahead + 1) * sizeof(Header)), Deadline(kLeaving));
+        seen = failure_of(peer, headers[ahead]);
+      } else if (left && there < headers.size() && seen.ok()) {
         seen = rank_is_gone(peer);
+      }
     }
     if (!seen.ok()) say_why(seen);
     return seen;
+  }
+
+  // A connection that the child still held would hide the parent's end from the other ranks.
+  void drop_in_child() override {
+    for (Socket& peer : peers_) peer.close();
+    wake_.close();
   }
 
  private:
@@ -267,7 +280,7 @@ class TcpTransport : public Transport {
 
   std::vector<Socket> peers_;  // (world), this rank's not open
   const int rank_, world_;
-  const Socket wake_;  // an eventfd: readable once this rank is to end
+  Socket wake_;  // an eventfd: readable once this rank is to end
   std::mutex in_call_;
   std::vector<Flow> flows_;     // (world) of the call in flight, guarded by in_call_
   std::vector<pollfd> polled_;  // likewise

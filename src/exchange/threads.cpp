@@ -42,6 +42,7 @@ Result<std::shared_ptr<ThreadGroup>> ThreadGroup::make(int world) {
 }
 
 Result<std::unique_ptr<Exchange>> ThreadGroup::join(int rank, int world, Timeout timeout) {
+  if (timeout > kLongestExchangeTimeout) NVFP4_MOE_TRY(Exchange::check_rank(0, 1, timeout));
   std::unique_ptr<Rank> transport;
   {
     std::unique_lock lock(mutex_);

@@ -4,16 +4,21 @@
 
 namespace nvfp4_moe {
 
-Watch::Watch(Exchange& exchange, Watched watched)
-    : exchange_(exchange), watched_(std::move(watched)), thread_([this] { run(); }) {}
+Watch::Watch(Exchange& exchange, Watched watched) : exchange_(exchange), watched_(std::move(watched)) {
+  looking_->thread = std::thread([this] { run(); });
+}
 
 void Watch::end() {
+  if (process_ != fork_count()) {
+    static_cast<void>(looking_.release());
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  looking_->changed.notify_all();
+  if (looking_->thread.joinable()) looking_->thread.join();
 }
 
 const Status& Watch::fail(const Status& why) {
@@ -32,7 +37,7 @@ Status Watch::fail_all(Lock& lock, const Status& why) {
 
 void Watch::run() {
   Lock lock(mutex_);
-  while (!changed_.wait_for(lock, kInterval, [this] { return ends_; })) {
+  while (!looking_->changed.wait_for(lock, kInterval, [this] { return ends_; })) {
     if (!failure_.ok()) return;
     if (const Status seen = watched_.look(); !seen.ok()) {
       const Status failure = fail_all(lock, seen);

@@ -5,17 +5,20 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
+#include "core/fork.h"
 #include "exchange/exchange.h"
 
 namespace nvfp4_moe {
 
 class Watch {
  public:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<ForkMutex>;
   // What is watched. Both are called under the watch's mutex, from any thread.
   struct Watched {
     std::function<Status()> look;                  // does not wait; no longer asked once anything has failed
@@ -28,7 +31,7 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // No look is under way when it returns, and none follows.
+  // No look is under way when it returns, and none follows. In a forked child there is no thread to wait for.
   void end();
 
   // For whoever changes what `look` and `fails` read.
@@ -45,13 +48,19 @@ class Watch {
  private:
   void run();
 
+  // What a forked child can neither wait for nor destroy: the thread is not there, and counts as one that waits.
+  struct Looking {
+    std::condition_variable_any changed;
+    std::thread thread;
+  };
+
   Exchange& exchange_;
   const Watched watched_;
-  std::mutex mutex_;  // guards what is below
-  std::condition_variable changed_;
+  const uint32_t process_ = fork_count();
+  ForkMutex mutex_{ForkMutex::AtFork::kAbandoned};  // guards what is below
   Status failure_;
   bool ends_ = false;
-  std::thread thread_;  // last: it reads the others
+  std::unique_ptr<Looking> looking_ = std::make_unique<Looking>();
 };
 
 }  // namespace nvfp4_moe

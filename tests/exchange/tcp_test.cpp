@@ -3,15 +3,23 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "exchange/launcher.h"
@@ -110,6 +118,17 @@ TEST(Launchers, WhatIsMissingOrNoNumberIsNamed) {
   EXPECT_THAT(told(launched({{"RANK", "0"}, {"WORLD_SIZE", "1"}})), HasSubstr("torchrun 0/1"));
 }
 
+// A connection of this host between two ranks: the ends of ranks 0 and 1.
+std::pair<Socket, Socket> connection() {
+  const auto listener = listen_on(kHere, 0);
+  EXPECT_OK(listener);
+  auto end = connect_to(kHere, *local_port(*listener), Deadline(kLong));
+  EXPECT_OK(end);
+  auto other = accept_from(*listener);
+  EXPECT_OK(other);
+  return {std::move(*end), std::move(*other)};
+}
+
 // What each rank's connect says.
 std::vector<std::string> meet(int threads,
                               const std::function<Result<std::unique_ptr<Exchange>>(int thread)>& connect) {
@@ -134,6 +153,45 @@ TEST(Tcp, RanksThatNeverComeAreNamedOnThoseThatDid) {
   EXPECT_THAT(connect_tcp(kHere, free_port(), 1, 2, kTcpShort).status().message(),
               HasSubstr("expected a rank that listens on 127.0.0.1 port"));
   EXPECT_THAT(connect_tcp("no-such-host.invalid", 1, 1, 2, kTcpShort).status().message(), HasSubstr("no-such-host"));
+}
+
+TEST(Tcp, ASocketThatHasConnectedToItselfIsKnown) {
+  Socket alone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(alone.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_FALSE(connected_to_itself(alone));
+  address.sin_port = htons(static_cast<uint16_t>(*local_port(alone)));
+  ASSERT_EQ(::connect(alone.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_TRUE(connected_to_itself(alone));
+  const auto [mine, its] = connection();
+  EXPECT_FALSE(connected_to_itself(mine));
+  EXPECT_FALSE(connected_to_itself(its));
+}
+
+// In a network of its own, where every port that the system may choose is the one that is tried.
+TEST(Tcp, ARankThatWaitsForAnotherDoesNotFindItself) {
+  constexpr int kPort = 40000, kNone = 77;
+  const auto attempt = [] {
+    if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0 && ::unshare(CLONE_NEWNET) != 0) return kNone;
+    const Socket any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    ifreq loopback{};
+    std::strcpy(loopback.ifr_name, "lo");
+    loopback.ifr_flags = IFF_UP | IFF_RUNNING;
+    if (::ioctl(any.fd(), SIOCSIFFLAGS, &loopback) != 0) return kNone;
+    std::ofstream range("/proc/sys/net/ipv4/ip_local_port_range");
+    if (!(range << kPort << ' ' << kPort + 1 << std::flush)) return kNone;
+    if (connect_to(kHere, kPort, Deadline(Timeout{200})).ok()) return 1;
+    return listen_on(kHere, kPort).ok() ? 0 : 2;
+  };
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(attempt());
+  int exit = 0;
+  ASSERT_EQ(::waitpid(child, &exit, 0), child);
+  ASSERT_TRUE(WIFEXITED(exit));
+  if (WEXITSTATUS(exit) == kNone) GTEST_SKIP() << "no network namespace may be made here";
+  EXPECT_EQ(WEXITSTATUS(exit), 0);
 }
 
 TEST(Tcp, APortThatIsTakenIsNamed) {
@@ -245,6 +303,54 @@ TEST(Tcp, AKilledProcessEndsTheOthersAtOnceWithItsName) {
     EXPECT_EQ(::waitpid(killed, &exit, 0), killed);
   });
   EXPECT_LT(took, 10);
+}
+
+// Of a world of two.
+Result<std::unique_ptr<Exchange>> over(Socket socket, int rank) {
+  std::vector<Socket> peers(2);
+  peers[static_cast<size_t>(1 - rank)] = std::move(socket);
+  return connect_peers(std::move(peers), rank, kLong);
+}
+
+// A rank waits for its stream while the other one is in its next call: its header lies there, and hides the end.
+TEST(Tcp, ARankThatIsKilledInItsNextCallIsSeenWithoutACall) {
+  auto [mine, its] = connection();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    mine.close();
+    ::alarm(30);
+    auto exchange = over(std::move(its), 1);
+    if (exchange.ok()) static_cast<void>((*exchange)->barrier());
+    ::_exit(1);
+  }
+  its.close();
+  const Socket there(::dup(mine.fd()));
+  auto exchange = over(std::move(mine), 0);
+  ASSERT_OK(exchange);
+  const Deadline deadline(kLong);
+  std::byte first{};
+  while (peek(there, {&first, 1}).moved == Moved::kNothingYet && !deadline.passed())
+    std::this_thread::sleep_for(Timeout{5});
+  EXPECT_OK((*exchange)->look());
+  ::kill(child, SIGKILL);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  const Deadline soon(kTcpShort);
+  while ((*exchange)->look().ok() && !soon.passed()) std::this_thread::sleep_for(Timeout{5});
+  EXPECT_EQ((*exchange)->look().message(), "exchange: expected rank 1, got none: it has left");
+}
+
+TEST(Tcp, ARankThatGivesUpItsNextCallSaysWhyWithoutACall) {
+  test::on_ranks(test::Over::kTcp, 2, kLong, [](Exchange& exchange) {
+    constexpr const char* kWhy = "exchange: expected all 2 ranks in agree within 50 ms, got none of rank 0";
+    ASSERT_OK(exchange.barrier());
+    if (exchange.rank() == 1) {
+      EXPECT_EQ(exchange.agree({}, Timeout{50}).message(), kWhy);
+      return;
+    }
+    const Deadline deadline(kLong);
+    while (exchange.look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_EQ(exchange.look().message(), kWhy);
+  });
 }
 
 }  // namespace

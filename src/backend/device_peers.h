@@ -30,8 +30,8 @@ namespace nvfp4_moe {
 // -1 alone.
 struct PushRecords {
   PeerLink link;
-  PeerAddresses records, marks;
-  int64_t record_stride = 0;  // records, and marks, from one home's first to the next one's
+  PeerAddresses records, marks;  // of each rank: (world, record_stride) records, and a uint32 for each
+  int64_t record_stride = 0;     // records, and marks, from one home's first to the next one's
   WireRecord record;
   WireArray arrays[kWireArrays];           // of the tokens at home
   const int32_t* slots = nullptr;          // (T, k)

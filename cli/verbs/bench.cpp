@@ -217,8 +217,9 @@ void add_bench(CLI::App& app, Invocation& invocation) {
         add_over(verb, options.over, true);
         verb.add_flag("--balance", options.balance,
                       "With --ep, zipf and hot again, over the placement that is proposed of their load");
-        verb.add_option("--slots-per-rank", options.slots_per_rank,
-                        "With --balance: experts that a rank holds; default an even division and an eighth of it more")
+        verb.add_option(
+                "--slots-per-rank", options.slots_per_rank,
+                "With --balance: experts that a rank holds; default an even division, more let some stand twice")
             ->check(CLI::Range(int64_t{1}, int64_t{65536}));
       });
 }

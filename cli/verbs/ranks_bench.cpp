@@ -61,7 +61,7 @@ Status RanksBench::choose_slots() {
   report_.json()["slots_per_rank"] = nullptr;
   if (!verb_.balance) return {};
   const int64_t even = (experts() + ranks().world() - 1) / ranks().world();
-  slots_per_rank_ = verb_.slots_per_rank.value_or(std::min(even + std::max<int64_t>(even / 8, 1), experts()));
+  slots_per_rank_ = verb_.slots_per_rank.value_or(even);
   report_.json()["slots_per_rank"] = slots_per_rank_;
   const std::vector<uint64_t> alike(static_cast<size_t>(experts()), 1);
   return propose_placement(alike, ranks().world(), slots_per_rank_).status().in("--slots-per-rank");

@@ -220,8 +220,8 @@ TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
 TEST(Ranks, BenchBalancesTheLoadOfACell) {
   constexpr int kWorld = 3;
   constexpr int64_t kTokens = 6, kExperts = 9;
-  const ToolRun run = run_tool(bench_words(
-      {"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance", "--activation-format", "nvfp4"}));
+  const ToolRun run = run_tool(bench_words({"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance",
+                                            "--slots-per-rank", "4", "--activation-format", "nvfp4"}));
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const nlohmann::json report = run.json();
   EXPECT_EQ(report["slots_per_rank"], 4);

@@ -79,6 +79,23 @@ TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
+// By combine itself, whatever the layer is, and behind it where there are more CTAs than may wait for other ranks.
+TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
+  const int world = GetParam();
+  if (emulated() && world != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
+  const auto even = [&](const CaseData& data) {
+    return *Placement::contiguous(data.spec.options.num_experts, std::min(world, 4));
+  };
+  for (const auto& [name, spec] : choices_of_a_layer()) {
+    SCOPED_TRACE(name);
+    const CaseData data = made(spec);
+    check_reduce(data, even(data), 2, Between::kPeers);
+    if (HasFailure()) return;
+  }
+  const CaseData many = made(dispatch_spec(65, Routing::kUniform, kNvfp4));
+  check_reduce(many, even(many), 3, Between::kPeers);
+}
+
 // Every expert stands on two ranks. What a rank counts of the intermediate are its rows.
 TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   const int world = GetParam();
@@ -122,7 +139,7 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
                  large = made(dispatch_spec(40, Routing::kZipf, kBf16)),
                  summed = made(dispatch_spec(4, Routing::kUniform, kNvfp4));
   const OneRank small_one(small), large_one(large);
-  const std::vector<uint16_t> sums = expected_sum(summed, *Placement::contiguous(8, world));
+  const std::vector<uint8_t> sums = expected_sum(summed, *Placement::contiguous(8, world));
   on_devices(
       small, world, {},
       [&](Rank& rank) {
@@ -231,7 +248,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     ExpertParallelOptions options;
     options.combine = combine;
-    const std::vector<uint16_t> sums = expected_sum(data, *Placement::round_robin(8, world));
+    const std::vector<uint8_t> sums = expected_sum(data, *Placement::round_robin(8, world));
     on_devices(
         data, world, options,
         [&](Rank& rank) {

@@ -15,14 +15,13 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "exchange/ranks.h"
+#include "exchange/linked.h"
 #include "exchange/socket.h"
 #include "support/forked_child.h"
 #include "support/support.h"
@@ -30,73 +29,17 @@
 namespace nvfp4_moe {
 namespace {
 
+using test::connect;
+using test::expect_none;
 using test::kLong;
+using test::LinkHost;
+using test::on_its_own_host;
+using test::on_linked;
 using test::on_threads;
+using test::seen_without_a_call;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kOfferBytes = 536;  // of what a rank says to another one before they are linked
-
-// A host's own communication, which is an exchange that nobody looks at: what it sees of the others it says in a call alone.
-struct LinkHost {
-  std::unique_ptr<Exchange> inner;
-  // Changes the offer of each other rank on its way to this one, or looks at it.
-  std::function<void(int from, std::byte* offer)> on_offer;
-  std::atomic<bool> fails{false};
-  int offers = 0;
-
-  static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t* recv_bytes,
-                          int64_t, char* error, size_t error_bytes) {
-    auto& self = *static_cast<LinkHost*>(user);
-    if (self.fails) return 42;
-    const auto world = static_cast<size_t>(self.inner->world());
-    const Status status = self.inner->all_to_all_v(send, {send_bytes, world}, recv, {recv_bytes, world});
-    error[status.message().copy(error, error_bytes - 1)] = 0;
-    if (!status.ok()) return 1;
-    if (self.on_offer && send_bytes[0] == kOfferBytes) {
-      ++self.offers;
-      for (size_t from = 0; from < world; ++from)
-        if (static_cast<int>(from) != self.inner->rank())
-          self.on_offer(static_cast<int>(from), static_cast<std::byte*>(recv) + from * kOfferBytes);
-    }
-    return 0;
-  }
-};
-
-Result<std::unique_ptr<Exchange>> connect(LinkHost& host, const LinkOptions& links = {}) {
-  return connect_callbacks({&host, LinkHost::all_to_all_v, nullptr}, host.inner->rank(), host.inner->world(),
-                           host.inner->timeout(), links);
-}
-
-using Body = std::function<void(Exchange& exchange, LinkHost& host)>;
-
-// Each rank on a thread. The exchanges go when all bodies have returned.
-void on_linked(int world, const std::function<LinkOptions(int rank, LinkHost& host)>& prepare, const Body& body,
-               Timeout timeout = kLong) {
-  const auto group = ThreadGroup::make(world);
-  ASSERT_OK(group);
-  std::vector<LinkHost> hosts(static_cast<size_t>(world));
-  std::vector<std::unique_ptr<Exchange>> ranks(hosts.size());
-  on_threads(world, [&](int rank) {
-    LinkHost& host = hosts[static_cast<size_t>(rank)];
-    auto inner = (*group)->join(rank, world, timeout);
-    ASSERT_OK(inner);
-    host.inner = std::move(*inner);
-    const LinkOptions options = prepare ? prepare(rank, host) : LinkOptions{};
-    auto exchange = connect(host, options);
-    ASSERT_OK(exchange);
-    ranks[static_cast<size_t>(rank)] = std::move(*exchange);
-  });
-  for (const auto& rank : ranks) ASSERT_NE(rank, nullptr);
-  on_threads(world, [&](int rank) { body(*ranks[static_cast<size_t>(rank)], hosts[static_cast<size_t>(rank)]); });
-}
-
-std::string seen_without_a_call(Exchange& exchange, Timeout within = Timeout{2000}) {
-  const Deadline deadline(within);
-  while (exchange.look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-  return exchange.look().message();
-}
 
 // A child that is a rank. Once it is linked it says so by a byte, then makes no call: exits with 0 once it sees what is part
 // of `expected`.
@@ -121,8 +64,8 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
   std::array<int, 2> linked{};
   ASSERT_EQ(::pipe(linked.data()), 0);
   std::vector<pid_t> children(1, -1);
-  for (int rank = 1; rank < world; ++rank)
-    children.push_back(linked_process(port, rank, world, linked[1], expected));
+  for (int rank = 1; rank < world; ++rank) children.push_back(linked_process(port, rank, world, linked[1], expected));
+  ::close(linked[1]);  // a child that ends before is read as an end
   LinkHost host;
   auto inner = connect_tcp("127.0.0.1", port, 0, world, kLong);
   ASSERT_OK(inner);
@@ -143,9 +86,12 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
     int exit = 0;
     EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0), children[static_cast<size_t>(rank)]);
     const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
-    EXPECT_EQ(exit, was_killed ? SIGKILL : 0) << "rank " << rank;
+    // Of several, one may have seen another one's end before its own.
+    if (!was_killed || exit != 0 || killed.size() == 1) {
+      EXPECT_EQ(exit, was_killed ? SIGKILL : 0) << "rank " << rank;
+    }
   }
-  for (const int end : linked) ::close(end);
+  ::close(linked[0]);
 }
 
 TEST(Links, AKilledProcessIsNamedByAllOthersWithoutACall) {
@@ -229,35 +175,12 @@ TEST(Links, AHostsFunctionThatFailsByAnotherRanksEndNeedNotKnowIt) {
   });
 }
 
-// What all ranks say of links that they do not have; that they go on without; and that nothing stays open.
-void expect_none(int world, const std::function<LinkOptions(int rank, LinkHost& host)>& prepare,
-                 const ::testing::Matcher<std::string>& why, Timeout timeout = kLong) {
-  const auto open_files = [] {
-    const auto all = std::filesystem::directory_iterator("/proc/self/fd");
-    return std::distance(begin(all), end(all));
-  };
-  const auto before = open_files();
-  const double took = test::seconds_of([&] {
-    on_linked(
-        world, prepare,
-        [&](Exchange& exchange, LinkHost&) {
-          EXPECT_EQ(exchange.sees_ends().code(), Code::kUnsupported);
-          EXPECT_THAT(exchange.sees_ends().message(), why);
-          EXPECT_OK(exchange.barrier());
-          EXPECT_OK(exchange.look());
-          if (exchange.rank() == 0) {
-            EXPECT_EQ(open_files(), before);
-          }
-          EXPECT_OK(exchange.barrier());
-        },
-        timeout);
-  });
-  EXPECT_LT(took, 8);
-}
-
 TEST(Links, OneRankThatWantsNoneIsEnoughForNone) {
   expect_none(
-      3, [](int rank, LinkHost&) { return LinkOptions{rank != 1, Timeout{3000}, ""}; },
+      3,
+      [](int rank, LinkHost&) {
+        return LinkOptions{rank != 1, Timeout{3000}, ""};
+      },
       ::testing::Eq("rank 1: links: expected none by the caller"));
 }
 
@@ -282,9 +205,6 @@ TEST(Links, AProcessThatMayOpenNoMoreFilesGoesWithout) {
   });
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
 }
-
-// Of hosts that differ, as they say.
-LinkOptions on_its_own_host(int rank) { return {true, Timeout{3000}, "host " + std::to_string(rank)}; }
 
 TEST(Links, RanksOfSeveralHostsAreLinkedByTheirAddresses) {
   if (host_addresses(1).empty()) GTEST_SKIP() << "this host has no address but loopback";
@@ -320,7 +240,7 @@ TEST(Links, ANetworkThatIsNotThereIsNoneAndOneThatGoesIsAnEnd) {
             if (end.empty()) return;
             if (exchange.rank() == 0 && !loopback(false)) ++wrong;
             const std::string seen = seen_without_a_call(exchange, Timeout{10000});
-                         if (seen != "exchange: expected rank " + std::to_string(1 - exchange.rank()) + end) ++wrong;
+            if (seen != "exchange: expected rank " + std::to_string(1 - exchange.rank()) + end) ++wrong;
           },
           Timeout{2000});
     };

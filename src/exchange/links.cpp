@@ -30,8 +30,8 @@ namespace {
 
 constexpr uint64_t kLinkMagic = 0x314b4e4c34504656;  // "VFP4LNK1": a link of this library, in this order of bytes
 constexpr size_t kMostAddresses = 8;
-constexpr Timeout kNextAddress{250};  // for one to answer before the next one is tried beside it
-constexpr size_t kMostStrangers = 64; // that have not said a secret yet, beside the ranks
+constexpr Timeout kNextAddress{250};   // for one to answer before the next one is tried beside it
+constexpr size_t kMostStrangers = 64;  // that have not said a secret yet, beside the ranks
 // Of the files that a process may have open: the host's own communication takes its part.
 constexpr rlim_t kPartOfFiles = 4;
 
@@ -59,7 +59,7 @@ struct LinkWord {
 std::string this_host() {
   std::string host;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
-  struct stat network{};
+  struct stat network {};
   if (::stat("/proc/self/ns/net", &network) == 0)
     host += "/" + std::to_string(network.st_dev) + "/" + std::to_string(network.st_ino);
   return host;
@@ -136,8 +136,8 @@ struct Dialed {
 class Linking {
  public:
   // given: (world) what this rank said to each; got: (world) what each said to it.
-  Linking(int rank, const Listening& listening, const std::vector<LinkOffer>& given,
-          const std::vector<LinkOffer>& got, Timeout within)
+  Linking(int rank, const Listening& listening, const std::vector<LinkOffer>& given, const std::vector<LinkOffer>& got,
+          Timeout within)
       : rank_(rank),
         listener_(listening.socket),
         given_(given),
@@ -186,9 +186,8 @@ class Linking {
     }));
   }
   bool dialing(int rank) const {
-    return std::any_of(attempts_.begin(), attempts_.end(), [&](const Attempt& attempt) {
-      return attempt.rank == rank;
-    });
+    return std::any_of(attempts_.begin(), attempts_.end(),
+                       [&](const Attempt& attempt) { return attempt.rank == rank; });
   }
   // Empty behind the last one.
   std::string address_of(int rank, size_t number) const {
@@ -201,8 +200,7 @@ class Linking {
     int least = deadline_.left_ms();
     for (int other = rank_ + 1; other < world(); ++other) {
       const Dialed& dialed = dialed_[index(other)];
-      if (!linked(other) && !address_of(other, dialed.next).empty())
-        least = std::min(least, dialed.patience.left_ms());
+      if (!linked(other) && !address_of(other, dialed.next).empty()) least = std::min(least, dialed.patience.left_ms());
     }
     return least;
   }
@@ -234,8 +232,8 @@ class Linking {
   }
 
   Status unreachable(int rank) const {
-    return no_links("expected a connection with rank " + std::to_string(rank) + ", got none: " +
-                    dialed_[index(rank)].failure);
+    return no_links("expected a connection with rank " + std::to_string(rank) +
+                    ", got none: " + dialed_[index(rank)].failure);
   }
   Status late() const {
     std::vector<int> ranks;
@@ -340,8 +338,7 @@ Result<std::unique_ptr<Transport>> connect_links(Exchange& exchange, const LinkO
   const auto ranks = static_cast<size_t>(world);
   if (world == 1) return std::unique_ptr<Transport>();
   NVFP4_MOE_TRY(exchange.agree(check_wish(options, world)));
-  NVFP4_MOE_ASSIGN(const bool one_host,
-                   all_of_one_host(exchange, options.host.empty() ? this_host() : options.host));
+  NVFP4_MOE_ASSIGN(const bool one_host, all_of_one_host(exchange, options.host.empty() ? this_host() : options.host));
 
   const Result<Listening> listening = listen_for_ranks(ranks, one_host);
   NVFP4_MOE_TRY(exchange.agree(listening.status()));

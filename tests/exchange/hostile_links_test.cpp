@@ -59,8 +59,9 @@ ATTACK_TEST(kHostilePeers, HostileLinks, StrangersAreSentAwayAndRanksAreLinked) 
           const Bytes noise(200, std::byte{'x'}), silence;
           Bytes half = greeting(offer, rank, true);
           half.resize(20);
-          for (const Bytes& words : {silence, noise, half, greeting(offer, rank, false), greeting(offer, from, true),
-                                     greeting(offer, 3, true), greeting(offer, -1, true), greeting(offer, INT32_MIN, true)}) {
+          for (const Bytes& words :
+               {silence, noise, half, greeting(offer, rank, false), greeting(offer, from, true),
+                greeting(offer, 3, true), greeting(offer, -1, true), greeting(offer, INT32_MIN, true)}) {
             attacked();
             auto stranger = connect_to("127.0.0.1", port_of(offer), Deadline(test::kLong));
             ASSERT_OK(stranger);
@@ -135,9 +136,10 @@ ATTACK_TEST(kHostilePeers, HostileLinks, SomebodyElseInARanksPlaceIsNotThatRank)
       }
     });
     on_linked(2, change, [&](Exchange& exchange, LinkHost&) {
-      EXPECT_THAT(exchange.sees_ends().message(),
-                  HasSubstr(answer_bytes < 32 ? "rank 0: links: expected connections within 700 ms, got none with rank 1"
-                                              : "it is not that rank"));
+      EXPECT_THAT(
+          exchange.sees_ends().message(),
+          HasSubstr(answer_bytes < 32 ? "rank 0: links: expected connections within 700 ms, got none with rank 1"
+                                      : "it is not that rank"));
       EXPECT_OK(exchange.barrier());
       EXPECT_OK(exchange.look());
       EXPECT_OK(exchange.barrier());

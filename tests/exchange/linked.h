@@ -56,7 +56,7 @@ using Body = std::function<void(Exchange& exchange, LinkHost& host)>;
 
 // Each rank on a thread. The exchanges go when all bodies have returned.
 inline void on_linked(int world, const std::function<LinkOptions(int rank, LinkHost& host)>& prepare, const Body& body,
-               Timeout timeout = kLong) {
+                      Timeout timeout = kLong) {
   const auto group = ThreadGroup::make(world);
   ASSERT_OK(group);
   std::vector<LinkHost> hosts(static_cast<size_t>(world));
@@ -83,7 +83,7 @@ inline std::string seen_without_a_call(Exchange& exchange, Timeout within = Time
 
 // What all ranks say of links that they do not have; that they go on without; and that nothing stays open.
 inline void expect_none(int world, const std::function<LinkOptions(int rank, LinkHost& host)>& prepare,
-                 const ::testing::Matcher<std::string>& why, Timeout timeout = kLong) {
+                        const ::testing::Matcher<std::string>& why, Timeout timeout = kLong) {
   const auto open_files = [] {
     const auto all = std::filesystem::directory_iterator("/proc/self/fd");
     return std::distance(begin(all), end(all));

@@ -189,6 +189,11 @@ typedef struct nvfp4_moe_exchange_callbacks {
   /* Makes the other ranks end, as well as the host can. At most once, from any thread, one of the library's own included,
    * and also while all_to_all_v is in flight on another. May be NULL: they end by their timeout. */
   void (*abort)(void* user, const char* message);
+  /* 0: ranks see at once where another one's process has ended, also while they make no call, by a TCP connection between
+   * each two of them, on loopback where all are of one host; where not all can be had, there are none. Not 0 on any rank:
+   * there are none, and such an end is seen in calls alone. */
+  int32_t no_links;
+  int32_t reserved; /* 0 */
 } nvfp4_moe_exchange_callbacks;
 
 /* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
@@ -216,6 +221,9 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exc
  * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not, with both devices named and why. Runs of layers
  * over it follow each other on each rank's device, in one stream or by events. Before the first layer over it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
+/* Not collective and without waiting: the failure that has ended the exchange, or that it sees now, another rank's end by
+ * name; NVFP4_MOE_OK where there is none, or while a call is in flight. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_look(nvfp4_moe_exchange* exchange);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 

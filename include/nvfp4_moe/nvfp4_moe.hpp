@@ -120,6 +120,8 @@ class Exchange {
     check(nvfp4_moe_exchange_use_nccl(handle_.get(), device, library, communicator));
   }
   void use_peers(const char* device) { check(nvfp4_moe_exchange_use_peers(handle_.get(), device)); }
+  // Throws what has ended the exchange, without waiting.
+  void look() { check(nvfp4_moe_exchange_look(handle_.get())); }
   nvfp4_moe_exchange* get() const noexcept { return handle_.get(); }
 
  private:

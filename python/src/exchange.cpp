@@ -74,7 +74,7 @@ PyExchange held(std::unique_ptr<Exchange> exchange, std::shared_ptr<PyTransport>
   return {{exchange.release(), [transport = std::move(transport)](Exchange* old) { DeleteWithoutLock()(old); }}};
 }
 
-PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout) {
+PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout, bool links) {
   const Timeout wait = timeout_of(timeout);
   // What holds a Python function goes with the interpreter lock, whoever drops the exchange last; and stays where the
   // interpreter itself drops it at its end, when the lock can no longer be asked for.
@@ -83,8 +83,11 @@ PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeou
     const WithLock lock;
     in_python([old] { delete old; });
   });
+  LinkOptions options;
+  options.wanted = links;
   const WithoutLock unlocked;
-  return held(take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait)), transport);
+  return held(take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait, options)),
+              transport);
 }
 
 struct PyThreadGroup {
@@ -185,6 +188,22 @@ void bind_exchange(nb::module_& m) {
           },
           "Waits until every rank is here. Raises IoError, naming who is missing.")
       .def(
+          "look",
+          [](const PyExchange& self) {
+            const std::shared_ptr<Exchange> exchange = self.exchange;
+            const WithoutLock unlocked;
+            check(exchange->look());
+          },
+          "Raises what has ended the exchange, or what it sees now: IoError that names a rank whose process has ended, "
+          "or\n"
+          "what another rank gave up for. Not collective, and waits for nothing; does nothing while a call is in "
+          "flight. "
+          "Over\n"
+          "functions of a caller without links it sees this rank's calls alone.")
+      .def_prop_ro(
+          "no_links", [](const PyExchange& self) { return self.exchange->sees_ends().message(); },
+          "Why look() does not see at once that another rank's process has ended; empty where it does.")
+      .def(
           "use_nccl", &connect_devices, nb::arg("device"), nb::arg("library") = nb::none(),
           nb::arg("communicator") = nb::none(),
           "Gives the exchange NCCL between GPUs, this rank's being device (\"cuda:1\"): what a layer over it on a GPU "
@@ -218,7 +237,7 @@ void bind_exchange(nb::module_& m) {
           },
           nb::arg("message"),
           "Ends the exchange: what waits for this rank, or calls it later, raises Cancelled with the message. Over a\n"
-          "caller's function other ranks end by their timeout.");
+          "caller's function a call of other ranks that is in flight ends by its timeout.");
   m.def("report_to_ranks", &report, nb::arg("exchange"), nb::arg("raised"));
   nb::class_<PyThreadGroup>(m, "ThreadGroup", "Where ranks that are threads of this process meet.")
       .def(
@@ -243,8 +262,9 @@ void bind_exchange(nb::module_& m) {
         "who\n"
         "they are; IoError, naming who is missing.");
   m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
+        nb::arg("links"),
         nb::sig("def connect_exchange(all_to_all_v: Callable[[memoryview, list[int], memoryview, list[int], float], "
-                "None], rank: int, world: int, timeout: float) -> Exchange"));
+                "None], rank: int, world: int, timeout: float, links: bool) -> Exchange"));
 }
 
 }  // namespace nvfp4_moe::python

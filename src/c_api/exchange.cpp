@@ -79,10 +79,13 @@ nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* ca
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe_exchange_callbacks given, api::read_struct("callbacks", callbacks));
+    NVFP4_MOE_TRY(api::check_zero("callbacks.reserved", given.reserved));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    NVFP4_MOE_ASSIGN(handle->exchange,
-                     nvfp4_moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank, world, timeout));
+    nvfp4_moe::LinkOptions links;
+    links.wanted = given.no_links == 0;
+    NVFP4_MOE_ASSIGN(handle->exchange, nvfp4_moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank,
+                                                                    world, timeout, links));
     *exchange = handle.release();
     return {};
   });
@@ -129,6 +132,13 @@ nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms, int32_t* loc
     if (local_rank != nullptr) *local_rank = launched.local_rank;
     *exchange = handle.release();
     return {};
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_exchange_look(nvfp4_moe_exchange* exchange) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
+    return exchange->exchange->look();
   });
 }
 

@@ -23,6 +23,7 @@ std::atomic<std::thread::id> forked_by{};
 struct List {
   std::mutex mutex;
   ForkMutex* first = nullptr;
+  InEveryChild* first_act = nullptr;
 };
 static_assert(std::is_trivially_destructible_v<List>);
 constinit List list;
@@ -55,6 +56,7 @@ struct ForkHandlers {
       new (&m->mutex_) std::mutex;  // in whatever state it was, no thread has it
       m->holder_.store(std::thread::id(), std::memory_order_relaxed);
     }
+    for (const InEveryChild* each = list.first_act; each != nullptr; each = each->next_) each->act_(each->of_);
     in_parent();
   }
 
@@ -113,6 +115,19 @@ void ForkMutex::stand_aside() const {
 ForkMutex::~ForkMutex() {
   const std::lock_guard lock(list.mutex);
   (previous_ == nullptr ? list.first : previous_->next_) = next_;
+  if (next_ != nullptr) next_->previous_ = previous_;
+}
+
+InEveryChild::InEveryChild(Act act, void* of) : act_(act), of_(of) {
+  const std::lock_guard lock(list.mutex);
+  next_ = list.first_act;
+  if (next_ != nullptr) next_->previous_ = this;
+  list.first_act = this;
+}
+
+InEveryChild::~InEveryChild() {
+  const std::lock_guard lock(list.mutex);
+  (previous_ == nullptr ? list.first_act : previous_->next_) = next_;
   if (next_ != nullptr) next_->previous_ = previous_;
 }
 

@@ -27,6 +27,24 @@ inline uint32_t fork_count() { return fork_state::count.load(std::memory_order_r
 // The thread that forked, which is the one thread that came along; in the first process no thread's id.
 std::thread::id forking_thread();
 
+// What is done in the child of every fork as long as this is there, before fork() returns: on the one thread, without a
+// lock or an allocation, whatever the parent's other threads were in the middle of.
+class InEveryChild {
+ public:
+  using Act = void (*)(void* of);
+  InEveryChild(Act act, void* of);
+  ~InEveryChild();
+  InEveryChild(const InEveryChild&) = delete;
+  InEveryChild& operator=(const InEveryChild&) = delete;
+
+ private:
+  friend struct ForkHandlers;
+  const Act act_;
+  void* const of_;
+  InEveryChild* previous_ = nullptr;  // the list of all, guarded by the mutexes' list's own
+  InEveryChild* next_ = nullptr;
+};
+
 // A mutex that is never held by a thread that does not exist.
 //
 // kWaitedFor: fork() waits until it has the mutex, so that the child finds what it guards whole. Whoever holds one must

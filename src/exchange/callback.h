@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "exchange/exchange.h"
+#include "exchange/links.h"
 
 namespace nvfp4_moe {
 
@@ -24,7 +25,9 @@ struct ExchangeCallbacks {
   void (*abort)(void* user, const char* message) = nullptr;
 };
 
+// Beside the host's functions, which say nothing of a rank whose process ends between two calls, ranks have connections of
+// their own; where those are not wanted or cannot be had, the exchange goes without, and its sees_ends() says why.
 Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
-                                                    Timeout timeout = kExchangeTimeout);
+                                                    Timeout timeout = kExchangeTimeout, const LinkOptions& links = {});
 
 }  // namespace nvfp4_moe

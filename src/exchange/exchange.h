@@ -59,6 +59,8 @@ class Transport {
   virtual void abort(const Status& why) = 0;
   // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
   virtual Status look() { return {}; }
+  // Ok where look sees the end of every other rank's process by itself; else why it does not.
+  virtual Status sees_ends() const { return {}; }
   // In a child that was forked from the rank's process, instead of its end: takes no lock, says nothing to anybody, and
   // gives back what the child has as copies of its own.
   virtual void drop_in_child() {}
@@ -152,6 +154,8 @@ class Exchange {
   // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
   // kUnsupported in a forked child, as every call there.
   Status look();
+  // Ok where look sees another rank's end without a call; else why only a call does. The same on all ranks.
+  Status sees_ends() const { return transport_->sees_ends(); }
   // For layers on devices, either of the two; null: none. Set once, before such a layer opens; it goes before the exchange
   // does.
   void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }

@@ -2,6 +2,8 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -37,16 +39,23 @@ Result<Addresses> resolve(const std::string& address, int port) {
   return Addresses(found, &freeaddrinfo);
 }
 
-void set_flag(int fd, int level, int name) {
-  const int on = 1;
-  setsockopt(fd, level, name, &on, sizeof(on));
-}
+void set_option(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof(value)); }
 
 Socket new_socket(int family) { return Socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
 
 bool bind_and_listen(const Socket& socket, const sockaddr* address, socklen_t size) {
-  set_flag(socket.fd(), SOL_SOCKET, SO_REUSEADDR);
+  set_option(socket.fd(), SOL_SOCKET, SO_REUSEADDR, 1);
+  if (address->sa_family == AF_INET6) set_option(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   return ::bind(socket.fd(), address, size) == 0 && ::listen(socket.fd(), kBacklog) == 0;
+}
+
+// A connection that is begun. Not open: the system has no socket of the kind, and errno says why.
+Socket begin(const addrinfo& to) {
+  Socket socket = new_socket(to.ai_family);
+  if (!socket.open()) return socket;
+  set_option(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
+  if (::connect(socket.fd(), to.ai_addr, to.ai_addrlen) != 0 && errno != EINPROGRESS) socket.close();
+  return socket;
 }
 
 // Without the time that TCP keeps the port of a connection that has ended.
@@ -78,8 +87,8 @@ int Deadline::left_ms() const {
 }
 
 void Socket::close() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
+  // In this order: a child that is forked in between has a copy too many, and does not close a number that is another's.
+  if (const int fd = std::exchange(fd_, -1); fd >= 0) ::close(fd);
 }
 
 Result<Socket> listen_on(const std::string& address, int port) {
@@ -112,16 +121,10 @@ Result<Socket> connect_to(const std::string& address, int port, const Deadline& 
   int last = ETIMEDOUT;
   do {
     for (const addrinfo* each = found.get(); each != nullptr; each = each->ai_next) {
-      Socket socket = new_socket(each->ai_family);
-      if (!socket.open()) continue;
-      set_flag(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
-      int error = ::connect(socket.fd(), each->ai_addr, each->ai_addrlen) == 0 ? 0 : errno;
-      socklen_t size = sizeof(error);
-      if (error == EINPROGRESS && wait_for(socket.fd(), POLLOUT, deadline))
-        getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
-      if (error == 0 && !connected_to_itself(socket)) return socket;
-      last = error == 0 ? ECONNREFUSED : error;
-      if (error == 0) drop_at_once(socket);
+      Socket socket = begin(*each);
+      if (socket.open()) wait_for(socket.fd(), POLLOUT, deadline);
+      last = socket.open() ? connect_error(socket) : errno;
+      if (last == 0) return socket;
     }
     std::this_thread::sleep_for(kRetry);
   } while (!deadline.passed());
@@ -129,10 +132,28 @@ Result<Socket> connect_to(const std::string& address, int port, const Deadline& 
   return failure("expected a rank that listens on " + place(address, port) + ", got none");
 }
 
+Result<Socket> begin_connect(const std::string& address, int port) {
+  NVFP4_MOE_ASSIGN(const Addresses found, resolve(address, port));
+  Socket socket = begin(*found);
+  if (!socket.open()) return failure(place(address, port));
+  return socket;
+}
+
+int connect_error(Socket& socket) {
+  pollfd asked{socket.fd(), POLLOUT, 0};
+  if (::poll(&asked, 1, 0) <= 0) return EINPROGRESS;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
+  if (error != 0 || !connected_to_itself(socket)) return error;
+  drop_at_once(socket);
+  return ECONNREFUSED;
+}
+
 Result<Socket> accept_from(const Socket& listener) {
   Socket socket(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.open()) {
-    set_flag(socket.fd(), IPPROTO_TCP, TCP_NODELAY);
+    set_option(socket.fd(), IPPROTO_TCP, TCP_NODELAY, 1);
     return socket;
   }
   // Whoever came may have gone again.
@@ -157,6 +178,38 @@ Result<std::string> local_address(const Socket& socket) {
       getnameinfo(reinterpret_cast<sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
   if (error != 0) return io_error(std::string("exchange: getnameinfo: ") + gai_strerror(error));
   return std::string(host.data());
+}
+
+std::vector<std::string> host_addresses(size_t most) {
+  std::vector<std::string> addresses;
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return addresses;
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> all(first, &freeifaddrs);
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* each = first; each != nullptr && addresses.size() < most; each = each->ifa_next) {
+      if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != family) continue;
+      if ((each->ifa_flags & IFF_UP) == 0 || (each->ifa_flags & IFF_LOOPBACK) != 0) continue;
+      const auto* const six = reinterpret_cast<const sockaddr_in6*>(each->ifa_addr);
+      if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) continue;
+      std::array<char, NI_MAXHOST> host{};
+      const auto size = static_cast<socklen_t>(family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+      if (getnameinfo(each->ifa_addr, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) == 0)
+        addresses.emplace_back(host.data());
+    }
+  }
+  return addresses;
+}
+
+void end_without_host(const Socket& socket, std::chrono::milliseconds after) {
+  // A question after half of the time, and more of them in what is left; in seconds, of which the system takes 1 to 32767.
+  const auto seconds = [](std::chrono::milliseconds time) {
+    return static_cast<int>(std::clamp<int64_t>(std::chrono::ceil<std::chrono::seconds>(time).count(), 1, 32767));
+  };
+  set_option(socket.fd(), SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket.fd(), IPPROTO_TCP, TCP_KEEPIDLE, seconds(after / 2));
+  set_option(socket.fd(), IPPROTO_TCP, TCP_KEEPINTVL, seconds(after / 6));
+  // Of questions, and of bytes that were sent.
+  set_option(socket.fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(after.count()));
 }
 
 Movement read_some(const Socket& socket, std::span<std::byte> into) {

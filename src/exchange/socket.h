@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/status.h"
 
@@ -50,6 +51,11 @@ class Socket {
 Result<Socket> listen_on(const std::string& address, int port);
 // Tries until somebody else listens there or the deadline passes.
 Result<Socket> connect_to(const std::string& address, int port, const Deadline& deadline);
+// Begins to connect and does not wait; connect_error says how it went on.
+Result<Socket> begin_connect(const std::string& address, int port);
+// Of a connection that was begun: 0 where it stands, EINPROGRESS while that is not known, else why it failed. One that is
+// connected to itself was refused.
+int connect_error(Socket& socket);
 // Nobody yet: a socket that is not open.
 Result<Socket> accept_from(const Socket& listener);
 // Whether both ends of a connection are this socket. To connect to a port of this host on which nobody listens can come to
@@ -57,6 +63,11 @@ Result<Socket> accept_from(const Socket& listener);
 bool connected_to_itself(const Socket& socket);
 Result<int> local_port(const Socket& socket);
 Result<std::string> local_address(const Socket& socket);
+// This host's own, as others may reach it: of interfaces that are up, without loopback and addresses of one link alone, IPv4
+// first; `most` of them at most.
+std::vector<std::string> host_addresses(size_t most);
+// A connection on which nothing is said ends, once its other host has not answered for about so long.
+void end_without_host(const Socket& socket, std::chrono::milliseconds after);
 
 // What came of one attempt to read or write.
 enum class Moved { kSome, kNothingYet, kEnded };

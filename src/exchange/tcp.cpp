@@ -15,6 +15,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/fork.h"
 #include "exchange/rendezvous.h"
 #include "exchange/socket.h"
 
@@ -79,6 +80,7 @@ class TcpTransport : public Transport {
     const std::unique_lock lock(in_call_, std::try_to_lock);
     if (!lock.owns_lock()) return {};
     Status seen = reason();
+    if (seen.ok() && !anything_came()) return {};
     for (int peer = 0; peer < world_; ++peer) {
       if (peer == rank_ || !socket(peer).open()) continue;
       // Before the bytes: where the end has come by now, all that the rank has said lies there.
@@ -101,11 +103,7 @@ class TcpTransport : public Transport {
     return seen;
   }
 
-  // A connection that the child still held would hide the parent's end from the other ranks.
-  void drop_in_child() override {
-    for (Socket& peer : peers_) peer.close();
-    wake_.close();
-  }
+  void drop_in_child() override { wake_.close(); }
 
  private:
   const Socket& socket(int peer) const { return peers_[static_cast<size_t>(peer)]; }
@@ -198,6 +196,14 @@ class TcpTransport : public Transport {
     return {};
   }
 
+  // Bytes or an end, on any connection: what a look almost always finds none of, by one call for all of them.
+  bool anything_came() {
+    polled_.clear();
+    for (const Socket& peer : peers_)
+      if (peer.open()) polled_.push_back({peer.fd(), POLLIN | POLLRDHUP, 0});
+    return ::poll(polled_.data(), polled_.size(), 0) != 0;
+  }
+
   // Waits until something can move. False once the deadline has passed.
   bool wait(const Deadline& deadline) {
     polled_.assign(1, {wake_.fd(), POLLIN, 0});
@@ -287,16 +293,26 @@ class TcpTransport : public Transport {
   uint32_t calls_ = 0;          // likewise
   std::mutex reason_mutex_;
   Status reason_;  // of abort
+  // A connection that a child still held would hide this process's end from the other ranks, and a child may never know of
+  // the exchange.
+  const InEveryChild closes_{[](void* self) {
+                               for (Socket& peer : static_cast<TcpTransport*>(self)->peers_) peer.close();
+                             },
+                             this};
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> connect_peers(std::vector<Socket> peers, int rank, Timeout timeout) {
-  const int world = static_cast<int>(peers.size());
+Result<std::unique_ptr<Transport>> make_tcp_transport(std::vector<Socket> peers, int rank) {
   Socket wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.open()) return io_error(std::string("exchange: eventfd: ") + std::strerror(errno));
-  return Exchange::connect(std::make_unique<TcpTransport>(std::move(peers), rank, std::move(wake)), rank, world,
-                           timeout);
+  return std::unique_ptr<Transport>(std::make_unique<TcpTransport>(std::move(peers), rank, std::move(wake)));
+}
+
+Result<std::unique_ptr<Exchange>> connect_peers(std::vector<Socket> peers, int rank, Timeout timeout) {
+  const int world = static_cast<int>(peers.size());
+  NVFP4_MOE_ASSIGN(std::unique_ptr<Transport> transport, make_tcp_transport(std::move(peers), rank));
+  return Exchange::connect(std::move(transport), rank, world, timeout);
 }
 
 Result<std::unique_ptr<Exchange>> connect_tcp(const std::string& address, int port, int rank, int world,

@@ -17,6 +17,9 @@ namespace nvfp4_moe {
 Result<std::unique_ptr<Exchange>> connect_tcp(const std::string& address, int port, int rank, int world,
                                               Timeout timeout = kExchangeTimeout);
 
+// What an exchange over connections that stand calls: peers as below.
+Result<std::unique_ptr<Transport>> make_tcp_transport(std::vector<Socket> peers, int rank);
+
 // Over connections that stand: peers is (world), this rank's not open, none of them blocking.
 Result<std::unique_ptr<Exchange>> connect_peers(std::vector<Socket> peers, int rank,
                                                 Timeout timeout = kExchangeTimeout);

@@ -133,5 +133,17 @@ ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
   for (std::thread& maker : makers) maker.join();
 }
 
+ATTACK_TEST(kForks, InEveryChild, ActsInChildrenAloneAndNoLongerThanItIsThere) {
+  int acts = 0;
+  const InEveryChild::Act act = [](void* of) { ++*static_cast<int*>(of); };
+  {
+    const InEveryChild first(act, &acts);
+    const InEveryChild second(act, &acts);
+    EXPECT_EQ(test::in_forked_child([&] { return acts; }), 2);
+    EXPECT_EQ(acts, 0);
+  }
+  EXPECT_EQ(test::in_forked_child([&] { return acts; }), 0);
+}
+
 }  // namespace
 }  // namespace nvfp4_moe

@@ -210,6 +210,10 @@ TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
   refused("timeout_ms");
   EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
   refused("callbacks");
+  callbacks.reserved = 1;
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  refused("callbacks.reserved");
+  EXPECT_EQ(nvfp4_moe_exchange_look(nullptr), NVFP4_MOE_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
   refused("group");
   nvfp4_moe_thread_group* group = reinterpret_cast<nvfp4_moe_thread_group*>(1);

@@ -23,8 +23,32 @@ using test::Over;
 
 constexpr int kWorld = 2;
 
-Result<std::unique_ptr<Exchange>> connect(Over over, ThreadGroup& group, int port, int rank) {
-  return over == Over::kTcp ? connect_tcp("127.0.0.1", port, rank, kWorld, kLong) : group.join(rank, kWorld, kLong);
+// A rank, with the host whose functions it may be over.
+struct ForkedRank {
+  std::unique_ptr<test::CalledBack> called_back;
+  std::unique_ptr<Exchange> own;
+  Exchange& exchange() const { return called_back ? called_back->exchange() : *own; }
+};
+
+void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
+  const auto group = ThreadGroup::make(kWorld);
+  ASSERT_OK(group);
+  const int port = test::free_port();
+  ranks.resize(kWorld);
+  on_threads(kWorld, [&](int rank) {
+    ForkedRank& made = ranks[static_cast<size_t>(rank)];
+    if (over == Over::kCallbacks) {
+      auto called_back = test::CalledBack::connect(**group, rank, kWorld, kLong);
+      ASSERT_OK(called_back);
+      made.called_back = std::move(*called_back);
+      EXPECT_OK(made.exchange().sees_ends());
+      return;
+    }
+    auto exchange =
+        over == Over::kTcp ? connect_tcp("127.0.0.1", port, rank, kWorld, kLong) : (*group)->join(rank, kWorld, kLong);
+    ASSERT_OK(exchange);
+    made.own = std::move(*exchange);
+  });
 }
 
 // The number of the first call that a child is not refused, as it should be; 0: none.
@@ -45,27 +69,21 @@ int first_that_is_not_refused(Exchange& exchange) {
 
 // Dropped in the child whole, as a host's exit does it: the other rank's exchange goes on.
 ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsName) {
-  for (const Over over : {Over::kThreads, Over::kTcp}) {
+  for (const Over over : {Over::kThreads, Over::kCallbacks, Over::kTcp}) {
     SCOPED_TRACE(name_of(over));
-    const auto group = ThreadGroup::make(kWorld);
-    ASSERT_OK(group);
-    const int port = test::free_port();
-    std::vector<std::unique_ptr<Exchange>> ranks(kWorld);
-    on_threads(kWorld, [&](int rank) {
-      auto exchange = connect(over, **group, port, rank);
-      ASSERT_OK(exchange);
-      ranks[static_cast<size_t>(rank)] = std::move(*exchange);
-    });
+    std::vector<ForkedRank> ranks;
+    connect_ranks(over, ranks);
+    if (HasFatalFailure()) return;
     EXPECT_EQ(in_forked_child([&] {
-                if (const int call = first_that_is_not_refused(*ranks[0]); call != 0) return call;
-                ranks[0]->abort(Status(Code::kIo, "of a child"));
+                if (const int call = first_that_is_not_refused(ranks[0].exchange()); call != 0) return call;
+                ranks[0].exchange().abort(Status(Code::kIo, "of a child"));
                 ranks.clear();
                 return 0;
               }),
               0);
-    for (const auto& exchange : ranks) EXPECT_OK(exchange->look());
+    for (const ForkedRank& rank : ranks) EXPECT_OK(rank.exchange().look());
     on_threads(kWorld, [&](int rank) {
-      Exchange& exchange = *ranks[static_cast<size_t>(rank)];
+      Exchange& exchange = ranks[static_cast<size_t>(rank)].exchange();
       int64_t mine = rank + 5, all[kWorld] = {};
       EXPECT_OK(exchange.all_gather(&mine, sizeof(mine), all));
       EXPECT_EQ(all[0] + all[1], 11);
@@ -73,36 +91,38 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
   }
 }
 
-// The other rank hears of the parent's end, which the child's copy of the connection does not hide once it is dropped.
-ATTACK_TEST(kForks, ForkedExchange, AChildGivesItsCopyOfTheConnectionsBack) {
-  const int port = test::free_port();
-  std::vector<std::unique_ptr<Exchange>> ranks(kWorld);
-  on_threads(kWorld, [&](int rank) {
-    auto exchange = connect_tcp("127.0.0.1", port, rank, kWorld, kLong);
-    ASSERT_OK(exchange);
-    ranks[static_cast<size_t>(rank)] = std::move(*exchange);
-  });
-  int dropped[2] = {-1, -1}, heard[2] = {-1, -1};  // pipes: to the parent, to the child
-  ASSERT_EQ(::pipe(dropped), 0);
-  ASSERT_EQ(::pipe(heard), 0);
-  std::thread parent([&] {
-    char word = 0;
-    EXPECT_EQ(::read(dropped[0], &word, 1), 1);
-    ranks[0].reset();
-    const Deadline deadline(Timeout{5000});
-    while (ranks[1]->look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-    EXPECT_EQ(ranks[1]->look().message(), "exchange: expected rank 0, got none: it has left");
-    EXPECT_EQ(::write(heard[1], &word, 1), 1);
-  });
-  // The child is there until the parent has heard.
-  EXPECT_EQ(in_forked_child([&] {
-              for (auto& exchange : ranks) exchange.reset();
-              char word = 1;
-              return ::write(dropped[1], &word, 1) == 1 && ::read(heard[0], &word, 1) == 1 ? 0 : 1;
-            }),
-            0);
-  parent.join();
-  for (const int end : {dropped[0], dropped[1], heard[0], heard[1]}) ::close(end);
+// The other rank hears of the parent's end, which a child's copies of the connections would hide: of one that drops the
+// exchange, and of one that knows nothing of it.
+ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
+  for (const Over over : {Over::kCallbacks, Over::kTcp}) {
+    for (const bool drops : {false, true}) {
+      SCOPED_TRACE(std::string(name_of(over)) + (drops ? ", dropped" : ", not dropped"));
+      std::vector<ForkedRank> ranks;
+      connect_ranks(over, ranks);
+      if (HasFatalFailure()) return;
+      int forked[2] = {-1, -1}, heard[2] = {-1, -1};  // pipes: to the parent, to the child
+      ASSERT_EQ(::pipe(forked), 0);
+      ASSERT_EQ(::pipe(heard), 0);
+      std::thread parent([&] {
+        char word = 0;
+        EXPECT_EQ(::read(forked[0], &word, 1), 1);
+        ranks[0] = {};
+        const Deadline deadline(Timeout{5000});
+        while (ranks[1].exchange().look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+        EXPECT_EQ(ranks[1].exchange().look().message(), "exchange: expected rank 0, got none: it has left");
+        EXPECT_EQ(::write(heard[1], &word, 1), 1);
+      });
+      // The child is there until the parent has heard.
+      EXPECT_EQ(in_forked_child([&] {
+                  if (drops) ranks.clear();
+                  char word = 1;
+                  return ::write(forked[1], &word, 1) == 1 && ::read(heard[0], &word, 1) == 1 ? 0 : 1;
+                }),
+                0);
+      parent.join();
+      for (const int end : {forked[0], forked[1], heard[0], heard[1]}) ::close(end);
+    }
+  }
 }
 
 // The child forks while the watch waits, looks, or holds its mutex.

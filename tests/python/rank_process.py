@@ -1,9 +1,10 @@
-"""One rank of several, each a process, over launched_exchange: what test_cuda_processes.py starts and kills.
+"""One rank of several, each a process, over launched_exchange or torch_exchange: what test_cuda_processes.py starts and kills.
 
     rank_process.py WHAT OUT WAY      with a launcher's variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 
 WHAT is a function of SCENARIOS; OUT a directory in which rank r leaves r.txt, how it ended, and r.pt, the outputs by
-name; WAY one of WAYS: how devices are connected, or "host" for ranks on the CPU. The cases that the ranks run and what
+name; WAY one of WAYS: how devices are connected, or "host" for ranks on the CPU, with OVER_TORCH behind it where
+torch.distributed connects the ranks. The cases that the ranks run and what
 one process makes of them (expected) are here too, so that both have the same.
 """
 
@@ -34,6 +35,8 @@ WAYS: dict[str, Callable[[nv.Exchange, str], None]] = {
     "peers": lambda exchange, device: exchange.use_peers(device),
     "host": lambda exchange, device: None,
 }
+# The same ways over an exchange of torch.distributed's functions: "nccl over torch".
+OVER_TORCH = " over torch"
 
 
 def config(activation_format: str = "nvfp4", top_k: int = TOP_K) -> nv.MoeConfig:
@@ -131,10 +134,10 @@ class Rank:
     """This process, once it has met the others."""
 
     def __init__(self, out: Path, way: str) -> None:
-        self.out, self.way = out, way
+        self.out, self.way, self.over_torch = out, way.removesuffix(OVER_TORCH), way.endswith(OVER_TORCH)
         self.rank = int(os.environ["RANK"])
-        self.device = "cpu" if way == "host" else f"cuda:{self.rank}"
-        if way != "host":
+        self.device = "cpu" if self.way == "host" else f"cuda:{self.rank}"
+        if self.way != "host":
             torch.cuda.set_device(self.rank)
             torch.zeros(1, device=self.device)  # its context, which takes seconds, before anybody waits for anybody
         self.outputs: dict[str, torch.Tensor] = {}
@@ -154,7 +157,12 @@ class Rank:
             time.sleep(0.01)
 
     def connect(self, timeout: float = 30, use: Callable[[nv.Exchange, str], None] | None = None) -> None:
-        self.exchange = nv.launched_exchange(timeout=timeout)
+        if self.over_torch:
+            torch.distributed.init_process_group("gloo")
+            self.exchange = nv.torch_exchange(timeout=timeout)
+            assert self.exchange.no_links == "", self.exchange.no_links
+        else:
+            self.exchange = nv.launched_exchange(timeout=timeout)
         (use or WAYS[self.way])(self.exchange, self.device)
 
     def layer(self, activation_format: str = "nvfp4", top_k: int = TOP_K, **options: object) -> nv.MoeLayer:
@@ -284,6 +292,14 @@ def replay_loop(rank: Rank, **options: object) -> None:
     rank.until_it_fails(step)
 
 
+def looks(rank: Rank) -> None:
+    """Makes no call, as a rank does that replays graphs: what sees an end there sees it here."""
+    rank.connect(30)
+    layer = rank.layer(**SUM)
+    layer.run(*on(rank.device, batch(8, 0, "spread")))
+    rank.until_it_fails(rank.exchange.look)
+
+
 def other_world(rank: Rank) -> None:
     rank.connect(10)
 
@@ -327,6 +343,7 @@ SCENARIOS: dict[str, Callable[[Rank], None]] = {
     "eager capacity": lambda rank: eager_loop(rank, 30, **CAPACITY),
     "replayed sum": lambda rank: replay_loop(rank, **SUM),
     "replayed capacity": lambda rank: replay_loop(rank, **CAPACITY),
+    "looks": looks,
     "stopped sum": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **SUM),
     "stopped capacity": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **CAPACITY),
     "other world": other_world,

@@ -16,7 +16,7 @@ from pathlib import Path
 import nvfp4_moe as nv
 import pytest
 from gpu import torch, why_not
-from rank_process import STOPPED_TIMEOUT, expected
+from rank_process import OVER_TORCH, STOPPED_TIMEOUT, expected
 from test_launched_exchange import free_port
 
 RANK = Path(__file__).with_name("rank_process.py")
@@ -28,12 +28,13 @@ GPU_WAYS = ("nccl", "peers")
 
 def there(way: str) -> str:
     """The way, where this machine and this version have it."""
+    link = way.removesuffix(OVER_TORCH)
     if way == "host" and not why_not():
         pytest.skip("the host's ranks run where there is no GPU, whose time is dear")
-    if way != "host" and NO_GPUS:
+    if link != "host" and NO_GPUS:
         pytest.skip(NO_GPUS)
-    if way != "host" and not hasattr(nv.Exchange, f"use_{way}"):
-        pytest.skip(f"this version has no Exchange.use_{way}")
+    if link != "host" and not hasattr(nv.Exchange, f"use_{link}"):
+        pytest.skip(f"this version has no Exchange.use_{link}")
     return way
 
 
@@ -59,6 +60,7 @@ class Ranks:
         environment |= {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port() - 1),
+            "GLOO_SOCKET_IFNAME": "lo",
             "NVFP4_MOE_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
             "RANK_TIME_LIMIT": str(limit),
@@ -143,12 +145,22 @@ def test_a_killed_rank_is_named(way: str, what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["replayed sum", "replayed capacity"])
-def test_a_rank_killed_under_replays_is_named(gpu_way: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, gpu_way) as ranks:
+@pytest.mark.parametrize("over", ["", OVER_TORCH])
+def test_a_rank_killed_under_replays_is_named(gpu_way: str, over: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, gpu_way + over) as ranks:
+        ranks.wait_until_they_run()
+        ranks.processes[1].kill()
+        message = ranks.end(0, SOON)  # before the exchange's own timeout would end it
+    assert message.startswith("IoError: ") and "rank 1" in message, message
+
+
+@pytest.mark.parametrize("over", ["", OVER_TORCH])
+def test_a_rank_killed_while_the_other_makes_no_call_is_named(way: str, over: str, tmp_path: Path) -> None:
+    with Ranks("looks", tmp_path, way + over) as ranks:
         ranks.wait_until_they_run()
         ranks.processes[1].kill()
         message = ranks.end(0, SOON)
-    assert message.startswith("IoError: ") and "rank 1" in message, message
+    assert message == "IoError: exchange: expected rank 1, got none: it has left", message
 
 
 @pytest.mark.parametrize("what", ["stopped sum", "stopped capacity"])

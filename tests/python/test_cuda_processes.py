@@ -17,7 +17,7 @@ import nvfp4_moe as nv
 import pytest
 from gpu import torch, why_not
 from rank_process import OVER_TORCH, STOPPED_TIMEOUT, expected
-from test_launched_exchange import free_port
+from test_launched_exchange import master_port
 
 RANK = Path(__file__).with_name("rank_process.py")
 NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
@@ -59,7 +59,7 @@ class Ranks:
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port() - 1),
+            "MASTER_PORT": str(master_port()),
             "GLOO_SOCKET_IFNAME": "lo",
             "NVFP4_MOE_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),

@@ -48,10 +48,18 @@ print("ok", exchange.rank)
 """
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
+def master_port() -> int:
+    """A port that is free on all addresses, as the one behind it is: torch.distributed takes the first, a launched exchange
+    the second."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
 
 
 def start(rank: int, port: int, launcher: str) -> subprocess.Popen[str]:
@@ -65,14 +73,14 @@ def start(rank: int, port: int, launcher: str) -> subprocess.Popen[str]:
             "OMPI_COMM_WORLD_SIZE": "2",
             "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         }
-    environment |= {"MASTER_PORT": str(port - 1), "PYTHONPATH": os.pathsep.join(sys.path), "NVFP4_MOE_THREADS": "1"}
+    environment |= {"MASTER_PORT": str(port), "PYTHONPATH": os.pathsep.join(sys.path), "NVFP4_MOE_THREADS": "1"}
     command = [sys.executable, "-c", RANK, str(CHECKPOINT)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_two_processes_run_count_and_rearrange():
     for launcher in ("torchrun", "mpirun"):
-        port = free_port()
+        port = master_port()
         ranks = [start(rank, port, launcher) for rank in (0, 1)]
         for rank, process in enumerate(ranks):
             said, _ = process.communicate(timeout=60)

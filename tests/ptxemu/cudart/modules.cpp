@@ -156,14 +156,22 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::rename(draft, path);
 }
 
+// The interpreter, in the folder of what it runs. That needs the standard library alone, so no site packages are looked for,
+// and its bytecode is kept whatever the environment says of bytecode: without it Python takes as long as g++ for most kernels.
+std::string python() {
+  const char* asked = std::getenv("PTXEMU_PYTHON");
+  std::ostringstream command;
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (asked ? asked : "python3")
+          << "' -S -E -X pycache_prefix='" << (cache_folder() / "bytecode").string() << "'";
+  return command.str();
+}
+
 // Runs the translator, which also compiles. Its own messages reach stderr.
 bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library,
                bool checked) {
-  const char* python = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;
-  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
-          << "' -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '" << library.string()
-          << "'" << (checked ? " --check" : "");
+  command << python() << " -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '"
+          << library.string() << "'" << (checked ? " --check" : "");
 #ifdef PTXEMU_PLANT
   command << " --plant";
 #endif
@@ -177,10 +185,8 @@ const std::string* edited(const std::string* text, const std::string& kernel, co
   if (!fault || !*fault) return text;
   const std::filesystem::path draft = folder / ("edit-" + std::to_string(getpid()) + ".ptx");
   std::ofstream(draft, std::ios::binary) << *text;
-  const char* python = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;
-  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (python ? python : "python3")
-          << "' -m trial.kernel_faults '" << fault << "' '" << kernel << "' '" << draft.string() << "'";
+  command << python() << " -m trial.kernel_faults '" << fault << "' '" << kernel << "' '" << draft.string() << "'";
   const int status = std::system(command.str().c_str());
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::abort();
   const auto* after = new std::string(contents(draft));  // as long-lived as the module

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <string>
@@ -82,9 +83,10 @@ struct Thread {
   uint32_t cluster_phase = 0;
   bool triggered = false;  // launch_dependents
   std::vector<PendingCopy> open_copies;
-  std::deque<std::vector<PendingCopy>> copy_groups;
+  // Lists, since a deque that holds nothing takes memory, of which each thread of each cta would have two.
+  std::list<std::vector<PendingCopy>> copy_groups;
   std::vector<std::function<void()>> open_bulk;
-  std::deque<std::vector<std::function<void()>>> bulk_groups;
+  std::list<std::vector<std::function<void()>>> bulk_groups;
   uint64_t wgmma_group = 0;  // the commit group that is open
   InFlightRegisters* in_flight = nullptr;
   std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
@@ -122,7 +124,7 @@ struct Warp {
   uint32_t index, ready = 0, alive = 0, born = 0;
   Thread* lanes[32] = {};
   Rendezvous rendezvous[8];
-  std::deque<WarpProduct> products;
+  std::list<WarpProduct> products;
 };
 
 struct NamedBarrier {

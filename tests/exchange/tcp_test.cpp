@@ -16,6 +16,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <latch>
 #include <map>
 #include <string>
 #include <thread>
@@ -204,8 +205,10 @@ TEST(Tcp, APortThatIsTakenIsNamed) {
 TEST(Tcp, StrangersAreSentAwayAndHoldNobodyUp) {
   const int port = free_port();
   std::vector<Socket> strangers;
+  std::latch there(1);  // rank 1 comes after the strangers: once both ranks are linked, nobody answers at the port
   on_threads(3, [&](int thread) {
     if (thread < 2) {
+      if (thread == 1) there.wait();
       EXPECT_OK(connect_tcp(kHere, port, thread, 2, kLong));
       return;
     }
@@ -215,6 +218,8 @@ TEST(Tcp, StrangersAreSentAwayAndHoldNobodyUp) {
     auto loud = connect_to(kHere, port, Deadline(kTcpShort));
     const std::vector<std::byte> words(200, std::byte{'x'});
     if (loud.ok()) write_all(*loud, words, deadline);
+    EXPECT_TRUE(loud.ok() && !strangers.empty());
+    there.count_down();
   });
 }
 

@@ -90,13 +90,10 @@ struct ExpertBuffers {
   std::vector<float> gate_bias, up_bias, down_bias;  // (I), (I), (H), or empty where the expert has none
 };
 
-struct PeerSum;  // of ranks on devices (backend/device_peers.h)
-
 struct RunContext {
   Executor* executor = nullptr;  // host backends; never null there
   void* stream = nullptr;        // device backends
   RunStatus* status = nullptr;   // device backends: where the run writes its report; null: into the workspace
-  const PeerSum* sum = nullptr;  // device backends: out is the sum over ranks; null: what this rank's experts give
 };
 
 // A dense NVFP4 linear y = x W^T: W (rows, cols) = (out_features, in_features).

@@ -5,7 +5,7 @@
 // each other on its device, in the same order on all ranks.
 //
 //   all_to_all         push_tokens, or assign_rows and push_records; the owner's steps; push_rows; combine
-//   small all_reduce   combine itself where it has a small number of CTAs, else sum_small: one kernel, whose values have marks
+//   small all_reduce   sum_small: one kernel, whose values have marks
 //   large all_reduce   push_parts, meet, sum_shard, meet, take_totals
 //
 // Of a small sum, a record and a row each has a mark that says of which run it is, written behind its bytes; whoever reads them waits
@@ -73,7 +73,7 @@ struct PushRows {
 // partial (count) fp32 of each rank -> out (count): added in the order of the ranks, rounded once to out's dtype.
 struct PeerSum {
   PeerLink link;
-  // Of a small sum, as many in each rank's part as the whole region has room for, whatever the count: two runs by turns
+  // Of sum_small, as many in each rank's part as the whole region has room for, whatever the count: two runs by turns
   // share nothing.
   PeerAddresses pairs;
   int64_t pair_stride = 0;  // pairs from one rank's first to the next one's
@@ -116,8 +116,6 @@ struct DevicePeers {
   Status (*push_records)(int device, const PushRecords& call, void* stream);
   // With no records too: tells all homes that their records are taken, and adds to this home's status what is not there yet.
   Status (*push_rows)(const StepContext& home, const PushRows& call);
-  // Whether combine adds the sum of such a batch itself, by StepContext::sum: partial, count and out are the step's own then.
-  bool (*adds_in_combine)(int64_t tokens, int64_t hidden_size);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
   Status (*push_parts)(int device, const PeerSum& call, void* stream);
   Status (*sum_shard)(int device, const PeerSum& call, void* stream);

@@ -52,7 +52,6 @@ Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, con
 
 struct RunPlan;      // of device backends (backend/cuda/run_plan.h): what one run does
 struct AwaitedRows;  // of all_to_all on devices (backend/device_records.h)
-struct PeerSum;      // of all_reduce on devices (backend/device_peers.h)
 
 struct StepContext {
   const PackedWeights& weights;
@@ -63,7 +62,6 @@ struct StepContext {
   void* stream = nullptr;                // device backends
   const RunPlan* plan = nullptr;         // device backends
   const AwaitedRows* awaited = nullptr;  // device backends: where combine's rows come from other ranks
-  const PeerSum* sum = nullptr;          // device backends: where combine's result is a part of the ranks' sum
 };
 
 // on_input: the routed experts' hidden is multiplied by the router weight, and is not the shared expert's.

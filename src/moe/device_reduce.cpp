@@ -1,7 +1,6 @@
 #include "moe/device_reduce.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "core/arena.h"
 #include "core/shard.h"
@@ -96,8 +95,6 @@ Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* work
   mine.topk_ids = s.slots;
   mine.ids_dtype = DType::kI32;
   if (config->shared_intermediate_size == 0) mine.shared_weights = nullptr;
-  if (const std::optional<PeerSum> sum = peers_ ? peers_->in_combine(batch.tokens) : std::nullopt)
-    return layer_.run(mine, s.inner, s.inner_bytes, stream, s.status, &*sum);
   mine.out = s.partial;
   mine.out_dtype = DType::kF32;
   NVFP4_MOE_TRY(layer_.run(mine, s.inner, s.inner_bytes, stream, s.status));

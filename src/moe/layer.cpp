@@ -249,8 +249,8 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   return {};
 }
 
-Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream, RunStatus* status,
-                     const PeerSum* sum) const {
+Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream,
+                     RunStatus* status) const {
   NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
   NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens)));
   NVFP4_MOE_TRY(check_process("run"));
@@ -259,7 +259,7 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace too: counts and offsets.
   const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
-  const RunContext context{executor_, stream, status, sum};
+  const RunContext context{executor_, stream, status};
   auto* const bytes = static_cast<std::byte*>(workspace);
   Batch ready = batch;
   if (batch.selection != nullptr && backend_->memory == nullptr) {

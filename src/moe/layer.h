@@ -92,16 +92,13 @@ class MoeLayer {
   Result<std::string> describe_run_json(int64_t tokens) const;
   // Nothing under other formats, and while weights are being replaced.
   std::optional<Fp8LayerWeights> fp8_weights() const;
-  // Whether NVFP4_MOE_CHECK or NVFP4_MOE_DUMP looks at each run.
-  bool debugs() const { return debug_ != nullptr; }
   std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
   // status: on a device, device memory that gets what the run reports, instead of the workspace's; else null.
-  // sum: on a device whose combine adds what other ranks' give (DevicePeers::adds_in_combine), of a layer that does not debug; else null.
   Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr,
-             RunStatus* status = nullptr, const PeerSum* sum = nullptr) const;
+             RunStatus* status = nullptr) const;
   // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
   Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
                      bool needs_out = true) const;

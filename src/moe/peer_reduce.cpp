@@ -19,7 +19,8 @@ int64_t most_small_of(int64_t max_values, int64_t world) {
 
 }  // namespace
 
-PeerReduce::PeerReduce(const MoeLayer& layer) : peers_(*device_peers(layer.plan().device.kind)), layer_(layer) {}
+PeerReduce::PeerReduce(const MoeLayer& layer)
+    : peers_(*device_peers(layer.plan().device.kind)), device_(layer.weights().device) {}
 
 Status PeerReduce::connect(PeerMemory& peers, int64_t max_values) {
   sum_.link = peers.link();
@@ -44,17 +45,8 @@ int64_t PeerReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world,
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
 
-std::optional<PeerSum> PeerReduce::in_combine(int64_t tokens) const {
-  const int64_t hidden_size = layer_.config()->hidden_size;
-  // What a run is checked by or dumped is this rank's experts' alone.
-  if (layer_.debugs() || tokens * hidden_size > most_small_ || !peers_.adds_in_combine(tokens, hidden_size))
-    return std::nullopt;
-  return sum_;
-}
-
 Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out, DType out_dtype, uint64_t* nonfinite,
                                  uint32_t* failed, void* stream) const {
-  const int device = layer_.weights().device;
   PeerSum sum = sum_;
   sum.partial = partial;
   sum.count = count;
@@ -63,14 +55,14 @@ Result<bool> PeerReduce::enqueue(const float* partial, int64_t count, void* out,
   sum.nonfinite = nonfinite;
   sum.failed = failed;
   if (count <= most_small_) {
-    NVFP4_MOE_TRY(peers_.sum_small(device, sum, stream));
+    NVFP4_MOE_TRY(peers_.sum_small(device_, sum, stream));
     return true;
   }
-  NVFP4_MOE_TRY(peers_.push_parts(device, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device, sum.link, true, failed, stream));
-  NVFP4_MOE_TRY(peers_.sum_shard(device, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device, sum.link, false, failed, stream));
-  NVFP4_MOE_TRY(peers_.take_totals(device, sum, stream));
+  NVFP4_MOE_TRY(peers_.push_parts(device_, sum, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, true, failed, stream));
+  NVFP4_MOE_TRY(peers_.sum_shard(device_, sum, stream));
+  NVFP4_MOE_TRY(peers_.meet(device_, sum.link, false, failed, stream));
+  NVFP4_MOE_TRY(peers_.take_totals(device_, sum, stream));
   return false;
 }
 

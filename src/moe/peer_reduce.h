@@ -1,10 +1,8 @@
 // PeerReduce: the sum of all_reduce over devices that reach each other's memory, bit for bit the host's.
 //
-// A small one is combine's last step or a kernel behind it, which sends every value to every rank and adds what comes. A large one is added shard by
+// A small one is one kernel, which sends every value to every rank and adds what comes. A large one is added shard by
 // shard: 6 bytes a value over the link instead of 4 for each other rank, and two meetings.
 #pragma once
-
-#include <optional>
 
 #include "backend/device_peers.h"
 #include "exchange/exchange.h"
@@ -21,8 +19,6 @@ class PeerReduce {
   // What a rank sends to all others for a sum of so many values, of runs of at most max_values: marks are counted.
   static int64_t sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype);
 
-  // What combine needs to add a run of so many tokens itself, of out only this rank's layer knows; nothing where it cannot.
-  std::optional<PeerSum> in_combine(int64_t tokens) const;
   // partial (count) fp32 of each rank -> out (count). nonfinite (1): of out, where true comes back; else nobody has counted.
   // failed (1): scratch.
   Result<bool> enqueue(const float* partial, int64_t count, void* out, DType out_dtype, uint64_t* nonfinite,
@@ -30,7 +26,7 @@ class PeerReduce {
 
  private:
   const DevicePeers& peers_;
-  const MoeLayer& layer_;
+  const int device_;
   PeerSum sum_;             // what all runs have alike
   int64_t most_small_ = 0;  // values of a small sum
 };

@@ -79,7 +79,7 @@ TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
-// By combine itself, whatever the layer is, and behind it where there are more CTAs than may wait for other ranks.
+// Whatever the layer is.
 TEST_P(CudaPeers, SmallSumsOfAnyLayer) {
   const int world = GetParam();
   if (emulated() && world != 2) GTEST_SKIP() << "an emulator runs two ranks of it";

@@ -114,7 +114,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
     part->hidden.codes = part->intermediate.codes = nullptr;
     part->hidden.fp8 = part->intermediate.fp8 = nullptr;
   }
-  const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run, nullptr, context.sum};
+  const StepContext step{weights, batch, buffers, serial_executor(), arena, context.stream, &run};
   if (run.selects) NVFP4_MOE_TRY(select_experts(weights.device, *batch.selection, context.stream));
   if (run.fused_route_quantize) {
     NVFP4_MOE_TRY(route_and_quantize(step, architecture.counters(step)));

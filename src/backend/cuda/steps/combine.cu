@@ -6,8 +6,7 @@
 //
 // Counted on the way: router weights of rows that are not finite, and elements of out. Where the plan says so, additional
 // CTAs of the same kernel count what no step before has counted. Where rows come from other ranks, a token's CTAs wait for
-// those of its own, and write NaN where the run has failed. Of a small sum over ranks acc is this rank's part: each thread
-// sends what it has to the other ranks and adds theirs, in the order of the ranks, before the rounding.
+// those of its own, and write NaN where the run has failed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,8 +17,6 @@
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/awaited_rows.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/peer_pairs.cuh"
-#include "backend/cuda/steps/peers.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {
@@ -186,33 +183,12 @@ struct Assignments {
   }
 };
 
-// What a combine has to do with other ranks: nothing, or AwaitedRows that come from them, or a PeerSum with theirs.
-struct OneRank {};
-struct NoSum {};
-template <class Ranks>
-__device__ NoSum sum_with(const Ranks&) {
-  return {};
-}
-__device__ PairSum sum_with(const PeerSum& call) { return PairSum(call); }
-
-// A thread's values, of which the first is that of (T, H), become those of all ranks.
-template <int kChannels>
-__device__ void add_ranks(const PairSum& pairs, int64_t first, float (&values)[kChannels]) {
-#pragma unroll
-  for (int c = 0; c < kChannels; c += 2) pairs.push((first + c) / 2, make_float2(values[c], values[c + 1]));
-#pragma unroll
-  for (int c = 0; c < kChannels; c += 2) {
-    const float2 sum = pairs.take((first + c) / 2, make_float2(values[c], values[c + 1]));
-    values[c] = sum.x, values[c + 1] = sum.y;
-  }
-}
-
-// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th.
-template <DType kRow, DType kOut, int kChannels, class Ranks>
-__global__ void __launch_bounds__(kThreads, std::is_same_v<Ranks, AwaitedRows> ? 3 : 0)
-    combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts, const __grid_constant__ Ranks ranks) {
-  constexpr bool kAwaits = std::is_same_v<Ranks, AwaitedRows>, kAddsRanks = std::is_same_v<Ranks, PeerSum>;
-  static_assert(!kAddsRanks || kChannels == kSmallCombineChannels, "a thread waits for other ranks once");
+// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
+// other ranks.
+template <DType kRow, DType kOut, int kChannels, bool kAwaited>
+__global__ void __launch_bounds__(kThreads, kAwaited ? 3 : 0)
+    combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
+                   const __grid_constant__ AwaitedRows awaited) {
   ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
     const int64_t cta = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
@@ -222,14 +198,9 @@ __global__ void __launch_bounds__(kThreads, std::is_same_v<Ranks, AwaitedRows> ?
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
+  if (!kAwaited || awaited.marks == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
   bool failed = false;
-  if constexpr (kAwaits) {
-    if (ranks.marks == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
-    failed = rows_failed(ranks, args.row_of_assignment, token, args.top_k);
-  } else {
-    ptx::grid_dependency_wait();
-  }
-  const auto pairs = sum_with(ranks);
+  if constexpr (kAwaited) failed = rows_failed(awaited, args.row_of_assignment, token, args.top_k);
   const auto count_weights = [&](uint32_t nonfinite) { add(counts.status->nonfinite_weights, nonfinite); };
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
@@ -257,11 +228,10 @@ __global__ void __launch_bounds__(kThreads, std::is_same_v<Ranks, AwaitedRows> ?
       for (int c = 0; c < kChannels; ++c)
         acc[c] = args.shared_weights != nullptr ? fmaf(weight, read.value(c), acc[c]) : acc[c] + read.value(c);
     }
-    if (kAwaits && failed) {
+    if (kAwaited && failed) {
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) acc[c] = __uint_as_float(0x7FC00000u);
     }
-    if constexpr (kAddsRanks) add_ranks(pairs, token * args.hidden + channel, acc);
     uint32_t largest = 0;
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) largest = max(largest, magnitude_bits(acc[c]));
@@ -277,9 +247,7 @@ __global__ void __launch_bounds__(kThreads, std::is_same_v<Ranks, AwaitedRows> ?
     for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kThreads * kChannels)
       combine_channels(channel);
   }
-  if constexpr (kAwaits) ptx::grid_dependency_wait();
-  if constexpr (kAddsRanks)
-    if (pairs.is_last(static_cast<unsigned>(args.tokens) * gridDim.y)) pairs.end();
+  if (kAwaited) ptx::grid_dependency_wait();
 }
 
 // Until each rank's last CTA has said that it takes part, behind all of those that send rows. What is late is found again, at once, by the
@@ -324,11 +292,6 @@ CountArgs count_args(const StepContext& step) {
 
 }  // namespace
 
-bool adds_in_combine(int64_t tokens, int64_t hidden_size) {
-  return tokens > 0 && tokens <= kSmallCombineTokens &&
-         tokens * ceil_div(hidden_size, int64_t{kThreads} * kSmallCombineChannels) <= kSmallSumCtas;
-}
-
 Status combine(const StepContext& step) {
   const Batch& batch = step.batch;
   const MoeConfig& config = step.weights.config;
@@ -346,23 +309,21 @@ Status combine(const StepContext& step) {
   args.top_k = config->top_k;
   args.hidden = config->hidden_size;
   const CountArgs counts = count_args(step);
-  const AwaitedRows* const awaited = step.awaited;
-  const bool small = plan.channels == kSmallCombineChannels;
+  const bool awaits = step.awaited != nullptr, small = plan.channels == kSmallCombineChannels;
+  const AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
   dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
-  if (awaited != nullptr && small)
-    grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
-  if (awaited != nullptr && awaited->marks != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
-    NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, *awaited));
+  if (awaits && small) grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
+  if (awaited.marks != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
+    NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
   return of_out(batch.out_dtype, [&](auto out) {
-    const auto launch_as = [&]<DType kRow, int kChannels, class Ranks>(const Ranks& ranks) {
-      return launch<combine_tokens<kRow, out.value, kChannels, Ranks>>("combine", grid, kThreads, 0, step.stream, args,
-                                                                       counts, ranks);
+    const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
+      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kThreads, 0, step.stream,
+                                                                          args, counts, awaited);
     };
     const auto of_rows = [&]<DType kRow>() {
-      if (awaited != nullptr) return launch_as.template operator()<kRow, kLargeCombineChannels>(*awaited);
-      if (step.sum != nullptr) return launch_as.template operator()<kRow, kSmallCombineChannels>(*step.sum);
-      return small ? launch_as.template operator()<kRow, kSmallCombineChannels>(OneRank())
-                   : launch_as.template operator()<kRow, kLargeCombineChannels>(OneRank());
+      if (awaits) return launch_as.template operator()<kRow, kLargeCombineChannels, true>();
+      return small ? launch_as.template operator()<kRow, kSmallCombineChannels, false>()
+                   : launch_as.template operator()<kRow, kLargeCombineChannels, false>();
     };
     return config->row_format == RowFormat::kBf16 ? of_rows.template operator()<DType::kBf16>()
                                                   : of_rows.template operator()<DType::kF32>();

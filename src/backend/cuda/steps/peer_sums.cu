@@ -15,7 +15,6 @@
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/peer_pairs.cuh"
 #include "backend/cuda/steps/peers.cuh"
 #include "backend/cuda/steps/peers.h"
 #include "backend/cuda/steps/records.cuh"
@@ -25,9 +24,10 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of a thread, where there are many
+constexpr int kElements = 8;         // of a thread, where there are many
+constexpr int64_t kSmallCtas = 128;  // no more than run at once, with room for others beside: they wait for other ranks
 constexpr int64_t kLargeCtas = 264;
-constexpr float kNan = __builtin_nanf("");  // of take_totals
+constexpr float kNan = __builtin_nanf("");
 
 // ---- meet
 
@@ -53,20 +53,48 @@ __global__ void __launch_bounds__(32) meet_kernel(PeerLink link, bool first, uin
   own->round = round;
 }
 
-// ---- a small sum
+// ---- few values
+
+__device__ MarkedPair* pairs_of(const PeerSum& call, int at, int from, uint64_t round) {
+  return reinterpret_cast<MarkedPair*>(call.pairs.of_rank[at]) +
+         (static_cast<int64_t>(round & 1) * call.link.world + from) * call.pair_stride;
+}
 
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) sum_small_kernel(const __grid_constant__ PeerSum call) {
+__global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  PeerControl* const own = call.link.wait.control;
-  const PairSum pairs(call);
+  const PeerLink& link = call.link;
+  PeerControl* const own = link.wait.control;
+  const uint64_t round = own->round + 1;
+  const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  for (int64_t i = first; i < call.count / 2; i += step) pairs.push(i, partial[i]);
+  const bool stopped = leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
+  for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
+    const float2 mine = partial[i];
+    for (int rank = 0; rank < link.world; ++rank)
+      if (rank != link.rank) ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, mark);
+  }
   unsigned nonfinite = 0;
   for (int64_t i = first; i < call.count / 2; i += step) {
-    const float2 sum = pairs.take(i, partial[i]);
+    float2 sum{};
+    for (int rank = 0; rank < link.world; ++rank) {
+      float2 part{};
+      if (rank == link.rank) {
+        part = partial[i];
+      } else {
+        MarkedPair pair{};
+        const auto there = [&] {
+          pair = ptx::load_pair(pairs_of(call, link.rank, rank, round) + i);
+          return pair.first_mark == mark && pair.second_mark == mark;
+        };
+        const bool came = wait_for_rank(
+            link.wait, [&] { return rank; }, there);
+        part = came ? make_float2(pair.first, pair.second) : make_float2(kNan, kNan);
+      }
+      sum = rank == 0 ? part : make_float2(sum.x + part.x, sum.y + part.y);
+    }
     store_element<kOut>(call.out, 2 * i, sum.x);
     store_element<kOut>(call.out, 2 * i + 1, sum.y);
     nonfinite += magnitude_bits(load_element<kOut>(call.out, 2 * i)) >= kInfBits;
@@ -74,12 +102,19 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(const __grid_consta
   }
   if (nonfinite != 0)
     atomicAdd(reinterpret_cast<unsigned long long*>(&own->nonfinite), static_cast<unsigned long long>(nonfinite));
-  if (!pairs.is_last(gridDim.x)) return;
+  // The last CTA ends the run: no other one reads the round any more.
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&own->ctas, 1u) + 1 != gridDim.x) return;
+  __threadfence();
   *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
-  if (call.count > 0) pairs.end();  // else no rank has waited for another, and pairs of two rounds ago may be unread
+  own->ctas = 0;
+  if (call.count > 0)
+    own->round = round;  // else no rank has waited for another, and pairs of two rounds ago may be unread
 }
 
-// ---- a large one
+// ---- many values
 
 // Eight values of out, as they are stored.
 template <DType kOut>
@@ -196,7 +231,7 @@ Status meet(int device, const PeerLink& link, bool first, uint32_t* failed, void
 Status sum_small(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count, 2, kSmallSumCtas);
+  const unsigned ctas = ctas_of(call.count, 2, kSmallCtas);
   return of_out(call.out_dtype, [&](auto out) {
     return launch<sum_small_kernel<out.value>>("sum_small", ctas, kThreads, 0, stream, call);
   });

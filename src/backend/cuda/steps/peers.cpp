@@ -112,9 +112,9 @@ void drop_host_words(int device, PeerHostWords* words) {
 }
 
 constexpr DevicePeers kPeers = {
-    clear,           stop,       read,          share,       open,        close,        reach,     make_host_words,
-    drop_host_words, meet,       pushes_tokens, push_tokens, assign_rows, push_records, push_rows, adds_in_combine,
-    sum_small,       push_parts, sum_shard,     take_totals};
+    clear,           stop,      read,          share,       open,        close,        reach,     make_host_words,
+    drop_host_words, meet,      pushes_tokens, push_tokens, assign_rows, push_records, push_rows, sum_small,
+    push_parts,      sum_shard, take_totals};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -18,8 +18,6 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
 // need before it comes. Of more, a warp waits first until each rank's own kernel runs: what is then still to come needs nothing of
 // this device.
 inline constexpr int64_t kWaitingCtas = 64;
-// Of a small sum, which is over once each CTA has said what it has: no more than run at once, with room for others beside.
-inline constexpr int64_t kSmallSumCtas = 128;
 
 // Nothing is waited for any more, nor written to the others, who may be gone. It never ends, but threads of one CTA may see it
 // begin at different times.

@@ -11,7 +11,6 @@ Status push_tokens(const StepContext& home, const LayerSteps& steps, const PushT
 Status assign_rows(int device, const AssignRows& call, void* stream);
 Status push_records(int device, const PushRecords& call, void* stream);
 Status push_rows(const StepContext& home, const PushRows& call);
-bool adds_in_combine(int64_t tokens, int64_t hidden_size);
 Status sum_small(int device, const PeerSum& call, void* stream);
 Status push_parts(int device, const PeerSum& call, void* stream);
 Status sum_shard(int device, const PeerSum& call, void* stream);

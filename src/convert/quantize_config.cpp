@@ -91,7 +91,7 @@ Json modelopt_v4(const QuantizedModules& m, Json source) {
 }  // namespace
 
 Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& m) {
-  Json config = Json::parse(source_config);
+  Json config = Json::parse(source_config, /*non_finite=*/true);
   if (!config.is_object()) return bad_input("config.json: expected a JSON object");
   ConfigFiles files;
   if (m.format == OutputFormat::kCompressedTensors) {
@@ -110,8 +110,9 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config, con
     }
     files.hf_quant_config = Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
   }
-  // Names come from files: what is not UTF-8 was refused when they were opened.
-  files.config = config.dump(2) + "\n";
+  // Names come from files: what is not UTF-8 was refused when they were opened. Fields of the model stay as they are, an
+  // Infinity of Nemotron-H's time_step_limit too: null would be another model.
+  files.config = config.dump(2, false, /*non_finite=*/true) + "\n";
   return files;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "safetensors/json_builder.h"
@@ -146,13 +147,13 @@ int64_t Json::value(std::string_view key, int64_t fallback) const {
   return found == nullptr || !found->is_number() ? fallback : found->get<int64_t>();
 }
 
-std::string Json::dump(int indent, bool ascii) const {
+std::string Json::dump(int indent, bool ascii, bool non_finite) const {
   std::string out;
-  write(out, indent, 0, ascii);
+  write(out, indent, 0, ascii, non_finite);
   return out;
 }
 
-void Json::write(std::string& out, int indent, int level, bool ascii) const {
+void Json::write(std::string& out, int indent, int level, bool ascii, bool non_finite) const {
   const auto break_text = [&](int at) {
     if (indent < 0) return;
     out += '\n';
@@ -174,10 +175,11 @@ void Json::write(std::string& out, int indent, int level, bool ascii) const {
     list('{', items(), '}', [&](const Member& member) {
       write_string(member.key, ascii, out);
       out += indent < 0 ? ":" : ": ";
-      member.value.write(out, indent, level + 1, ascii);
+      member.value.write(out, indent, level + 1, ascii, non_finite);
     });
   } else if (is_array()) {
-    list('[', std::get<Array>(value_), ']', [&](const Json& element) { element.write(out, indent, level + 1, ascii); });
+    list('[', std::get<Array>(value_), ']',
+         [&](const Json& element) { element.write(out, indent, level + 1, ascii, non_finite); });
   } else if (is_string()) {
     write_string(text(), ascii, out);
   } else if (is_number_unsigned()) {
@@ -185,7 +187,12 @@ void Json::write(std::string& out, int indent, int level, bool ascii) const {
   } else if (is_number_integer()) {
     write_integer(get<int64_t>(), out);
   } else if (is_number()) {
-    out += nlohmann::json(get<double>()).dump();
+    const auto value = get<double>();
+    if (non_finite && !std::isfinite(value)) {
+      out += std::isnan(value) ? "NaN" : value < 0 ? "-Infinity" : "Infinity";
+    } else {
+      out += nlohmann::json(value).dump();
+    }
   } else if (is_boolean()) {
     out += get<bool>() ? "true" : "false";
   } else {
@@ -203,11 +210,14 @@ bool operator==(const Json& a, const Json& b) {
   return a.value_ == b.value_;
 }
 
-Json Json::parse(std::string_view text) {
+Json Json::parse(std::string_view text, bool non_finite) {
   JsonLimits limits;
   limits.max_bytes = limits.max_members = limits.max_elements = limits.max_values = static_cast<size_t>(-1);
   limits.max_depth = 256;
-  JsonBuilder builder(limits, /*strict=*/false);
+  NonFiniteNumbers numbers;
+  if (non_finite) numbers = replace_non_finite(text);
+  if (!numbers.text.empty()) text = numbers.text;
+  JsonBuilder builder(limits, /*strict=*/false, &numbers);
   if (nlohmann::json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
   Json discarded;
   discarded.value_ = Discarded();

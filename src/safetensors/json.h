@@ -55,8 +55,8 @@ class Json {
   static Json array(std::initializer_list<Json> values);
   static Json object();
   // A value that is_discarded() where the text is no JSON, or nests more than 256 deep. Of members with the same name
-  // the last counts. Text that nobody vouches for: json_strict.h.
-  static Json parse(std::string_view text);
+  // the last counts. Text that nobody vouches for: json_strict.h. non_finite: as in JsonLimits.
+  static Json parse(std::string_view text, bool non_finite = false);
 
   bool is_discarded() const { return std::holds_alternative<Discarded>(value_); }
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
@@ -113,8 +113,10 @@ class Json {
   std::string value(std::string_view key, const char* fallback) const;
   int64_t value(std::string_view key, int64_t fallback) const;
 
-  // Without breaks, or a member or element each indented by so many spaces a level. What is no UTF-8 is replaced, Inf and NaN are null.
-  std::string dump(int indent = -1, bool ascii = false) const;
+  // Without breaks, or with each member and element indented by `indent` spaces a level. Bytes that are not UTF-8 are
+  // replaced. Inf and NaN are null, since JSON has no such numbers. non_finite: Infinity, -Infinity and NaN instead, for
+  // messages and for a config.json that had them: only Python reads that.
+  std::string dump(int indent = -1, bool ascii = false, bool non_finite = false) const;
 
   // Numbers are equal by value.
   friend bool operator==(const Json& a, const Json& b);
@@ -145,7 +147,7 @@ class Json {
     for (const auto& value : values) array.emplace_back(value);
     return Json(std::move(array));
   }
-  void write(std::string& out, int indent, int level, bool ascii) const;
+  void write(std::string& out, int indent, int level, bool ascii, bool non_finite) const;
 
   std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, Array, Object, Discarded> value_;
 };

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <limits>
 
 #include "safetensors/files.h"
 
@@ -11,11 +13,91 @@ namespace {
 
 constexpr size_t kSearched = 16;  // members up to which an object is searched from end to end
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+struct NonFiniteWord {
+  std::string_view word;
+  std::string_view number;  // of the same length; its digits are chosen
+  double value;
+};
+constexpr NonFiniteWord kNonFiniteWords[] = {{"-Infinity", "-1.00E+00", -kInfinity},
+                                             {"Infinity", "1.00E+00", kInfinity},
+                                             {"NaN", "1E0", std::numeric_limits<double>::quiet_NaN()}};
+
+// The whole word at `at`; null if it is another.
+const NonFiniteWord* word_at(std::string_view text, size_t at) {
+  for (const NonFiniteWord& one : kNonFiniteWords) {
+    if (!text.substr(at).starts_with(one.word)) continue;
+    const size_t end = at + one.word.size();
+    return end < text.size() && in_json_word(text[end]) ? nullptr : &one;
+  }
+  return nullptr;
+}
+
+// A form of the word's number that the text does not have; empty if it has all of them.
+std::string stand_in(const NonFiniteWord& word, std::string_view text) {
+  std::string number(word.number);
+  for (int i = 0; i < 100; ++i) {
+    number[number.find('E') - 1] = static_cast<char>('0' + i / 10);
+    number.back() = static_cast<char>('0' + i % 10);
+    if (text.find(number) == std::string_view::npos) return number;
+  }
+  return {};
+}
+
 }  // namespace
+
+bool in_json_word(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_.+-").find(c) != std::string_view::npos;
+}
+
+NonFiniteNumbers replace_non_finite(std::string_view text) {
+  NonFiniteNumbers out;
+  if (text.find("NaN") == std::string_view::npos && text.find("Infinity") == std::string_view::npos) return out;
+  std::map<std::string_view, std::string> chosen;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\') {
+      ++i;
+    } else if (text[i] == '"') {
+      in_string = !in_string;
+    } else if (!in_string && (i == 0 || !in_json_word(text[i - 1]))) {
+      const NonFiniteWord* word = word_at(text, i);
+      if (word == nullptr) continue;
+      if (!chosen.contains(word->word)) {
+        std::string number = stand_in(*word, text);
+        if (number.empty()) continue;  // left as it is, and so refused
+        out.values.emplace(number, word->value);
+        chosen.emplace(word->word, std::move(number));
+      }
+      if (out.text.empty()) out.text = text;
+      out.text.replace(i, word->word.size(), chosen[word->word]);
+      i += word->word.size() - 1;
+    }
+  }
+  return out;
+}
 
 bool JsonBuilder::refuse(std::string reason) {
   refusal_ = std::move(reason);
   return false;
+}
+
+bool JsonBuilder::number_float(double value, const std::string& token) {
+  if (numbers_ != nullptr)
+    if (const auto word = numbers_->values.find(token); word != numbers_->values.end()) value = word->second;
+  return add(Json(value));
+}
+
+std::string JsonBuilder::key_path() const {
+  std::string path;
+  for (const Level& level : stack_) {
+    if (level.value->is_array()) {
+      path += fmt::format("[{}]", level.value->size());
+    } else if (level.member < level.value->items().size()) {
+      path += (path.empty() ? "" : ".") + level.value->items()[level.member].key;
+    }
+  }
+  return path;
 }
 
 bool JsonBuilder::key(std::string& name) {
@@ -58,7 +140,9 @@ bool JsonBuilder::parse_error(size_t position, const std::string&, const nlohman
     if (const size_t colon = text.find(": ", column); colon != std::string_view::npos) text.remove_prefix(colon + 2);
   if (const size_t bracket = text.find("] "); text.starts_with("[json.exception") && bracket != std::string_view::npos)
     text.remove_prefix(bracket + 2);
-  // The text quotes what it last read, which may be a megabyte: the reason stands before it.
+  // parse_json_strict quotes the word. nlohmann's own quotation may be a megabyte, and may show a stand-in.
+  if (const size_t quoted = text.find("; last read"); quoted != std::string_view::npos) text = text.substr(0, quoted);
+  if (const size_t quoted = text.find(" parsing '"); quoted != std::string_view::npos) text = text.substr(0, quoted);
   position_ = position;
   return refuse(printable(text));
 }

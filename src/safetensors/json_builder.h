@@ -3,9 +3,11 @@
 // Private to src/safetensors.
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -14,16 +16,27 @@
 
 namespace nvfp4_moe {
 
+// NaN, Infinity and -Infinity in text that nlohmann reads. Each stands in `text` as a number of the same length, which
+// occurs nowhere else in it, so that positions stay what they are. Words inside strings stay strings.
+struct NonFiniteNumbers {
+  std::string text;                                   // empty if the original has no such word
+  std::map<std::string, double, std::less<>> values;  // stand-in -> value
+};
+NonFiniteNumbers replace_non_finite(std::string_view text);
+// Whether the character can be part of a number or of a word such as true.
+bool in_json_word(char c);
+
 class JsonBuilder {
  public:
   // strict: a name that an object has already is refused, and members are sorted by name; else the last value counts.
-  JsonBuilder(const JsonLimits& limits, bool strict) : limits_(limits), strict_(strict) {}
+  JsonBuilder(const JsonLimits& limits, bool strict, const NonFiniteNumbers* numbers = nullptr)
+      : limits_(limits), strict_(strict), numbers_(numbers) {}
 
   bool null() { return add(Json()); }
   bool boolean(bool value) { return add(Json(value)); }
   bool number_integer(int64_t value) { return add(Json(value)); }
   bool number_unsigned(uint64_t value) { return add(Json(value)); }
-  bool number_float(double value, const std::string&) { return add(Json(value)); }
+  bool number_float(double value, const std::string& token);
   bool string(std::string& value) { return add(Json(std::move(value))); }
   bool binary(nlohmann::json::binary_t&) { return refuse("binary values are not JSON"); }
   bool start_object(size_t) { return open(Json::object()); }
@@ -35,7 +48,9 @@ class JsonBuilder {
 
   Json take() { return std::move(root_); }
   const std::string& refusal() const { return refusal_; }
-  std::optional<size_t> position() const { return position_; }
+  // Where the parser is: "rope_scaling.type", "time_step_limit[1]"; empty outside any object.
+  std::string key_path() const;
+  std::optional<size_t> position() const { return position_; }  // of a syntax error
 
  private:
   // An open container. `value` stays valid: its parent grows only after it is closed.
@@ -51,6 +66,7 @@ class JsonBuilder {
 
   const JsonLimits& limits_;
   const bool strict_;
+  const NonFiniteNumbers* numbers_;
   Json root_;
   std::vector<Level> stack_;
   size_t values_ = 0;

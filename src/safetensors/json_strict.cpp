@@ -41,6 +41,18 @@ class CountingIterator {
   const char** seen_;
 };
 
+// What stands at a syntax error, of which nlohmann gives the position of the last byte read, from 1.
+std::string offending_word(std::string_view text, size_t position) {
+  if (position == 0 || position > text.size()) return "the end of the text";
+  size_t begin = position - 1;
+  size_t end = position;
+  if (in_json_word(text[begin])) {
+    while (begin > 0 && in_json_word(text[begin - 1])) --begin;
+    while (end < text.size() && in_json_word(text[end])) ++end;
+  }
+  return fmt::format("'{}'", printable(text.substr(begin, end - begin), 40));
+}
+
 }  // namespace
 
 Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) {
@@ -51,15 +63,23 @@ Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) 
   // Said here by position; nlohmann would quote the bytes.
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
     return bad_input(fmt::format("byte {}: invalid UTF-8 in JSON", bad));
-  const char* seen = text.data();
-  JsonBuilder builder(limits, /*strict=*/true);
-  const bool parsed = nlohmann::json::sax_parse(CountingIterator(text.data(), &seen),
-                                                CountingIterator(text.data() + text.size(), &seen), &builder);
-  if (!parsed) {
-    const size_t position = builder.position().value_or(static_cast<size_t>(seen - text.data()));
-    return bad_input(fmt::format("byte {}: {}", position, builder.refusal()));
-  }
-  return builder.take();
+  NonFiniteNumbers numbers;
+  if (limits.non_finite) numbers = replace_non_finite(text);
+  const std::string_view read = numbers.text.empty() ? text : std::string_view(numbers.text);
+  const char* seen = read.data();
+  JsonBuilder builder(limits, /*strict=*/true, &numbers);
+  const bool parsed = nlohmann::json::sax_parse(CountingIterator(read.data(), &seen),
+                                                CountingIterator(read.data() + read.size(), &seen), &builder);
+  if (parsed) return builder.take();
+  if (!builder.position())
+    return bad_input(fmt::format("byte {}: {}", static_cast<size_t>(seen - read.data()), builder.refusal()));
+  const std::string path = builder.key_path();
+  const std::string_view reason = builder.refusal();
+  constexpr std::string_view kSyntax = "syntax error ";
+  return bad_input(fmt::format("byte {}: syntax error at {}{}: {}", *builder.position(),
+                               offending_word(text, *builder.position()),
+                               path.empty() ? "" : fmt::format(", key '{}'", printable(path, 100)),
+                               reason.starts_with(kSyntax) ? reason.substr(kSyntax.size()) : reason));
 }
 
 Result<Json> read_json_file(const std::string& path, const JsonLimits& limits) {
@@ -89,7 +109,7 @@ std::string describe_json(const Json& value) {
   if (value.is_object()) return fmt::format("an object of {}", value.size());
   if (value.is_array()) return fmt::format("an array of {}", value.size());
   if (value.is_string()) return fmt::format("\"{}\"", printable(value.text(), 80));
-  return value.dump();
+  return value.dump(-1, false, /*non_finite=*/true);
 }
 
 }  // namespace nvfp4_moe

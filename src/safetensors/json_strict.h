@@ -2,7 +2,8 @@
 //
 // Beyond the grammar (which already refuses invalid UTF-8, lone surrogates, NaN and trailing text) this refuses
 // duplicate keys, NUL bytes (nlohmann takes one for the end of input), deep nesting and more values than a limit.
-// Messages are one line and start with the byte position: "byte 17: duplicate key 'x'".
+// Messages are one line and start with the byte position: "byte 17: duplicate key 'x'". A syntax error quotes the word
+// and the key: "byte 12: syntax error at 'None', key 'rope_scaling.type': ...".
 // Members are sorted by name, so that what is refused first does not depend on their order.
 #pragma once
 
@@ -23,6 +24,9 @@ struct JsonLimits {
   size_t max_members = size_t{1} << 20;   // of one object
   size_t max_elements = size_t{1} << 20;  // of one array
   size_t max_values = size_t{1} << 23;    // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
+  // NaN, Infinity and -Infinity are numbers, as Python's json writes and reads them. Published config.json files have
+  // them; the safetensors library refuses them in a header.
+  bool non_finite = false;
 };
 
 // Errors are kBadInput.

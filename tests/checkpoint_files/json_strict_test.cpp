@@ -1,7 +1,9 @@
 // Strict JSON, and text that is safe to print.
 #include "safetensors/json_strict.h"
 
+#include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "safetensors/files.h"
@@ -39,10 +41,63 @@ TEST(JsonStrict, NamesPositionAndReason) {
   EXPECT_THAT(refusal("{} {}"), testing::StartsWith("byte 4: syntax error"));
   EXPECT_THAT(refusal(""), testing::StartsWith("byte 1: syntax error"));
   EXPECT_THAT(refusal("[1,]"), testing::StartsWith("byte 4: syntax error"));
-  EXPECT_THAT(refusal("[-Infinity]"), HasSubstr("invalid number"));
+  EXPECT_THAT(refusal("[-Infinity]"), HasSubstr("syntax error at '-Infinity'"));
   EXPECT_THAT(refusal("[01]"), HasSubstr("byte 3"));
   EXPECT_THAT(refusal("[\"" + std::string(100000, 'x')), HasSubstr("missing closing quote"));
   EXPECT_LE(refusal("[\"" + std::string(100000, 'x')).size(), 300u);
+}
+
+TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
+  EXPECT_THAT(refusal(R"({"a": 1, "rope": {"type": None}})"),
+              testing::StartsWith("byte 27: syntax error at 'None', key 'rope.type': "));
+  EXPECT_THAT(refusal(R"({"limits": [0.0, nan]})"), HasSubstr("syntax error at 'nan', key 'limits[1]': "));
+  EXPECT_THAT(refusal(R"({"x": True, "y": 1})"), HasSubstr("syntax error at 'True', key 'x': "));
+  EXPECT_THAT(refusal(R"({"x": 1)"), HasSubstr("syntax error at the end of the text"));
+  EXPECT_THAT(refusal("{\"\x1B[31m\": nope}"), HasSubstr("invalid"));
+  EXPECT_LE(refusal("{\"" + std::string(100000, 'k') + "\": " + std::string(100000, 'w') + "}").size(), 400u);
+}
+
+// As Python's json.dumps writes them, which config.json files hold.
+TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
+  JsonLimits limits;
+  limits.non_finite = true;
+  const Result<Json> parsed = parse_json_strict(
+      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})", limits);
+  ASSERT_OK(parsed);
+  EXPECT_EQ((*parsed)["a"][1].get<double>(), std::numeric_limits<double>::infinity());
+  EXPECT_EQ((*parsed)["b"].get<double>(), -std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(std::isnan((*parsed)["c"].get<double>()));
+  EXPECT_EQ((*parsed)["d"].text(), "NaN, \"Infinity\"");
+  EXPECT_TRUE(std::isnan((*parsed)["e"][1].get<double>()));
+  EXPECT_EQ((*parsed)["NaN"].get<double>(), 1);
+  EXPECT_EQ(parsed->dump(),
+            R"({"NaN":1.0,"a":[0.0,null],"b":null,"c":null,"d":"NaN, \"Infinity\"","e":[null,null],"f":1.0})");
+  EXPECT_EQ((*parsed)["a"].dump(-1, false, true), "[0.0,Infinity]");
+  EXPECT_EQ(describe_json((*parsed)["b"]), "-Infinity");
+  EXPECT_EQ(describe_json((*parsed)["c"]), "NaN");
+  EXPECT_EQ(exact_int64((*parsed)["b"]), std::nullopt);
+  for (const char* text : {"[nan]", "[inf]", "[NAN]", "[infinity]", "[+Infinity]", "[-NaN]", "[NaN1]", "[1NaN]",
+                           "[1.NaN]", "[NaN.5]", "[Infinity2]", "[- Infinity]", "{NaN:1}", "[NaN NaN]", "[1e400]"})
+    EXPECT_FALSE(parse_json_strict(text, limits).ok()) << text;
+  for (const char* text : {"[NaN]", "[Infinity]", "[-Infinity]"}) EXPECT_FALSE(parse_json_strict(text).ok()) << text;
+  const Result<Json> alone = parse_json_strict(" -Infinity ", limits);
+  ASSERT_OK(alone);
+  EXPECT_TRUE(std::isinf(alone->get<double>()));
+}
+
+// A word is never confused with a number of the file.
+TEST(JsonStrict, NoNumberIsTakenForAWord) {
+  JsonLimits limits;
+  limits.non_finite = true;
+  std::string text = "[NaN";
+  for (int i = 0; i < 10; ++i)
+    for (int j = 0; j < 10; ++j) text += "," + std::to_string(i) + "E" + std::to_string(j);
+  EXPECT_FALSE(parse_json_strict(text + "]", limits).ok());  // no form is left, and so it is refused
+  text.resize(text.size() - 4);
+  const Result<Json> parsed = parse_json_strict(text + "]", limits);
+  ASSERT_OK(parsed);
+  EXPECT_TRUE(std::isnan((*parsed)[0].get<double>()));
+  for (size_t i = 1; i < parsed->size(); ++i) EXPECT_TRUE(std::isfinite((*parsed)[i].get<double>())) << i;
 }
 
 TEST(JsonStrict, KeepsItsLimits) {

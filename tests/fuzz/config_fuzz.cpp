@@ -32,6 +32,21 @@ void compare_with_nlohmann(std::string_view text) {
   REQUIRE(!describe_json(*strict).empty());
 }
 
+// With Python's numbers the same and more: no other text changes its value, and what is written is JSON.
+void compare_with_python_numbers(std::string_view text) {
+  JsonLimits limits;
+  limits.max_depth = 16;
+  const auto without = parse_json_strict(text, limits);
+  limits.non_finite = true;
+  const auto with = parse_json_strict(text, limits);
+  REQUIRE(with.ok() || !without.ok());
+  if (!with.ok()) return;
+  REQUIRE(!without.ok() || without->dump() == with->dump());
+  REQUIRE(nlohmann::json::accept(with->dump()));
+  const auto again = parse_json_strict(with->dump(-1, false, true), limits);
+  REQUIRE(again.ok() && again->dump(-1, false, true) == with->dump(-1, false, true));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -40,6 +55,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view config = text.substr(0, cut);
   const std::string_view quant = cut == text.npos ? std::string_view() : text.substr(cut + 5);
   compare_with_nlohmann(config);
+  compare_with_python_numbers(config);
   const auto info = parse_model_config(config, quant);
   if (!info.ok()) {
     check_status(info.status());

@@ -24,12 +24,13 @@ Status refuse_field(std::string_view tensor, std::string_view field, std::string
 
 Status parse_metadata(const Json& value, std::map<std::string, std::string>& metadata) {
   if (!value.is_object())
-    return bad_input(fmt::format("__metadata__: expected an object of strings, got {}", describe_json(value)));
+    return bad_input(fmt::format("__metadata__: expected an object, got {}", describe_json(value)));
   for (const auto& [key, text] : value.items()) {
-    if (!text.is_string())
+    if (text.is_object() || text.is_array())
       return bad_input(
           fmt::format("__metadata__: '{}': expected a string, got {}", printable(key), describe_json(text)));
-    metadata.emplace(key, text.text());
+    // Some writers put numbers and null here, on which no weight depends.
+    if (text.is_string()) metadata.emplace(key, text.text());
   }
   return {};
 }

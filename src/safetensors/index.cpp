@@ -1,8 +1,9 @@
 // A checkpoint's tensors over its files: by model.safetensors.index.json, by directory listing, or one file.
 //
-// With an index, a tensor that its shard holds but the map does not name is taken from there: the map contradicts
-// nothing. A name that two files hold, or that the map places elsewhere, is refused. Files that the map does not name
-// are not opened (a directory may hold the model a second time in another layout).
+// The index decides: a tensor is read from the shard that the map gives for it. Other copies of it (base shards under an
+// overlay) and tensors that the map does not name (leftovers of the source model) are counted and not read. Without an
+// index a name that two files hold is refused. Files that the map does not name are not opened (a directory may hold the
+// model a second time in another layout).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,6 +36,7 @@ using WeightMap = std::map<std::string, std::string, std::less<>>;  // tensor ->
 Result<WeightMap> read_weight_map(const std::string& path) {
   JsonLimits limits;
   limits.max_depth = 8;
+  limits.non_finite = true;  // in metadata, which is not read
   NVFP4_MOE_ASSIGN(const Json index, read_json_file(path, limits));
   const std::string shown = printable(path, 4096);
   if (!index.is_object())
@@ -141,15 +143,22 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
                                      printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
     }
     NVFP4_MOE_ASSIGN(SafetensorsFile opened, SafetensorsFile::open(file_path));
-    for (const TensorInfo& info : opened.tensors()) {
-      if (!weight_map) break;
-      const auto mapped = weight_map->find(info.name);
-      if (mapped != weight_map->end() && mapped->second != name)
-        return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', but this file holds it too",
-                                     printable(file_path, 4096), printable(info.name), printable(mapped->second)));
-    }
-    NVFP4_MOE_TRY(index.add(std::make_unique<SafetensorsFile>(std::move(opened))));
+    const auto is_read = [&](const std::string& tensor) {
+      if (!weight_map) return true;
+      const auto mapped = weight_map->find(tensor);
+      if (mapped == weight_map->end()) {
+        index.left_out_.unindexed.push_back(tensor);
+      } else if (mapped->second != name) {
+        index.left_out_.superseded.push_back(tensor);
+      } else {
+        return true;
+      }
+      return false;
+    };
+    NVFP4_MOE_TRY(index.add(std::make_unique<SafetensorsFile>(std::move(opened)), is_read));
   }
+  std::sort(index.left_out_.superseded.begin(), index.left_out_.superseded.end());
+  std::sort(index.left_out_.unindexed.begin(), index.left_out_.unindexed.end());
   if (weight_map)
     for (const auto& [tensor, shard] : *weight_map)
       if (!index.tensors_.contains(tensor))
@@ -166,10 +175,11 @@ Result<TensorIndex> TensorIndex::of(std::string directory, std::vector<std::uniq
   return index;
 }
 
-Status TensorIndex::add(std::unique_ptr<TensorFile> file) {
+Status TensorIndex::add(std::unique_ptr<TensorFile> file, const std::function<bool(const std::string&)>& is_read) {
   files_.push_back(std::move(file));
   const TensorFile* held = files_.back().get();
   for (const TensorInfo& info : held->tensors()) {
+    if (is_read && !is_read(info.name)) continue;
     const auto [position, inserted] = tensors_.emplace(info.name, Ref{held, &info});
     if (!inserted)
       return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too", printable(held->path(), 4096),
@@ -181,6 +191,13 @@ Status TensorIndex::add(std::unique_ptr<TensorFile> file) {
 TensorIndex::Ref TensorIndex::find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? Ref{} : found->second;
+}
+
+std::string_view TensorIndex::absence(std::string_view name) const {
+  const auto& unindexed = left_out_.unindexed;
+  return std::binary_search(unindexed.begin(), unindexed.end(), name)
+             ? "one that model.safetensors.index.json does not name, though a shard holds it"
+             : "no such tensor";
 }
 
 uint64_t TensorIndex::size_bytes() const {

@@ -92,6 +92,12 @@ class TensorIndex {
     const TensorFile* file = nullptr;
     const TensorInfo* info = nullptr;
   };
+  // Names of tensors in the files that model.safetensors.index.json leaves out: copies of those it has in another shard,
+  // and tensors it does not name. Sorted.
+  struct LeftOut {
+    std::vector<std::string> superseded;
+    std::vector<std::string> unindexed;
+  };
   // A directory of safetensors (model.safetensors.index.json with its shards, or every *.safetensors in it), or one file.
   static Result<TensorIndex> open(const std::string& path);
   // Of files of one kind that lie in `directory`. kBadInput where two of them hold a tensor of one name.
@@ -100,14 +106,19 @@ class TensorIndex {
   Ref find(std::string_view name) const;
   const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<TensorFile>>& files() const { return files_; }
+  const LeftOut& left_out() const { return left_out_; }
+  // Why find() gives nothing for this name: "no such tensor", or that the model's index does not name it.
+  std::string_view absence(std::string_view name) const;
   const std::string& directory() const { return directory_; }
   uint64_t size_bytes() const;
 
  private:
-  Status add(std::unique_ptr<TensorFile> file);
+  // is_read: which tensors of the file the index has; null: all.
+  Status add(std::unique_ptr<TensorFile> file, const std::function<bool(const std::string&)>& is_read = nullptr);
   std::string directory_;
   std::vector<std::unique_ptr<TensorFile>> files_;
   std::map<std::string, Ref, std::less<>> tensors_;
+  LeftOut left_out_;
 };
 
 }  // namespace nvfp4_moe

@@ -154,6 +154,9 @@ def config_seeds() -> dict[str, bytes]:
         "quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}}  # fmt: skip
     plain = model("qwen3_moe", moe_intermediate_size=32, num_experts=8)
     seeds["two_files"] = json.dumps(plain) + "\n---\n" + json.dumps(hf_quant)
+    seeds["python_numbers"] = json.dumps(
+        {**models["nemotron_h"], "time_step_limit": [0.0, float("inf")], "x": [float("nan"), -float("inf"), 1e0]}
+    )
     return {k: v.encode() for k, v in seeds.items()}
 
 
@@ -163,7 +166,8 @@ def plan_seeds() -> dict[str, bytes]:
     plan = {
         "what": "nvfp4-moe quantize, unfinished", "version": "0.1.0", "source": "/models/a",
         "files": [{"name": shard, "size_bytes": 4096, "modified_ns": 1700000000123456789, "sample": "0123456789abcdef" * 2}],
-        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "scales": "max", "calibration": "", "share_gate_up_scale": True,
+        "config": "f" * 32, "format": "modelopt", "layers": [0, 1], "gate_up_order": "", "scales": "max", "calibration": "",
+        "share_gate_up_scale": True,
         "input_scales": [{"layer": 1, "hidden": 0.5, "intermediate": 0.0}], "max_shard_bytes": 5000000000,
         "shards": [{"name": shard, "xxh3_128": "0" * 32}],
         "experts": [{"layer": 0, "expert": 3, "gate": quality, "up": quality, "down": quality}],
@@ -191,6 +195,7 @@ def index_seeds() -> dict[str, bytes]:
         "whole": index({"x": "a.safetensors", "y": "a.safetensors", "z": "b.safetensors"}, metadata={"total_size": 16}),
         "one_shard": index({"z": "b.safetensors"}),
         "misplaced": index({"x": "b.safetensors"}),
+        "not_a_number": index({"z": "b.safetensors"}, metadata={"total_size": float("nan")}),
         "missing_shard": index({"x": "c.safetensors"}),
         "outside": index({"x": "../a.safetensors"}),
         "broken_shard": index({"x": "broken.safetensors"}),
@@ -235,13 +240,14 @@ def repro_seeds() -> dict[str, bytes]:
 
 
 WORDS = """dtype shape data_offsets __metadata__ {} [] : , " \\u0000 \\ud83d null true false -0 1e9 0.5
+NaN Infinity -Infinity 1e400 -1e-400 1E0 1.00E+00 time_step_limit
 9223372036854775807 18446744073709551615 architectures model_type quantization_config quant_method quant_algo modelopt
 compressed-tensors NVFP4 group_size config_groups weights input_activations num_bits type float strategy tensor_group
 hidden_size intermediate_size moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok
 num_hidden_layers n_shared_experts first_k_dense_replace swiglu_limit swiglu_alpha hidden_act silu text_config
 torch_dtype bfloat16 quantization exclude_modules ignore format nvfp4-pack-quantized mxfp4
 mlp_hidden_act relu2 hybrid_override_pattern layers_block_type moe_latent_size
-what version source files name size_bytes modified_ns sample config layers layer scales calibration share_gate_up_scale
+what version source files name size_bytes modified_ns sample config layers layer gate_up_order scales calibration share_gate_up_scale
 input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert gate up down metadata weight_map
 .safetensors ../ nvfp4_moe_repro range_first hidden_scale activation_format dynamic_token""".split()
 

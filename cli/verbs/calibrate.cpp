@@ -22,13 +22,15 @@ struct CalibrateVerb {
   uint64_t seed = 42;
   std::string write;
   std::string moments;
+  ReadingChoices reading;
 };
 
 Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   if (verb.input.empty() == !verb.random_amplitude) {
     return invalid_argument("calibrate: expected one of --input FILE and --random AMPLITUDE");
   }
-  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+  NVFP4_MOE_ASSIGN(const CheckpointOptions reading, verb.reading.options());
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path, reading));
   if (!verb.write.empty()) NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // measuring takes long
   CalibrateOptions options;
   NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
@@ -78,7 +80,7 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   }
   {
     ProgressBar bar(report.progress());
-    NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30, bar.callback()));
+    NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30, bar.callback(), reading));
   }
   report.json()["written"] = verb.write;
   report.fact("wrote", verb.write + ": the same checkpoint with these input scales");
@@ -100,6 +102,7 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
         verb.add_option("--moments", options.moments,
                         "New file for second moments by channel, which quantize --calibration reads");
         verb.add_option("--write", options.write, "Copy an NVFP4 checkpoint here with the measured scales in it");
+        add_reading_choices(verb, options.reading);
       });
 }
 

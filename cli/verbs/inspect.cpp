@@ -24,6 +24,7 @@ struct InspectOptions {
   std::string gpu_memory = "80,141,192";
   int64_t max_tokens = 8192;
   bool no_scales = false;
+  ReadingChoices reading;
 };
 
 void report_model(const Checkpoint& checkpoint, Report& report) {
@@ -132,7 +133,8 @@ Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
-  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path));
+  NVFP4_MOE_ASSIGN(const CheckpointOptions reading, options.reading.options());
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path, reading));
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
   const bool floats = checkpoint.model().format == SourceFormat::kFloat;
@@ -166,6 +168,7 @@ void add_inspect(CLI::App& app, Invocation& invocation) {
         add_token_count(verb, "--max-tokens", options.max_tokens, "Tokens of one call, for the workspace")
             ->capture_default_str();
         verb.add_flag("--no-scales", options.no_scales, "Read headers and config only");
+        add_reading_choices(verb, options.reading);
       });
 }
 

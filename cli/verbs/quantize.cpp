@@ -28,6 +28,7 @@ struct QuantizeVerb {
   std::string input_scales;
   std::string calibration;
   bool separate_gate_up = false;
+  ReadingChoices reading;
 };
 
 // What `calibrate --json` wrote: {"layers": [{"layer", "hidden_scale", "intermediate_scale"}]}.
@@ -78,6 +79,7 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   }
   NVFP4_MOE_ASSIGN(options.scales, parse<ScaleSearch>(verb.scales, "--scales"));
   options.calibration = verb.calibration;
+  NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
   options.share_gate_up_scale = !verb.separate_gate_up;
   NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
   if (!verb.input_scales.empty()) {
@@ -175,6 +177,7 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
                         "Second moments that weigh errors: of calibrate --moments, or an imatrix (mse, sweep)");
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
                       "gate and up keep tensor scales of their own (exact here; vLLM applies gate's to both)");
+        add_reading_choices(verb, options.reading);
       });
 }
 

@@ -6,6 +6,24 @@ void add_checkpoint_directory(CLI::App& verb, std::string& path) {
   verb.add_option("DIR", path, "Checkpoint directory, or GGUF file")->required();
 }
 
+Result<CheckpointOptions> ReadingChoices::options() const {
+  CheckpointOptions options;
+  if (!gate_up_order.empty()) {
+    NVFP4_MOE_ASSIGN(options.gate_up_order, parse<GateUpOrder>(gate_up_order, "--gate-up-order"));
+  }
+  options.accept_tensors = accept_tensors;
+  return options;
+}
+
+void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
+  verb.add_option(
+      "--gate-up-order", choices.gate_up_order,
+      "Rows of tensors with gate and up: gate_first, up_first or interleaved; default as the family has them");
+  verb.add_option("--accept-tensor", choices.accept_tensors,
+                  "Leave out experts' tensors of this name, which is else an error; * is any text; may be repeated")
+      ->allow_extra_args(false);
+}
+
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what) {
   verb.add_option("--layers", layers, what + ", for example 0,3,5-9; default all");
 }

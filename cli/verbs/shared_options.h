@@ -5,12 +5,23 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_options.h"
 
 namespace nvfp4_moe::cli {
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path);
+
+// How a checkpoint is read if its files leave it open.
+struct ReadingChoices {
+  std::string gate_up_order;  // empty: as family and names give it
+  std::vector<std::string> accept_tensors;
+  Result<CheckpointOptions> options() const;
+};
+void add_reading_choices(CLI::App& verb, ReadingChoices& choices);
 // what: "Layers to quantize", for the help.
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what);
 void add_seed(CLI::App& verb, uint64_t& seed);

@@ -12,7 +12,8 @@ namespace {
 
 Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check) {
   Subject subject;
-  NVFP4_MOE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(options.path));
+  NVFP4_MOE_ASSIGN(const CheckpointOptions reading, options.reading.options());
+  NVFP4_MOE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(options.path, reading));
   subject.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
   const std::vector<int64_t>& layers = subject.checkpoint->model().layers;
   if (layers.empty()) return bad_input(fmt::format("{}: no layer with experts", options.path));
@@ -54,6 +55,7 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
   add_numeric_choices(verb, options.choices);
   add_expert_range(verb, options.part);
   add_intermediate_slice(verb, options.part);
+  add_reading_choices(verb, options.reading);
 }
 
 Result<Subject> open_subject(const SubjectOptions& options, CheckScales check) {

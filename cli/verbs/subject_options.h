@@ -7,6 +7,7 @@
 
 #include "cli/bench/subject.h"
 #include "cli/verbs/choices.h"
+#include "cli/verbs/shared_options.h"
 
 namespace nvfp4_moe::cli {
 
@@ -18,6 +19,7 @@ struct SubjectOptions {
   uint64_t seed = 42;
   NumericChoices choices;
   LocalPart part;
+  ReadingChoices reading;
 };
 void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too);
 

@@ -28,6 +28,7 @@ struct VerifyVerb {
   int ranks = 0;  // 0: one, as without --ep
   std::string combine = "all_to_all";
   std::string over;  // empty: nccl on GPUs
+  ReadingChoices reading;
 };
 
 Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& model) {
@@ -152,8 +153,9 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   if (overs.size() > 1) return invalid_argument("--over: expected one way between devices, got " + verb.over);
   RanksOptions options;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
+  NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
   {
-    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path, options.reading));
     NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
     MoeOptions probe = checkpoint.model().options;
     NVFP4_MOE_TRY(verb.choices.apply(probe));
@@ -216,8 +218,10 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   if (!verb.over.empty()) return invalid_argument("--over: expected --ep beside it, got none");
   VerifyOptions options;
   {
-    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path));
+    NVFP4_MOE_ASSIGN(const CheckpointOptions reading, verb.reading.options());
+    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path, reading));
     NVFP4_MOE_ASSIGN(options, engine_options(verb, checkpoint.model()));
+    options.reading = reading;
     NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
     options.device = report.common().device;
   }
@@ -299,6 +303,7 @@ void add_verify(CLI::App& app, Invocation& invocation) {
         add_ranks(verb, options.ranks, "Over so many ranks against one");
         verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")->capture_default_str();
         add_over(verb, options.over, false);
+        add_reading_choices(verb, options.reading);
       });
 }
 

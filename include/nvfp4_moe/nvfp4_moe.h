@@ -283,6 +283,21 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, cons
 /* path: a model directory, one .safetensors file, or a .gguf file (of a split model, any of its parts). Reads headers and
  * config files only. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint);
+/* How a checkpoint is read if its files leave it open. */
+typedef struct nvfp4_moe_checkpoint_options {
+  size_t struct_size;
+  const char*
+      gate_up_order; /* rows of tensors that hold gate and up: "gate_first", "up_first" or "interleaved"; NULL: as
+                              * family and names give it */
+  const char* const*
+      accept_tensors; /* (accept_count) names of experts' tensors to leave out, which are an error without;
+                                      * '*' matches any characters */
+  size_t accept_count;
+} nvfp4_moe_checkpoint_options;
+/* The same with options, which may be NULL. Any thread. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open_with(const char* path,
+                                                            const nvfp4_moe_checkpoint_options* options,
+                                                            nvfp4_moe_checkpoint** checkpoint);
 /* Exclusive. Layers opened from it stay usable. */
 NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
 /* JSON object: architecture, family, format, producer, layers, config, files, size_bytes. Any thread. */

@@ -76,6 +76,11 @@ class Checkpoint {
     check(nvfp4_moe_checkpoint_open(path.c_str(), &handle));
     handle_.reset(handle);
   }
+  Checkpoint(const std::string& path, const nvfp4_moe_checkpoint_options& options) {
+    nvfp4_moe_checkpoint* handle = nullptr;
+    check(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &handle));
+    handle_.reset(handle);
+  }
   std::string info() const { return text_of(nvfp4_moe_checkpoint_info, handle_.get()); }
   std::string findings(std::int64_t layer = -1) const {
     return text_of(nvfp4_moe_checkpoint_findings, handle_.get(), layer);

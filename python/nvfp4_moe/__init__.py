@@ -232,20 +232,35 @@ def expert_scale_row(row_offset: int, expert: int) -> int:
     return _core.expert_scale_row(row_offset, expert)
 
 
-def inspect(path: str | os.PathLike[str], layers: Sequence[int] | None = None) -> dict[str, Any]:
+def inspect(
+    path: str | os.PathLike[str],
+    layers: Sequence[int] | None = None,
+    *,
+    gate_up_order: str | None = None,
+    accept_tensors: Sequence[str] = (),
+) -> dict[str, Any]:
     """What a checkpoint directory, or one safetensors or GGUF file, holds.
 
     Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
     "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,
     count, examples (tensors of the next three that it stands for) and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
+    gate_up_order, accept_tensors: as Checkpoint takes them, here and in the functions below.
 
     Raises BadInput where the files cannot be opened as a checkpoint, Unsupported where the model is none this library knows, IoError.
     """
-    return Checkpoint(os.fspath(path)).inspect(None if layers is None else list(layers))
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    return checkpoint.inspect(None if layers is None else list(layers))
 
 
 def load_expert(
-    path: str | os.PathLike[str], layer: int, expert: int, *, first: int = 0, count: int = 0
+    path: str | os.PathLike[str],
+    layer: int,
+    expert: int,
+    *,
+    first: int = 0,
+    count: int = 0,
+    gate_up_order: str | None = None,
+    accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One expert as the layer would load it: "gate", "up" (intermediate, hidden) and "down" (hidden, intermediate).
 
@@ -253,7 +268,8 @@ def load_expert(
     copies. "input_scale" is {"hidden", "intermediate"}: the layer's activation scales (amax/2688), maximum over all
     experts, or None. "names" tells the tensors. first, count: a slice of the intermediate dimension, multiples of 16.
     """
-    return Checkpoint(os.fspath(path)).expert(layer, expert, first, count)
+    checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
+    return checkpoint.expert(layer, expert, first, count)
 
 
 def quantize_checkpoint(
@@ -269,6 +285,8 @@ def quantize_checkpoint(
     max_shard_bytes: int = 5 << 30,
     threads: int = 0,
     progress: Callable[[dict[str, Any]], bool | None] | None = None,
+    gate_up_order: str | None = None,
+    accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
@@ -294,6 +312,8 @@ def quantize_checkpoint(
         max_shard_bytes,
         threads,
         progress,
+        gate_up_order,
+        list(accept_tensors),
     )
 
 

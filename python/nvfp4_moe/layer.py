@@ -209,6 +209,8 @@ class MoeLayer(_core.Layer):
         capacity: int = 0,
         placement: Sequence[int] | None = None,
         progress: ProgressFn | None = None,
+        gate_up_order: str | None = None,
+        accept_tensors: Sequence[str] = (),
         **options: Any,
     ) -> MoeLayer:
         """One MoE layer of a model directory or GGUF file; only its local experts' weights are read.
@@ -220,13 +222,18 @@ class MoeLayer(_core.Layer):
         cache_directory: where packed layers are kept and mapped from on the next start. cache_checksum: the checkpoint is
         known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are mapped
         without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
-        there is neither a slice nor a cache.
+        there is neither a slice nor a cache. gate_up_order, accept_tensors: as nvfp4_moe.Checkpoint takes them, which is
+        where they go if the checkpoint is open already.
 
         Raises what from_tensors raises, BadInput where the files are broken, IoError.
         """
         with _heard_by_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
-                checkpoint = _core.Checkpoint(os.fspath(checkpoint))
+                checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors))
+            elif gate_up_order is not None or accept_tensors:
+                raise _core.InvalidArgument(
+                    "gate_up_order, accept_tensors: expected neither with an open Checkpoint, which takes them itself"
+                )
             config = MoeConfig.from_json(_core.checkpoint_options(checkpoint, layer, intermediate_slice))
             known = [field.name for field in dataclasses.fields(MoeConfig)]
             for name in options:

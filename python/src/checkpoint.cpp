@@ -24,10 +24,12 @@ namespace {
 // A Checkpoint behind a plain constructor that throws.
 class PyCheckpoint {
  public:
-  explicit PyCheckpoint(const std::string& path)
+  PyCheckpoint(const std::string& path, const std::optional<std::string>& gate_up_order,
+               std::vector<std::string> accept_tensors)
       : checkpoint_([&] {
+          const CheckpointOptions options = reading_options(gate_up_order, std::move(accept_tensors));
           WithoutLock unlocked;
-          return take(Checkpoint::open(path));
+          return take(Checkpoint::open(path, options));
         }()) {}
 
   Dict model() const {
@@ -144,12 +146,25 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
 
 }  // namespace
 
+CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
+                                  std::vector<std::string> accept_tensors) {
+  CheckpointOptions options;
+  if (gate_up_order) options.gate_up_order = take(parse<GateUpOrder>(*gate_up_order));
+  options.accept_tensors = std::move(accept_tensors);
+  return options;
+}
+
 const Checkpoint& checkpoint_of(nb::handle object) { return nb::cast<const PyCheckpoint&>(object).checkpoint(); }
 
 void bind_checkpoint(nb::module_& m) {
   nb::class_<PyCheckpoint>(m, "Checkpoint",
                            "A model directory, opened: headers and config are read, weights only as asked for.")
-      .def(nb::init<const std::string&>(), nb::arg("path"))
+      .def(nb::init<const std::string&, const std::optional<std::string>&, std::vector<std::string>>(), nb::arg("path"),
+           nb::arg("gate_up_order") = nb::none(), nb::arg("accept_tensors") = std::vector<std::string>(),
+           "gate_up_order: rows of tensors that hold gate and up, \"gate_first\", \"up_first\" or \"interleaved\"; "
+           "None: as "
+           "family and names give it. accept_tensors: names of experts' tensors to leave out, which are else an error; "
+           "'*' matches any characters.")
       .def("model", &PyCheckpoint::model,
            "What headers and config tell: family, format, options and layers. Reads no weights.")
       .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none(),

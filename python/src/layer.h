@@ -6,7 +6,11 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "checkpoint/checkpoint_options.h"
 #include "core/batch.h"
 #include "handles.h"
 #include "host.h"
@@ -62,6 +66,8 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
 [[noreturn]] void decline_run(const OpenLayer& open, const std::exception& raised);
 // The checkpoint behind an nvfp4_moe.Checkpoint.
 const Checkpoint& checkpoint_of(nb::handle object);
+CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
+                                  std::vector<std::string> accept_tensors);
 // Checked batch of the inputs alone, for calls without an output.
 Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights);
 

@@ -61,19 +61,46 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   return {};
 }
 
+nvfp4_moe::Result<nvfp4_moe::CheckpointOptions> read_options(const nvfp4_moe_checkpoint_options* from) {
+  NVFP4_MOE_ASSIGN(const nvfp4_moe_checkpoint_options given, api::read_struct("options", from));
+  nvfp4_moe::CheckpointOptions options;
+  if (given.gate_up_order != nullptr) {
+    NVFP4_MOE_ASSIGN(options.gate_up_order, nvfp4_moe::parse<nvfp4_moe::GateUpOrder>(given.gate_up_order));
+  }
+  if (given.accept_count > 0) NVFP4_MOE_TRY(api::check_pointer("options.accept_tensors", given.accept_tensors));
+  for (size_t i = 0; i < given.accept_count; ++i) {
+    NVFP4_MOE_TRY(api::check_pointer("options.accept_tensors[]", given.accept_tensors[i]));
+    options.accept_tensors.emplace_back(given.accept_tensors[i]);
+  }
+  return options;
+}
+
+// options: null for none.
+Status open_checkpoint(const char* path, const nvfp4_moe_checkpoint_options* options,
+                       nvfp4_moe_checkpoint** checkpoint) {
+  NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
+  *checkpoint = nullptr;
+  NVFP4_MOE_TRY(api::check_pointer("path", path));
+  nvfp4_moe::CheckpointOptions reading;
+  if (options != nullptr) {
+    NVFP4_MOE_ASSIGN(reading, read_options(options));
+  }
+  NVFP4_MOE_ASSIGN(nvfp4_moe::Checkpoint opened, nvfp4_moe::Checkpoint::open(path, reading));
+  *checkpoint = new nvfp4_moe_checkpoint{std::move(opened)};
+  return {};
+}
+
 }  // namespace
 
 extern "C" {
 
 nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint) {
-  return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
-    *checkpoint = nullptr;
-    NVFP4_MOE_TRY(api::check_pointer("path", path));
-    NVFP4_MOE_ASSIGN(nvfp4_moe::Checkpoint opened, nvfp4_moe::Checkpoint::open(path));
-    *checkpoint = new nvfp4_moe_checkpoint{std::move(opened)};
-    return {};
-  });
+  return api::guarded([&] { return open_checkpoint(path, nullptr, checkpoint); });
+}
+
+nvfp4_moe_code nvfp4_moe_checkpoint_open_with(const char* path, const nvfp4_moe_checkpoint_options* options,
+                                              nvfp4_moe_checkpoint** checkpoint) {
+  return api::guarded([&] { return open_checkpoint(path, options, checkpoint); });
 }
 
 void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint) { delete checkpoint; }

@@ -5,21 +5,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <tuple>
 
 #include "checkpoint/checkpoint_impl.h"
 #include "checkpoint/float_source.h"
-#include "checkpoint/gguf_config.h"
-#include "checkpoint/model_config.h"
 #include "checkpoint/mxfp4.h"
-#include "gguf/gguf.h"
-#include "safetensors/files.h"
+#include "checkpoint/open_model.h"
 
 namespace nvfp4_moe {
 namespace {
-
-constexpr size_t kMaxConfigBytes = size_t{64} << 20;
 
 struct Dims {
   int64_t rows = 0;
@@ -61,6 +55,11 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
   const int64_t rows = matrix.rows;
   const int64_t cols = matrix.cols;
   const bool nvfp4 = is_nvfp4(matrix.format);
+  if (matrix.zeros) {
+    uint8_t* const zero_codes = new_storage(out, rows * cols / 2).data();
+    view = Nvfp4View::contiguous(zero_codes, new_storage(out, rows * cols / 16).data(), 1.0f, rows, cols);
+    return {};
+  }
   if (nvfp4 && matrix.codes.col_stride == 1 && zero_blocks == 0) {
     view = {matrix.codes.data,       matrix.scales.data,      matrix.tensor_scale, rows, cols,
             matrix.codes.row_stride, matrix.scales.row_stride};
@@ -114,48 +113,16 @@ std::string place_of(int64_t layer, int64_t expert) {
 
 // ---- opening
 
-namespace {
-
-// A model's files, and what they declare of it.
-struct Opened {
-  TensorIndex index;
-  ModelInfo model;
-};
-
-Result<Opened> open_gguf_model(const std::string& path) {
-  NVFP4_MOE_ASSIGN(GgufModel files, open_gguf(path));
-  Result<ModelInfo> model = parse_gguf_config(files.metadata, files.index);
-  if (!model.ok()) return model.status().in(printable(files.index.files().front()->path(), 4096));
-  return Opened{std::move(files.index), *std::move(model)};
-}
-
-Result<Opened> open_safetensors_model(const std::string& path) {
-  NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
-  const std::filesystem::path directory = index.directory();
-  const std::string config_path = (directory / "config.json").string();
-  NVFP4_MOE_ASSIGN(const std::string config, read_text_file(config_path, kMaxConfigBytes));
-  std::string hf_quant;
-  const std::string hf_quant_path = (directory / "hf_quant_config.json").string();
-  NVFP4_MOE_ASSIGN(const bool has_hf_quant, has_entry(hf_quant_path));
-  if (has_hf_quant) {
-    NVFP4_MOE_ASSIGN(hf_quant, read_text_file(hf_quant_path, kMaxConfigBytes));
-  }
-  Result<ModelInfo> model = parse_model_config(config, hf_quant);
-  if (!model.ok()) return model.status().in(printable(directory.string(), 4096));
-  return Opened{std::move(index), *std::move(model)};
-}
-
-}  // namespace
-
-Result<Checkpoint> Checkpoint::open(const std::string& path) {
-  NVFP4_MOE_ASSIGN(const bool gguf, is_gguf(path));
-  NVFP4_MOE_ASSIGN(Opened opened, gguf ? open_gguf_model(path) : open_safetensors_model(path));
+Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOptions& options) {
+  NVFP4_MOE_ASSIGN(OpenedModel opened, open_model(path));
   auto impl = std::make_unique<Impl>();
   impl->index = std::move(opened.index);
   impl->model = std::move(opened.model);
+  impl->options = options;
   FindingList findings;
   for (const Finding& finding : impl->model.findings) findings.add(finding);
-  NVFP4_MOE_ASSIGN(impl->layers, LayerIndex::build(impl->index, impl->model, findings));
+  report_left_out(impl->index.left_out(), findings);
+  NVFP4_MOE_ASSIGN(impl->layers, LayerIndex::build(impl->index, impl->options, impl->model, findings));
   if (impl->model.gguf) {
     impl->model.quant_algo = is_nvfp4(impl->model.format)                 ? "NVFP4"
                              : impl->model.format == SourceFormat::kMxfp4 ? "MXFP4"
@@ -175,6 +142,7 @@ Checkpoint::~Checkpoint() = default;
 
 const ModelInfo& Checkpoint::model() const { return impl_->model; }
 const TensorIndex& Checkpoint::index() const { return impl_->index; }
+const CheckpointOptions& Checkpoint::options() const { return impl_->options; }
 const std::vector<Finding>& Checkpoint::findings() const { return impl_->findings; }
 
 // ---- places
@@ -272,6 +240,11 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
       Result<float> scale = float_matrix_scale(floats_of(matrix));
       if (!scale.ok()) return scale.status().in(matrix.codes_name).in(place_of(layer, expert));
       matrix.tensor_scale = *scale;
+    }
+    NVFP4_MOE_ASSIGN(const bool usable, check_zeros(matrix, out.storage, found));
+    if (!usable) {
+      NVFP4_MOE_TRY(matrix.check_unchanged());
+      return found.first_error();
     }
     if (slice.count > 0) {
       matrix = projection == Projection::kDown ? matrix.col_slice(slice.first, slice.count)

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_options.h"
 #include "core/config.h"
 #include "core/nvfp4_view.h"
 #include "core/progress.h"
@@ -115,13 +116,14 @@ class Checkpoint {
  public:
   // path: a directory of safetensors with its config.json, one safetensors file of it, a GGUF file, one part of a split
   // one, or a directory with one model in GGUF.
-  static Result<Checkpoint> open(const std::string& path);
+  static Result<Checkpoint> open(const std::string& path, const CheckpointOptions& options = {});
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();
 
   const ModelInfo& model() const;
   const TensorIndex& index() const;
+  const CheckpointOptions& options() const;  // it was opened with
   // Findings of opening: config and names. Tensors that are neither experts' nor known are listed as ignored.
   const std::vector<Finding>& findings() const;
 

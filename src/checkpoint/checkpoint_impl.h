@@ -12,6 +12,7 @@ namespace nvfp4_moe {
 struct Checkpoint::Impl {
   TensorIndex index;
   ModelInfo model;
+  CheckpointOptions options;
   LayerIndex layers;
   std::vector<Finding> findings;
   std::shared_ptr<ExpertMemory> memory = std::make_shared<ExpertMemory>();

@@ -19,21 +19,6 @@ constexpr FormatParts mxfp4_parts(std::string_view codes, std::string_view scale
   return {SourceFormat::kMxfp4, codes, scales, "", ""};
 }
 
-// Parts whose presence means that the experts compute something this library does not.
-struct RefusedPart {
-  std::string_view part;
-  std::string_view reason;
-};
-constexpr RefusedPart kRefusedParts[] = {
-    {"bias", "experts with biases are implemented for gpt_oss and openai_privacy_filter alone"},
-    {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
-    {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
-    {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
-    {"weight_zero_point", "zero points are not part of NVFP4"},
-    {"weight_g_idx", "reordered input channels are not implemented"},
-    {"blocks", "MXFP4 experts in the layout of gpt-oss are implemented for gpt_oss alone"},
-};
-
 // The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as llama.cpp reads it, its
 // tensor scales are then 1.
 Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
@@ -58,13 +43,12 @@ Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNam
 }  // namespace
 
 std::string ExpertNames::name(int64_t expert, Projection projection, std::string_view part) const {
-  const bool in_fused = gate_up_fused && projection != Projection::kDown;
-  if (gguf) return gguf_tensor_name(stem, role, in_fused ? Projection::kGateUp : projection, part);
+  const Projection stored = in_fused(projection) ? Projection::kGateUp : projection;
+  if (gguf) return gguf_tensor_name(stem, role, stored, part);
   switch (role) {
     case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, words, projection_first, part);
-    case TensorRole::kStacked:
-      return stacked_tensor_name(stem, in_fused ? Projection::kGateUp : projection, words, dotted, part);
-    case TensorRole::kShared: return shared_tensor_name(stem, in_fused ? Projection::kGateUp : projection, words, part);
+    case TensorRole::kStacked: return stacked_tensor_name(stem, stored, words, dotted, part);
+    case TensorRole::kShared: return shared_tensor_name(stem, stored, words, part);
   }
   return "";
 }
@@ -86,9 +70,9 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   }
   if (part("blocks") != nullptr) return mxfp4_parts("blocks", "scales");
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
-  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
-    return unsupported("FP8 experts are not NVFP4");
-  }
+  NVFP4_MOE_TRY(check_not_fp8(index, names, expert, projection));
+  if (weight->dtype == DType::kU32 && part("scales") != nullptr)
+    return unsupported("codes in 32-bit words with `scales` are MLX's layout, which is not read");
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
   const bool bytes = weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
   if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
@@ -99,12 +83,26 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
                                shown("weight"), describe(*weight)));
 }
 
-std::string_view refused_part_reason(std::string_view part, bool biased) {
-  if (biased && (part == "bias" || part == "blocks")) return {};
-  for (const RefusedPart& row : kRefusedParts) {
-    if (row.part == part) return row.reason;
+Status check_not_fp8(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
+  if (names.gguf) return {};
+  const TensorInfo* weight = index.find(names.name(expert, projection, "weight")).info;
+  if (weight == nullptr || (weight->dtype != DType::kF8E4M3 && weight->dtype != DType::kF8E5M2)) return {};
+  if (index.find(names.name(expert, projection, "weight_packed")).info != nullptr) return {};
+  return unsupported("FP8 experts are not NVFP4");
+}
+
+std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
+  for (const std::string_view part : {"weight", "weight_packed"}) {
+    const std::string name = names.name(expert, projection, part);
+    const TensorInfo* stored = part == names.parts.codes ? nullptr : index.find(name).info;
+    if (stored != nullptr) return fmt::format("{} in another format, {}", printable(name, 400), describe(*stored));
   }
-  return {};
+  return std::string(index.absence(names.name(expert, projection, names.parts.codes)));
+}
+
+bool is_format_part(std::string_view part, bool biased) {
+  if (part == "bias" || part == "blocks") return biased;
+  return kModelOptParts.has(part) || kCompressedParts.has(part) || part == "scale" || part == "scales";
 }
 
 }  // namespace nvfp4_moe

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_options.h"
 #include "checkpoint/names.h"
 #include "safetensors/tensor_file.h"
 
@@ -38,16 +39,30 @@ struct ExpertNames {
   std::string stem;
   TensorRole role = TensorRole::kExpert;
   Words words = Words::kProj;
-  bool projection_first = false;  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
-  bool dotted = false;            // a stack's name has a dot before its part
-  bool gate_up_fused = false;     // gate and up are one tensor, gate first: nearly every stack, some shared experts
-  bool stacked_k_first = false;   // the family's order, where role is kStacked
-  bool interleaved = false;       // gate_up_fused: rows g0 u0 g1 u1 ... rather than gate's, then up's
-  bool gguf = false;              // the names of gguf_names.h
-  bool gated = true;              // there are gates
+  bool projection_first = false;                // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
+  bool dotted = false;                          // a stack's name has a dot before its part
+  bool gate_up_fused = false;                   // gate and up are one tensor: nearly every stack, some shared experts
+  bool stacked_k_first = false;                 // the family's order, where role is kStacked
+  GateUpOrder order = GateUpOrder::kGateFirst;  // of the rows, where gate_up_fused
+  bool gguf = false;                            // the names of gguf_names.h
+  bool gated = true;                            // there are gates
   FormatParts parts;
 
   std::span<const Projection> projections() const { return projections_of(gated); }
+  bool in_fused(Projection projection) const { return gate_up_fused && projection != Projection::kDown; }
+  // Whether the projection is the second of the two that one tensor holds.
+  bool is_second(Projection projection) const {
+    return in_fused(projection) && (projection == Projection::kUp) != (order == GateUpOrder::kUpFirst);
+  }
+  // Where the projection's rows, `rows` of them, are in its tensor: the first, and the distance from one to the next.
+  struct Rows {
+    int64_t first = 0;
+    int64_t step = 1;
+  };
+  Rows rows_of(Projection projection, int64_t rows) const {
+    const bool alternate = in_fused(projection) && order == GateUpOrder::kInterleaved;
+    return {!is_second(projection) ? 0 : alternate ? 1 : rows, alternate ? 2 : 1};
+  }
   // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).
   std::string name(int64_t expert, Projection projection, std::string_view part) const;
 };
@@ -57,8 +72,11 @@ struct ExpertNames {
 Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
                                   Projection projection);
 
-// Why experts that have a tensor of this part are not computed here ("bias", "pre_quant_scale", ...); empty where they
-// are. biased: of a family whose experts have biases.
-std::string_view refused_part_reason(std::string_view part, bool biased);
+// kUnsupported if the projection is in FP8.
+Status check_not_fp8(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection);
+// What is there instead of the projection's codes: "no such tensor", or the tensor of another format.
+std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection);
+// Whether any format has this part. biased: of a family whose experts have biases.
+bool is_format_part(std::string_view part, bool biased);
 
 }  // namespace nvfp4_moe

@@ -45,12 +45,6 @@ constexpr Row kRows[] = {
      LayerRule::kListed},
 };
 
-std::string known_architectures() {
-  std::string out;
-  for (const Row& row : kRows) (out += out.empty() ? "" : ", ") += row.architecture;
-  return out;
-}
-
 // The fields of one architecture.
 class Fields {
  public:
@@ -216,8 +210,9 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   const Row* row = std::find_if(std::begin(kRows), std::end(kRows),
                                 [&](const Row& known) { return known.architecture == architecture; });
   if (row == std::end(kRows))
-    return unsupported(fmt::format("metadata 'general.architecture' '{}' is not known; known are {}",
-                                   printable(architecture), known_architectures()));
+    return unsupported(
+        fmt::format("metadata 'general.architecture' '{}' is not known; docs/checkpoints.md lists those that are",
+                    printable(architecture)));
   const Fields fields(metadata, architecture);
   ModelInfo out;
   out.gguf = true;

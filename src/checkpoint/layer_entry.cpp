@@ -22,6 +22,11 @@ void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingLis
   const int64_t missing = range.count - static_cast<int64_t>(here.size());
   if (missing == 0) return;
   Finding finding{Severity::kError, "missing_expert", layer, -1, "", "", "no such tensor", missing};
+  const auto count = static_cast<int64_t>(stored.size());
+  if (count == router_rows && count > 0 && stored.back() == count - 1) {
+    finding.actual = fmt::format(
+        "a layer of {} experts, as its router has: fewer than the config's, which is not implemented", count);
+  }
   finding.expected = fmt::format("experts {} to {}", range.first, range.first + range.count - 1);
   auto next = here.begin();
   for (int64_t e = range.first; e < range.first + range.count; ++e) {

@@ -10,6 +10,8 @@
 
 #include "checkpoint/gguf_names.h"
 #include "checkpoint/matrix_resolver.h"
+#include "checkpoint/other_tensors.h"
+#include "checkpoint/row_order.h"
 #include "safetensors/files.h"
 
 namespace nvfp4_moe {
@@ -28,10 +30,12 @@ struct Seen {
   std::set<Words> shared_words;
   std::set<bool> shared_fused;
   uint64_t size_bytes = 0;
-  std::map<int64_t, int> projections;        // expert -> bits of the projections whose codes are there
-  std::map<std::string, std::string> parts;  // part -> a name with it
-  std::map<std::string, std::string> shared_parts;
+  std::map<int64_t, int> projections;  // expert -> bits of the projections whose codes are there
+  std::map<std::string, std::vector<std::string_view>> parts;  // part -> names with it
+  std::map<std::string, std::vector<std::string_view>> shared_parts;
   std::map<std::string, int64_t> shared_patterns;  // for the case that it cannot be loaded
+  // Tensors of the modules that no format has.
+  OtherTensors others, shared_others;
 };
 
 int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 1 << static_cast<int>(projection); }
@@ -105,15 +109,18 @@ namespace {
 
 class Builder {
  public:
-  Builder(const TensorIndex& index, ModelInfo& model, FindingList& findings)
-      : index_(index), model_(model), findings_(findings), family_(*family_names(model.family)) {}
+  Builder(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model, FindingList& findings)
+      : index_(index), options_(options), model_(model), findings_(findings), family_(*family_names(model.family)) {}
 
   Status build() {
     NVFP4_MOE_TRY(scan_names());
     const std::set<int64_t> declared(model_.layers.begin(), model_.layers.end());
     model_.layers.clear();
     for (const auto& [layer, seen] : seen_) {
-      if (seen.routed_stems.empty()) continue;
+      if (seen.routed_stems.empty()) {
+        add_other_tensors(layer, declared.contains(layer), seen.others);
+        continue;
+      }
       if (!declared.contains(layer)) {
         findings_.add({Severity::kWarning, "undeclared_layer", -1, -1, first_key(seen.routed_stems),
                        "no experts, since the config says that this layer is dense", "experts (not loaded)"});
@@ -164,6 +171,16 @@ class Builder {
     for (const auto& [name, ref] : index_.tensors()) {
       const std::optional<MoeTensorName> parsed =
           model_.gguf ? parse_gguf_tensor_name(name) : parse_moe_tensor_name(family_, name);
+      const bool biased = model_.options.expert_biases;
+      const bool of_format = parsed && (model_.gguf || is_format_part(parsed->part, biased));
+      const std::optional<ExpertsModule> module =
+          of_format || model_.gguf ? std::nullopt : experts_module(family_, name);
+      if (module && module->layer < model_.num_hidden_layers) {
+        Seen& seen = seen_[module->layer];
+        (module->shared ? seen.shared_others : seen.others).add(name, parsed ? parsed->part : name, options_);
+        if (module->shared) ++seen.shared_patterns[name_pattern(name)];
+        continue;
+      }
       if (!parsed) {
         ignore(name, model_.gguf ? gguf_ignored_reason(name) : ignored_reason(name));
         continue;
@@ -177,23 +194,22 @@ class Builder {
                                        printable(name, 400), model_.family));
       }
       Seen& seen = seen_[parsed->layer];
-      if (const std::string_view reason = refused_part_reason(parsed->part, model_.options.expert_biases);
-          !reason.empty()) {
-        return unsupported(fmt::format("layer {} {}: {}", parsed->layer, printable(name, 400), reason));
-      }
+      if (model_.gguf && !biased && parsed->part == "bias")
+        return unsupported(fmt::format("layer {} {}: experts with biases are implemented for gpt-oss only",
+                                       parsed->layer, printable(name, 400)));
       if (parsed->role == TensorRole::kShared) {
         seen.shared_stems.emplace(parsed->stem, name);
         seen.shared_words.insert(parsed->words);
         if (parsed->projection != Projection::kDown) {
           seen.shared_fused.insert(parsed->projection == Projection::kGateUp);
         }
-        seen.shared_parts.emplace(parsed->part, name);
+        seen.shared_parts[std::string(parsed->part)].push_back(name);
         ++seen.shared_patterns[name_pattern(name)];
         continue;
       }
       seen.routed_stems.emplace(parsed->stem, name);
       seen.roles.emplace(parsed->role, name);
-      seen.parts.emplace(parsed->part, name);
+      seen.parts[std::string(parsed->part)].push_back(name);
       seen.size_bytes += ref.info->size_bytes();
       if (parsed->projection != Projection::kDown) seen.fused.emplace(parsed->projection == Projection::kGateUp, name);
       seen.words.emplace(parsed->words, name);
@@ -205,22 +221,34 @@ class Builder {
   }
 
   // A part that GGUF has under another name would be missed without a word, since none of its scalars has to be there.
-  Status check_gguf_parts(const std::map<std::string, std::string>& parts, const FormatParts& known) const {
+  Status check_gguf_parts(const std::map<std::string, std::vector<std::string_view>>& parts,
+                          const FormatParts& known) const {
     if (!model_.gguf) return {};
-    for (const auto& [part, name] : parts) {
+    for (const auto& [part, names] : parts) {
       if (known.has(part)) continue;
-      return unsupported(fmt::format("{}: '{}' is no part of {} experts", printable(name, 400), printable(part),
-                                     to_string(known.format)));
+      return unsupported(fmt::format("{}: '{}' is no part of {} experts", printable(names.front(), 400),
+                                     printable(part), to_string(known.format)));
     }
     return {};
   }
 
-  void unknown_parts(int64_t layer, const std::map<std::string, std::string>& parts, const FormatParts& known) {
-    for (const auto& [part, name] : parts) {
+  // Findings of the tensors that belong to another format, or to none. Returns the error of those that are refused.
+  Status report_others(int64_t layer, const std::map<std::string, std::vector<std::string_view>>& parts,
+                       const FormatParts& known, OtherTensors others) {
+    for (const auto& [part, names] : parts) {
       if (known.has(part)) continue;
-      findings_.add({Severity::kWarning, "unknown_expert_tensor", layer, -1, name,
-                     fmt::format("only what {} has", to_string(known.format)), fmt::format("'{}'", printable(part))});
+      for (const std::string_view name : names) others.add(name, part, options_);
     }
+    return others.report(layer, findings_);
+  }
+
+  // A layer that has such tensors and none of any format.
+  void add_other_tensors(int64_t layer, bool declared, const OtherTensors& others) {
+    if (!declared) {
+      for (const std::string_view name : others.names()) ignore(name, ignored_reason(name));
+      return;
+    }
+    if (const Status refused = others.report(layer, findings_); !refused.ok()) refused_.emplace(layer, refused);
   }
 
   // A layer in a format that this library does not decode leaves the others as they are.
@@ -245,7 +273,10 @@ class Builder {
     const bool stack_alone = seen.fused.empty() && names.role == TensorRole::kStacked && names.gated && !names.gguf;
     names.gate_up_fused = seen.fused.contains(true) || stack_alone;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
-    names.interleaved = (family_.interleaved || names.words == Words::kW) && names.gate_up_fused && !names.gguf;
+    if (seen.projections.empty() && seen.others.has_refused()) {
+      refused_.emplace(layer, seen.others.report(layer, findings_));
+      return {};
+    }
     if (seen.projections.empty()) {
       return bad_input(fmt::format("layer {} {}: there is no weight beside it", layer,
                                    printable(seen.routed_stems.begin()->second, 400)));
@@ -265,8 +296,16 @@ class Builder {
       entry.activation_format = own->second.activation_format;
     }
     Result<FormatParts> parts = detect_format(index_, names, expert, probe);
+    Projection refused = probe;
+    for (const Projection other : names.projections()) {  // down alone may be in FP8
+      if (!parts.ok()) break;
+      if (Status in_fp8 = check_not_fp8(index_, names, expert, other); !in_fp8.ok()) {
+        parts = std::move(in_fp8);
+        refused = other;
+      }
+    }
     if (parts.status().code() == Code::kUnsupported) {
-      refuse_layer(layer, names.name(expert, probe, "weight"), parts.status());
+      refuse_layer(layer, names.name(expert, refused, "weight"), parts.status());
       return {};
     }
     if (!parts.ok()) return parts.status().in(fmt::format("layer {}", layer));
@@ -283,7 +322,15 @@ class Builder {
     entry.size_bytes = seen.size_bytes;
     NVFP4_MOE_TRY(
         check_declared(model_, names.parts.format, layer, names.name(expert, probe, names.parts.codes), findings_));
-    unknown_parts(layer, seen.parts, names.parts);
+    entry.refusal = report_others(layer, seen.parts, names.parts, seen.others);
+    if (Status unknown =
+            set_row_order(options_, model_, layer, names.name(expert, probe, names.parts.codes), names, findings_);
+        entry.refusal.ok() && !unknown.ok()) {
+      entry.refusal = std::move(unknown);
+    }
+    const std::string block = names.stem.substr(0, names.stem.rfind(".experts"));
+    const TensorInfo* router = index_.find(block + ".gate.weight").info;
+    if (router != nullptr && router->shape.size() == 2) entry.router_rows = router->shape.front();
     if (!stacked) check_experts(layer, seen, entry);
     check_first_expert(layer, entry);
     add_shared(layer, seen, entry);
@@ -299,13 +346,14 @@ class Builder {
     }
     entry.add_missing(layer, {0, experts}, findings_);
     for (const int64_t e : entry.stored) {
-      const int bits = seen.projections.at(e);
       const std::span<const Projection> wanted = entry.routed.projections();
-      const auto first = std::find_if(wanted.begin(), wanted.end(), [&](Projection p) { return (bits & bit(p)) == 0; });
+      const auto first = std::find_if(wanted.begin(), wanted.end(), [&](Projection p) {
+        return index_.find(entry.routed.name(e, p, entry.routed.parts.codes)).info == nullptr;
+      });
       if (first == wanted.end()) continue;
       findings_.add({Severity::kError, "missing_expert", layer, e,
                      entry.routed.name(e, *first, entry.routed.parts.codes),
-                     fmt::format("experts 0 to {}", experts - 1), "no such tensor"});
+                     fmt::format("experts 0 to {}", experts - 1), stored_instead(index_, entry.routed, e, *first)});
     }
     for (const auto& [e, bits] : seen.projections) {
       if (e < experts) continue;
@@ -358,6 +406,7 @@ class Builder {
       return;
     }
     if (seen.shared_stems.empty()) {
+      for (const auto& [pattern, count] : seen.shared_patterns) ignore(pattern, "shared expert without weights", count);
       if (declared) {
         findings_.add({Severity::kWarning, "shared_expert_missing", -1, -1, fmt::format("layer {}", layer),
                        "a shared expert, as the config declares", "no such tensor"});
@@ -379,6 +428,9 @@ class Builder {
         if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok()) parts = std::move(known);
       }
     }
+    // Like one in floats, a shared expert that is quantized in another way is the host's.
+    if (parts.ok() && !seen.shared_others.unsupported_format().empty())
+      parts = unsupported(seen.shared_others.unsupported_format());
     const ActivationFormat activations = model_.shared_activation_format.value_or(entry.activation_format);
     if (parts.ok() && activations != entry.activation_format) {
       parts =
@@ -404,11 +456,16 @@ class Builder {
       return;
     }
     names.parts = *parts;
-    unknown_parts(layer, seen.shared_parts, names.parts);
+    for (Status refused :
+         {report_others(layer, seen.shared_parts, names.parts, seen.shared_others),
+          set_row_order(options_, model_, layer, names.name(-1, probe, names.parts.codes), names, findings_)}) {
+      if (entry.refusal.ok()) entry.refusal = std::move(refused);
+    }
     entry.shared = std::move(names);
   }
 
   const TensorIndex& index_;
+  const CheckpointOptions& options_;
   ModelInfo& model_;
   FindingList& findings_;
   const FamilyNames& family_;
@@ -420,10 +477,11 @@ class Builder {
 
 }  // namespace
 
-Result<LayerIndex> LayerIndex::build(const TensorIndex& index, ModelInfo& model, FindingList& findings) {
+Result<LayerIndex> LayerIndex::build(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model,
+                                     FindingList& findings) {
   if (family_names(model.family) == nullptr) return unsupported("no expert names are known for " + model.family);
   LayerIndex out;
-  Builder builder(index, model, findings);
+  Builder builder(index, options, model, findings);
   NVFP4_MOE_TRY(builder.build());
   out.layers_ = builder.take_layers();
   out.refused_ = builder.take_refused();

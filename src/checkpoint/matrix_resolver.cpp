@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -58,24 +59,29 @@ const TensorInfo* MatrixResolver::find(const std::string& name, TensorIndex::Ref
   return ref.info;
 }
 
-// A [] or [1] scalar; for stacked experts also one of E. False with `actual` where it is not.
-bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref,
-                            float& out, std::string& actual, bool& readable) const {
+// A [] or [1] scalar; for stacked experts also one of E. A tensor of gate and up may have a scalar for each, in the
+// order of their rows: [2], or [E, 2] for stacked experts. Returns false and sets `actual` if it is something else.
+bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, int64_t expert, Projection projection,
+                            TensorIndex::Ref& ref, float& out, std::string& actual, bool& readable) const {
   readable = true;
   if (find(name, ref) == nullptr) {
-    actual = "no such tensor";
+    actual = index_.absence(name);
     return false;
   }
   const TensorInfo& info = *ref.info;
-  const uint64_t count = info.size_bytes() / 4;
-  const bool per_expert = names.role == TensorRole::kStacked && count == static_cast<uint64_t>(num_experts_) &&
-                          count > 1 && info.shape.front() == num_experts_;
-  if (info.dtype != DType::kF32 || (count != 1 && !per_expert)) {
+  const auto count = static_cast<int64_t>(info.size_bytes() / 4);
+  const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 1;
+  const bool per_expert = stack > 1 && count == stack && info.shape.front() == stack;
+  const bool pair = !per_expert && names.in_fused(projection) && count == 2 * stack && info.shape.back() == 2 &&
+                    (stack == 1 || info.shape.front() == stack);
+  if (info.dtype != DType::kF32 || (count != 1 && !per_expert && !pair)) {
     actual = describe(info);
     return false;
   }
-  const Status read =
-      ref.file->read(ref.file->offset(info) + static_cast<uint64_t>(per_expert ? expert * 4 : 0), &out, sizeof(out));
+  const int64_t at = pair         ? 2 * std::max<int64_t>(expert, 0) + (names.is_second(projection) ? 1 : 0)
+                     : per_expert ? expert
+                                  : 0;
+  const Status read = ref.file->read(ref.file->offset(info) + static_cast<uint64_t>(at * 4), &out, sizeof(out));
   readable = read.ok();
   actual = read.message();
   return readable;
@@ -88,7 +94,7 @@ InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert,
   TensorIndex::Ref ref;
   std::string actual;
   bool readable = true;
-  if (!scalar(names, out.name, expert, ref, out.stored, actual, readable)) {
+  if (!scalar(names, out.name, expert, projection, ref, out.stored, actual, readable)) {
     out.finding = readable ? "input_scale_missing" : "unreadable";
     return out;
   }
@@ -130,7 +136,7 @@ bool MatrixResolver::locate_blocks(const ExpertNames& names, const TensorIndex::
                                    MatrixSource& out, FindingList& findings) const {
   const BlockType& blocks = *names.parts.blocks;
   const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
-  const bool fused = names.gate_up_fused && projection != Projection::kDown;
+  const bool fused = names.in_fused(projection);
   const std::vector<int64_t> shape = Shapes{stack, fused ? 2 * out.rows : out.rows}.of(false, out.cols);
   const bool alike = tensor.info->blocks == &blocks;
   if (!alike || !has_shape(*tensor.info, shape)) {
@@ -139,9 +145,9 @@ bool MatrixResolver::locate_blocks(const ExpertNames& names, const TensorIndex::
     return false;
   }
   const int64_t row_bytes = out.cols / blocks.elems * blocks.size_bytes;
-  const int64_t row0 = fused && projection == Projection::kUp ? out.rows : 0;
-  const uint64_t offset = expert_offset(tensor, stack, out.expert) + static_cast<uint64_t>(row0 * row_bytes);
-  out.codes_place = {tensor.file, offset, out.rows, row_bytes, row_bytes, 1};
+  const auto [first, step] = names.rows_of(projection, out.rows);
+  const uint64_t offset = expert_offset(tensor, stack, out.expert) + static_cast<uint64_t>(first * row_bytes);
+  out.codes_place = {tensor.file, offset, out.rows, row_bytes, step * row_bytes, 1};
   out.blocks = &blocks;
   out.scales_name = out.codes_name;
   return true;
@@ -153,9 +159,7 @@ bool MatrixResolver::locate_bias(const ExpertNames& names, Projection projection
   out.bias_name = names.name(out.expert, projection, names.parts.bias);
   TensorIndex::Ref bias;
   const bool missing = find(out.bias_name, bias) == nullptr;
-  const bool fused = names.gate_up_fused && projection != Projection::kDown;
-  const bool second = fused && projection == Projection::kUp;
-  const bool apart = fused && names.interleaved;
+  const bool fused = names.in_fused(projection);
   std::vector<int64_t> shape;
   if (names.role == TensorRole::kStacked) shape.push_back(num_experts_);
   shape.push_back(fused ? 2 * out.rows : out.rows);
@@ -167,14 +171,11 @@ bool MatrixResolver::locate_bias(const ExpertNames& names, Projection projection
   }
   const int64_t bytes = bits(bias.info->dtype) / 8;
   const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
-  const int64_t first = !second ? 0 : apart ? 1 : out.rows;
+  const auto [first, step] = names.rows_of(projection, out.rows);
   out.bias_dtype = bias.info->dtype;
-  out.bias_place = {bias.file,
-                    expert_offset(bias, stack, out.expert) + static_cast<uint64_t>(first * bytes),
-                    out.rows,
-                    1,
-                    (apart ? 2 : 1) * bytes,
-                    bytes};
+  out.bias_place = {bias.file,    expert_offset(bias, stack, out.expert) + static_cast<uint64_t>(first * bytes),
+                    out.rows,     1,
+                    step * bytes, bytes};
   return true;
 }
 
@@ -204,7 +205,7 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   }
   TensorIndex::Ref codes;
   if (find(out.codes_name, codes) == nullptr) {
-    return fail("missing_expert", out.codes_name, "a tensor", "no such tensor");
+    return fail("missing_expert", out.codes_name, "a tensor", stored_instead(index_, names, expert, projection));
   }
   if (parts.blocks != nullptr) return locate_blocks(names, codes, projection, out, findings);
   const bool floats = parts.format == SourceFormat::kFloat;
@@ -224,12 +225,12 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   if (!floats) {
     out.scales_name = names.name(expert, projection, parts.scales);
     if (find(out.scales_name, scales) == nullptr) {
-      return fail("missing_scale", out.scales_name, "a tensor", "no such tensor");
+      return fail("missing_scale", out.scales_name, "a tensor", std::string(index_.absence(out.scales_name)));
     }
   }
 
   const int64_t stack = names.role == TensorRole::kStacked ? num_experts_ : 0;
-  const bool fused = names.gate_up_fused && projection != Projection::kDown;
+  const bool fused = names.in_fused(projection);
   const bool in_blocks = parts.codes == "blocks";
   if (in_blocks && cols % 32 != 0)
     return fail("misaligned", out.codes_name, "K, a multiple of 32", fmt::format("({}, {})", rows, cols));
@@ -252,9 +253,8 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   if (!has_shape(*codes.info, codes_shape)) {
     return fail("shape_mismatch", out.codes_name, expected_tensor(codes_shape, out.dtype), describe(*codes.info));
   }
-  const int64_t inner = k_first ? shapes.rows : byte_cols;   // elements of one stored row
-  const int64_t apart = fused && names.interleaved ? 2 : 1;  // stored rows from one of the matrix's to the next
-  const int64_t row0 = !fused || projection != Projection::kUp ? 0 : apart == 2 ? 1 : rows;
+  const int64_t inner = k_first ? shapes.rows : byte_cols;  // elements of one stored row
+  const auto [row0, apart] = names.rows_of(projection, rows);
   const int64_t row_stride = (k_first ? 1 : inner) * bytes;
   const uint64_t codes_offset = expert_offset(codes, stack, expert) + static_cast<uint64_t>(row0 * row_stride);
   out.codes_place = {codes.file, codes_offset, rows, byte_cols, apart * row_stride, (k_first ? inner : 1) * bytes};
@@ -295,15 +295,18 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   std::string actual;
   float stored = 0;
   bool readable = true;
-  if (!scalar(names, out.tensor_scale_name, expert, scale, stored, actual, readable)) {
+  if (!scalar(names, out.tensor_scale_name, expert, projection, scale, stored, actual, readable)) {
     const char* id = !readable ? "unreadable" : scale.info == nullptr ? "missing_scale" : "shape_mismatch";
     return fail(id, out.tensor_scale_name, "() or (1) F32", actual);
   }
   out.tensor_scale_file = scale.file;
   const bool inverse = parts.format == SourceFormat::kCompressedTensors;
+  if (stored == 0 || (std::isinf(stored) && stored > 0)) {  // the codes decide: check_zeros
+    out.unusable_scale = float_string(std::abs(stored));
+    return true;
+  }
   out.tensor_scale = inverse ? reciprocal(stored) : stored;
   const char* id = !std::isfinite(stored)                                      ? "tensor_scale_nonfinite"
-                   : stored == 0                                               ? "tensor_scale_zero"
                    : stored < 0                                                ? "tensor_scale_negative"
                    : !std::isfinite(out.tensor_scale) || out.tensor_scale == 0 ? "tensor_scale_nonfinite"
                                                                                : nullptr;

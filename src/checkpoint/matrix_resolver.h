@@ -38,8 +38,8 @@ class MatrixResolver {
   struct Shapes;
   const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
   // False with `actual` where it is none; `readable` is false where the file could not be read.
-  bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, TensorIndex::Ref& ref, float& out,
-              std::string& actual, bool& readable) const;
+  bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, Projection projection,
+              TensorIndex::Ref& ref, float& out, std::string& actual, bool& readable) const;
   // locate() of a matrix of ggml's blocks, whose tensor is there.
   bool locate_blocks(const ExpertNames& names, const TensorIndex::Ref& tensor, Projection projection, MatrixSource& out,
                      FindingList& findings) const;

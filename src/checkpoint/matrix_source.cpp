@@ -161,11 +161,30 @@ Status MatrixSource::check_unchanged() const {
   return {};
 }
 
+Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& findings) {
+  if (matrix.unusable_scale.empty()) return true;
+  NVFP4_MOE_TRY(matrix.read_codes(storage));
+  const ByteMatrix& codes = matrix.codes;
+  matrix.zeros = true;
+  for (int64_t r = 0; r < codes.rows; ++r) {
+    for (int64_t c = 0; c < codes.cols; ++c)
+      matrix.zeros = matrix.zeros && (codes.data[r * codes.row_stride + c * codes.col_stride] & 0x77) == 0;
+  }
+  const bool zero = matrix.unusable_scale == "0";
+  findings.add({matrix.zeros ? Severity::kWarning : Severity::kError,
+                matrix.zeros ? "dead_matrix"
+                : zero       ? "tensor_scale_zero"
+                             : "tensor_scale_nonfinite",
+                matrix.layer, matrix.expert, matrix.tensor_scale_name, "a finite number > 0",
+                matrix.unusable_scale + (matrix.zeros ? " over codes that are all 0: a matrix of zeros" : "")});
+  return matrix.zeros;
+}
+
 Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings, ScaleScan& scan,
                           int64_t& zero_blocks) {
   zero_blocks = 0;
   scan = ScaleScan{};
-  if (matrix.format == SourceFormat::kFloat) return true;
+  if (matrix.format == SourceFormat::kFloat || matrix.zeros) return true;
   NVFP4_MOE_TRY(matrix.read_scales(storage));
   const ByteMatrix stored = matrix.scales_as_stored();
   scan_scales(stored.data, stored.rows, stored.cols, stored.row_stride, scan);

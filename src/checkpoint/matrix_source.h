@@ -56,9 +56,11 @@ struct MatrixSource {
   ByteMatrix scales;         // what read_scales copied from scales_place
   int phase = 0;             // MXFP4: 1 where the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
-  const BlockType* blocks = nullptr;              // ggml's, that codes_place consists of
-  int64_t skipped = 0;                            // columns of the first of these blocks before the matrix's own
-  float tensor_scale = 1;                         // to be multiplied, whatever the file holds
+  const BlockType* blocks = nullptr;  // ggml's, that codes_place consists of
+  int64_t skipped = 0;                // columns of the first of these blocks before the matrix's own
+  float tensor_scale = 1;             // to be multiplied, whatever the file holds
+  std::string unusable_scale;         // the stored one if it is 0 or Inf, which is legal over zero codes only
+  bool zeros = false;                 // such a matrix, whose codes check_zeros has found to be 0
   const TensorFile* tensor_scale_file = nullptr;  // null where no file holds one
   std::string bias_name;
   MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file where the matrix has no bias
@@ -87,6 +89,10 @@ struct MatrixSource {
   int64_t scale_elems() const { return format == SourceFormat::kMxfp4 ? 32 : 16; }  // columns that share a scale
   Status read_blocks(Storage& storage);
 };
+
+// Looks at the codes of a whole matrix with an unusable tensor scale: producers write 0, or its reciprocal Inf, for an
+// expert that no token trained. Adds a warning and sets `zeros`, or returns false with an error if a code is not 0.
+Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& findings);
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what
 // it finds; false where there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes. Reads the

@@ -21,6 +21,8 @@ namespace {
 
 using json = Json;
 
+constexpr JsonLimits kConfigLimits = {.non_finite = true};
+
 Result<std::string> model_type_of(const json& config) {
   const json* value = member(config, "model_type");
   if (value == nullptr) return std::string();
@@ -109,6 +111,12 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
     case ActRule::kStep: options.activation = Activation::kSwiglu; return {};
     case ActRule::kClamped: {
       options.activation = Activation::kSwigluClamped;
+      // 0 is no clamp in DeepSeek's own code, and its default. Other families would clamp everything to 0.
+      if (const json* limit = member(config, "swiglu_limit");
+          limit != nullptr && *limit == json(0) && row.family == "deepseek_v4") {
+        options.activation = Activation::kSwiglu;
+        return {};
+      }
       NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
       return {};
     }
@@ -209,7 +217,7 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
     from_config = *std::move(parsed);
   }
   if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors) return from_config;
-  Result<json> root = parse_json_strict(hf_quant_json);
+  Result<json> root = parse_json_strict(hf_quant_json, kConfigLimits);
   if (!root.ok()) return root.status().in("hf_quant_config.json");
   const json* quantization = root->is_object() ? member(*root, "quantization") : nullptr;
   if (quantization == nullptr) return bad_input("hf_quant_config.json quantization: missing");
@@ -243,7 +251,7 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
 }  // namespace
 
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json) {
-  Result<json> root = parse_json_strict(config_json);
+  Result<json> root = parse_json_strict(config_json, kConfigLimits);
   if (!root.ok()) return root.status().in("config.json");
   if (!root->is_object()) return bad_input("config.json: expected an object, got " + describe_json(*root));
   const json& config = language_config(*root);
@@ -258,8 +266,8 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(fmt::format("config.json model_type '{}' is not known; known are {}", printable(model_type),
-                                   known_model_types()));
+    return unsupported(fmt::format("config.json model_type '{}' is not known; docs/checkpoints.md lists those that are",
+                                   printable(model_type)));
   }
 
   ModelInfo out;

@@ -33,7 +33,7 @@ constexpr FamilyNames kFamilies[] = {
     {"hunyuan", {"mlp"}, "shared_mlp", false},
     {"hunyuan_v3", {"mlp"}, "shared_mlp", false},
     {"hunyuan_v4", {"mlp"}, "", false},
-    {"inkling", {"mlp"}, "", false},
+    {"inkling", {"mlp"}, "", false, false, Stacks::kExperts, false, true, true},
     {"jamba", {"feed_forward"}, "", false},
     {"laguna", {"mlp"}, "shared_expert", false},
     {"lfm2", {"feed_forward"}, "", false},
@@ -161,6 +161,19 @@ bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName&
 
 bool contains(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
 
+// "<prefix>layers.<L>." off the front.
+std::optional<int64_t> take_layer(std::string_view& name) {
+  const std::string_view* prefix = std::find_if(std::begin(kPrefixes), std::end(kPrefixes), [&](std::string_view p) {
+    return name.starts_with(p) && name.substr(p.size()).starts_with("layers.");
+  });
+  if (prefix == std::end(kPrefixes)) return std::nullopt;
+  std::string_view rest = name.substr(prefix->size() + std::string_view("layers.").size());
+  const std::optional<int64_t> layer = take_number(rest);
+  if (!layer || !take(rest, ".")) return std::nullopt;
+  name = rest;
+  return layer;
+}
+
 }  // namespace
 
 const FamilyNames* family_names(std::string_view family) {
@@ -171,15 +184,10 @@ const FamilyNames* family_names(std::string_view family) {
 }
 
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name) {
-  const std::string_view* prefix = std::find_if(std::begin(kPrefixes), std::end(kPrefixes), [&](std::string_view p) {
-    return name.starts_with(p) && name.substr(p.size()).starts_with("layers.");
-  });
-  if (prefix == std::end(kPrefixes)) return std::nullopt;
-  std::string_view rest = name.substr(prefix->size());
+  std::string_view rest = name;
   MoeTensorName out;
-  take(rest, "layers.");
-  const std::optional<int64_t> layer = take_number(rest);
-  if (!layer || !take(rest, ".")) return std::nullopt;
+  const std::optional<int64_t> layer = take_layer(rest);
+  if (!layer) return std::nullopt;
   out.layer = *layer;
   const auto take_shared = [&](std::string_view text) {
     if (family.shared.empty() || !take(text, family.shared) || !take(text, ".")) return false;
@@ -204,6 +212,23 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
                                                                                       : std::nullopt;
     out.expert = *expert;
     return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::string_view name) {
+  take(name, "base_model.model.");
+  const std::optional<int64_t> layer = take_layer(name);
+  if (!layer) return std::nullopt;
+  const auto in_shared = [&](std::string_view rest) {
+    return !family.shared.empty() && take(rest, family.shared) && take(rest, ".");
+  };
+  if (family.shared_beside_block && in_shared(name)) return ExpertsModule{*layer, true};
+  for (const std::string_view block : family.blocks) {
+    std::string_view rest = name;
+    if (block.empty() || !take(rest, block) || !take(rest, ".")) continue;
+    if (in_shared(rest)) return ExpertsModule{*layer, true};
+    if (take(rest, "experts.")) return ExpertsModule{*layer, false};
   }
   return std::nullopt;
 }

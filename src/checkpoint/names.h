@@ -33,7 +33,7 @@ enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gat
 // What gate, up, down, and gate and up in one tensor are called.
 enum class Words : uint8_t {
   kProj,    // gate_proj, up_proj, down_proj, gate_up_proj
-  kW,       // w1, w3, w2; w13, whose rows alternate
+  kW,       // w1, w3, w2; w13, the name of inference engines' parameters
   kLinear,  // output_linear, input_linear
   kFc,      // fc2, fc1
 };
@@ -54,6 +54,7 @@ struct FamilyNames {
   Stacks stacks = Stacks::kExperts;
   bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>
   bool gated = true;                 // experts have a gate
+  bool w13_interleaved = false;      // rows of gate and up alternate in a tensor called w13 (elsewhere: gate first)
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);
@@ -74,6 +75,14 @@ struct MoeTensorName {
 };
 // nullopt where the name is not one of the family's expert tensors.
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name);
+
+// A name in the module of a layer's experts, whatever follows: "<prefix>layers.3.mlp.experts...", or the shared expert's.
+struct ExpertsModule {
+  int64_t layer = 0;
+  bool shared = false;
+};
+// Also understood with the prefix that PEFT adds (base_model.model.).
+std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::string_view name);
 
 // "gate_proj", "w3", "gate_up_proj"; empty where a spelling has no word for it.
 std::string_view projection_word(Projection projection, Words words);

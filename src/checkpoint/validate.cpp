@@ -77,8 +77,9 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
   FindingList found;
   for (const Finding& finding : impl_->findings) {
-    // Errors of single experts are found again below.
-    const bool again = finding.severity == Severity::kError && finding.id != "unexpected_expert";
+    // Errors of single experts are found again below, those of names are not.
+    const bool again = finding.severity == Severity::kError && finding.id != "unexpected_expert" &&
+                       finding.id != "unknown_expert_tensor" && finding.id != "gate_up_order_unknown";
     if (finding.layer == layer && !again) found.add(finding);
   }
   entry->add_missing(layer, range, found);
@@ -92,6 +93,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
     std::vector<ScaleScan> scans(projections.size());
     bool resolved = true;
     bool valid = true;
+    bool whole = true;  // no matrix without a usable tensor scale
     for (size_t p = 0; p < projections.size(); ++p) {
       if (!impl_->resolve(entry->routed, layer, e, projections[p], matrices[p], found)) {
         resolved = false;
@@ -103,7 +105,11 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
         found.add({Severity::kError, "bias_nonfinite", layer, e, matrices[p].bias_name, "finite biases",
                    bias.status().message()});
       }
-      NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrices[p], storage, found, scans[p], zero_blocks));
+      NVFP4_MOE_ASSIGN(bool sound, check_zeros(matrices[p], storage, found));
+      if (sound) {
+        NVFP4_MOE_ASSIGN(sound, check_scales(matrices[p], storage, found, scans[p], zero_blocks));
+      }
+      whole = whole && matrices[p].unusable_scale.empty();
       if (!sound) {
         valid = false;
         continue;
@@ -116,8 +122,8 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
                    static_cast<int64_t>(rounded)});
       }
     }
-    if (resolved && valid && nvfp4) marks.add(matrices, scans);
-    if (resolved && nvfp4 && entry->routed.gated && matrices[0].tensor_scale != matrices[1].tensor_scale) {
+    if (resolved && valid && whole && nvfp4) marks.add(matrices, scans);
+    if (resolved && whole && nvfp4 && entry->routed.gated && matrices[0].tensor_scale != matrices[1].tensor_scale) {
       found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
                  fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
                  float_string(matrices[1].tensor_scale)});
@@ -164,6 +170,10 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
       }
       if (floats) continue;
       out.scales_bytes += matrix.scales_bytes();
+      if (!matrix.unusable_scale.empty()) {
+        whole = false;
+        continue;
+      }
       Storage storage;
       NVFP4_MOE_TRY(matrix.read_scales(storage));
       const ByteMatrix stored = matrix.scales_as_stored();

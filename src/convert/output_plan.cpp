@@ -92,6 +92,11 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
       }
       continue;
     }
+    const std::optional<ExpertsModule> module = experts_module(*family, info.name);
+    if (module && !module->shared && layers.contains(module->layer)) {
+      ++plan.left_out_tensors;  // experts under their new names would not be where it applies
+      continue;
+    }
     if (routed) {
       if (kept_stems.insert(std::string(name->stem)).second) plan.modules.kept_stems.emplace_back(name->stem);
     } else if (info.shape.size() == 2 && info.name.ends_with(".weight")) {

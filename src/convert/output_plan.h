@@ -38,6 +38,7 @@ struct OutputPlan {
   uint64_t source_bytes = 0;
   int64_t copied_tensors = 0;
   int64_t quantized_tensors = 0;
+  int64_t left_out_tensors = 0;  // of the quantized experts' modules, which no format has
 };
 
 // The tensors of a quantized matrix, and their names behind the module's.

@@ -51,6 +51,9 @@ void add_notes(const QuantizeOptions& options, const OutputPlan& plan, const std
   if (!options.share_gate_up_scale)
     result.notes.push_back(
         "gate and up keep their own tensor scales: engines that use gate's for both (vLLM) read up wrongly");
+  if (plan.left_out_tensors > 0)
+    result.notes.push_back(fmt::format(
+        "{} tensors of the quantized experts' modules are left out: they belong to no format", plan.left_out_tensors));
   if (!plan.modules.kept_stems.empty()) {
     result.notes.push_back(fmt::format("experts of {} modules stay unquantized", plan.modules.kept_stems.size()));
     if (plan.modules.deepseek_v4)
@@ -101,7 +104,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
     }
   }
   NVFP4_MOE_TRY(UnfinishedOutput::check(in, out));
-  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in));
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in, options.reading));
   if (checkpoint.model().gguf)
     return unsupported(
         fmt::format("{}: expected safetensors with their config.json, which the output gets a copy of, got GGUF", in));

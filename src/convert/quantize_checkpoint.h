@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_options.h"
 #include "core/executor.h"
 #include "core/nvfp4_view.h"
 #include "core/progress.h"
@@ -46,6 +47,7 @@ struct EnumNames<OutputFormat> {
 };
 
 struct QuantizeOptions {
+  CheckpointOptions reading;  // how IN is opened
   OutputFormat format = OutputFormat::kModelOpt;
   std::vector<int64_t> layers;  // empty: every MoE layer; a number that is none is kInvalidArgument
   ScaleSearch scales = ScaleSearch::kMax;
@@ -109,6 +111,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
 // What it refuses of IN and OUT, before any scale is measured.
 Status check_takes_input_scales(const Checkpoint& in, const std::string& out);
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
-                          uint64_t max_shard_bytes = 5ull << 30, const ProgressFn& progress = {});
+                          uint64_t max_shard_bytes = 5ull << 30, const ProgressFn& progress = {},
+                          const CheckpointOptions& reading = {});
 
 }  // namespace nvfp4_moe

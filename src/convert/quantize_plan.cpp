@@ -85,6 +85,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   plan.config = config.digest();
   plan.format = to_string(options.format);
   plan.layers = layers;
+  if (options.reading.gate_up_order) plan.gate_up_order = to_string(*options.reading.gate_up_order);
   plan.scales = to_string(options.scales);
   plan.calibration = calibration;
   plan.share_gate_up_scale = options.share_gate_up_scale;
@@ -129,6 +130,9 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
   if (wanted.layers != found.layers)
     return differ("layers", fmt::format("{}", fmt::join(wanted.layers, ",")),
                   printable(fmt::format("{}", fmt::join(found.layers, ","))));
+  if (wanted.gate_up_order != found.gate_up_order)
+    return differ("gate_up_order", wanted.gate_up_order.empty() ? "none" : wanted.gate_up_order,
+                  found.gate_up_order.empty() ? "none" : printable(found.gate_up_order));
   if (wanted.scales != found.scales) return differ("scales", wanted.scales, printable(found.scales));
   if (wanted.calibration != found.calibration)
     return differ("calibration", wanted.calibration.empty() ? "none" : wanted.calibration,

@@ -43,6 +43,7 @@ struct QuantizePlan {
   ContentHash config;  // of IN's config.json
   std::string format;
   std::set<int64_t> layers;
+  std::string gate_up_order;  // as it was given; empty where it was not
   std::string scales;
   std::string calibration;  // the hash of the moments that errors are weighted by; empty where none are
   bool share_gate_up_scale = true;

@@ -98,6 +98,7 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
     if (!number) return wrong("layers", "integers", &layer);
     plan.layers.insert(*number);
   }
+  NVFP4_MOE_ASSIGN(plan.gate_up_order, text_of(json, "gate_up_order"));
   NVFP4_MOE_ASSIGN(plan.scales, text_of(json, "scales"));
   NVFP4_MOE_ASSIGN(plan.calibration, text_of(json, "calibration"));
   const Json* share = member(json, "share_gate_up_scale");
@@ -169,6 +170,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"config", to_string(plan.config)},
                      {"format", plan.format},
                      {"layers", plan.layers},
+                     {"gate_up_order", plan.gate_up_order},
                      {"scales", plan.scales},
                      {"calibration", plan.calibration},
                      {"share_gate_up_scale", plan.share_gate_up_scale},

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 // W4A16 checkpoints have no activation scales, and engines that see one in them would not read it.
 Status check_quantizes_activations(const Checkpoint& checkpoint, const std::string& config_text) {
-  const Json config = Json::parse(config_text);
+  const Json config = Json::parse(config_text, /*non_finite=*/true);
   bool weight_only = checkpoint.model().quant_algo == "W4A16_NVFP4";
   if (checkpoint.model().format == SourceFormat::kCompressedTensors && config.is_object()) {
     for (const auto& [name, group] : config["quantization_config"]["config_groups"].items())
@@ -97,7 +97,7 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
 }
 
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
-                          uint64_t max_shard_bytes, const ProgressFn& progress) {
+                          uint64_t max_shard_bytes, const ProgressFn& progress, const CheckpointOptions& reading) {
   const auto start = std::chrono::steady_clock::now();
   for (const auto& [layer, s] : scales) {
     for (const std::optional<float>& scale : {s.hidden, s.intermediate}) {
@@ -106,7 +106,7 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
             fmt::format("input scale of layer {}: expected a positive normal number, got {}", layer, *scale));
     }
   }
-  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in));
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in, reading));
   NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, out));
   const ModelInfo& model = checkpoint.model();
   const std::set<int64_t> layers(model.layers.begin(), model.layers.end());

@@ -13,7 +13,7 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr int64_t kKeyVersion = 2;
+constexpr int64_t kKeyVersion = 3;
 constexpr size_t kSampleBytes = 512;
 constexpr size_t kReadAtOnce = size_t{1} << 20;
 
@@ -93,6 +93,8 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
   hasher.text(to_string(model.format));
   hasher.text(model.quant_method);
   hasher.text(model.quant_algo);
+  const auto& order = subject.checkpoint.options().gate_up_order;
+  hasher.text(order ? to_string(*order) : "");
   for (const int64_t value :
        {subject.layer, subject.range.first, subject.range.count, subject.slice.first, subject.slice.count})
     hasher.number(value);

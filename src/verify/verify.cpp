@@ -373,10 +373,10 @@ int64_t VerifyReport::failed_layers() const {
 }
 
 Result<VerifyReport> verify(const std::string& path, const VerifyOptions& options) {
-  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path));
+  NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(path, options.reading));
   std::optional<Checkpoint> original;
   if (!options.against.empty()) {
-    auto opened = Checkpoint::open(options.against);
+    auto opened = Checkpoint::open(options.against, options.reading);
     if (!opened.ok()) return opened.status().in("original");
     original = std::move(*opened);
   }

@@ -34,6 +34,7 @@ inline constexpr size_t kMaxFaults = 8;  // that a report of faulty tensors list
 
 struct VerifyOptions {
   std::string against;          // directory of the original: bf16/fp16/fp32, MXFP4, or any checkpoint that loads
+  CheckpointOptions reading;    // how both are opened
   std::vector<int64_t> layers;  // empty: all
   ExpertRange range;            // count 0: all experts; else only these are packed, compared and run
   std::string input;            // states file (verify/states.h); empty: seeded

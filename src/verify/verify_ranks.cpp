@@ -147,7 +147,7 @@ class RankVerifier {
 Status verify_rank(const std::string& path, const RanksOptions& options, std::shared_ptr<Exchange> exchange,
                    const std::string& device, int threads, const ProgressFn& progress,
                    std::vector<RanksCheck>& checks) {
-  const Result<Checkpoint> checkpoint = Checkpoint::open(path);
+  const Result<Checkpoint> checkpoint = Checkpoint::open(path, options.reading);
   NVFP4_MOE_TRY(exchange->agree(checkpoint.status()));
   const std::unique_ptr<Executor> executor = make_thread_pool(threads);
   return RankVerifier(*checkpoint, options, std::move(exchange), device, *executor, progress).run(checks);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_options.h"
 #include "exchange/local_ranks.h"
 #include "judge/judge.h"
 #include "moe/expert_parallel.h"
@@ -21,6 +22,7 @@ namespace nvfp4_moe {
 
 struct RanksOptions {
   CombineBy combine = CombineBy::kAllToAll;
+  CheckpointOptions reading;
   std::vector<int64_t> layers;
   StatesOptions states;
   std::string backend = "auto";

@@ -64,6 +64,36 @@ ATTACK_TEST_P(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePla
   }
 }
 
+// A tensor that no format has: every verb says which option decides, and takes it.
+ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
+  CheckpointBuilder planted({.model_type = "qwen3_moe", .format = SourceFormat::kFloat});
+  planted.tensors()["model.layers.0.mlp.experts.output_scale"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
+  const TempDir dir;
+  const std::string in = dir.file("in");
+  ASSERT_OK(planted.write(in));
+  const ToolRun inspect = run_tool({"inspect", in, "--quiet", "--json"});
+  EXPECT_EQ(inspect.exit_code, 1) << inspect.err;
+  EXPECT_THAT(inspect.out, HasSubstr("--accept-tensor"));
+  const std::vector<std::vector<std::string>> verbs = {{"verify", in, "--tokens", "2"},
+                                                       {"bench", in, "--layer", "0", "--tokens", "1"},
+                                                       {"calibrate", in, "--random", "1", "--tokens", "2"},
+                                                       {"quantize", in, dir.file("out")}};
+  for (std::vector<std::string> verb : verbs) {
+    SCOPED_TRACE(verb.front());
+    verb.push_back("--quiet");
+    const ToolRun refused = run_tool(verb);
+    attacked();
+    EXPECT_NE(refused.exit_code, 0);
+    EXPECT_THAT(refused.out + refused.err, HasSubstr("model.layers.0.mlp.experts.output_scale"));
+    verb.insert(verb.end(), {"--accept-tensor", "*.other", "--accept-tensor", "*.output_scale"});
+    const ToolRun accepted = run_tool(verb);
+    EXPECT_EQ(accepted.exit_code, 0) << accepted.out << accepted.err;
+  }
+  const ToolRun wrong = run_tool({"inspect", in, "--gate-up-order", "sideways"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--gate-up-order: expected one of gate_first, up_first, interleaved"));
+}
+
 // An error that a finding causes names it, at the end of the line and by itself in JSON.
 ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   CheckpointBuilder planted({.format = SourceFormat::kModelOpt});

@@ -190,6 +190,10 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_checkpoint_open("/", nullptr), invalid);
   EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/model", &checkpoint), NVFP4_MOE_OK);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("/no/such/model"));
+  nvfp4_moe_checkpoint_options reading{};  // struct_size 0
+  EXPECT_EQ(nvfp4_moe_checkpoint_open_with("/no/such/model", &reading, &checkpoint), invalid);
+  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("options.struct_size"));
+  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(nullptr, nullptr, &checkpoint), invalid);
   EXPECT_EQ(checkpoint, nullptr);
   EXPECT_EQ(nvfp4_moe_checkpoint_info(nullptr, &text), invalid);
   EXPECT_EQ(nvfp4_moe_checkpoint_findings(nullptr, -1, &text), invalid);

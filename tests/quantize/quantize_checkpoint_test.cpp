@@ -272,6 +272,7 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
   refused([](QuantizeOptions& o) { o.format = OutputFormat::kCompressedTensors; }, "format");
   refused([](QuantizeOptions& o) { o.layers = {0}; }, "layers");
   refused([](QuantizeOptions& o) { o.share_gate_up_scale = false; }, "share_gate_up_scale");
+  refused([](QuantizeOptions& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; }, "gate_up_order");
   refused([](QuantizeOptions& o) { o.input_scales[0] = {0.5f, 0.5f}; }, "input_scales");
   // A changed source: one weight, same size, later mtime.
   const auto index = TensorIndex::open(in());

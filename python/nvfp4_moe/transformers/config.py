@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -24,7 +25,8 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
     """What from_pretrained(..., quantization_config=) takes for any checkpoint that nvfp4_moe reads.
 
     max_tokens: the most tokens of one run of a layer; longer batches run in parts. backend: "auto", or a name of
-    nvfp4_moe.explain(). cache_directory: where packed experts are kept and mapped from on the next start.
+    nvfp4_moe.explain(). cache_directory: where packed experts are kept and mapped from on the next start. gate_up_order,
+    accept_tensors: as nvfp4_moe.Checkpoint takes them.
     options: fields of nvfp4_moe.MoeConfig that differ from the checkpoint's, for example activation_format="bf16"; those
     that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too.
 
@@ -37,12 +39,15 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         max_tokens: int = 8192,
         backend: str = "auto",
         cache_directory: str | os.PathLike[str] | None = None,
+        gate_up_order: str | None = None,
+        accept_tensors: Sequence[str] = (),
         **options: Any,
     ) -> None:
         for name in options:
             if name not in _OPTIONS:
                 raise _core.InvalidArgument(
-                    f"Nvfp4MoeConfig: expected max_tokens, backend, cache_directory, {', '.join(_OPTIONS)}, got {name}"
+                    f"Nvfp4MoeConfig: expected max_tokens, backend, cache_directory, gate_up_order, accept_tensors, "
+                    f"{', '.join(_OPTIONS)}, got {name}"
                 )
         if max_tokens < 1:
             raise _core.InvalidArgument(f"Nvfp4MoeConfig max_tokens: expected 1 or more, got {max_tokens}")
@@ -50,6 +55,8 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         self.max_tokens = max_tokens
         self.backend = backend
         self.cache_directory = None if cache_directory is None else os.fspath(cache_directory)
+        self.gate_up_order = gate_up_order
+        self.accept_tensors = list(accept_tensors)
         self.options = options
         self.checkpoint: dict[str, Any] | None = None  # the quantization_config of the checkpoint's config.json
 
@@ -79,5 +86,6 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
         """What config.json says of the checkpoint; of a model that was quantized in memory, this config."""
         if self.checkpoint is not None:
             return copy.deepcopy(self.checkpoint)
-        fields = {name: getattr(self, name) for name in ("quant_method", "max_tokens", "backend", "cache_directory")}
+        names = ("quant_method", "max_tokens", "backend", "cache_directory", "gate_up_order", "accept_tensors")
+        fields = {name: copy.copy(getattr(self, name)) for name in names}
         return {**fields, **copy.deepcopy(self.options)}

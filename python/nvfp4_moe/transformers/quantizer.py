@@ -143,7 +143,8 @@ class Nvfp4MoeQuantizer(HfQuantizer):
     ) -> list[Found]:
         """Puts Nvfp4Experts in the place of all experts but those that a quantized checkpoint left in floats, and those
         of another part of the model (Qwen3-Omni's speech)."""
-        checkpoint = _core.Checkpoint(directory)
+        reading = self.quantization_config
+        checkpoint = _core.Checkpoint(directory, reading.gate_up_order, reading.accept_tensors)
         found = _of_language_model(checkpoint, found, rename)
         dtypes: dict[int, set[str]] = {}
         for key, tensor in tensors.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -33,10 +35,17 @@ class StoredTensor(NamedTuple):
 def stored_tensors(files: Iterable[str]) -> dict[str, StoredTensor]:
     """Every tensor of the files, by its key; raises BadInput, with the file's name, for one that is cut or is none."""
     tensors = {}
+    shards: dict[str, str] | None = None  # as the model's index has them; other copies and leftovers are not read
     for file in files:
+        index = os.path.join(os.path.dirname(file), "model.safetensors.index.json")
+        if shards is None and os.path.exists(index):
+            with open(index, encoding="utf-8") as text:
+                shards = json.load(text)["weight_map"]
         try:
             with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118
+                    if shards is not None and shards.get(key) != os.path.basename(file):
+                        continue
                     part = opened.get_slice(key)
                     tensors[key] = StoredTensor(file, key, part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:

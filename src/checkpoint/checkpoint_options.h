@@ -1,0 +1,36 @@
+// What a caller decides of a checkpoint whose files leave it open.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/enum_names.h"
+
+namespace nvfp4_moe {
+
+// The order of rows in a tensor that holds gate and up.
+enum class GateUpOrder : uint8_t {
+  kGateFirst,   // all of gate, then all of up
+  kUpFirst,     // all of up, then all of gate
+  kInterleaved  // g0 u0 g1 u1 ...
+};
+inline const char* to_string(GateUpOrder order) { return name_of(order); }
+template <>
+struct EnumNames<GateUpOrder> {
+  static constexpr const char* kWhat = "gate_up_order";
+  static constexpr std::array kAll = {"gate_first", "up_first", "interleaved"};
+};
+
+struct CheckpointOptions {
+  // Of every tensor that holds gate and up of routed or shared experts. Without it the order comes from the family and
+  // the tensor's name, and a layer is refused if they do not give it.
+  std::optional<GateUpOrder> gate_up_order = {};
+  // Names of tensors that may lie in an experts' module although no format has them. '*' matches any characters. They
+  // are left out, so what they add to the experts is not computed.
+  std::vector<std::string> accept_tensors = {};
+};
+
+}  // namespace nvfp4_moe

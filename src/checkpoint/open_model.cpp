@@ -1,0 +1,71 @@
+#include "checkpoint/open_model.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string_view>
+
+#include "checkpoint/gguf_config.h"
+#include "checkpoint/model_config.h"
+#include "gguf/gguf.h"
+#include "safetensors/files.h"
+
+namespace nvfp4_moe {
+namespace {
+
+constexpr size_t kMaxConfigBytes = size_t{64} << 20;
+
+// MLX packs eight codes in a 32-bit word, with the scales of blocks as `scales`, and declares it in words of its own.
+Status check_not_mlx(const TensorIndex& index) {
+  for (const auto& [name, ref] : index.tensors()) {
+    constexpr std::string_view kCodes = ".weight";
+    if (ref.info->dtype != DType::kU32 || !name.ends_with(kCodes) || name.find("mlp") == std::string::npos) continue;
+    const std::string scales = name.substr(0, name.size() - kCodes.size()) + ".scales";
+    if (index.find(scales).info == nullptr) continue;
+    return unsupported(fmt::format("{}: {} with `scales` is a matrix in MLX's layout, which is not read",
+                                   printable(name, 400), describe(*ref.info)));
+  }
+  return {};
+}
+
+Result<OpenedModel> open_gguf_model(const std::string& path) {
+  NVFP4_MOE_ASSIGN(GgufModel files, open_gguf(path));
+  Result<ModelInfo> model = parse_gguf_config(files.metadata, files.index);
+  if (!model.ok()) return model.status().in(printable(files.index.files().front()->path(), 4096));
+  return OpenedModel{std::move(files.index), *std::move(model)};
+}
+
+Result<OpenedModel> open_safetensors_model(const std::string& path) {
+  NVFP4_MOE_ASSIGN(TensorIndex index, TensorIndex::open(path));
+  const std::filesystem::path directory = index.directory();
+  const std::string config_path = (directory / "config.json").string();
+  NVFP4_MOE_ASSIGN(const std::string config, read_text_file(config_path, kMaxConfigBytes));
+  std::string hf_quant;
+  const std::string hf_quant_path = (directory / "hf_quant_config.json").string();
+  NVFP4_MOE_ASSIGN(const bool has_hf_quant, has_entry(hf_quant_path));
+  if (has_hf_quant) {
+    NVFP4_MOE_ASSIGN(hf_quant, read_text_file(hf_quant_path, kMaxConfigBytes));
+  }
+  NVFP4_MOE_TRY(check_not_mlx(index));
+  Result<ModelInfo> model = parse_model_config(config, hf_quant);
+  if (!model.ok()) return model.status().in(printable(directory.string(), 4096));
+  return OpenedModel{std::move(index), *std::move(model)};
+}
+
+}  // namespace
+
+Result<OpenedModel> open_model(const std::string& path) {
+  NVFP4_MOE_ASSIGN(const bool gguf, is_gguf(path));
+  return gguf ? open_gguf_model(path) : open_safetensors_model(path);
+}
+
+void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings) {
+  findings.add_folded({Severity::kWarning, "superseded_tensor", -1, -1, "", "",
+                       "another copy than the one that model.safetensors.index.json names: not read"},
+                      left_out.superseded);
+  findings.add_folded({Severity::kWarning, "unindexed_tensor", -1, -1, "", "",
+                       "in a shard, but not in model.safetensors.index.json: not read"},
+                      left_out.unindexed);
+}
+
+}  // namespace nvfp4_moe

@@ -1,0 +1,39 @@
+// Tensors of an experts' module that no format of this library has. Some are harmless, some the caller accepts
+// (CheckpointOptions::accept_tensors). Any other may change what the experts compute, so that the layer is refused.
+// Private to the room.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint_options.h"
+#include "checkpoint/findings.h"
+
+namespace nvfp4_moe {
+
+// Such tensors of one layer's routed experts, or of its shared expert.
+class OtherTensors {
+ public:
+  // part: what follows the projection in the name, or the whole name if it has none. The name must outlive this.
+  void add(std::string_view name, std::string_view part, const CheckpointOptions& options);
+  // Adds a finding for each kind. Returns an error that names the first refused tensor.
+  Status report(int64_t layer, FindingList& findings) const;
+  // The first refused tensor of a way of quantizing that is not implemented (AWQ, SVDQuant, zero points), and why; else
+  // empty.
+  const std::string& unsupported_format() const { return unsupported_format_; }
+
+  bool has_refused() const { return !refused_.empty(); }
+  const std::vector<std::string_view>& names() const { return all_; }
+
+ private:
+  std::vector<std::string_view> all_, harmless_, accepted_, refused_;
+  std::string_view first_reason_;
+  std::string unsupported_format_;
+};
+
+// Whether the whole name matches the pattern, in which '*' stands for any characters.
+bool matches_pattern(std::string_view pattern, std::string_view name);
+
+}  // namespace nvfp4_moe

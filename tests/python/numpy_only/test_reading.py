@@ -1,0 +1,156 @@
+"""Checkpoints that leave open how they are to be read, against a float64 oracle of what their files mean. NumPy only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import nvfp4_moe as nv
+import pytest
+from qwen3_moe import EXPERTS, HIDDEN, SHAPES, write_safetensors
+
+TOKENS = 12
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def floats(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def decoded(matrix):
+    """The float64 weights of a matrix as load_expert gives it."""
+    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    e2m1 = np.concatenate([e2m1, -e2m1])
+    codes = np.stack([matrix["codes"] & 15, matrix["codes"] >> 4], -1).reshape(len(matrix["codes"]), -1)
+    byte = matrix["scales"].astype(np.int64)
+    exponent, mantissa = byte >> 3, byte & 7
+    scales = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
+    return e2m1[codes] * np.repeat(scales, 16, 1) * matrix["tensor_scale"]
+
+
+def oracle(model, layer, hidden, ids, weights):
+    """The layer in float64, of each matrix as one tensor an expert quantizes it."""
+    experts = []
+    for expert in range(EXPERTS):
+        loaded = nv.load_expert(model[0], layer, expert)
+        experts.append([decoded(loaded[name]) for name in ("gate", "up", "down")])
+        for got, name in zip(experts[-1], SHAPES, strict=True):
+            want = floats(model[1][f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"])
+            assert np.linalg.norm(got - want) < 0.15 * np.linalg.norm(want)
+    out = np.zeros((TOKENS, HIDDEN))
+    for token in range(TOKENS):
+        for expert, weight in zip(ids[token], weights[token], strict=True):
+            gate, up, down = experts[expert]
+            g = gate @ hidden[token]
+            out[token] += weight * (down @ (g / (1 + np.exp(-g)) * (up @ hidden[token])))
+    return out
+
+
+def error(model, directory, layer=1, **reading):
+    random = np.random.default_rng(3)
+    hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16)
+    ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
+    weights = random.random(ids.shape).astype(np.float32)
+    opened = nv.MoeLayer.from_checkpoint(directory, layer, activation_format="bf16", row_format="fp32", **reading)
+    want = oracle(model, layer, hidden.astype(np.float64), ids, weights.astype(np.float64))
+    return np.linalg.norm(opened.run(hidden.astype(np.float32), ids, weights) - want) / np.linalg.norm(want)
+
+
+def write_stacks(model, directory, order, **more):
+    """All experts under an engine's names, gate and up in one tensor."""
+    shutil.copy(model[0] / "config.json", directory)
+    tensors = {}
+    for layer in (0, 1):
+        stem = f"model.layers.{layer}.mlp.experts"
+        gate, up, down = (
+            np.stack([model[1][f"{stem}.{expert}.{name}.weight"] for expert in range(EXPERTS)]) for name in SHAPES
+        )
+        both = {"gate_first": [gate, up], "up_first": [up, gate]}.get(order)
+        rows = np.stack([gate, up], 2).reshape(EXPERTS, -1, HIDDEN) if both is None else np.concatenate(both, 1)
+        tensors |= {f"{stem}.w13_weight": rows, f"{stem}.w2_weight": down}
+    write_safetensors(directory / "model.safetensors", {**tensors, **more})
+
+
+def test_w13_is_gate_first_in_a_family_of_silu(model, tmp_path):
+    write_stacks(model, tmp_path, "gate_first")
+    assert error(model, tmp_path) < 2e-2
+
+
+@pytest.mark.parametrize("order", ["gate_first", "up_first", "interleaved"])
+def test_the_order_of_gate_and_up_is_the_callers(model, source, order):
+    write_stacks(model, source, order)
+    assert error(model, source, gate_up_order=order) < 2e-2
+    opened = nv.Checkpoint(str(source), gate_up_order=order)
+    assert error(model, opened) < 2e-2
+    with pytest.raises(ValueError, match="expected neither with an open Checkpoint"):
+        nv.MoeLayer.from_checkpoint(opened, 1, gate_up_order=order)
+    nv.quantize_checkpoint(source, source.parent / "out", gate_up_order=order, share_gate_up_scale=False)
+    assert error(model, source.parent / "out") < 2e-2
+    with pytest.raises(ValueError, match="gate_up_order: expected one of gate_first, up_first, interleaved"):
+        nv.inspect(source, gate_up_order="up")
+
+
+def test_a_cached_layer_has_the_order_it_was_opened_with(model, source):
+    write_stacks(model, source, "up_first")
+    cache = source.parent / "cache"
+    assert error(model, source, cache_directory=cache) > 0.2  # gate first, as the family has it
+    for _ in range(2):
+        assert error(model, source, cache_directory=cache, gate_up_order="up_first") < 2e-2
+
+
+@pytest.mark.parametrize("name", ["experts.1.up_proj.lora_A.weight", "experts.output_scale", "experts.1.rotation"])
+def test_a_tensor_that_no_format_has_is_refused_or_accepted(model, tmp_path, name):
+    shutil.copy(model[0] / "config.json", tmp_path)
+    other = {f"model.layers.1.mlp.{name}": np.zeros(4, np.uint16)}
+    write_safetensors(tmp_path / "model.safetensors", {**model[1], **other})
+    with pytest.raises(nv.Unsupported, match=r"accept_tensors.*\[unknown_expert_tensor\]"):
+        nv.MoeLayer.from_checkpoint(tmp_path, 1)
+    found = {finding["id"]: finding for finding in nv.inspect(tmp_path)["findings"]}
+    assert found["unknown_expert_tensor"]["severity"] == "error"
+    assert found["unknown_expert_tensor"]["tensor"] == f"model.layers.1.mlp.{name}"
+    nv.MoeLayer.from_checkpoint(tmp_path, 0)
+    assert error(model, tmp_path, accept_tensors=[f"*.{name.split('.')[-1]}"]) < 2e-2
+    found = {finding["id"] for finding in nv.inspect(tmp_path, accept_tensors=["*"])["findings"]}
+    assert "accepted_tensor" in found and "unknown_expert_tensor" not in found
+
+
+def test_the_index_decides_which_copy_is_read(model, source):
+    shutil.copy(model[0] / "config.json", source)
+    overlay = {name: tensor for name, tensor in model[1].items() if ".layers.1.mlp.experts.2." in name}
+    stale = {name: np.full_like(tensor, 0x4000) for name, tensor in overlay.items()}
+    leftover = {"model.layers.1.mlp.experts.gate_up_proj": np.zeros((EXPERTS, 96, HIDDEN), np.uint16)}
+    write_safetensors(source / "base.safetensors", {**model[1], **stale, **leftover})
+    write_safetensors(source / "overlay.safetensors", overlay)
+    where = {name: "overlay.safetensors" if name in overlay else "base.safetensors" for name in model[1]}
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": float("nan")}, "weight_map": where}))
+    assert error(model, source) < 2e-2
+    found = {finding["id"]: finding["count"] for finding in nv.inspect(source)["findings"]}
+    assert found["superseded_tensor"] == 3 and found["unindexed_tensor"] == 1
+    nv.quantize_checkpoint(source, source.parent / "out", share_gate_up_scale=False)
+    assert error(model, source.parent / "out") < 2e-2
+    index.unlink()
+    with pytest.raises(nv.BadInput, match="holds it too"):
+        nv.inspect(source)
+
+
+def test_numbers_that_only_python_writes(model, source):
+    shutil.copy(model[0] / "model.safetensors", source)
+    config = json.loads((model[0] / "config.json").read_text())
+    config |= {"time_step_limit": [0.0, float("inf")], "jitter": float("nan"), "x": {"y": -float("inf")}}
+    (source / "config.json").write_text(json.dumps(config))
+    assert error(model, source) < 2e-2
+    nv.quantize_checkpoint(source, source.parent / "out", share_gate_up_scale=False)
+    assert json.loads((source.parent / "out/config.json").read_text())["time_step_limit"] == [0.0, float("inf")]
+    (source / "config.json").write_text(json.dumps({**config, "moe_intermediate_size": float("inf")}))
+    with pytest.raises(nv.BadInput, match="moe_intermediate_size: expected an integer .* got Infinity"):
+        nv.inspect(source)
+    (source / "config.json").write_text(json.dumps(config).replace("NaN", "None"))
+    with pytest.raises(nv.BadInput, match="syntax error at 'None', key 'jitter'"):
+        nv.inspect(source)

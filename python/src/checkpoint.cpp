@@ -147,8 +147,8 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
 
 std::pair<std::string, std::string> choose_activation_format(const std::string& declared, const std::string& backend) {
   const auto format = take(parse<ActivationFormat>(declared, "declared"));
-  const ActivationChoice choice = take(nvfp4_moe::choose_activation_format(format, backend));
-  return {to_string(choice.format), choice.because};
+  const ChosenFormat chosen = take(nvfp4_moe::choose_activation_format(format, backend));
+  return {to_string(chosen.format), chosen.because};
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ bool less_precise(ActivationFormat format, ActivationFormat declared) {
   return precision(format) < precision(declared);
 }
 
-Result<ActivationChoice> choose_activation_format(ActivationFormat declared, std::string_view backend) {
+Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::string_view backend) {
   const std::string name(backend);
   const Arithmetic arithmetic = arithmetic_of(backend);
   if (arithmetic == Arithmetic::kUnknown)
@@ -37,19 +37,19 @@ Result<ActivationChoice> choose_activation_format(ActivationFormat declared, std
   switch (declared) {
     case ActivationFormat::kNvfp4:
       if (arithmetic == Arithmetic::kFp4TensorCores)
-        return ActivationChoice{ActivationFormat::kNvfp4, "W4A4 is declared and " + name + " has FP4 tensor cores"};
+        return ChosenFormat{ActivationFormat::kNvfp4, "W4A4 is declared and " + name + " has FP4 tensor cores"};
       if (arithmetic == Arithmetic::kHost)
-        return ActivationChoice{ActivationFormat::kInt8Block,
-                                "W4A4 is declared and int8_block is more precise and fast on a host"};
-      return ActivationChoice{ActivationFormat::kBf16,
-                              "W4A4 is declared, " + name + " multiplies in bf16, and bf16 is more precise"};
+        return ChosenFormat{ActivationFormat::kInt8Block,
+                            "W4A4 is declared and int8_block is more precise and fast on a host"};
+      return ChosenFormat{ActivationFormat::kBf16,
+                          "W4A4 is declared, " + name + " multiplies in bf16, and bf16 is more precise"};
     case ActivationFormat::kFp8:
       if (backend == "sm100")  // has no GEMMs for it
-        return ActivationChoice{ActivationFormat::kBf16,
-                                "FP8 activations are declared, sm100 does not run them, and bf16 is more precise"};
-      return ActivationChoice{ActivationFormat::kFp8, "FP8 activations are declared"};
+        return ChosenFormat{ActivationFormat::kBf16,
+                            "FP8 activations are declared, sm100 does not run them, and bf16 is more precise"};
+      return ChosenFormat{ActivationFormat::kFp8, "FP8 activations are declared"};
     case ActivationFormat::kBf16:
-      return ActivationChoice{ActivationFormat::kBf16, "no quantization of activations is declared"};
+      return ChosenFormat{ActivationFormat::kBf16, "no quantization of activations is declared"};
     case ActivationFormat::kInt8Block: break;
   }
   return invalid_argument(std::string("declared: expected bf16, nvfp4 or fp8, got ") + name_of(declared));

@@ -10,14 +10,14 @@
 
 namespace nvfp4_moe {
 
-struct ActivationChoice {
+struct ChosenFormat {
   ActivationFormat format = ActivationFormat::kBf16;
   std::string because;  // a clause that follows "because"
 };
 
 // The rule. declared: bf16 (weight-only, or floats), nvfp4 or fp8. backend: the name of a backend, of this build or of
 // another one. The result is never less precise than `declared`.
-Result<ActivationChoice> choose_activation_format(ActivationFormat declared, std::string_view backend);
+Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::string_view backend);
 
 // Whether `format` keeps activations less precisely than `declared`. In ascending precision: nvfp4, fp8, int8_block, bf16.
 bool less_precise(ActivationFormat format, ActivationFormat declared);

@@ -31,5 +31,5 @@ def test_the_rule_of_auto(declared, backend, expected):
 def test_the_rule_refuses_other_names():
     with pytest.raises(ValueError, match="declared: expected bf16, nvfp4 or fp8, got int8_block"):
         nv.choose_activation_format("int8_block", "cpu")
-    with pytest.raises(ValueError, match="backend: expected .*sm100.*, got \"auto\""):
+    with pytest.raises(ValueError, match='backend: expected .*sm100.*, got "auto"'):
         nv.choose_activation_format("nvfp4", "auto")

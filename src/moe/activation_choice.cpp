@@ -3,16 +3,6 @@
 namespace nvfp4_moe {
 namespace {
 
-int precision(ActivationFormat format) {
-  switch (format) {
-    case ActivationFormat::kNvfp4: return 0;
-    case ActivationFormat::kFp8: return 1;
-    case ActivationFormat::kInt8Block: return 2;
-    case ActivationFormat::kBf16: break;
-  }
-  return 3;
-}
-
 // What multiplies in a backend, by its name: engines ask on machines whose build does not have that backend.
 enum class Arithmetic { kUnknown, kHost, kBf16TensorCores, kFp4TensorCores };
 Arithmetic arithmetic_of(std::string_view backend) {
@@ -23,10 +13,6 @@ Arithmetic arithmetic_of(std::string_view backend) {
 }
 
 }  // namespace
-
-bool less_precise(ActivationFormat format, ActivationFormat declared) {
-  return precision(format) < precision(declared);
-}
 
 Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::string_view backend) {
   const std::string name(backend);

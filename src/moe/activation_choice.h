@@ -19,7 +19,4 @@ struct ChosenFormat {
 // another one. The result is never less precise than `declared`.
 Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::string_view backend);
 
-// Whether `format` keeps activations less precisely than `declared`. In ascending precision: nvfp4, fp8, int8_block, bf16.
-bool less_precise(ActivationFormat format, ActivationFormat declared);
-
 }  // namespace nvfp4_moe

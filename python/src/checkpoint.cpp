@@ -86,6 +86,11 @@ class PyCheckpoint {
       add(found);
       nb::dict of_layer = to_dict(layer_statistics);
       of_layer["experts"] = range.count;
+      const DeclaredActivations declared = take(checkpoint_.declared_activations(layer));
+      nb::dict activations;
+      activations["declared"] = to_string(declared.format);
+      activations["why"] = declared.why;
+      of_layer["activations"] = activations;
       of_layer["input_scale"] = to_dict(scales);
       statistics[nb::cast(layer)] = of_layer;
     }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "checkpoint/quant_config.h"
+#include "core/activation_precision.h"
 #include "safetensors/files.h"
 
 namespace nvfp4_moe {
@@ -80,8 +81,7 @@ Result<DeclaredExperts> declared_experts(const ModelInfo& model, const ExpertNam
   out.activations.why = precise->why;
   if (precise->why.empty())
     out.activations.why = fmt::format("the config declares nothing for '{}'", printable(precise_module));
-  if (differ)
-    out.activations.why += fmt::format(" for '{}', the most precise of the layer", printable(precise_module));
+  if (differ) out.activations.why += fmt::format(" for '{}', the most precise of the layer", printable(precise_module));
   return out;
 }
 
@@ -137,9 +137,10 @@ Status check_shared_declaration(const ModelInfo& model, const ExpertNames& names
   const bool floats = parts.format == SourceFormat::kFloat;
   NVFP4_MOE_TRY(own.refusal_of(floats));
   if (floats || own.algo.empty() || !less_precise(routed.format, own.activations.format)) return {};
-  return unsupported(fmt::format("one declared with {} activations next to routed experts with {}: a layer has one "
-                                 "activation format",
-                                 to_string(own.activations.format), to_string(routed.format)));
+  return unsupported(
+      fmt::format("one declared with {} activations next to routed experts with {}: a layer has one "
+                  "activation format",
+                  to_string(own.activations.format), to_string(routed.format)));
 }
 
 }  // namespace nvfp4_moe

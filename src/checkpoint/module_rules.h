@@ -64,9 +64,9 @@ class ModuleRules {
   std::vector<Pattern> ignored_, patterns_;              // the latter in the order of their texts
   std::map<std::string, size_t, std::less<>> of_class_;  // "Linear"
   bool ignores_class_ = false;
-  bool digits_are_equal_ = true;                    // to all expressions
+  bool digits_are_equal_ = true;                     // to all expressions
   std::map<std::string, size_t, std::less<>> seen_;  // of_patterns by name, digits as 0, if digits_are_equal_
-  int64_t budget_ = int64_t{1} << 28;               // steps of all expressions over all names
+  int64_t budget_ = int64_t{1} << 28;                // steps of all expressions over all names
 };
 
 // More precise activations of the two, or `first`: nvfp4 < fp8 < bf16.

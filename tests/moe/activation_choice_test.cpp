@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/activation_precision.h"
+#include "moe/layer.h"
 #include "moe/registry.h"
+#include "moe/tiny.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -56,6 +59,42 @@ TEST(ActivationChoice, OrdersFormatsByPrecision) {
                                         ActivationFormat::kBf16};
   for (size_t i = 0; i < std::size(ascending); ++i)
     for (size_t j = 0; j < std::size(ascending); ++j) EXPECT_EQ(less_precise(ascending[i], ascending[j]), i < j);
+}
+
+// A backend that declines the rule's format gets the next more precise one; a scale that is asked for keeps the format.
+TEST(ActivationChoice, FollowsWhatABackendTakesAndTheScalesThatAreAskedFor) {
+  MoeOptions options = test::tiny_options();
+  options.activation_format = ActivationFormat::kNvfp4;
+  const DeviceFacts host = host_facts();
+  EXPECT_EQ(choose_activation_format(options, host, "auto")->format, ActivationFormat::kInt8Block);
+  EXPECT_EQ(choose_activation_format(options, host, "reference")->format, ActivationFormat::kInt8Block);
+  options.activation_scale = ActivationScale::kStatic;
+  EXPECT_EQ(choose_activation_format(options, host, "auto")->format, ActivationFormat::kNvfp4);
+  options.activation_scale = ActivationScale::kDynamicToken;
+  options.intermediate_scale = IntermediateScale::kCompat;
+  EXPECT_EQ(choose_activation_format(options, host, "cpu")->format, ActivationFormat::kNvfp4);
+  options.intermediate_scale = IntermediateScale::kDynamicToken;
+  EXPECT_EQ(choose_activation_format(options, host, "nonesuch").status().code(), Code::kInvalidArgument);
+  DeviceFacts other = host;
+  other.kind = DeviceKind::kCuda;
+  EXPECT_EQ(choose_activation_format(options, other, "cpu").status().code(), Code::kUnsupported);
+  for (const ActivationFormat declared : kDeclarable) {
+    options.activation_format = declared;
+    LayerOptions layer;
+    layer.backend = "cpu";
+    EXPECT_FALSE(less_precise(with_chosen_format(options, layer)->activation_format, declared));
+  }
+}
+
+TEST(ActivationChoice, SaysWhoChoseTheFormat) {
+  const DeclaredActivations weight_only{ActivationFormat::kBf16, "quant_method mxfp4"};
+  EXPECT_EQ(reason_of_format(ActivationFormat::kBf16, weight_only, "cpu"),
+            "no quantization of activations is declared (quant_method mxfp4)");
+  EXPECT_EQ(reason_of_format(ActivationFormat::kNvfp4, weight_only, "cpu"),
+            "it was asked for, less precise than declared: bf16 (quant_method mxfp4)");
+  const DeclaredActivations w4a4{ActivationFormat::kNvfp4, "quant_algo NVFP4"};
+  EXPECT_EQ(reason_of_format(ActivationFormat::kBf16, w4a4, "cpu"),
+            "it was asked for; declared: nvfp4 (quant_algo NVFP4)");
 }
 
 TEST(ActivationChoice, RefusesNamesThatItDoesNotKnow) {

@@ -70,7 +70,9 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   }
   if (part("blocks") != nullptr) return mxfp4_parts("blocks", "scales");
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
-  NVFP4_MOE_TRY(check_not_fp8(index, names, expert, projection));
+  if (weight->dtype == DType::kF8E4M3 || weight->dtype == DType::kF8E5M2) {
+    return unsupported("FP8 experts are not NVFP4");
+  }
   if (weight->dtype == DType::kU32 && part("scales") != nullptr)
     return unsupported("codes in 32-bit words with `scales` are MLX's layout, which is not read");
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
@@ -81,14 +83,6 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
   return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
                                shown("weight"), describe(*weight)));
-}
-
-Status check_not_fp8(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
-  if (names.gguf) return {};
-  const TensorInfo* weight = index.find(names.name(expert, projection, "weight")).info;
-  if (weight == nullptr || (weight->dtype != DType::kF8E4M3 && weight->dtype != DType::kF8E5M2)) return {};
-  if (index.find(names.name(expert, projection, "weight_packed")).info != nullptr) return {};
-  return unsupported("FP8 experts are not NVFP4");
 }
 
 std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {

@@ -72,9 +72,7 @@ struct ExpertNames {
 Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
                                   Projection projection);
 
-// kUnsupported if the projection is in FP8.
-Status check_not_fp8(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection);
-// What is there instead of the projection's codes: "no such tensor", or the tensor of another format.
+// Why the projection's codes are not found: "no such tensor", or the tensor of another format that is stored instead.
 std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection);
 // Whether any format has this part. biased: of a family whose experts have biases.
 bool is_format_part(std::string_view part, bool biased);

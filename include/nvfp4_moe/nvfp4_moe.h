@@ -255,7 +255,7 @@ typedef struct nvfp4_moe_layer_options {
   int64_t max_tokens;          /* at least 1 */
   int64_t slice_first;         /* open_checkpoint: the part of the intermediate dimension to load; count 0: all */
   int64_t slice_count;         /* multiples of 16 */
-  const char* cache_directory; /* open_checkpoint: where packed layers are kept and mapped from; NULL: no cache */
+  const char* cache_directory; /* open_checkpoint: where packed layers are kept and read from; NULL: no cache */
   nvfp4_moe_parallel_for parallel_for; /* NULL: the layer has a pool of its own */
   void* parallel_for_user;
   nvfp4_moe_progress_fn progress; /* may be NULL */
@@ -263,7 +263,7 @@ typedef struct nvfp4_moe_layer_options {
   int32_t threads;         /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
   int32_t cache_checksum;  /* 1: the checkpoint is known by all its bytes, not by its files' place, times and samples */
   const char* device;      /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
-  int32_t cache_unchecked; /* 1: packed bytes are mapped from the cache without their hash being compared */
+  int32_t cache_unchecked; /* 1: packed bytes are read from the cache without their hash being compared */
   /* NULL: this process has all experts that it is asked for. Else the exchange's ranks share them: first_expert and
    * expert_count are 0, tensors hold all experts (of which a rank reads its own), there is no cache and no slice. */
   const nvfp4_moe_expert_parallel* expert_parallel;

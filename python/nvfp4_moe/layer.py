@@ -217,8 +217,8 @@ class MoeLayer(_core.Layer):
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
         parallel). options: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16";
         not its sizes, except shared_intermediate_size=0, which leaves the shared expert out.
-        cache_directory: where packed layers are kept and mapped from on the next start. cache_checksum: the checkpoint is
-        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are mapped
+        cache_directory: where packed layers are kept and read from on the next start. cache_checksum: the checkpoint is
+        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are read
         without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
         there is neither a slice nor a cache.
 

@@ -24,7 +24,7 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
     """What from_pretrained(..., quantization_config=) takes for any checkpoint that nvfp4_moe reads.
 
     max_tokens: the most tokens of one run of a layer; longer batches run in parts. backend: "auto", or a name of
-    nvfp4_moe.explain(). cache_directory: where packed experts are kept and mapped from on the next start.
+    nvfp4_moe.explain(). cache_directory: where packed experts are kept and read from on the next start.
     options: fields of nvfp4_moe.MoeConfig that differ from the checkpoint's, for example activation_format="bf16"; those
     that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too.
 

@@ -218,8 +218,17 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   ASSERT_EQ(run_tool({"quantize", made().floats, second, "--input-scales", scales}).exit_code, 0);
   const nlohmann::json same = run_tool({"explain", second, "--activation-scale", "static", "--json"}).json();
   EXPECT_EQ(same["activation_scale"], found["activation_scale"]);
+  const auto refused = [&](const std::string& file, const std::string& words) {
+    const ToolRun run = run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", file});
+    EXPECT_EQ(run.exit_code, 4);
+    EXPECT_THAT(run.err, testing::HasSubstr(file + ": " + words));
+    EXPECT_FALSE(std::filesystem::exists(made().dir.file("third")));
+  };
   std::ofstream(scales) << "{\"layers\": [{\"layer\": 0}]}";
-  EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", scales}).exit_code, 4);
+  refused(scales, "layer 0: expected hidden_scale, got none");
+  std::ofstream(scales) << R"({"layers": [{"layer": 0, "hidden_scale": 1, "intermediate_scale": null}]})";
+  refused(scales, "expected scales of all ");
+  refused("/dev/zero", "expected a regular file, got a character device");
 }
 
 TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {

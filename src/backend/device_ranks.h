@@ -30,18 +30,36 @@ struct SumOfRanks {
   DType out_dtype = DType::kBf16;
 };
 
+// The last step of a sum over the ranks: *nonfinite = how many of values are NaN or Inf. If the ranks' link has failed, the
+// sum is made of whatever was there; then all values become NaN first.
+struct CheckSum {
+  void* values = nullptr;  // (count)
+  DType dtype = DType::kBf16;
+  int64_t count = 0;                      // a multiple of 8
+  const uint32_t* link_failed = nullptr;  // (1) not 0 once the link has failed; null: it has no such word
+  uint64_t* nonfinite = nullptr;          // (1)
+};
+
+// A word in device memory that the host sets while kernels run and wait for other ranks.
+struct DeviceFlag {
+  uint32_t* word = nullptr;  // 0 until it is set
+  void* stream = nullptr;    // of its own
+};
+
 struct DeviceRanks {
   Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
   Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
-  // *counter = how many of values (count, a multiple of 8) are NaN or Inf.
-  Status (*count_nonfinite)(int device, const void* values, DType dtype, int64_t count, uint64_t* counter,
-                            void* stream);
+  Status (*check_sum)(int device, const CheckSum& call, void* stream);
   // A mark behind what the stream has been given: *mark, or where that is null a new one. Not for a stream that is being
   // captured.
   Status (*set_mark)(int device, void** mark, void* stream);
   // Whether the device has come to it; does not wait, and ends nobody's capture. Any thread.
   Result<bool> (*mark_reached)(int device, void* mark);
   void (*drop_mark)(int device, void* mark);
+  Result<DeviceFlag> (*make_flag)(int device);
+  // The word is 1 for all kernels that read it after this returns. Any thread.
+  Status (*set_flag)(int device, const DeviceFlag& flag);
+  void (*drop_flag)(int device, const DeviceFlag& flag);
   // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
   Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
 };

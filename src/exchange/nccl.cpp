@@ -20,7 +20,6 @@ constexpr std::chrono::microseconds kSettle{20};  // between questions whether a
 // For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
 // are not.
 constexpr Timeout kGraphs{500};
-constexpr Timeout kAborted{5000};  // for one to end that has been aborted: who has heard of a failure wants to go
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
 // Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
@@ -54,7 +53,7 @@ class NcclTransport : public DeviceTransport {
     end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
     end_.wait(captured_               ? kGraphs
               : watch_.failure().ok() ? exchange_.timeout()
-                                      : std::min(kAborted, exchange_.timeout()));
+                                      : std::min(CommunicatorEnd::kMost, exchange_.timeout()));
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -106,6 +105,9 @@ class NcclTransport : public DeviceTransport {
     });
   }
 
+  const uint32_t* failure_word() const override {
+    return options_.failure_word ? options_.failure_word->on_device() : nullptr;
+  }
   Status state() override {
     const Watch::Lock lock = watch_.lock();
     return watch_.failure();
@@ -145,6 +147,9 @@ class NcclTransport : public DeviceTransport {
   // Under the watch's mutex.
   void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
+    // The abort lets kernels go on that have waited in vain. Without the word those after them would take stale bytes for
+    // a result; a device that does not even take a copy is not let go on.
+    if (options_.failure_word && !options_.failure_word->set().ok()) return;
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();

@@ -76,6 +76,25 @@ struct ReduceSpans {
   }
 };
 
+class DeviceFailureWord : public FailureWord {
+ public:
+  static Result<std::shared_ptr<FailureWord>> make(const DeviceRanks& ranks, int device) {
+    NVFP4_MOE_ASSIGN(const DeviceFlag flag, ranks.make_flag(device));
+    return std::shared_ptr<FailureWord>(new DeviceFailureWord(ranks, device, flag));
+  }
+  // The layers have gone, and with them, by the freeing of their memory, whatever would read it.
+  ~DeviceFailureWord() override { ranks_.drop_flag(device_, flag_); }
+  const uint32_t* on_device() const override { return flag_.word; }
+  Status set() override { return ranks_.set_flag(device_, flag_); }
+
+ private:
+  DeviceFailureWord(const DeviceRanks& ranks, int device, const DeviceFlag& flag)
+      : ranks_(ranks), device_(device), flag_(flag) {}
+  const DeviceRanks& ranks_;
+  const int device_;
+  const DeviceFlag flag_;
+};
+
 }  // namespace
 
 const char* to_string(CombineBy value) { return name_of(value); }
@@ -84,7 +103,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   struct Call {
     Exchange& exchange;
     NcclOptions options;
-  } call{exchange, {library, communicator, {}, {}}};
+  } call{exchange, {library, communicator, {}, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
     if (exchange.peers() != nullptr)
@@ -107,6 +126,9 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
     };
     if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
   };
+  const auto word = DeviceFailureWord::make(ranks, index);
+  NVFP4_MOE_TRY(exchange.agree(word.status()));
+  call.options.failure_word = *word;
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));

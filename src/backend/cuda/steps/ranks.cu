@@ -4,11 +4,14 @@
 // of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
 #include <cuda_runtime.h>
 
+#include <limits>
+
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/system.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/slots.cuh"
 #include "backend/device_ranks.h"
@@ -46,19 +49,26 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRanks call) {
   for (int i = 0; i < kElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
+// Runs after the last collective, which may have ended because the host aborted it: the host sets the word first.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) count_kernel(const void* values, int64_t count, uint64_t* counter) {
+__global__ void __launch_bounds__(kThreads) check_kernel(CheckSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
   unsigned nonfinite = 0;
-  if (first < count) {
+  if (first < call.count) {
+    if (call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0) {
+      for (int i = 0; i < kElements; ++i) store_element<kType>(call.values, first + i, __uint_as_float(0x7FC00000u));
+      nonfinite = kElements;
+    } else {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) nonfinite += magnitude_bits(load_element<kType>(values, first + i)) >= kInfBits;
+      for (int i = 0; i < kElements; ++i)
+        nonfinite += magnitude_bits(load_element<kType>(call.values, first + i)) >= kInfBits;
+    }
   }
   nonfinite = __reduce_add_sync(0xFFFFFFFFu, nonfinite);
   if (threadIdx.x % 32 == 0 && nonfinite != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(nonfinite));
+    atomicAdd(reinterpret_cast<unsigned long long*>(call.nonfinite), static_cast<unsigned long long>(nonfinite));
 }
 
 Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
@@ -80,20 +90,17 @@ Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   }
 }
 
-Status count_nonfinite(int device, const void* values, DType dtype, int64_t count, uint64_t* counter, void* stream) {
+Status check_sum(int device, const CheckSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const queue = static_cast<cudaStream_t>(stream);
-  NVFP4_MOE_TRY(check(cudaMemsetAsync(counter, 0, sizeof(*counter), queue), "count_nonfinite"));
-  if (count == 0) return {};
-  const unsigned ctas = ctas_of(count / kElements);
-  switch (dtype) {
-    case DType::kF32:
-      return launch<count_kernel<DType::kF32>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
-    case DType::kF16:
-      return launch<count_kernel<DType::kF16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
-    default:
-      return launch<count_kernel<DType::kBf16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
+  NVFP4_MOE_TRY(check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
+  if (call.count == 0) return {};
+  const unsigned ctas = ctas_of(call.count / kElements);
+  switch (call.dtype) {
+    case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kThreads, 0, stream, call);
+    case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kThreads, 0, stream, call);
+    default: return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kThreads, 0, stream, call);
   }
 }
 
@@ -126,14 +133,57 @@ void drop_mark(int device, void* mark) {
   if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
 }
 
+void drop_flag(int device, const DeviceFlag& flag) {
+  const DeviceGuard guard(device);
+  const OutsideCaptures outside;
+  if (flag.stream != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(flag.stream));
+  if (flag.word != nullptr) cudaFree(flag.word);
+}
+
+// The stream is made here, of the highest priority, so that it shares no hardware queue with streams that may be stuck.
+Result<DeviceFlag> make_flag(int device) {
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  constexpr int kHighest = std::numeric_limits<int>::min();  // CUDA takes the highest that there is
+  cudaStream_t stream = nullptr;
+  DeviceFlag flag;
+  const auto make = [&]() -> Status {
+    NVFP4_MOE_TRY(
+        check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kHighest), "cudaStreamCreateWithPriority"));
+    flag.stream = stream;
+    void* word = nullptr;
+    NVFP4_MOE_TRY(check(cudaMalloc(&word, sizeof(uint32_t)), "cudaMalloc"));
+    flag.word = static_cast<uint32_t*>(word);
+    NVFP4_MOE_TRY(check(cudaMemsetAsync(word, 0, sizeof(uint32_t), stream), "cudaMemsetAsync"));
+    return check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  };
+  if (const Status made = make(); !made.ok()) {
+    drop_flag(device, flag);
+    return made;
+  }
+  return flag;
+}
+
+Status set_flag(int device, const DeviceFlag& flag) {
+  static const uint32_t yes = 1;
+  const DeviceGuard guard(device);
+  NVFP4_MOE_TRY(guard.status());
+  const OutsideCaptures outside;
+  auto* const stream = static_cast<cudaStream_t>(flag.stream);
+  NVFP4_MOE_TRY(
+      check(cudaMemcpyAsync(flag.word, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"));
+  return check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
 Status on_device(int device, Status (*body)(void* argument), void* argument) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, set_mark,
-                                mark_reached, drop_mark,    on_device};
+constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, check_sum, set_mark,  mark_reached,
+                                drop_mark,    make_flag,    set_flag,  drop_flag, on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -328,6 +328,9 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
         return invalid_argument("placement: expected " + std::to_string(placement_.slots_of_rank(rank)) +
                                 " slots on rank " + std::to_string(rank) + ", got " +
                                 std::to_string(placement.slots_of_rank(rank)));
+    if (!weights_.empty() && !source.weights.empty() && source.weights != weights_)
+      return invalid_argument("weights: expected those that the layer was opened with, of hash " + weights_ +
+                              ", got those of " + source.name + ", of hash " + source.weights);
     return {};
   };
   NVFP4_MOE_TRY(exchange_->agree(check()));

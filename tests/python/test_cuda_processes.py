@@ -201,7 +201,8 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
     assert message.startswith("IoError: "), message
     # By the host's exchange, which knows who is missing; or, with the device at it, by what watches that.
     assert "rank 1" in message or "a rank has stopped" in message, message
-    assert STOPPED_TIMEOUT[way] / 2 < took < STOPPED_TIMEOUT[way] + GONE, message
+    assert took > STOPPED_TIMEOUT[way] / 2
+    assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"
 
 
 def test_worlds_that_differ_are_named(way: str, tmp_path: Path) -> None:

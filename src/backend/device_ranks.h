@@ -35,15 +35,10 @@ struct SumOfRanks {
 struct CheckSum {
   void* values = nullptr;  // (count)
   DType dtype = DType::kBf16;
-  int64_t count = 0;                      // a multiple of 8
-  const uint32_t* link_failed = nullptr;  // (1) not 0 once the link has failed; null: it has no such word
-  uint64_t* nonfinite = nullptr;          // (1)
-};
-
-// A word in device memory that the host sets while kernels run and wait for other ranks.
-struct DeviceFlag {
-  uint32_t* word = nullptr;  // 0 until it is set
-  void* stream = nullptr;    // of its own
+  int64_t count = 0;  // a multiple of 8
+  const uint32_t* link_failed =
+      nullptr;                    // (1) in host memory: not 0 once the link has failed; null: it has no such word
+  uint64_t* nonfinite = nullptr;  // (1)
 };
 
 struct DeviceRanks {
@@ -56,10 +51,10 @@ struct DeviceRanks {
   // Whether the device has come to it; does not wait, and ends nobody's capture. Any thread.
   Result<bool> (*mark_reached)(int device, void* mark);
   void (*drop_mark)(int device, void* mark);
-  Result<DeviceFlag> (*make_flag)(int device);
-  // The word is 1 for all kernels that read it after this returns. Any thread.
-  Status (*set_flag)(int device, const DeviceFlag& flag);
-  void (*drop_flag)(int device, const DeviceFlag& flag);
+  // A word in pinned host memory, 0, and where the device reaches it. The host sets it without a call of CUDA's: one would wait
+  // while another thread's launch waits for room in a queue that is stuck.
+  Status (*make_host_word)(int device, uint32_t** word, uint32_t** on_device);
+  void (*drop_host_word)(int device, uint32_t* word);
   // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
   Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
 };

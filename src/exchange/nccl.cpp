@@ -5,6 +5,7 @@
 #include "exchange/nccl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <thread>
 #include <vector>
@@ -49,11 +50,14 @@ class NcclTransport : public DeviceTransport {
     static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
+    // The exchange may have failed since the watch last looked. A communicator whose ranks do not all end is not destroyed, which
+    // waits for them, but aborted.
+    const bool failed = !watch_.failure().ok() || !exchange_.look().ok();
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
-    end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
-    end_.wait(captured_               ? kGraphs
-              : watch_.failure().ok() ? exchange_.timeout()
-                                      : std::min(CommunicatorEnd::kMost, exchange_.timeout()));
+    end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
+    end_.wait(captured_ ? kGraphs
+              : failed  ? std::min(CommunicatorEnd::kMost, exchange_.timeout())
+                        : exchange_.timeout());
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -106,7 +110,7 @@ class NcclTransport : public DeviceTransport {
   }
 
   const uint32_t* failure_word() const override {
-    return options_.failure_word ? options_.failure_word->on_device() : nullptr;
+    return options_.failure_word ? options_.failure_word->on_device : nullptr;
   }
   Status state() override {
     const Watch::Lock lock = watch_.lock();
@@ -147,9 +151,8 @@ class NcclTransport : public DeviceTransport {
   // Under the watch's mutex.
   void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
-    // The abort lets kernels go on that have waited in vain. Without the word those after them would take stale bytes for
-    // a result; a device that does not even take a copy is not let go on.
-    if (options_.failure_word && !options_.failure_word->set().ok()) return;
+    // First: the abort lets kernels go on that have waited in vain, and those after them would take stale bytes for a result.
+    if (options_.failure_word) std::atomic_ref<uint32_t>(*options_.failure_word->word).store(1);
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();

@@ -22,13 +22,10 @@ struct StreamMarks {
   std::function<void(void* mark)> drop;
 };
 
-// The word of DeviceTransport::failure_word, and what sets it.
-class FailureWord {
- public:
-  virtual ~FailureWord() = default;
-  virtual const uint32_t* on_device() const = 0;
-  // While kernels run and wait. Kernels that read the word after this returns see it set.
-  virtual Status set() = 0;
+// The word of DeviceTransport::failure_word.
+struct FailureWord {
+  uint32_t* word = nullptr;
+  const uint32_t* on_device = nullptr;
 };
 
 struct NcclOptions {
@@ -40,8 +37,8 @@ struct NcclOptions {
   // For the time that a rank may take on its device. Empty: nobody's is watched, only ranks that are gone and NCCL's own
   // errors.
   StreamMarks marks;
-  std::shared_ptr<FailureWord> failure_word;  // null: kernels do not see a failure, and a graph's runs go on after it
-  OnDevice on_device;                         // for the threads that end a communicator made here
+  std::shared_ptr<const FailureWord> failure_word;  // null: kernels see no failure, and a graph's runs go on after it
+  OnDevice on_device;                               // for the threads that end a communicator made here
 };
 
 // Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by

@@ -76,24 +76,16 @@ struct ReduceSpans {
   }
 };
 
-class DeviceFailureWord : public FailureWord {
- public:
-  static Result<std::shared_ptr<FailureWord>> make(const DeviceRanks& ranks, int device) {
-    NVFP4_MOE_ASSIGN(const DeviceFlag flag, ranks.make_flag(device));
-    return std::shared_ptr<FailureWord>(new DeviceFailureWord(ranks, device, flag));
-  }
-  // The layers have gone, and with them, by the freeing of their memory, whatever would read it.
-  ~DeviceFailureWord() override { ranks_.drop_flag(device_, flag_); }
-  const uint32_t* on_device() const override { return flag_.word; }
-  Status set() override { return ranks_.set_flag(device_, flag_); }
-
- private:
-  DeviceFailureWord(const DeviceRanks& ranks, int device, const DeviceFlag& flag)
-      : ranks_(ranks), device_(device), flag_(flag) {}
-  const DeviceRanks& ranks_;
-  const int device_;
-  const DeviceFlag flag_;
-};
+Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
+  uint32_t *word = nullptr, *on_device = nullptr;
+  NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
+  // When it is dropped the layers have gone, and by the freeing of their memory whatever reads it has ended.
+  return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
+                                            [&ranks, device](const FailureWord* dropped) {
+                                              ranks.drop_host_word(device, dropped->word);
+                                              delete dropped;
+                                            });
+}
 
 }  // namespace
 
@@ -126,7 +118,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
     };
     if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
   };
-  const auto word = DeviceFailureWord::make(ranks, index);
+  const auto word = make_failure_word(ranks, index);
   NVFP4_MOE_TRY(exchange.agree(word.status()));
   call.options.failure_word = *word;
   const auto connect = [](void* argument) -> Status {

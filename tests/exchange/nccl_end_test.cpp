@@ -100,6 +100,24 @@ TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
 
+// The watch looks every 50 ms. A communicator that is destroyed waits for the other ranks, one of which may be stopped.
+TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
+  {
+    const Setting never_ends("graphs");
+    on_ranks(Over::kTcp, 2, kLong, [](Exchange& exchange) {
+      auto device = connect_nccl(exchange, fake());
+      ASSERT_OK(device);
+      calls();
+      ASSERT_OK(exchange.barrier());
+      if (exchange.rank() == 1) exchange.abort(Status(Code::kIo, "over"));
+      EXPECT_FALSE(exchange.barrier().ok());
+      EXPECT_LT(test::seconds_of([&] { device->reset(); }), 5);
+    });
+    EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
+  }
+  EXPECT_TRUE(comes_true([] { return communicators() == 0; }));
+}
+
 // What no graph can hold has ended when its exchange is gone, however long that takes.
 TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
   std::thread later;

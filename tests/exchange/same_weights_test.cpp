@@ -110,7 +110,14 @@ TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
 }
 
 TEST(SameBackend, AnotherBackendIsRefused) {
-  const auto data = make_case(Case{});
+  Case spec;
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 64;
+  spec.options.intermediate_size = 48;
+  spec.range = {0, 8};
+  spec.tokens = 4;
+  const auto data = make_case(spec);
   ASSERT_OK(data);
   std::vector<std::string> messages(2);
   on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {

@@ -4,10 +4,11 @@
 // of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
 #include <cuda_runtime.h>
 
-#include <limits>
+#include <algorithm>
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -20,7 +21,8 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of a thread
+constexpr int kElements = 8;           // of a thread
+constexpr unsigned kCheckCtas = 1024;  // a few on each multiprocessor
 
 unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
@@ -49,22 +51,29 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRanks call) {
   for (int i = 0; i < kElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
-// Runs after the last collective, which may have ended because the host aborted it: the host sets the word first.
+// Runs after the last collective, which may have ended because the host aborted it. The host sets the word first. It is in the
+// host's memory, far away: each CTA reads it once, and there are few of them.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads) check_kernel(CheckSum call) {
+  __shared__ bool failed;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  if (threadIdx.x == 0) failed = call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0;
   unsigned nonfinite = 0;
-  if (first < call.count) {
-    if (call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0) {
-      for (int i = 0; i < kElements; ++i) store_element<kType>(call.values, first + i, __uint_as_float(0x7FC00000u));
-      nonfinite = kElements;
-    } else {
+  const auto each = [&](auto body) {
+    for (int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; first < call.count;
+         first += int64_t{gridDim.x} * kThreads * kElements)
 #pragma unroll
-      for (int i = 0; i < kElements; ++i)
-        nonfinite += magnitude_bits(load_element<kType>(call.values, first + i)) >= kInfBits;
-    }
+      for (int i = 0; i < kElements; ++i) body(first + i);
+  };
+  each([&](int64_t i) { nonfinite += magnitude_bits(load_element<kType>(call.values, i)) >= kInfBits; });
+  __syncthreads();
+  if (failed) {
+    nonfinite = 0;
+    each([&](int64_t i) {
+      store_element<kType>(call.values, i, __uint_as_float(0x7FC00000u));
+      ++nonfinite;
+    });
   }
   nonfinite = __reduce_add_sync(0xFFFFFFFFu, nonfinite);
   if (threadIdx.x % 32 == 0 && nonfinite != 0)
@@ -96,7 +105,7 @@ Status check_sum(int device, const CheckSum& call, void* stream) {
   auto* const queue = static_cast<cudaStream_t>(stream);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
   if (call.count == 0) return {};
-  const unsigned ctas = ctas_of(call.count / kElements);
+  const unsigned ctas = std::min(ctas_of(call.count / kElements), kCheckCtas);
   switch (call.dtype) {
     case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kThreads, 0, stream, call);
     case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kThreads, 0, stream, call);
@@ -133,48 +142,7 @@ void drop_mark(int device, void* mark) {
   if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
 }
 
-void drop_flag(int device, const DeviceFlag& flag) {
-  const DeviceGuard guard(device);
-  const OutsideCaptures outside;
-  if (flag.stream != nullptr) cudaStreamDestroy(static_cast<cudaStream_t>(flag.stream));
-  if (flag.word != nullptr) cudaFree(flag.word);
-}
-
-// The stream is made here, of the highest priority, so that it shares no hardware queue with streams that may be stuck.
-Result<DeviceFlag> make_flag(int device) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const OutsideCaptures outside;
-  constexpr int kHighest = std::numeric_limits<int>::min();  // CUDA takes the highest that there is
-  cudaStream_t stream = nullptr;
-  DeviceFlag flag;
-  const auto make = [&]() -> Status {
-    NVFP4_MOE_TRY(
-        check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kHighest), "cudaStreamCreateWithPriority"));
-    flag.stream = stream;
-    void* word = nullptr;
-    NVFP4_MOE_TRY(check(cudaMalloc(&word, sizeof(uint32_t)), "cudaMalloc"));
-    flag.word = static_cast<uint32_t*>(word);
-    NVFP4_MOE_TRY(check(cudaMemsetAsync(word, 0, sizeof(uint32_t), stream), "cudaMemsetAsync"));
-    return check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  };
-  if (const Status made = make(); !made.ok()) {
-    drop_flag(device, flag);
-    return made;
-  }
-  return flag;
-}
-
-Status set_flag(int device, const DeviceFlag& flag) {
-  static const uint32_t yes = 1;
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const OutsideCaptures outside;
-  auto* const stream = static_cast<cudaStream_t>(flag.stream);
-  NVFP4_MOE_TRY(
-      check(cudaMemcpyAsync(flag.word, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync"));
-  return check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-}
+void drop_host_word(int device, uint32_t* word) { drop_mapped_host(device, word); }
 
 Status on_device(int device, Status (*body)(void* argument), void* argument) {
   const DeviceGuard guard(device);
@@ -182,8 +150,9 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, check_sum, set_mark,  mark_reached,
-                                drop_mark,    make_flag,    set_flag,  drop_flag, on_device};
+constexpr DeviceRanks kRanks = {
+    slots_of_ids,   sum_of_ranks, check_sum, set_mark, mark_reached, drop_mark, make_mapped_host<uint32_t>,
+    drop_host_word, on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -141,6 +141,7 @@ class ExpertParallelLayer {
   const ExpertParallelOptions options_;
   const std::shared_ptr<Exchange> exchange_;
   const int64_t max_tokens_;
+  std::string weights_;  // LayerSource::weights
   std::unique_ptr<MoeLayer> layer_;
   // One of the four: kAllToAll and kAllReduce, on hosts and on devices.
   std::unique_ptr<Dispatch> dispatch_;

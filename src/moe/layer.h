@@ -24,6 +24,8 @@ struct LayerSource {
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
   LayerScales scales;
   std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
+  std::string
+      weights;  // which weights these are, as ranks compare it: weights_id. Empty: arrays, which nobody compares
 };
 
 struct LayerOptions {

@@ -15,6 +15,7 @@
 #include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/pack_rows.cuh"
+#include "backend/cuda/steps/replace.h"
 #include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
@@ -322,6 +323,10 @@ constinit const TileFormat kBf16Tiles = {launch_pack, launch_unpack, false};
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   return static_cast<size_t>(PackedLayout(config, range).total_bytes);
+}
+
+int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert) {
+  return PackedExpert(weights, local_expert).staging_bytes;
 }
 
 Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {

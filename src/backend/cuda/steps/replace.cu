@@ -106,6 +106,8 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, c
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
+  cudaFuncAttributes attributes{};  // CUDA loads the kernel here, and not while runs wait for its launch
+  NVFP4_MOE_TRY(check(cudaFuncGetAttributes(&attributes, put_expert), "put_expert"));
   const bool shared = local_expert == kSharedExpert;
   MoeOptions options = weights.config.options();
   if (!shared) options.shared_intermediate_size = 0;

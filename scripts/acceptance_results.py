@@ -16,6 +16,17 @@ CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
 
+def end_in_words(code, limit_s, printed):
+    """How a command ended, other than well: code as of run_command."""
+    if code == "time limit":
+        return f"did not end within {limit_s} s"
+    if code == "cannot be ended":
+        return "hangs and cannot be ended: the device may need a reset"
+    if code == "missing":
+        return f"cannot be started: {printed}"
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
 def nothing(text):
     """Figures of a command whose exit code says all."""
     return {}, ""

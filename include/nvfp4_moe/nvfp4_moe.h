@@ -415,12 +415,21 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* l
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 
 /* Replaces one expert in place; the result is byte-identical to a fresh load. The arrays are checked before anything is
- * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows where
+ * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows if
  * they are more) while it works: NVFP4_MOE_OUT_OF_MEMORY leaves the expert as it was. local_expert: 0 to
  * expert_count - 1, or NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in
- * flight. */
+ * flight. On a device it waits for all work of the device. Once a run of the layer has been captured in a CUDA graph it is
+ * NVFP4_MOE_INVALID_ARGUMENT: a replay could begin meanwhile and read a part of each expert. Use the next function. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                             const nvfp4_moe_expert* expert);
+/* The same on a device in the order of `stream`, a CUDA stream (NULL: the default one): runs and replays that were enqueued
+ * there before have the old expert, later ones the new one, each of them whole. Give the stream that replays. Other streams
+ * that run the layer are the caller's to order by events, before and after. Waits until the arrays are the caller's again,
+ * never for the stream or the device; no capture of another thread is disturbed. Takes the packed expert's size more in
+ * staging memory, which the stream gives back. Any thread; NVFP4_MOE_BUSY if calls of run follow each other for a second
+ * without a pause. NVFP4_MOE_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                                      const nvfp4_moe_expert* expert, void* stream);
 
 /* Of a layer over an exchange: how many assignments each of its config's num_experts got on all ranks since open or the
  * last reset. Collective; on a device it waits for it. */

@@ -290,8 +290,8 @@ def open_fused(
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:
     """New weights into the layer that is there: its memory, its handle and the graphs that captured it stay as they are.
 
-    Waits for the device. On BadInput experts before the one that is named are the new ones; Busy while a run is in
-    flight. ValueError where the sizes are others.
+    In torch's current stream, after all other work of the device; they are there for every stream on return. On BadInput
+    experts before the one that is named are the new ones; Busy while a run is in flight. ValueError if the sizes differ.
     """
     stacks, rounded = parameters.stacks()
     count = parameters.w13.shape[0]
@@ -300,13 +300,21 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
     # Tensor scales come to the host once, not an element at a time.
     scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
     biases = parameters.biases()
+    stream = None
+    if parameters.w13.is_cuda:
+        torch.cuda.synchronize(parameters.w13.device)
+        stream = torch.cuda.current_stream(parameters.w13.device)
     for expert in range(count):
         matrices = {
             name: (codes[expert].contiguous(), scales[expert].contiguous(), scale[expert])
             for name, (codes, scales, scale) in scalars.items()
         }
         of_expert = None if biases is None else tuple(None if bias is None else bias[expert] for bias in biases)
-        experts.layer.replace_expert(expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert)
+        experts.layer.replace_expert(
+            expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert, stream=stream
+        )
+    if stream is not None:
+        stream.synchronize()
     return dataclasses.replace(experts, mxfp4_rounded=rounded)
 
 

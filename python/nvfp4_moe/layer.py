@@ -256,14 +256,22 @@ class MoeLayer(_core.Layer):
             )
         )
 
-    def replace_expert(self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+    def replace_expert(
+        self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None, *, stream: Any = None
+    ) -> None:
         """New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale),
         contiguous, all in host memory or all on the layer's device; gate None in a layer without one. biases: (gate (I),
-        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases. On a GPU it waits for all work
-        of the device, and takes 8 MiB there while it works. Raises Busy while a run is in flight; BadInput on illegal
-        scales and biases that are not finite, and the expert is as it was.
+        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases.
+
+        stream: of a layer on a GPU, the stream that runs or replays it, an integer or a stream object. What was enqueued
+        there before has the old expert, what comes after it the new one, each of them whole. Other streams that run the
+        layer are ordered by events, before and after (docs/cuda.md). The arrays are the caller's again on return.
+        None: waits for all work of the device. ValueError then if a graph has captured the layer, since a replay could
+        begin meanwhile.
+        Raises Busy while a run is in flight; BadInput on illegal scales and biases that are not finite, and the expert is
+        as it was. On a GPU it takes 8 MiB while it works, with a stream the packed expert's size more.
         """
-        _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
+        _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases), stream)
 
     def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
         """rearrange(), of arrays of all experts by global id, with from_tensors' shapes and dtypes, of which a rank reads what

@@ -291,17 +291,19 @@ void Tensor::fail_expected(const std::string& expected) const {
   fail(std::string(name_) + ": expected " + expected + ", got " + describe());
 }
 
+void* stream_address(nb::handle given) {
+  uintptr_t address = 0;
+  if (!nb::try_cast(nb::getattr(given, "cuda_stream", nb::borrow(given)), address))
+    fail("stream: expected an integer or a stream object, got " + class_of(given));
+  return reinterpret_cast<void*>(address);
+}
+
 void* Tensor::stream_or(nb::handle given) const {
   if (device().is_host()) {
     if (!given.is_none()) fail("stream: expected None for arrays in host memory, got a stream");
     return nullptr;
   }
-  if (!given.is_none()) {
-    uintptr_t address = 0;
-    if (!nb::try_cast(nb::getattr(given, "cuda_stream", nb::borrow(given)), address))
-      fail("stream: expected an integer or a stream object, got " + class_of(given));
-    return reinterpret_cast<void*>(address);
-  }
+  if (!given.is_none()) return stream_address(given);
   void* stream = nullptr;
   if (exchange_ != nullptr && exchange_->current_stream(view_.device.device_type, view_.device.device_id, &stream) != 0)
     nb::raise_python_error();

@@ -37,6 +37,8 @@ std::string to_string(const Device& device);  // "cpu", "cuda:0"
 Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and where it cannot.
 const DeviceMemory* memory_of(const Device& device);
+// Of an integer, or an object with cuda_stream; ValueError for another.
+void* stream_address(nb::handle given);
 
 using Sizes = std::vector<int64_t>;
 std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"

@@ -219,6 +219,7 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
   if (!claim) mine = WorkspaceClaim::busy();
   const WeightUses::Use in_use = layer_->use();
   if (!in_use) mine = Status(Code::kBusy, "run: the layer's weights are being replaced");
+  if (mine.ok()) mine = layer_->note_capture(stream);
 
   auto* const bytes = static_cast<std::byte*>(workspace);
   if (dispatch_) {
@@ -308,6 +309,10 @@ Status ExpertParallelLayer::replace_expert(int64_t local_expert, const ExpertSou
   return layer_->replace_expert(local_expert, source);
 }
 
+Status ExpertParallelLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream) {
+  return layer_->replace_expert_on_stream(local_expert, source, stream);
+}
+
 Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSource& source) {
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
@@ -333,7 +338,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
       const int64_t slot = range.global(local), expert = placement.expert_of(slot);
       if (expert == placement_.expert_of(slot)) continue;
       const auto loaded = source.expert(expert);
-      const Status replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
+      const Status replaced = loaded.ok() ? layer_->replace_expert_at_rest(local, loaded->source) : loaded.status();
       if (!replaced.ok()) return replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
     }
     return device_slots_ ? device_slots_->set_placement(placement) : Status();

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <mutex>
 
 #include "backend/layer_steps.h"
 #include "core/router.h"
@@ -256,6 +255,7 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   NVFP4_MOE_TRY(check_process("run"));
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
+  NVFP4_MOE_TRY(note_capture(stream));
   // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace too: counts and offsets.
   const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
@@ -298,32 +298,12 @@ Status MoeLayer::check_local_expert(int64_t local_expert) const {
                           std::to_string(local_expert));
 }
 
-Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
-  NVFP4_MOE_TRY(check_process("replace"));
-  NVFP4_MOE_TRY(check_local_expert(local_expert));
-  NVFP4_MOE_TRY(check_source(source, local_expert));
-  const WeightUses::Replacement replacement(uses_);
-  if (!replacement) {
-    const int64_t calls = replacement.in_flight();
-    return Status(Code::kBusy, "replace: expected a layer at rest, got " +
-                                   (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
-                                   " in flight");
-  }
-  // On a device a call that has returned may still run. No new one starts.
-  if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
-  const std::lock_guard no_fork(replacing_);
-  const Status packed = backend_->pack_expert(*weights_, local_expert, source);
-  weights_->staging = {};
-  NVFP4_MOE_TRY(packed);
-  if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
-  return {};
-}
-
 Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {
   NVFP4_MOE_TRY(check_process("unpack"));
   NVFP4_MOE_TRY(check_local_expert(local_expert));
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
+  if (last_replacement_ != nullptr) NVFP4_MOE_TRY(device_replacement(plan_.device.kind)->wait(last_replacement_));
   return backend_->unpack_expert(*weights_, local_expert, out);
 }
 

@@ -37,13 +37,14 @@ struct DeviceTables {
   const DevicePeers* peers = nullptr;
   const DeviceRecords* records = nullptr;
   const DeviceTopology* topology = nullptr;
+  const DeviceReplacement* replacement = nullptr;
 };
 
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
     return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
-            &kCudaPeers,         &kCudaRecords,        &kCudaTopology};
+            &kCudaPeers,         &kCudaRecords,        &kCudaTopology,      &kCudaReplacement};
 #endif
   return {};
 }
@@ -142,6 +143,7 @@ const DeviceRanks* device_ranks(DeviceKind kind) { return tables_of(kind).ranks;
 const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers; }
 const DeviceRecords* device_records(DeviceKind kind) { return tables_of(kind).records; }
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
+const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();

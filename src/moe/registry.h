@@ -10,6 +10,7 @@
 #include "backend/device_peers.h"
 #include "backend/device_ranks.h"
 #include "backend/device_records.h"
+#include "backend/device_replacement.h"
 #include "backend/device_router.h"
 #include "backend/device_topology.h"
 
@@ -35,6 +36,8 @@ const DeviceRanks* device_ranks(DeviceKind kind);
 const DevicePeers* device_peers(DeviceKind kind);
 // Where such devices are, alike.
 const DeviceTopology* device_topology(DeviceKind kind);
+// Experts replaced in the order of a stream there, alike.
+const DeviceReplacement* device_replacement(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
 const DeviceRecords* device_records(DeviceKind kind);
 

@@ -233,6 +233,8 @@ def test_experts_come_back_and_are_replaced_in_place():
         one.expert(6)
     with pytest.raises(ValueError, match=r"gate codes: expected \(48, 32\) uint8 on cpu, contiguous, got \(64, 24\)"):
         one.replace_expert(0, **{name: tuple(part[0] for part in other["down"]) for name in other})
+    with pytest.raises(ValueError, match="stream: expected None for a layer on cpu, got a stream"):
+        one.replace_expert(0, **{name: tuple(part[0] for part in m) for name, m in other.items()}, stream=0)
 
 
 # ---- wrong arguments, in the library's words

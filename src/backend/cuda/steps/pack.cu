@@ -15,6 +15,7 @@
 #include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/pack_rows.cuh"
+#include "backend/cuda/steps/replace.h"
 #include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
@@ -341,6 +342,13 @@ constinit const TileFormat kBf16Tiles = {launch_pack, launch_unpack, false};
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   return static_cast<size_t>(PackedLayout(config, range).total_bytes);
+}
+
+int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert) {
+  const PackedExpert packed(weights, local_expert);
+  if (!rounds_to_e4m3(weights)) return packed.staging_bytes;
+  const auto bytes_of = [](const Joined& joined) { return joined.projections * joined.rows * (joined.k / 16 * 9); };
+  return std::max(packed.staging_bytes, kFp8CountBytes + bytes_of(packed.gate_up) + bytes_of(packed.down));
 }
 
 Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {

@@ -10,7 +10,7 @@ from html import escape
 
 from .record import HEADLINE_TOKENS, OURS, Record, geometric_mean
 
-WIDTH, PANEL, TOP, LEFT, PLOT = 760, 236, 62, 40, 150  # heights and widths in pixels
+WIDTH, PANEL, TOP, LEFT, PLOT = 760, 172, 58, 40, 104  # heights and widths in pixels
 BAR, GAP = 32, 5
 # light and dark colour of each series
 COLOURS = [("#1b66c9", "#5aa2ff"), ("#7fb2f0", "#2f6fbd"), ("#e08a2c", "#e59a4a"), ("#9a9a9a", "#8b8f96")]
@@ -87,7 +87,7 @@ def plot(records: list[Record]) -> str:
         f'<text x="{LEFT}" y="22" class="strong">{title}</text>',
     ]
     for number, label in enumerate(series(records[0])):
-        x = LEFT + (0, 138, 268, 496)[number]
+        x = LEFT + (0, 142, 276, 520)[number]
         out.append(
             f'<rect x="{x}" y="36" width="11" height="11" class="s{number}"/><text x="{x + 17}" y="46">{escape(label)}</text>'
         )

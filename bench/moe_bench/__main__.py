@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from .workload import Routing, Weights, hard_weights, make_hidden, make_routings
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda:0")
+PREFIXES = ("NVFP4_MOE_", "HUMMING_", "VLLM_")  # of variables that change what is measured
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -85,6 +87,7 @@ class Run:
             "device": torch.cuda.get_device_name(DEVICE),
             "torch": torch.__version__,
             "command": shlex.join(["python3", "-m", "bench.moe_bench", *command]),
+            "environment": {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)},
             "tolerance": reference.TOLERANCE,
             "layers": {},
             "skipped": {},

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.moe_bench import __main__ as command
+from bench.moe_bench import layers, plot, reference, table
+from bench.moe_bench.record import OURS, Record
+from bench.moe_bench.roofline import BANDWIDTH, RATE, floor
+from bench.moe_bench.shapes import SHAPES, TOKENS, Shape, steps
+from bench.moe_bench.workload import hard_weights, make_hidden, make_routings, make_weights
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))
-
-from bench.moe_bench import __main__ as command  # noqa: E402
-from bench.moe_bench import layers, plot, reference, table  # noqa: E402
-from bench.moe_bench.record import OURS, Record  # noqa: E402
-from bench.moe_bench.roofline import BANDWIDTH, RATE, floor  # noqa: E402
-from bench.moe_bench.shapes import SHAPES, TOKENS, Shape, steps  # noqa: E402
-from bench.moe_bench.workload import hard_weights, make_hidden, make_routings, make_weights  # noqa: E402
-
 CPU = torch.device("cpu")
 SMALL = Shape(12, 16, 4, 64, 32, 2, "one rank of a small layer")
 RECORDS = sorted((ROOT / "bench/results").glob("moe-layers-*.json"))

@@ -40,27 +40,31 @@ def ours(record: Record) -> list[str]:
     return [name for name in OURS if name in record.layers]
 
 
+def microseconds(us: float | None) -> str:
+    return "-" if us is None else f"{us:.1f}" if us < 100 else f"{us:.0f}"
+
+
 def cells(record: Record) -> str:
     """Microseconds of every layer in every cell."""
-    rows = [line(["layer", "us", *(f"T = {tokens}" for tokens in record.tokens)])]
+    rows = [line(["shape", "layer", *(f"T = {tokens}" for tokens in record.tokens)])]
     rows.append("|---|---|" + "---:|" * len(record.tokens))
     for shape in record.shapes:
         title = SHAPES[shape].title
-        for name, layer in record.layers.items():
-            found = [record.rows.get((shape, tokens, name)) for tokens in record.tokens]
-            if any(found):
-                who = OURS.get(name) or layer["version"].split(",")[0]
-                if name in ("marlin", "grouped_mm"):
-                    who = f"{name}, {who}"
-                rows.append(line([title, who, *(f"{row['us']:.0f}" if row else "-" for row in found)]))
-                title = ""
+        for name in record.layers:
+            found = [record.rows.get((shape, tokens, name), {}).get("us") for tokens in record.tokens]
+            rows.append(line([title, OURS.get(name, name), *map(microseconds, found)]))
+            title = ""
         floors = [record.rows[shape, tokens, ours(record)[0]]["floor_us"] for tokens in record.tokens]
-        rows.append(line(["", "floor", *(f"{value:.0f}" for value in floors)]))
+        rows.append(line(["", "floor", *map(microseconds, floors)]))
     return "\n".join(rows)
 
 
+def versions(record: Record) -> str:
+    return "\n".join(f"- {OURS.get(name, name)}: {layer['version']}" for name, layer in record.layers.items())
+
+
 def tables(record: Record) -> str:
-    return f"{summary(record)}\n\n{cells(record)}"
+    return f"{summary(record)}\n\n{versions(record)}\n\n{cells(record)}"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from .record import HEADLINE_TOKENS, OURS, Record, geometric_mean
 
 WIDTH, PANEL, TOP, LEFT, PLOT = 760, 172, 58, 40, 104  # heights and widths in pixels
 BAR, GAP = 32, 5
+NUMBERS = {4: "four", 6: "six"}
 # light and dark colour of each series
 COLOURS = [("#1b66c9", "#5aa2ff"), ("#7fb2f0", "#2f6fbd"), ("#e08a2c", "#e59a4a"), ("#9a9a9a", "#8b8f96")]
 TEXT, GRID, PAPER = ("#1f2328", "#e6edf3"), ("#d0d7de", "#3d444d"), ("#ffffff", "#0d1117")
@@ -79,7 +80,7 @@ def plot(records: list[Record]) -> str:
     highest = max(max(relative_times(record, names)) for record in records for names in series(record).values()) * 1.08
     layers = len(records[0].shapes)
     height = TOP + PANEL * len(records)
-    title = f"Time of a layer relative to nvfp4-moe W4A16, geometric mean of {layers} layers: shorter is faster"
+    title = f"Time of a layer relative to nvfp4-moe W4A16, geometric mean of {NUMBERS.get(layers, layers)} layers: shorter is faster"
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{title}">',
         style(),

@@ -10,8 +10,9 @@ E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]
 SIXTH = 0.16666667163372040  # fl32(1/6), 0x3E2AAAAB
 
 # Relative L2 error of the whole output and of the worst token. NVFP4 activations allow for the rare value near a rounding
-# boundary whose code depends on the order of a sum.
-TOLERANCE = {"bf16": (1e-2, 2e-2), "nvfp4": (2e-2, 6e-2), "fp8": (1e-2, 3e-2)}
+# boundary whose code depends on the order of a sum, FP8 for the 13 bits with which Hopper's tensor cores add
+# (docs/numerics.md, section 7). One lost expert is above 0.2.
+TOLERANCE = {"bf16": (1e-2, 2e-2), "nvfp4": (2e-2, 6e-2), "fp8": (2.5e-2, 6e-2)}
 
 
 def e4m3_power(scales: torch.Tensor) -> torch.Tensor:

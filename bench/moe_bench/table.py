@@ -19,6 +19,8 @@ def summary(record: Record) -> str:
     rows = [line([record.device, *(f"{OURS[name]}: lead | least | greatest | time / floor" for name in ours(record))])]
     rows.append("|---|" + "---:|" * 4 * len(ours(record)))
     for title, (first, last) in PHASES.items():
+        if not any(first <= tokens <= last for tokens in record.tokens):
+            continue
         cells = [title]
         for name in ours(record):
             leads = [lead for (_, tokens), lead in record.leads(name).items() if first <= tokens <= last]

@@ -13,7 +13,7 @@ import torch
 
 from bench.moe_bench import __main__ as command
 from bench.moe_bench import layers, plot, reference, table
-from bench.moe_bench.record import OURS, Record
+from bench.moe_bench.record import OURS, Record, geometric_mean
 from bench.moe_bench.roofline import BANDWIDTH, RATE, floor
 from bench.moe_bench.shapes import SHAPES, TOKENS, Shape, steps
 from bench.moe_bench.workload import hard_weights, make_hidden, make_routings, make_weights
@@ -205,6 +205,17 @@ def test_the_benchmarks_page_has_the_records_tables():
     page = (ROOT / "docs/benchmarks.md").read_text()
     for path in RECORDS:
         assert table.summary(Record(path)) in page and table.cells(Record(path)) in page
+
+
+def test_a_run_from_this_repository_agrees_with_the_record():
+    check, record = Record(ROOT / "bench/results/moe-bench-check-h200.json"), Record(RECORDS[1])
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    assert table.summary(check) in page and table.cells(check) in page
+    assert not check.data["errors"] and all(row["ok"] for row in check.data["rows"])
+    for name in record.layers:
+        ratios = [row["us"] / record.rows[key]["us"] for key, row in check.rows.items() if key[2] == name]
+        assert len(ratios) == 24 and 0.97 < geometric_mean(ratios) < 1.03, name
+        assert 0.9 < min(ratios) and max(ratios) < 1.1, name
 
 
 def test_the_picture_is_what_the_script_draws_of_the_records():

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from bench.moe_bench import __main__ as command
-from bench.moe_bench import layers, plot, reference, table
-from bench.moe_bench.record import OURS, Record, geometric_mean
-from bench.moe_bench.roofline import BANDWIDTH, RATE, floor
-from bench.moe_bench.shapes import SHAPES, TOKENS, Shape, steps
-from bench.moe_bench.workload import hard_weights, make_hidden, make_routings, make_weights
+torch = pytest.importorskip("torch")
+
+from bench.moe_bench import __main__ as command  # noqa: E402
+from bench.moe_bench import layers, plot, reference, table  # noqa: E402
+from bench.moe_bench.record import OURS, Record, geometric_mean  # noqa: E402
+from bench.moe_bench.roofline import BANDWIDTH, RATE, floor  # noqa: E402
+from bench.moe_bench.shapes import SHAPES, TOKENS, Shape, steps  # noqa: E402
+from bench.moe_bench.workload import hard_weights, make_hidden, make_routings, make_weights  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")

@@ -16,6 +16,19 @@ CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
 
 
+NVCC = (12, 9)  # the least, as in cmake/cuda_language.cmake
+
+
+def cannot_begin(nvcc, capability):
+    """Why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU; "" if it can."""
+    if not nvcc or not re.fullmatch(r"\d+\.\d", capability):
+        return "expected nvcc on PATH and a GPU that nvidia-smi lists"
+    release = re.search(r"cuda_(\d+)\.(\d+)", nvcc)
+    if release is None or tuple(map(int, release.groups())) < NVCC:
+        return f"expected nvcc 12.9 or later (the kernels of sm100 are PTX 8.8), got {nvcc!r}"
+    return ""
+
+
 def nothing(text):
     """Figures of a command whose exit code says all."""
     return {}, ""

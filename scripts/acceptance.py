@@ -25,6 +25,7 @@ from acceptance_report import Scrubber
 from acceptance_results import (
     backend_of,
     bench_figures,
+    cannot_begin,
     doctor_facts,
     end_in_words,
     nothing,
@@ -351,8 +352,8 @@ def main(arguments=None):
     options = parse(arguments)
     facts = machine_facts(options.emulate)
     capability = options.emulate or facts["gpu"].get("compute_cap", "")
-    if not on_path("nvcc") or not re.fullmatch(r"\d+\.\d", capability):
-        print("acceptance: expected nvcc on PATH and a GPU that nvidia-smi lists", file=sys.stderr)
+    if problem := cannot_begin(facts["nvcc"] if on_path("nvcc") else "", capability):
+        print(f"acceptance: {problem}", file=sys.stderr)
         return 2
     tools = {"compute-sanitizer": on_path("compute-sanitizer"), "backend": backend_of(capability)}
     steps = steps_of(options, tools, capability)

@@ -70,7 +70,7 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
        NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
        NVFP4_MOE_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
-       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate (hosts' backends alone)       Nemotron-3 */
+       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate                               Nemotron-3 */
 };
 enum {                                       /* activation_format */
        NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,      /* W4A4 */
@@ -159,13 +159,13 @@ typedef struct nvfp4_moe_config {
   int64_t shared_intermediate_size; /* 0: no shared expert */
   int32_t activation;
   float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused by those) */
-  float swiglu_alpha; /* 0: 1.702 */
+  float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, which it is with the others */
   int32_t activation_format;
   int32_t activation_scale;
   int32_t intermediate_scale;
   float intermediate_fixed; /* a power of two for INTERMEDIATE_FIXED; 0: from the limit or the input scale */
   float max_router_weight;  /* bound of the router weights, used by FIXED under BEFORE_DOWN; 0: 1 */
-  float static_headroom;    /* a power of two; 0: 1 */
+  float static_headroom;    /* a power of two; 0: 1, which it is without SCALE_STATIC */
   int32_t router_weight;
   int32_t row_format;
   int32_t batch_invariant; /* 0 or 1 */
@@ -659,7 +659,7 @@ typedef struct nvfp4_moe_router_config {
   int32_t scoring;
   int32_t group_score;
   int32_t renormalize;         /* 1: weights are divided by their sum */
-  float renormalize_epsilon;   /* what is added to that sum */
+  float renormalize_epsilon;   /* added to that sum; 0 with SOFTMAX */
   float routed_scaling_factor; /* multiplies every weight, at the end; 0: 1 */
   int32_t correction_bias;     /* 1: a bias is added to the scores for the selection, and not to the weights */
   int32_t hash_routing;        /* 1: experts come from a table by token id; the scores only weigh them */

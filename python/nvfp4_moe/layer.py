@@ -59,11 +59,17 @@ def _parallel(
 
 
 def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
-    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one."""
+    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one.
+
+    Arrays of integers are refused: uint16 might be the bits of bfloat16."""
     if biases is None:
         return None
     if not isinstance(biases, (tuple, list)) or len(biases) != 3:
         raise _core.InvalidArgument(f"biases: expected None or (gate, up, down), got {type(biases).__name__}")
+    for name, bias in zip(("gate", "up", "down"), biases, strict=True):
+        dtype = str(getattr(bias, "dtype", "float")).removeprefix("torch.")  # a list's numbers are taken as they are
+        if "float" not in dtype:
+            raise _core.InvalidArgument(f"biases {name}: expected float32, float16, bfloat16 or float64, got {dtype}")
     gate, up, down = (None if bias is None else cast(bias, "float32") for bias in biases)
     return gate, up, down
 
@@ -304,6 +310,8 @@ class MoeLayer(_core.Layer):
         and top_k; the other arrays are as select_experts and run have them, all on the layer's device. Raises what both
         raise.
         """
+        if not isinstance(router, RouterConfig):
+            raise TypeError(f"router: expected a RouterConfig, got {type(router).__name__}")
         return _core.run_logits(
             self,
             hidden,
@@ -394,6 +402,6 @@ class Nvfp4Linear(_core.Linear):
 
     def describe(self) -> dict[str, Any]:
         """backend, rows, cols, tensor_scale, activation_format, activation_scale, fp8_weights (under fp8 how many weights
-        E4M3 rounds, and its shift; else None), sizes in bytes."""
+        E4M3 rounds, and its shift; else None), sizes in bytes, notes."""
         described: dict[str, Any] = json.loads(self.describe_json())
         return described

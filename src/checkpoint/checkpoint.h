@@ -127,7 +127,7 @@ class Checkpoint {
 
   // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
-  // Max over all experts; unusable input scales are replaced by numerics.md section 7's rule and reported.
+  // The largest over all experts, which unusable input scales are left out of, and reported (docs/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;
   // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name where not.

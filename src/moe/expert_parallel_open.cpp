@@ -128,7 +128,7 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const auto choose = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
-    const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+    NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
     NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
     return choose_backend(config, device, forced);
   };

@@ -155,7 +155,7 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
 
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
@@ -168,7 +168,7 @@ MoeLayer::~MoeLayer() = default;
 Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const LayerSource& source,
                                                  const LayerOptions& options, const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   return open_on(*backend, config, source, options, progress);

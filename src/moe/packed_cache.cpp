@@ -38,7 +38,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   const ExpertRange range = options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
   NVFP4_MOE_TRY(checkpoint.check_layout(layer_index, range, config->shared_intermediate_size > 0));
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));

@@ -81,6 +81,13 @@ std::string backend_names() {
   return names;
 }
 
+std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format) {
+  std::vector<std::string> notes;
+  if (backend.caveat != nullptr) notes.emplace_back(backend.caveat);
+  if (backend.fp8_caveat != nullptr && format == ActivationFormat::kFp8) notes.emplace_back(backend.fp8_caveat);
+  return notes;
+}
+
 std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
   std::vector<BackendReport> reports;
   bool found = false;
@@ -101,13 +108,22 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
       report.reason = "highest priority of those that support this layer";
     }
     if (report.chosen && backend->selection != nullptr) report.reason += "; " + backend->selection();
-    if (report.chosen && backend->caveat != nullptr) report.reason += std::string("; ") + backend->caveat;
+    if (report.chosen)
+      for (const std::string& note : backend_notes(*backend, config->activation_format)) report.reason += "; " + note;
     found = found || report.chosen;
     reports.push_back(std::move(report));
   }
   if (forced != "auto" && find_backend(forced) == nullptr)
     reports.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
   return reports;
+}
+
+Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name) {
+  const bool from_variable = option == "auto" && !env.backend.empty();
+  const std::string& name = from_variable ? env.backend : option;
+  if (name == "auto" || find_backend(name) != nullptr) return name;
+  return invalid_argument(std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) +
+                          ": expected one of " + backend_names() + ", got \"" + name + "\"");
 }
 
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {

@@ -120,7 +120,7 @@ class MoeLayer {
   // The same on a device in the order of `stream`, graphs or not: work that was enqueued there before it has the old
   // expert, work after it the new one, each of them whole. Other streams that run the layer are the caller's to order by
   // events. It waits for the source, never for `stream` or the device, and leaves other threads' captures alone; takes
-  // the packed expert's size more in staging memory. kBusy if runs have been enqueued for a second without a pause.
+  // the packed expert's size more in staging memory. kBusy if for 10 seconds no pause came between runs.
   Status replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream);
   // replace_expert also of a layer that graphs hold, for a caller who knows that none of them is replayed meanwhile.
   Status replace_expert_at_rest(int64_t local_expert, const ExpertSource& source);

@@ -1,7 +1,7 @@
 // How many runs read a layer's weights right now, or that they are being replaced.
 //
 // One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the number of the process
-// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word says, and the
+// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word is, and the
 // child's first use begins at 0.
 #pragma once
 

@@ -201,7 +201,7 @@ TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
   EXPECT_EQ(begun, 20);
 }
 
-// A run that meets the one launch of a replacement on a stream is not refused.
+// A run that begins during the one launch of a replacement on a stream is not refused.
 TEST(Replace, UsesWaitForAReplacementThatIsOnlyEnqueued) {
   WeightUses uses;
   std::atomic<int> begun{0};

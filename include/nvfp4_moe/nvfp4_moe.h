@@ -426,8 +426,8 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* lay
  * there before have the old expert, later ones the new one, each of them whole. Give the stream that replays. Other streams
  * that run the layer are the caller's to order by events, before and after. Waits until the arrays are the caller's again,
  * never for the stream or the device; no capture of another thread is disturbed. Takes the packed expert's size more in
- * staging memory, which the stream gives back. Any thread; NVFP4_MOE_BUSY if calls of run follow each other for a second
- * without a pause. NVFP4_MOE_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
+ * staging memory, which the stream gives back. Any thread; NVFP4_MOE_BUSY if for 10 seconds no pause came between calls of
+ * run. NVFP4_MOE_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
                                                                       const nvfp4_moe_expert* expert, void* stream);
 

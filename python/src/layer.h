@@ -36,7 +36,7 @@ struct OpenLayer {
     return parallel ? parallel->workspace_bytes(tokens) : layer->workspace_bytes(tokens);
   }
   const MoeConfig& config() const { return parallel ? parallel->config() : layer->config(); }
-  // stream: none where the layer is at rest.
+  // stream: none if the layer is at rest.
   Status replace_expert(int64_t local_expert, const ExpertSource& source, const std::optional<void*>& stream) {
     const auto replace = [&](auto& of) {
       return stream ? of.replace_expert_on_stream(local_expert, source, *stream)

@@ -247,7 +247,7 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
   source.down = read_matrix(down, "down", hidden, inner, device, &streams);
   source.on_device = !device.is_host();
   source.stream = streams.front();
-  // Arrays of several frameworks may be in several streams, of which the packer gets one.
+  // Arrays of several frameworks may be in several streams. The packer gets one.
   if (std::count(streams.begin(), streams.end(), source.stream) != static_cast<std::ptrdiff_t>(streams.size()))
     check(memory_of(device)->synchronize(device.index));
   source.biases = read_biases(biases, config, inner);

@@ -18,7 +18,7 @@ struct StagedExpert {
 // The last expert that was put into a layer; null: none. Dropping it waits for that.
 using ReplacementMark = std::shared_ptr<void>;
 
-// Each call leaves captures of other threads alone.
+// No call disturbs captures of other threads.
 struct DeviceReplacement {
   // pack: the backend's pack_expert. Returns once the expert is packed, and the source may go.
   Result<StagedExpert> (*stage)(const PackedWeights& weights, int64_t local_expert, const ExpertSource& source,

@@ -121,10 +121,10 @@ class MoeLayer {
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
   // The same on a device in the order of `stream`, graphs or not: work that was enqueued there before it has the old
   // expert, work after it the new one, each of them whole. Other streams that run the layer are the caller's to order by
-  // events. It waits for the source, never for `stream` or the device, and leaves other threads' captures alone; takes
-  // the packed expert's size more in staging memory. kBusy if runs have been enqueued for a second without a pause.
+  // events. It waits for the source, never for `stream` or the device, and disturbs no capture of another thread; takes
+  // the packed expert's size more in staging memory. kBusy if for 10 seconds no pause came between runs.
   Status replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream);
-  // replace_expert also of a layer that graphs hold, for a caller who knows that none of them is replayed meanwhile.
+  // replace_expert also of a layer that graphs have captured, for a caller who lets none of them run meanwhile.
   Status replace_expert_at_rest(int64_t local_expert, const ExpertSource& source);
   // The expert with its tensor scales, bit for bit as it was given; kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;

@@ -11,8 +11,8 @@
 namespace nvfp4_moe {
 namespace {
 
-// A run only enqueues, so that a pause between runs comes soon.
-constexpr std::chrono::seconds kLongestWait{1};
+// A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks a run waits for others.
+constexpr std::chrono::seconds kLongestWait{10};
 
 Status busy(const WeightUses::Replacement& refused) {
   const int64_t calls = refused.in_flight();
@@ -71,6 +71,7 @@ Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSour
   NVFP4_MOE_ASSIGN(const uint64_t capture, backend_->memory->capture_id(stream));
   if (capture != 0) return invalid_argument("replace: expected a stream that is not being captured, got one that is");
   NVFP4_MOE_ASSIGN(StagedExpert staged, device->stage(*weights_, local_expert, source, backend_->pack_expert));
+  const WeightUses::HoldOff hold_off(uses_);
   const auto until = std::chrono::steady_clock::now() + kLongestWait;
   while (true) {
     // Between the kernels of no run: another thread may be enqueuing one in this very stream.

@@ -45,7 +45,7 @@ const DeviceRanks* device_ranks(DeviceKind kind);
 const DevicePeers* device_peers(DeviceKind kind);
 // Where such devices are, alike.
 const DeviceTopology* device_topology(DeviceKind kind);
-// Experts replaced in the order of a stream there, alike.
+// Experts replaced in the order of a stream there; null where device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
 const DeviceRecords* device_records(DeviceKind kind);

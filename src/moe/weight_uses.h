@@ -1,11 +1,12 @@
 // How many runs read a layer's weights right now, or that they are being replaced.
 //
 // One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the number of the process
-// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word says, and the
+// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word is, and the
 // child's first use begins at 0.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 
@@ -20,6 +21,7 @@ class WeightUses {
   class Use {
    public:
     explicit Use(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
+      if (uses.held_off_.load(std::memory_order_relaxed) != 0) uses.let_pass();
       uint64_t word = word_.load(std::memory_order_relaxed);
       while (true) {
         const uint64_t now = of_process(word, process_);
@@ -45,6 +47,21 @@ class WeightUses {
     std::atomic<uint64_t>& word_;
     const uint32_t process_;
     bool counted_ = false;
+  };
+
+  // While it lives, uses begin a little later, so that those under way end at the same time: a replacement tries again
+  // and again, and would hardly find the weights at rest while several threads run the layer.
+  class HoldOff {
+   public:
+    explicit HoldOff(WeightUses& uses) : held_off_(uses.held_off_) {
+      held_off_.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~HoldOff() { held_off_.fetch_sub(1, std::memory_order_relaxed); }
+    HoldOff(const HoldOff&) = delete;
+    HoldOff& operator=(const HoldOff&) = delete;
+
+   private:
+    std::atomic<uint32_t>& held_off_;
   };
 
   // Weights that nobody uses, to be written for as long as this lives; false if they are in use. only_enqueues: uses that
@@ -85,7 +102,15 @@ class WeightUses {
     return word >> 32 == process ? word : at_rest(process);
   }
 
+  // A use within another one must not wait for the replacement that waits for the outer one: it goes on after a moment.
+  void let_pass() const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (held_off_.load(std::memory_order_relaxed) != 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+  }
+
   std::atomic<uint64_t> word_{0};
+  std::atomic<uint32_t> held_off_{0};
 };
 
 }  // namespace nvfp4_moe

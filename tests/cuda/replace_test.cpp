@@ -43,7 +43,7 @@ class OwnStream {
   cudaStream_t stream_ = nullptr;
 };
 
-// The experts of a layer by a seed, with biases where the options have them.
+// The experts of a layer by a seed, with biases if the options ask for them.
 struct Weights {
   TinyLayer tiny;
   std::vector<std::array<std::vector<float>, 3>> biases;  // (num_experts)
@@ -83,7 +83,7 @@ struct Weights {
   }
 };
 
-// Every part of an expert is in one of them: block scales beside codes, shifts, biases, a shared expert, codes of blocks
+// Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert, codes of blocks
 // whose scale is 0.
 std::vector<MoeOptions> kinds_of_layers() {
   MoeOptions options = test::tiny_options();
@@ -280,7 +280,7 @@ TEST_P(CudaReplace, OfACapturedLayerIsRefusedWithoutAStream) {
   const auto layer = open(old);
   ASSERT_NE(layer, nullptr);
   Runner runner(*layer, TinyBatch(kind, kTokens));
-  ASSERT_OK(layer->replace_expert(0, other.source_of(0)));  // eager runs alone
+  ASSERT_OK(layer->replace_expert(0, other.source_of(0)));  // only eager runs so far
   runner.capture();
   const Status refused = layer->replace_expert(1, other.source_of(1));
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
@@ -315,7 +315,7 @@ TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
 }
 
 // No lock is needed between a thread that captures and one that replaces on a stream.
-TEST_P(CudaReplace, OnAStreamLeavesTheCapturesOfOtherThreadsAlone) {
+TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8);
   const auto layer = open(old);

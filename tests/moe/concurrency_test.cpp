@@ -169,7 +169,39 @@ TEST(Replace, OfAHostsLayerTakesNoStream) {
   EXPECT_THAT(refused.message(), HasSubstr("expected no stream"));
 }
 
-// A run that meets the one launch of a replacement on a stream is not refused.
+// Threads whose uses overlap without end leave no moment of rest by themselves.
+TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
+  WeightUses uses;
+  std::atomic<bool> stop{false};
+  std::atomic<int> counted{0};
+  std::vector<std::thread> runs;
+  for (int i = 0; i < 3; ++i)
+    runs.emplace_back([&, i] {
+      while (!stop) {
+        const WeightUses::Use use(uses);
+        const WeightUses::Use within(uses);  // a run over ranks has one within its own
+        counted += use && within;
+        std::this_thread::sleep_for(std::chrono::microseconds(500 + 100 * i));
+      }
+    });
+  while (counted < 30) std::this_thread::yield();
+  int begun = 0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const WeightUses::HoldOff hold_off(uses);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (std::chrono::steady_clock::now() < until) {
+      const WeightUses::Replacement replacement(uses, true);
+      if (replacement) ++begun;
+      if (replacement) break;
+      std::this_thread::yield();
+    }
+  }
+  stop = true;
+  for (std::thread& run : runs) run.join();
+  EXPECT_EQ(begun, 20);
+}
+
+// A run that begins during the one launch of a replacement on a stream is not refused.
 TEST(Replace, UsesWaitForAReplacementThatIsOnlyEnqueued) {
   WeightUses uses;
   std::atomic<int> begun{0};

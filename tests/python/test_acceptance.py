@@ -1,7 +1,7 @@
 """scripts/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
 the tools' form (ctest, bench), and whole runs with stand-ins for the tools.
 
-Long because every tool that a step runs has its stand-in here.
+Long because it plays every tool that a step runs.
 """
 
 from __future__ import annotations

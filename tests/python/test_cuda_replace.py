@@ -46,7 +46,7 @@ def on_gpu(expert: dict[str, tuple[np.ndarray, ...]]) -> dict[str, tuple]:
 
 
 def routing() -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and router weights by which all tokens meet expert 0."""
+    """ids and router weights that send all tokens to expert 0."""
     draw = np.random.default_rng(4)
     ids = draw.integers(1, EXPERTS, (TOKENS, TOP_K))
     ids[:, 0] = 0
@@ -66,9 +66,9 @@ def captured(layer: nv.MoeLayer, stream: torch.cuda.Stream) -> tuple[torch.cuda.
 
 
 @pytest.mark.parametrize("activation_format", ["nvfp4", "bf16", "fp8"])
-def test_replays_beside_replacements_have_the_old_expert_or_the_new_one(activation_format: str) -> None:
+def test_replays_during_replacements_have_the_old_expert_or_the_new_one(activation_format: str) -> None:
     inputs = torch.randn(INPUTS, TOKENS, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16().cuda()
-    # One version from the host, one from where a trainer would have it.
+    # One version from the host, one from the GPU, as a trainer has it.
     versions = [expert_of(0), on_gpu(expert_of(1))]
     layer, right = opened(activation_format), []
     for version in versions:
@@ -113,7 +113,7 @@ def test_replays_beside_replacements_have_the_old_expert_or_the_new_one(activati
         assert torch.equal(out, right[1][0])
 
 
-def test_a_captured_layer_is_replaced_on_a_stream_alone() -> None:
+def test_a_captured_layer_is_replaced_only_on_a_stream() -> None:
     layer = opened("nvfp4")
     layer.replace_expert(0, **expert_of(1))  # nothing has captured it
     graph, _, out = captured(layer, torch.cuda.Stream())

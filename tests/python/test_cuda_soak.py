@@ -106,7 +106,7 @@ class Actor(threading.Thread):
         self.stream = torch.cuda.Stream()
         self.doing = "nothing"
         self.error = None
-        self.own = []  # layers of this thread's graphs, which it alone replaces
+        self.own = []  # layers of this thread's graphs, which only it replaces
         self.graphs = collections.deque(maxlen=GRAPHS)  # (right of either version, out, graph, own)
 
     def run(self) -> None:

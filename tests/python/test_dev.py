@@ -162,7 +162,7 @@ def test_gpu_finds_headers_below_prefixes(dev):
 
 @pytest.fixture
 def on_a_gpu(dev):
-    """dev on a machine with a GPU and every header, whose tools succeed and say what they were asked for."""
+    """dev on a machine with a GPU and every header, whose tools succeed and log their arguments."""
     dev.stand_in("nvidia-smi", LISTS_A_GPU)
     dev.stand_in("c++", "#!/bin/sh\ncat >/dev/null\n")
     for tool in ("ctest", "compute-sanitizer"):

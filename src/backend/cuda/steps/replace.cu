@@ -1,8 +1,8 @@
 // Replacing an expert in the order of a stream (backend/device_replacement.h).
 //
 // A CUDA graph reads weights at fixed addresses, so the new expert has to come into the place of the old one. One kernel
-// copies all its parts there: between two kernels, another thread's replay could begin. The staged expert lies in memory
-// of the device's pool, whose release is a part of the stream: cudaFree would wait for the whole device.
+// copies all its parts there: between two kernels, another thread's replay could begin. The staged expert is in memory of
+// the device's pool, which is released in the order of the stream: cudaFree would wait for the whole device.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -112,6 +112,7 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, c
   cudaFuncAttributes attributes{};  // CUDA loads the kernel here, and not while runs wait for its launch
   NVFP4_MOE_TRY(check(cudaFuncGetAttributes(&attributes, put_expert), "put_expert"));
   const bool shared = local_expert == kSharedExpert;
+  const int64_t only = shared ? kSharedExpert : 0;
   MoeOptions options = weights.config.options();
   if (!shared) options.shared_intermediate_size = 0;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
@@ -121,11 +122,10 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, c
   PackedWeights& one = staged.weights;
   one.device = weights.device;
   NVFP4_MOE_ASSIGN(one.bytes, allocate_pooled(static_cast<size_t>(PackedLayout(config, range).total_bytes),
-                                              weights.device, "an expert beside the layer", staged.release_in));
-  NVFP4_MOE_ASSIGN(one.staging,
-                   allocate_pooled(static_cast<size_t>(expert_staging_bytes(weights, local_expert)), weights.device,
-                                   "staging for packing", std::make_shared<void*>(kStream)));
-  NVFP4_MOE_TRY(pack(one, shared ? kSharedExpert : 0, source));
+                                              weights.device, "an expert packed apart", staged.release_in));
+  NVFP4_MOE_ASSIGN(one.staging, allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)), weights.device,
+                                                "staging for packing", std::make_shared<void*>(kStream)));
+  NVFP4_MOE_TRY(pack(one, only, source));
   one.staging = {};
   return Result<StagedExpert>(std::move(staged));
 }

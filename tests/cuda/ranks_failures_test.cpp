@@ -80,6 +80,13 @@ TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
     check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
+// More CTAs of combine than read the host's word themselves.
+TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
+  ExpertParallelOptions options;
+  options.capacity = 520;
+  check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16), emulated() ? 1 : 7);
+}
+
 std::string name_of_link(const ::testing::TestParamInfo<Between>& info) {
   return info.param == Between::kNccl ? "nccl" : "peers";
 }

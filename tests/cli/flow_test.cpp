@@ -1,6 +1,7 @@
 // The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run -> dump -> replay.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <tuple>

@@ -84,6 +84,9 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
 ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRoot) {
   if (geteuid() != 0) GTEST_SKIP() << "another user's rights need root";
   fs::permissions(directory_.path(), fs::perms(0755));
+  fs::permissions(model_, fs::perms(0755));
+  for (const auto& entry : fs::directory_iterator(model_)) fs::permissions(entry.path(), fs::perms(0644));
+  const mode_t old = umask(022);
   open();  // of root
   const auto as_nobody = [&](const std::string& folder) {
     attacked();
@@ -111,6 +114,7 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRo
   open();
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("got one of user 65534"));
+  umask(old);
 }
 
 mode_t mode_of(const std::string& path) {

@@ -92,7 +92,7 @@ Status check_tensor_scale(const Quantize& call) {
   if (call.mode == QuantizeMode::kStatic && (!std::isfinite(*scale) || *scale <= 0))
     return expected("a positive finite float32");
   if (call.mode == QuantizeMode::kCompat && !(*scale >= 0x1p-126f && *scale <= 0x1p126f))
-    return expected("a float32 within [2^-126, 2^126], whose reciprocal is normal too");
+    return expected("a positive float32 within [2^-126, 2^126]");
   return {};
 }
 

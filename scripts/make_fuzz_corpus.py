@@ -128,6 +128,14 @@ def config_seeds() -> dict[str, bytes]:
         "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False},
         "input_activations": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
         "symmetric": True, "dynamic": "local"}}}, "ignore": ["lm_head"]}  # fmt: skip
+    weight_only = compressed["config_groups"]["group_0"] | {
+        "targets": ["re:^(?!.*experts).*_proj$", "re:.*(?<!shared_)experts\\.\\d{1,3}\\.(?:gate|up)_proj", "lm_head"],
+        "input_activations": None}  # fmt: skip
+    rotated = {
+        "config_groups": {"R": {"type": "hadamard", "apply": [{"location": "input", "targets": ["re:.*o_proj$"]}]}}
+    }
+    by_target = compressed | {"config_groups": compressed["config_groups"] | {"group_1": weight_only},
+                              "ignore": ["re:[^.]*[.]visual\\b.*?"], "transform_config": rotated}  # fmt: skip
     models = {
         "deepseek_v3": model("deepseek_v3", moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
                              first_k_dense_replace=1, quantization_config=nvfp4),
@@ -135,6 +143,7 @@ def config_seeds() -> dict[str, bytes]:
                              swiglu_limit=10.0, quantization_config={"quant_method": "mxfp4"}),
         "qwen3_moe": model("qwen3_moe", moe_intermediate_size=32, num_experts=8, decoder_sparse_step=1,
                            mlp_only_layers=[0], quantization_config=compressed),
+        "qwen3_moe_by_target": model("qwen3_moe", moe_intermediate_size=32, num_experts=8, quantization_config=by_target),
         "glm4_moe": model("glm4_moe", moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
                           first_k_dense_replace=1, torch_dtype="bfloat16"),
         "minimax_m3": model("minimax_m3", intermediate_size=32, num_local_experts=8, swiglu_limit=7.0,

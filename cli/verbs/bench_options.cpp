@@ -33,7 +33,7 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
       NVFP4_MOE_ASSIGN(one.backend, wanted_backend(backend));
       SubjectOptions options = verb.subject;
       options.choices.activation_format = format;
-      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes));
+      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes, one.backend, report.common().device));
       all.push_back(std::move(one));
     }
   }

@@ -19,7 +19,7 @@ Status apply_name(const char* option, const std::string& name, Enum& value) {
 }  // namespace
 
 Status NumericChoices::apply(MoeOptions& options) const {
-  NVFP4_MOE_TRY(apply_name("--activation-format", activation_format, options.activation_format));
+  if (!chooses_format()) NVFP4_MOE_TRY(apply_name("--activation-format", activation_format, options.activation_format));
   NVFP4_MOE_TRY(apply_name("--activation-scale", activation_scale, options.activation_scale));
   NVFP4_MOE_TRY(apply_name("--intermediate-scale", intermediate_scale, options.intermediate_scale));
   NVFP4_MOE_TRY(apply_name("--router-weight", router_weight, options.router_weight));
@@ -32,7 +32,8 @@ Status NumericChoices::apply(MoeOptions& options) const {
 
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
   const auto add = [&](auto&&... arguments) { verb.add_option(arguments...)->group("Numbers"); };
-  add("--activation-format", choices.activation_format, "nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 (W4A8)");
+  add("--activation-format", choices.activation_format,
+      "auto (by what DIR declares, the default), nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 (W4A8)");
   add("--activation-scale", choices.activation_scale, "Of hidden: dynamic_token, static or compat");
   add("--intermediate-scale", choices.intermediate_scale, "Of SwiGLU's output: dynamic_token, fixed or compat");
   add("--intermediate-fixed", choices.intermediate_fixed, "The power of two of --intermediate-scale fixed");

@@ -15,7 +15,7 @@
 namespace nvfp4_moe::cli {
 
 struct NumericChoices {
-  std::string activation_format;   // nvfp4 | bf16 | int8_block | fp8
+  std::string activation_format;   // auto | nvfp4 | bf16 | int8_block | fp8
   std::string activation_scale;    // dynamic_token | static | compat
   std::string intermediate_scale;  // dynamic_token | fixed | compat
   std::optional<float> intermediate_fixed;
@@ -24,8 +24,10 @@ struct NumericChoices {
   std::string row_format;     // bf16 | fp32
   bool batch_invariant = false;
 
-  // Writes the given choices into options; kInvalidArgument for an unknown name.
+  // Writes the given choices into options; kInvalidArgument for an unknown name. "auto" leaves the activation format.
   Status apply(MoeOptions& options) const;
+  // Whether moe/activation_choice.h's rule gives the activation format.
+  bool chooses_format() const { return activation_format.empty() || activation_format == "auto"; }
 };
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices);
 

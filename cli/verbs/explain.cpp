@@ -10,6 +10,7 @@
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/subject_options.h"
 #include "cli/verbs/verbs.h"
+#include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
@@ -93,9 +94,9 @@ void report_plan(const Plan& plan, const std::vector<StepPlan>& run, Report& rep
 }
 
 Status explain_verb(const ExplainVerb& verb, Report& report) {
-  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo));
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
+  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo, forced, report.common().device));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   const MoeOptions& sizes = config.options();
   report.fact("layer", sizes_text(subject));
@@ -119,6 +120,11 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   const Json intermediate = activation_scale_json(sizes.activation_format, scales.intermediate);
   const size_t packed_bytes = backend->packed_bytes(config, subject.range);
   report.line("");
+  if (subject.source.declared) {
+    const std::string because = reason_of_format(sizes.activation_format, *subject.source.declared, backend->name);
+    report.fact("activations", fmt::format("{}, because {}", to_string(sizes.activation_format), because));
+    report.json()["activations_because"] = because;
+  }
   report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));
   report.fact("memory", fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
                                     bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes), verb.tokens));

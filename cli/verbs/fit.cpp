@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "moe/activation_choice.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe::cli {
@@ -22,9 +23,11 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
   Need need;
   std::map<std::string, std::pair<uint64_t, uint64_t>> seen;  // layers of one shape are measured once
   for (const int64_t layer : checkpoint.model().layers) {
-    NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
-    const std::string key =
-        fmt::format("{} {} {}", options.num_experts, options.hidden_size, options.intermediate_size);
+    NVFP4_MOE_ASSIGN(MoeOptions options, checkpoint.layer_options(layer));
+    NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, backend.name));
+    options.activation_format = chosen.format;
+    const std::string key = fmt::format("{} {} {} {}", options.num_experts, options.hidden_size,
+                                        options.intermediate_size, to_string(chosen.format));
     if (!seen.contains(key)) {
       NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
       const ExpertRange range{0, (options.num_experts + ranks - 1) / ranks};
@@ -41,7 +44,10 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
 
 Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
                   const std::vector<int64_t>& memories, int64_t max_tokens, Report& report) {
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(checkpoint.model().options));
+  MoeOptions options = checkpoint.model().options;
+  NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, forced));
+  options.activation_format = chosen.format;
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
   const uint64_t other_bytes = checkpoint.index().size_bytes() - checkpoint.expert_bytes();  // stays on every rank

@@ -13,6 +13,7 @@
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
+#include "moe/activation_choice.h"
 #include "moe/layer.h"
 
 namespace nvfp4_moe::cli {
@@ -67,6 +68,21 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   json["activation"] = to_string(sizes.activation);
   json["swiglu_limit"] = sizes.swiglu_limit ? Json(*sizes.swiglu_limit) : Json(nullptr);
   json["router_weight"] = to_string(sizes.router_weight);
+}
+
+// The activation format that each layer would run in on this device.
+Status report_declared(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, const DeviceFacts& device,
+                       const std::string& forced, Report& report) {
+  std::vector<LayerActivations> activations;
+  for (const int64_t layer : layers) {
+    NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
+    NVFP4_MOE_ASSIGN(const DeclaredActivations declared, checkpoint.declared_activations(layer));
+    const Result<ChosenFormat> chosen = choose_activation_format(options, device, forced);
+    if (!chosen.ok()) continue;  // sizes that no layer has: a finding, and no fit
+    activations.push_back({layer, chosen->format, chosen->because + " (" + declared.why + ")"});
+  }
+  report_activations(activations, report);
+  return {};
 }
 
 Cell range_cell(const std::optional<float>& low, const std::optional<float>& high) {
@@ -135,6 +151,7 @@ Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path));
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
+  NVFP4_MOE_TRY(report_declared(checkpoint, layers, device, forced, report));
   const bool floats = checkpoint.model().format == SourceFormat::kFloat;
   std::vector<Finding> findings = checkpoint.findings();
   if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "cli/console/lists.h"
 #include "moe/env.h"
@@ -32,6 +34,19 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
     }
   }
   return layers;
+}
+
+void report_activations(const std::vector<LayerActivations>& layers, Report& report) {
+  std::map<std::pair<ActivationFormat, std::string>, std::vector<int64_t>> alike;
+  for (const LayerActivations& one : layers) alike[{one.format, one.because}].push_back(one.layer);
+  Json json = Json::array();
+  for (const auto& [what, numbers] : alike) {
+    const char* format = to_string(what.first);
+    report.fact("activations", fmt::format("{}, because {}{}", format, what.second,
+                                           alike.size() > 1 ? fmt::format(": layers {}", list_text(numbers)) : ""));
+    json.push_back({{"format", format}, {"because", what.second}, {"layers", numbers}});
+  }
+  report.json()["activations"] = json;
 }
 
 const char* result_text(const BackendReport& choice) {

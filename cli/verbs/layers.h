@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "checkpoint/checkpoint.h"
+#include "cli/console/report.h"
 #include "core/config.h"
 #include "core/status.h"
 #include "moe/layer.h"
@@ -21,6 +22,15 @@ std::string list_text(const std::vector<int64_t>& ascending);
 
 // "chosen", "not chosen" (it would take the layer) or "refused" (it would not).
 const char* result_text(const BackendReport& choice);
+
+// The activation format that a layer runs in, and why.
+struct LayerActivations {
+  int64_t layer = 0;
+  ActivationFormat format = ActivationFormat::kBf16;
+  std::string because;
+};
+// One line and one object of "activations" for layers that have the same.
+void report_activations(const std::vector<LayerActivations>& layers, Report& report);
 
 // What --backend means: "auto" gives NVFP4_MOE_BACKEND where that is set; a name this build does not have is
 // kInvalidArgument.

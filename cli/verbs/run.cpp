@@ -101,7 +101,8 @@ Result<RunOutputs> run_outputs(const RunVerb& verb) {
 Status run_layer(const RunVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string backend, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const RunOutputs outputs, run_outputs(verb));
-  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kYes));
+  NVFP4_MOE_ASSIGN(const Subject subject,
+                   open_subject(verb.subject, CheckScales::kYes, backend, report.common().device));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   const int64_t layer_number = verb.subject.layer.value_or(subject.checkpoint->model().layers.front());
   StatesOptions states_options;
@@ -142,6 +143,9 @@ Status run_layer(const RunVerb& verb, Report& report) {
   if (!run.again.empty())
     ran += fmt::format(", then {:.0f} us (median of {})", run.median_again() * 1e6, run.again.size());
   report.fact("ran", ran);
+  const Json described = Json::parse(layer->describe_json());
+  report.fact("activations", fmt::format("{}, because {}", to_string(config->activation_format),
+                                         described.find("activations")->value("because", "")));
   report_status(run.status, report);
   if (!verb.output.empty())
     report.fact("wrote", fmt::format("{}: out ({}, {})", verb.output, states.tokens, config->hidden_size));
@@ -160,7 +164,7 @@ Status run_layer(const RunVerb& verb, Report& report) {
   json["repeats"] = run.again.size();
   json["output"] = verb.output.empty() ? Json(nullptr) : Json(verb.output);
   json["dump"] = verb.dump.empty() ? Json(nullptr) : Json(verb.dump);
-  json["describe"] = Json::parse(layer->describe_json());
+  json["describe"] = described;
   return {};
 }
 

@@ -6,11 +6,13 @@
 #include "cli/bench/shapes.h"
 #include "cli/verbs/layers.h"
 #include "cli/verbs/shared_options.h"
+#include "moe/activation_choice.h"
 
 namespace nvfp4_moe::cli {
 namespace {
 
-Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check) {
+Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
+                                   const std::string& device) {
   Subject subject;
   NVFP4_MOE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(options.path));
   subject.checkpoint = std::make_unique<Checkpoint>(std::move(checkpoint));
@@ -20,6 +22,12 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   NVFP4_MOE_TRY(chosen_layers(subject.checkpoint->model(), fmt::format("{}", layer)).status());
   NVFP4_MOE_ASSIGN(subject.options, subject.checkpoint->layer_options(layer));
   NVFP4_MOE_TRY(options.choices.apply(subject.options));
+  if (options.choices.chooses_format()) {
+    LayerOptions layer_options;
+    layer_options.backend = backend;
+    layer_options.device = device;
+    NVFP4_MOE_ASSIGN(subject.options, with_chosen_format(subject.options, layer_options));
+  }
   NVFP4_MOE_ASSIGN(subject.range, options.part.range(subject.options.num_experts));
   const int64_t whole = subject.options.intermediate_size;
   NVFP4_MOE_ASSIGN(const IntermediateSlice slice, options.part.slice(whole));
@@ -56,11 +64,12 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
   add_intermediate_slice(verb, options.part);
 }
 
-Result<Subject> open_subject(const SubjectOptions& options, CheckScales check) {
+Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
+                             const std::string& device) {
   if (options.path.empty() == options.shape.empty()) return invalid_argument("expected one of DIR and --shape NAME");
   if (!options.path.empty()) {
     if (options.experts > 0) return invalid_argument("--experts: only with --shape");
-    return checkpoint_subject(options, check);
+    return checkpoint_subject(options, check, backend, device);
   }
   if (options.layer) return invalid_argument("--layer: only with DIR");
   Subject subject;

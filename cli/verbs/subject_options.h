@@ -23,6 +23,8 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too);
 
 // Of a checkpoint, the layer's findings are asked first: an error is kBadInput.
 enum class CheckScales : bool { kNo, kYes };
-Result<Subject> open_subject(const SubjectOptions& options, CheckScales check);
+// backend, device: where it will run, for the activation format.
+Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
+                             const std::string& device);
 
 }  // namespace nvfp4_moe::cli

@@ -43,6 +43,7 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
   MoeOptions probe = model.options;
   NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are refused before any work
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
+  options.choose_format = verb.choices.chooses_format();
   return options;
 }
 
@@ -176,6 +177,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(options.backend, wanted_backend(report.common().backend));
   options.threads = report.common().threads.value_or(0);
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
+  options.choose_format = verb.choices.chooses_format();
   NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
   const bool first = ranks.ranks.has_first();
   NVFP4_MOE_TRY(device_of_rank(device, ranks, 0).status());
@@ -265,6 +267,12 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
     for (const std::string& failure : layer.failures) report.fail(failure);
   }
   report.table("checks", table);
+  std::vector<LayerActivations> activations;
+  for (const LayerVerification& layer : verified.layers) {
+    if (!layer.activations_because.empty())
+      activations.push_back({layer.layer, layer.options.activation_format, layer.activations_because});
+  }
+  report_activations(activations, report);
   report_saturation(verified, report);
   report_fp8(verified, report);
 

@@ -72,7 +72,9 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
        NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate                               Nemotron-3 */
 };
-enum {                                       /* activation_format */
+enum { /* activation_format */
+       /* nvfp4_moe_layer_open_checkpoint only: by what the checkpoint declares, never less precise (docs/numerics.md) */
+       NVFP4_MOE_ACTIVATIONS_AUTO = -1,
        NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,      /* W4A4 */
        NVFP4_MOE_ACTIVATIONS_BF16 = 1,       /* W4A16 */
        NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2, /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
@@ -291,13 +293,14 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoin
  * what opening found; else that layer's experts are read and judged. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
                                                            char** json);
-/* The layer's config as the checkpoint has it. config->struct_size is set by the caller. Any thread. */
+/* The layer's config as the checkpoint has it: activation_format is the declared one, BF16 for weight-only experts and
+ * floats. config->struct_size is set by the caller. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
                                                          nvfp4_moe_config* config);
 
 /* ---- layer: open, plan, run ---- */
 
-/* config NULL: as the checkpoint has it, with the slice's sizes. Any thread. */
+/* config NULL: as the checkpoint has it, with the slice's sizes and NVFP4_MOE_ACTIVATIONS_AUTO. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
                                                              const nvfp4_moe_config* config,
                                                              const nvfp4_moe_layer_options* options,

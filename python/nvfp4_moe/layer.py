@@ -207,6 +207,7 @@ class MoeLayer(_core.Layer):
         max_tokens: int = 8192,
         device: str = "cpu",
         backend: str = "auto",
+        activation_format: str = "auto",
         cache_directory: str | os.PathLike[str] | None = None,
         cache_checksum: bool = False,
         cache_unchecked: bool = False,
@@ -221,8 +222,10 @@ class MoeLayer(_core.Layer):
 
         checkpoint: a directory or file, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
-        parallel). options: fields of MoeConfig that differ from the checkpoint's, for example activation_format="bf16";
-        not its sizes, except shared_intermediate_size=0, which leaves the shared expert out.
+        parallel). activation_format: "auto" is what the checkpoint declares for these experts or a more precise format that
+        the backend multiplies as fast (nvfp4_moe.choose_activation_format); describe()["activations"] has why. options:
+        other fields of MoeConfig that differ from the checkpoint's, for example batch_invariant=True; not its sizes, except
+        shared_intermediate_size=0, which leaves the shared expert out.
         cache_directory: where packed layers are kept and read from on the next start. cache_checksum: the checkpoint is
         known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are read
         without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
@@ -240,7 +243,11 @@ class MoeLayer(_core.Layer):
                     raise _core.InvalidArgument(
                         f"options: expected fields of MoeConfig ({', '.join(known)}), got {name}"
                     )
+            if activation_format != "auto":
+                options["activation_format"] = activation_format
             json_text = dataclasses.replace(config, **options).to_json()
+            if activation_format == "auto":
+                json_text = _core.with_chosen_format(json_text, device, backend)
             folder = os.fspath(cache_directory) if cache_directory is not None else ""
             parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
@@ -335,6 +342,7 @@ class MoeLayer(_core.Layer):
     def describe(self) -> dict[str, Any]:
         """What runs and how: backend, kernels (by step), every option of the config, sizes in bytes, notes.
 
+        "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
         None where nothing is quantized.
         """

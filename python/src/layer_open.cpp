@@ -12,6 +12,7 @@
 #include "exchange.h"
 #include "float_stack.h"
 #include "layer_source.h"
+#include "moe/activation_choice.h"
 #include "moe/packed_cache.h"
 #include "options.h"
 #include "py_layer.h"
@@ -257,6 +258,14 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
   });
 }
 
+// The options with the format that the rule gives on this device; their activation_format is the declared one.
+std::string with_chosen_format(const std::string& options_json, const std::string& device, const std::string& backend) {
+  LayerOptions layer;
+  layer.device = device;
+  layer.backend = backend;
+  return to_json(take(nvfp4_moe::with_chosen_format(take(moe_options_from_json(options_json)), layer)));
+}
+
 std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
                                const std::optional<std::pair<int64_t, int64_t>>& slice) {
   return to_json(take(sliced_options(checkpoint_of(checkpoint), layer, slice_of(slice))));
@@ -279,6 +288,7 @@ void bind_layer_open(nb::module_& m) {
        {std::pair("rearrange_tensors", &rearrange_tensors), std::pair("rearrange_floats", &rearrange_floats)})
     m.def(name, function, nb::arg("layer"), nb::arg("placement"), nb::arg("gate").none(), nb::arg("up").none(),
           nb::arg("down").none(), nb::arg("biases").none());
+  m.def("with_chosen_format", &with_chosen_format, nb::arg("options"), nb::arg("device"), nb::arg("backend"));
   m.def("checkpoint_options", &checkpoint_options, nb::arg("checkpoint"), nb::arg("layer"),
         nb::arg("intermediate_slice").none());
 }

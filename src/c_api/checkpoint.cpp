@@ -1,6 +1,7 @@
 // The C interface: checkpoints, and layers opened from them.
 
 #include "c_api/layer.h"
+#include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/packed_cache.h"
 #include "safetensors/json.h"
@@ -33,7 +34,16 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
   std::optional<nvfp4_moe::MoeOptions> moe_options;
   if (config != nullptr) {
-    NVFP4_MOE_ASSIGN(moe_options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(nvfp4_moe_config c, api::read_struct("config", config));
+    const bool chooses = c.activation_format == NVFP4_MOE_ACTIVATIONS_AUTO;
+    if (chooses) {
+      NVFP4_MOE_ASSIGN(const nvfp4_moe::DeclaredActivations declared, checkpoint.declared_activations(layer));
+      c.activation_format = static_cast<int32_t>(declared.format);
+    }
+    NVFP4_MOE_ASSIGN(moe_options, api::read_config(&c));
+    if (chooses) {
+      NVFP4_MOE_ASSIGN(moe_options, nvfp4_moe::with_chosen_format(*moe_options, layer_options));
+    }
   }
   std::optional<api::Parallel> parallel;
   if (given.expert_parallel != nullptr) {

@@ -21,16 +21,14 @@ namespace {
 namespace fs = std::filesystem;
 
 // W4A16 checkpoints have no activation scales, and engines that see one in them would not read it.
-Status check_quantizes_activations(const Checkpoint& checkpoint, const std::string& config_text) {
-  const Json config = Json::parse(config_text);
-  bool weight_only = checkpoint.model().quant_algo == "W4A16_NVFP4";
-  if (checkpoint.model().format == SourceFormat::kCompressedTensors && config.is_object()) {
-    for (const auto& [name, group] : config["quantization_config"]["config_groups"].items())
-      weight_only = weight_only || !group.is_object() || group.value("input_activations", Json()).is_null();
+Status check_quantizes_activations(const Checkpoint& checkpoint) {
+  std::string why;
+  for (const int64_t layer : checkpoint.model().layers) {
+    NVFP4_MOE_ASSIGN(const DeclaredActivations declared, checkpoint.declared_activations(layer));
+    if (declared.format != ActivationFormat::kBf16) return {};
+    why = declared.why;
   }
-  if (weight_only)
-    return unsupported("expected a checkpoint with quantized activations, got a weight-only one (W4A16)");
-  return {};
+  return unsupported("expected a checkpoint with quantized activations, got a weight-only one (W4A16): " + why);
 }
 
 struct Output {
@@ -86,8 +84,7 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   const ModelInfo& model = checkpoint.model();
   if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
     return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
-  NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
-  NVFP4_MOE_TRY(check_quantizes_activations(checkpoint, config).in(in));
+  NVFP4_MOE_TRY(check_quantizes_activations(checkpoint).in(in));
   NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
   if (!there) return {};
   const auto names = list_directory(out);

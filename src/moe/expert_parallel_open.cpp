@@ -206,7 +206,7 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_checkpoin
     LayerSource source;
   };
   const auto prepare = [&]() -> Result<Opened> {
-    NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, {}));
+    NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, {}, options));
     NVFP4_MOE_ASSIGN(const LayerSource source,
                      validated_source(checkpoint, layer, config->shared_intermediate_size > 0));
     return Opened{config, source};

@@ -179,6 +179,7 @@ Result<std::unique_ptr<MoeLayer>> MoeLayer::open_on(const Backend& backend, cons
                                                     const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   NVFP4_MOE_ASSIGN(auto layer, prepare(backend, config, source.scales, options, env));
+  layer->declared_ = source.declared;
   NVFP4_MOE_TRY(layer->pack(source, progress));
   NVFP4_MOE_TRY(layer->attach_debug(env, options));
   return layer;

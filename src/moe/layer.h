@@ -25,6 +25,7 @@ struct LayerSource {
   std::function<Result<LoadedExpert>(int64_t global_expert)> expert;
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
   LayerScales scales;
+  std::optional<DeclaredActivations> declared;  // of a checkpoint's layer, for describe_json
   std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
   std::string
       weights;  // which weights these are, as ranks compare it: weights_id. Empty: arrays, which nobody compares
@@ -96,7 +97,7 @@ class MoeLayer {
   Result<std::string> describe_run_json(int64_t tokens) const;
   // Nothing under other formats, and while weights are being replaced.
   std::optional<Fp8LayerWeights> fp8_weights() const;
-  std::string describe_json() const;  // backend, kernel per step, scale policy, sizes, notes
+  std::string describe_json() const;  // backend, kernel per step, activations and why, sizes, notes
 
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
@@ -158,6 +159,7 @@ class MoeLayer {
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;
+  std::optional<DeclaredActivations> declared_;
   LastSize last_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;

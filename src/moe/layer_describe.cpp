@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/layer_steps.h"
+#include "moe/activation_choice.h"
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
@@ -69,6 +70,10 @@ std::string MoeLayer::describe_json() const {
   json["activation"] = to_string(config->activation);
   json["swiglu_limit"] = config->swiglu_limit ? Json(*config->swiglu_limit) : nullptr;
   json["activation_format"] = to_string(config->activation_format);
+  json["activations"] = {{"format", to_string(config->activation_format)},
+                         {"declared", declared_ ? Json(to_string(declared_->format)) : Json(nullptr)},
+                         {"because", declared_ ? reason_of_format(config->activation_format, *declared_, backend_->name)
+                                               : std::string("the layer's config has it")}};
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
       {"hidden", activation_scale_json(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},

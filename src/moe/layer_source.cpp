@@ -8,6 +8,7 @@ namespace nvfp4_moe {
 Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice) {
   LayerSource source;
   NVFP4_MOE_ASSIGN(source.scales, checkpoint.layer_scales(layer));
+  NVFP4_MOE_ASSIGN(source.declared, checkpoint.declared_activations(layer));
   NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
   // The shared expert is cut like the routed ones: the same share of its own intermediate size.
   IntermediateSlice shared_slice;

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "moe/activation_choice.h"
 #include "moe/cache_file.h"
 #include "moe/cache_folder.h"
 #include "moe/cache_key.h"
@@ -42,6 +43,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));
+  layer->declared_ = source.declared;
   PackedWeights& weights = *layer->weights_;
 
   const CacheSubject subject{checkpoint, layer_index, config, weights.range, source.scales, slice, *backend};
@@ -132,9 +134,15 @@ Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
 }  // namespace
 
 Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
-                                    const IntermediateSlice& slice) {
+                                    const IntermediateSlice& slice, const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const MoeOptions stored, sliced_options(checkpoint, layer, slice));
-  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(given.value_or(stored)));
+  MoeOptions wanted = stored;
+  if (given) {
+    wanted = *given;
+  } else {
+    NVFP4_MOE_ASSIGN(wanted, with_chosen_format(stored, options));
+  }
+  NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(wanted));
   NVFP4_MOE_TRY(check_sizes(config.options(), stored));
   return config;
 }
@@ -144,7 +152,7 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
                                                         const IntermediateSlice& slice, const LayerOptions& options,
                                                         const CacheOptions& cache, const ProgressFn& progress,
                                                         CacheOutcome* outcome) {
-  NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, slice));
+  NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, slice, options));
   const int64_t experts = config->num_experts;
   ExpertRange range = options.range;
   if (range.count == 0 && range.first == 0) range.count = experts;

@@ -37,19 +37,21 @@ class PackedCache {
                                                 CacheOutcome* outcome);
 };
 
-// What a user of a checkpoint wants: validate the layer's local experts (an error finding is kBadInput), take the
-// config from the checkpoint unless one is given, load through the cache or from the files. outcome may be null.
+// Opens a checkpoint's layer: validates its local experts (an error finding is kBadInput), takes the config from the
+// checkpoint unless one is given, with the activation format of the rule, and loads through the cache
+// or from the files. outcome may be null.
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkpoint, int64_t layer,
                                                         const std::optional<MoeOptions>& config,
                                                         const IntermediateSlice& slice, const LayerOptions& options,
                                                         const CacheOptions& cache = {}, const ProgressFn& progress = {},
                                                         CacheOutcome* outcome = nullptr);
-// The layer's sizes and options, with a slice's sizes in place of the whole's.
+// The layer's sizes and options, with a slice's sizes in place of the whole's and the declared activation format.
 Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice);
 
-// The config that a layer of a checkpoint is opened with: the given one, of the checkpoint's sizes, or the checkpoint's.
+// The config that a layer of a checkpoint is opened with: the given one, of the checkpoint's sizes, or the checkpoint's
+// with the activation format of the rule.
 Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
-                                    const IntermediateSlice& slice);
+                                    const IntermediateSlice& slice, const LayerOptions& options);
 // kBadInput with the first error finding of these experts.
 Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range);
 

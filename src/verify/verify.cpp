@@ -13,6 +13,7 @@
 #include "backend/backend.h"
 #include "checkpoint/float_experts.h"
 #include "core/dequantize.h"
+#include "moe/activation_choice.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
 #include "verify/verify_original.h"
@@ -187,6 +188,10 @@ class LayerVerifier {
   Status steps(int64_t number, LayerVerification& out) {
     NVFP4_MOE_ASSIGN(out.options, checkpoint_.layer_options(number));
     if (options_.adjust) options_.adjust(out.options);
+    if (options_.choose_format) {
+      NVFP4_MOE_ASSIGN(out.options,
+                       with_chosen_format(out.options, layer_options({}, 0, options_.backend, options_.device)));
+    }
     const Status made = MoeConfig::make(out.options).status();
     if (!made.ok()) return made.in("layer " + std::to_string(number));
     const MoeConfig config = MoeConfig::make(out.options).value();
@@ -257,6 +262,7 @@ class LayerVerifier {
       out.fp8 = layer->fp8_weights();
       for (const WeightFault& fault : out.packed->faults) out.failures.push_back("packed weights: " + to_string(fault));
       check.backend = layer->backend().name;
+      out.activations_because = reason_of_format(config->activation_format, *source.declared, layer->backend().name);
       check.backend_is_reference = &layer->backend() == &kReferenceBackend;
       if (states == nullptr) return {};
       NVFP4_MOE_ASSIGN(actual, run_layer(*layer, *states));

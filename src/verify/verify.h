@@ -43,6 +43,8 @@ struct VerifyOptions {
   std::optional<double> limit_sqnr_db;  // with `against`: a layer below it fails
   // Changes the options a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
   std::function<void(MoeOptions&)> adjust;
+  // The activation format is the one that the checkpoint's rule gives; false: adjust's.
+  bool choose_format = true;
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7: unpack and compare"
 
@@ -123,6 +125,7 @@ struct OriginalCheck {
 struct LayerVerification {
   int64_t layer = 0;
   MoeOptions options;
+  std::string activations_because;  // why options.activation_format is what it is
   std::vector<Finding> findings;
   std::optional<Fp8LayerWeights> fp8;  // of the packed layer, under activation_format fp8
   std::optional<PackedCheck> packed;

@@ -132,6 +132,7 @@ std::string to_json(const VerifyReport& report, int indent) {
                       {"intermediate_size", l.options.intermediate_size},
                       {"activation", to_string(l.options.activation)},
                       {"activation_format", to_string(l.options.activation_format)},
+                      {"activations_because", l.activations_because},
                       {"router_weight", to_string(l.options.router_weight)},
                       {"findings", findings(l.findings)},
                       {"fp8_weights", fp8_weights_json(l.fp8)},

@@ -8,6 +8,7 @@
 
 #include "core/dequantize.h"
 #include "exchange/ranks_progress.h"
+#include "moe/activation_choice.h"
 #include "moe/placed_batch.h"
 
 namespace nvfp4_moe {
@@ -52,10 +53,13 @@ class RankVerifier {
     NVFP4_MOE_ASSIGN(MoeOptions sizes, checkpoint_.layer_options(number));
     if (options_.adjust) options_.adjust(sizes);
     if (device_ != "cpu" && options_.combine == CombineBy::kAllToAll) sizes.batch_invariant = true;
-    const LayerStates states = seeded_states(sizes, number, options_.states);
     LayerOptions layer_options;
     layer_options.backend = options_.backend;
     layer_options.device = device_;
+    if (options_.choose_format) {
+      NVFP4_MOE_ASSIGN(sizes, with_chosen_format(sizes, layer_options));
+    }
+    const LayerStates states = seeded_states(sizes, number, options_.states);
     layer_options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
     layer_options.executor = &executor_;
     ExpertParallelOptions parallel;

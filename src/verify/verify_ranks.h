@@ -28,6 +28,7 @@ struct RanksOptions {
       device;                               // of each rank of this process; empty: cpu. Its exchange has a way there.
   int threads = 0;                          // of each rank; 0: one per core, divided among the ranks of this process
   std::function<void(MoeOptions&)> adjust;  // as VerifyOptions has it
+  bool choose_format = true;                // alike
   ProgressFn progress;                      // what = "load"; counts the experts of all ranks of this process
 };
 

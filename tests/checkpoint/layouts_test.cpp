@@ -263,7 +263,7 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   EXPECT_EQ(size, 0);
   const Finding* finding = find(findings, "shared_expert_not_loaded");
   ASSERT_NE(finding, nullptr);
-  EXPECT_THAT(finding->actual, HasSubstr("bf16 activations beside routed experts with nvfp4"));
+  EXPECT_THAT(finding->actual, HasSubstr("bf16 activations next to routed experts with nvfp4"));
 }
 
 // (E, rows, cols) of two-byte elements to (E, cols, rows).

@@ -6,6 +6,7 @@
 
 #include "checkpoint/model_config.h"
 #include "checkpoint/names.h"
+#include "checkpoint/quant_config.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -123,13 +124,14 @@ TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
   auto model = parse(mixed);
   ASSERT_OK(model);
   EXPECT_EQ(model->quant_algo, "NVFP4");
-  EXPECT_EQ(model->options.activation_format, ActivationFormat::kNvfp4);
-  EXPECT_EQ(model->shared_activation_format, std::nullopt);
+  const char* const up = "backbone.layers.3.mixer.experts.0.up_proj";
+  EXPECT_EQ(model->quantization->of(up)->activation_format, ActivationFormat::kNvfp4);
+  EXPECT_FALSE(model->quantization->of("backbone.layers.3.mixer.shared_experts.up_proj")->refusal.ok());
   for (auto& [name, entry] : layers.items())
     if (name.find(".experts.") != std::string::npos) entry["quant_algo"] = "W4A16_NVFP4";
   model = parse(mixed);
   ASSERT_OK(model);
-  EXPECT_EQ(model->options.activation_format, ActivationFormat::kBf16);
+  EXPECT_EQ(model->quantization->of(up)->activation_format, ActivationFormat::kBf16);
 }
 
 TEST(Nemotron, NamesComeApartAndTogether) {

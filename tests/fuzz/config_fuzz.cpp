@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "checkpoint/model_config.h"
+#include "checkpoint/quant_config.h"
 #include "fuzz/require.h"
 #include "safetensors/json_strict.h"
 
@@ -53,6 +54,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int64_t layer : info->layers) {
     REQUIRE(layer > before);
     before = layer;
+  }
+  // Targets and globs of the file are matched against names: in bounded time, with a result or a reason.
+  for (const char* module : {"model.layers.3.mlp.experts.17.down_proj", "layers.0.ffn.shared_experts.w1"}) {
+    const auto scheme = info->quantization->of(module);
+    if (!scheme.ok()) check_status(scheme.status());
+    if (scheme.ok() && !scheme->refusal.ok()) check_status(scheme->refusal);
+    if (const Status rotated = info->quantization->rotation_of(module); !rotated.ok()) check_status(rotated);
   }
   const auto made = MoeConfig::make(info->options);
   REQUIRE(made.ok() || !made.status().message().empty());

@@ -185,6 +185,9 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   nvfp4_moe_config config = checkpoint.config(0);
   EXPECT_EQ(config.num_experts, 4);
   EXPECT_EQ(config.hidden_size, 64);
+  EXPECT_EQ(config.activation_format, NVFP4_MOE_ACTIVATIONS_NVFP4);  // as declared
+  config.activation_format = NVFP4_MOE_ACTIVATIONS_AUTO;             // as without a config
+  EXPECT_THROW(api::text_of(nvfp4_moe_explain, &config, nullptr), api::Error);
 
   auto options = api::make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;

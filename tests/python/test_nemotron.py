@@ -258,7 +258,7 @@ def test_mixed_precision_has_the_same_experts(made, hidden, tmp_path, algo):
     latent, block, _, directory = made
     both = mixed(directory, tmp_path / "mixed", latent, algo)
     layer, plain = (nv.MoeLayer.from_checkpoint(d, 1) for d in (both, directory))
-    assert layer.config.activation_format == ("nvfp4" if algo == "NVFP4" else "bf16")
+    assert layer.describe()["activations"]["declared"] == ("nvfp4" if algo == "NVFP4" else "bf16")
     assert layer.config.shared_intermediate_size == 0
     for e in range(EXPERTS):
         one, two = layer.expert(e), plain.expert(e)

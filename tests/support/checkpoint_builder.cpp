@@ -175,8 +175,12 @@ void CheckpointBuilder::make_config() {
       config_["quantization_config"] = {{"quant_method", "modelopt"},
                                         {"quant_algo", algo},
                                         {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}}};
-      config_["quantization_config"]["config_groups"]["group_0"]["weights"] = {
-          {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+      {
+        const json arguments = {{"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+        json& group = config_["quantization_config"]["config_groups"]["group_0"];
+        group = {{"weights", arguments}, {"targets", {"Linear"}}};
+        if (!options_.weight_only) group["input_activations"] = arguments;
+      }
       if (options_.hf_quant_config) {
         hf_quant_ = {{"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}},
                      {"quantization", {{"quant_algo", algo}, {"kv_cache_quant_algo", nullptr}, {"group_size", 16}}}};

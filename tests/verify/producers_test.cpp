@@ -12,6 +12,7 @@ TEST(Producers, TheirCheckpointsVerify) {
          {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
       VerifyOptions options;
       options.states.tokens = 24;
+      options.choose_format = false;
       options.adjust = [format](MoeOptions& o) { o.activation_format = format; };
       const auto report = verify(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name, options);
       ASSERT_OK(report);

@@ -32,6 +32,13 @@ ROUTERS = ("auto", "own", "engine")
 EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
 
+def named(error: Error, name: str) -> Error:
+    """The same error with a layer's name before its message."""
+    renamed = type(error)(f"{name}: {error}")
+    renamed.finding = error.finding
+    return renamed
+
+
 # ---- what the user asked for
 
 
@@ -98,6 +105,19 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
     return None
 
 
+def why_slice_refused(slice_size: int, ranks: int, multiple: int, option: str) -> str | None:
+    """Why a tensor parallel rank's slice of the intermediate dimension cannot be packed, and what the user can do, or None.
+
+    option: the engine's for expert parallel, which gives ranks whole experts.
+    """
+    if ranks == 1 or slice_size % multiple == 0:
+        return None
+    return (
+        f"intermediate_size: a rank's slice is {slice_size} of {slice_size * ranks}, expected a multiple of {multiple}; use "
+        f"expert parallel ({option}), which does not slice experts, or fewer tensor parallel ranks"
+    )
+
+
 # ---- where the experts are
 
 
@@ -155,6 +175,16 @@ class Placement:
 def reciprocal(global_scale: Tensor) -> Tensor:
     """compressed-tensors' global scales as tensor scales: fl32(1/double(global)), as a checkpoint's are read."""
     return (1.0 / global_scale.double()).float()
+
+
+def mark_missing(tensor: Tensor) -> None:
+    """In place: scales and biases to NaN, so that what no file writes later is an error and not whatever was in memory."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.dtype == torch.uint8:  # E8M0
+        tensor.fill_(0xFF)
+    else:
+        tensor.fill_(float("nan"))
 
 
 def make_legal(scale: Tensor) -> None:

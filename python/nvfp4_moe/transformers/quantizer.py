@@ -20,7 +20,7 @@ from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
-from .packed import Opener, PackedModule, device_name, warm_up
+from .packed import Opener, PackedModule, device_name, turn_off_gradients, warm_up
 from .stored import StoredTensor, stored_tensors
 from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linears
 
@@ -255,7 +255,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         for path, module in tqdm(self._packed.items(), desc="Packing NVFP4 weights"):
             module.place(self._device_of(path))
         warm_up(self._packed.values())
-        model.requires_grad_(False)
+        turn_off_gradients(model)
         self._report(model)
         self._packed, self._dequantized = {}, []  # the model's alone from here on: what it drops is freed
         return model

@@ -75,6 +75,7 @@ __all__ = [
     "Unsupported",
     "__version__",
     "callback_exchange",
+    "choose_activation_format",
     "decode_e2m1",
     "decode_e4m3",
     "dequantize",
@@ -311,6 +312,17 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
         if name not in defaults:
             raise InvalidArgument(f"options: expected one of {', '.join(defaults)}, got {name}")
     return _core.explain(_dump_options({**defaults, **options}), backend, device)
+
+
+def choose_activation_format(declared: str, backend: str) -> tuple[str, str]:
+    """The rule of activation_format="auto" (docs/numerics.md, section 2): (format, because).
+
+    declared: the activations that the checkpoint declares for these experts: "bf16" (weight-only, or experts in floats),
+    "nvfp4" (W4A4) or "fp8". backend: the name of the backend that will run, as in explain()'s dicts; it need not be in
+    this build. The format is never less precise than the declared one. because: a clause that follows "because" in
+    "activations: bf16, because ...". Raises ValueError for other names.
+    """
+    return _core.choose_activation_format(declared, backend)
 
 
 def release_workspaces(device: str | None = None) -> int:

@@ -2,6 +2,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,10 +11,12 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dicts.h"
 #include "layer.h"
+#include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 
@@ -142,6 +145,12 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
   return reports;
 }
 
+std::pair<std::string, std::string> choose_activation_format(const std::string& declared, const std::string& backend) {
+  const auto format = take(parse<ActivationFormat>(declared, "declared"));
+  const ChosenFormat chosen = take(nvfp4_moe::choose_activation_format(format, backend));
+  return {to_string(chosen.format), chosen.because};
+}
+
 }  // namespace
 
 const Checkpoint& checkpoint_of(nb::handle object) { return nb::cast<const PyCheckpoint&>(object).checkpoint(); }
@@ -163,6 +172,7 @@ void bind_checkpoint(nb::module_& m) {
       "default_options", [] { return every_field_json(MoeOptions{}); },
       "JSON of a layer's options as they are by default.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
+  m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"), nb::arg("backend"));
 }
 
 }  // namespace nvfp4_moe::python

@@ -238,12 +238,17 @@ Result<MoeOptions> Checkpoint::layer_options(int64_t layer) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
   MoeOptions options = impl_->model.options;
   options.shared_intermediate_size = entry->shared ? impl_->shared_intermediate : 0;
-  options.activation_format = entry->activation_format;
+  options.activation_format = entry->activations.format;
   if (const auto limit = impl_->model.swiglu_limits.find(layer); limit != impl_->model.swiglu_limits.end()) {
     options.activation = Activation::kSwigluStep;
     options.swiglu_limit = limit->second;
   }
   return options;
+}
+
+Result<DeclaredActivations> Checkpoint::declared_activations(int64_t layer) const {
+  NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
+  return entry->activations;
 }
 
 uint64_t Checkpoint::expert_bytes() const { return impl_->layers.size_bytes(); }
@@ -331,14 +336,16 @@ Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>
 void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
                                         FindingList& found, LayerScales* scales) const {
   if (entry.routed.parts.input_scale.empty()) return;
-  const bool used = entry.activation_format == ActivationFormat::kNvfp4;
+  const bool used = entry.activations.format == ActivationFormat::kNvfp4;
+  // Of FP8 activations the files have amax/448.
+  const float unit = entry.activations.format == ActivationFormat::kFp8 ? 448.0f / 2688.0f : 1.0f;
   const MatrixResolver resolver(index, model.options.num_experts);
   for (const int64_t e : entry.stored_in(range)) {
     for (const Projection projection : entry.routed.projections()) {
       const InputScale scale = resolver.input_scale(entry.routed, e, projection);
       if (scales != nullptr && scale.usable) {
         std::optional<float>& target = projection == Projection::kDown ? scales->intermediate : scales->hidden;
-        target = std::max(target.value_or(0.0f), scale.value);
+        target = std::max(target.value_or(0.0f), scale.value * unit);
       }
       const bool unreadable = std::string_view(scale.finding) == "unreadable";
       if ((!used && !unreadable) || scale.finding[0] == '\0') continue;

@@ -19,7 +19,8 @@
 
 namespace nvfp4_moe {
 
-struct FloatExpert;  // float_experts.h
+struct FloatExpert;       // float_experts.h
+struct QuantDeclaration;  // quant_config.h
 
 enum class Severity : uint8_t { kNote, kWarning, kError };
 const char* to_string(Severity);
@@ -55,12 +56,10 @@ enum class SourceFormat : uint8_t {
 const char* to_string(SourceFormat);
 bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales, which are used as they are
 
-// What the config files declare of one layer's experts, where they declare several formats.
-struct LayerQuantization {
-  std::string algo;
-  SourceFormat format = SourceFormat::kModelOpt;
-  ActivationFormat activation_format = ActivationFormat::kNvfp4;
-  Status refusal;  // why experts of this kind are not loaded
+// The activations that a checkpoint declares for a layer's routed experts, and the field that says so.
+struct DeclaredActivations {
+  ActivationFormat format = ActivationFormat::kBf16;  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
+  std::string why;                                    // "config_groups group_0: input_activations is null"
 };
 
 // What the config files say of the model, in this library's words. Read, never defaulted.
@@ -78,9 +77,8 @@ struct ModelInfo {
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
   int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
-  std::vector<Finding> findings;                             // what the config alone says that a user should know
-  std::map<int64_t, LayerQuantization> layer_quantizations;  // by layer; empty where all are declared alike
-  std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
+  std::vector<Finding> findings;                   // what the config alone says that a user should know
+  std::shared_ptr<QuantDeclaration> quantization;  // what the config files declare; read while a checkpoint is opened
   std::map<int64_t, float> swiglu_limits;  // of the layers that compute kSwigluStep, where the others compute kSwiglu
 };
 
@@ -127,6 +125,8 @@ class Checkpoint {
 
   // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
+  // What layer_options has as activation_format, with its reason.
+  Result<DeclaredActivations> declared_activations(int64_t layer) const;
   // Max over all experts; unusable input scales are replaced by numerics.md section 7's rule and reported.
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;

@@ -8,8 +8,10 @@
 #include <span>
 #include <vector>
 
+#include "checkpoint/declared_experts.h"
 #include "checkpoint/gguf_names.h"
 #include "checkpoint/matrix_resolver.h"
+#include "checkpoint/quant_config.h"
 #include "safetensors/files.h"
 
 namespace nvfp4_moe {
@@ -37,29 +39,6 @@ struct Seen {
 int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 1 << static_cast<int>(projection); }
 
 bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed" || part == "blocks"; }
-
-// Whether a layer may be stored as `found` where the config declares something else.
-Status check_declared(const ModelInfo& model, SourceFormat found, int64_t layer, const std::string& name,
-                      FindingList& findings) {
-  if (model.gguf) return {};  // its types are the declaration
-  const bool declared = !model.quant_algo.empty();
-  const auto own = model.layer_quantizations.find(layer);
-  const bool has_own = own != model.layer_quantizations.end();
-  const SourceFormat claim = has_own ? own->second.format : declared ? model.format : SourceFormat::kFloat;
-  if (found == claim) return {};
-  const std::string& algo = has_own ? own->second.algo : model.quant_algo;
-  const std::string claimed = declared ? fmt::format("{} as the config declares ({} {})", to_string(claim),
-                                                     printable(model.quant_method), printable(algo))
-                                       : "floats, since no config file declares a quantization";
-  const bool legal = declared && (found == SourceFormat::kFloat ||
-                                  (claim == SourceFormat::kModelOpt && found == SourceFormat::kMxfp4));
-  if (!legal) {
-    return bad_input(
-        fmt::format("layer {} {}: expected {}, got {}", layer, printable(name, 400), claimed, to_string(found)));
-  }
-  findings.add({Severity::kWarning, "layer_in_other_format", layer, -1, name, claimed, to_string(found)});
-  return {};
-}
 
 template <class Map>
 const typename Map::key_type& first_key(const Map& map) {
@@ -127,6 +106,7 @@ class Builder {
                      "experts, since the config says that this is an MoE layer", "no expert tensor"});
     }
     if (layers_.empty() && !refused_.empty()) return refused_.begin()->second;
+    if (layers_.empty() && model_.quantization) NVFP4_MOE_TRY(model_.quantization->refusal_of_all());
     if (layers_.empty() && model_.gguf) {
       return bad_input(fmt::format("{}: no tensor is named like an expert of GGUF (blk.L.ffn_gate_exps.weight)",
                                    printable(index_.files().front()->path(), 4096)));
@@ -148,7 +128,7 @@ class Builder {
       }
       break;
     }
-    model_.options.activation_format = layers_.begin()->second.activation_format;
+    model_.options.activation_format = layers_.begin()->second.activations.format;
     return {};
   }
 
@@ -255,16 +235,21 @@ class Builder {
     const Projection probe = (bits & 1) != 0   ? (names.gate_up_fused ? Projection::kGateUp : Projection::kGate)
                              : (bits & 2) != 0 ? Projection::kUp
                                                : Projection::kDown;
-    entry.activation_format = model_.options.activation_format;
-    const auto own = model_.layer_quantizations.find(layer);
-    if (own != model_.layer_quantizations.end()) {
-      if (!own->second.refusal.ok()) {
-        refuse_layer(layer, first_key(seen.routed_stems), own->second.refusal);
-        return {};
-      }
-      entry.activation_format = own->second.activation_format;
-    }
     Result<FormatParts> parts = detect_format(index_, names, expert, probe);
+    const bool floats = parts.ok() && parts->format == SourceFormat::kFloat;
+    std::vector<int64_t> experts(1, 0);  // of a stack the first one stands for all
+    if (!stacked) {
+      experts.clear();
+      for (const auto& [e, unused] : seen.projections) experts.push_back(e);
+    }
+    NVFP4_MOE_ASSIGN(const DeclaredExperts declared, declared_experts(model_, names, experts));
+    if (const Status& refusal = declared.refusal_of(floats); !refusal.ok()) {
+      refuse_layer(layer, first_key(seen.routed_stems), refusal);
+      return {};
+    }
+    if (parts.ok()) {
+      if (Status two = check_one_format(index_, names, expert, *parts); !two.ok()) parts = std::move(two);
+    }
     if (parts.status().code() == Code::kUnsupported) {
       refuse_layer(layer, names.name(expert, probe, "weight"), parts.status());
       return {};
@@ -281,8 +266,9 @@ class Builder {
                      "one tensor scale an expert, or none", "none: 1, as llama.cpp reads it"});
     }
     entry.size_bytes = seen.size_bytes;
-    NVFP4_MOE_TRY(
-        check_declared(model_, names.parts.format, layer, names.name(expert, probe, names.parts.codes), findings_));
+    NVFP4_MOE_TRY(check_declared(model_, declared, names.parts.format, layer,
+                                 names.name(expert, probe, names.parts.codes), findings_));
+    entry.activations = declared.activations_of(names.parts);
     unknown_parts(layer, seen.parts, names.parts);
     if (!stacked) check_experts(layer, seen, entry);
     check_first_expert(layer, entry);
@@ -379,12 +365,9 @@ class Builder {
         if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok()) parts = std::move(known);
       }
     }
-    const ActivationFormat activations = model_.shared_activation_format.value_or(entry.activation_format);
-    if (parts.ok() && activations != entry.activation_format) {
-      parts =
-          unsupported(fmt::format("one declared with {} activations beside routed experts with {}: a layer has one "
-                                  "activation format",
-                                  to_string(activations), to_string(entry.activation_format)));
+    if (parts.ok()) {
+      if (Status own = check_shared_declaration(model_, names, *parts, entry.activations); !own.ok())
+        parts = std::move(own);
     }
     if (!declared || !parts.ok()) {
       findings_.add({Severity::kWarning, "shared_expert_not_loaded", -1, -1, seen.shared_stems.begin()->second,

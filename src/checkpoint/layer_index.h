@@ -19,7 +19,7 @@ namespace nvfp4_moe {
 struct LayerEntry {
   ExpertNames routed;
   std::optional<ExpertNames> shared;
-  ActivationFormat activation_format = ActivationFormat::kNvfp4;
+  DeclaredActivations activations;
   Status refusal;               // why no expert of this layer may be loaded
   std::vector<int64_t> stored;  // experts with tensors of their own, ascending; empty where they are stacked
   bool stack_fits = false;      // a stack has the shapes that the config implies

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "checkpoint/config_fields.h"
 #include "checkpoint/model_layers.h"
@@ -195,47 +198,61 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   return {};
 }
 
-// What both files declare; where both speak they must agree. hf_quant_config.json is ModelOpt's: beside a
-// compressed-tensors config.json it is what that library's converter copied along from the source, and says nothing.
+// The quantization object of hf_quant_config.json; its producer is written to `producer`. A file of another form is an
+// error, whatever the experts are.
+Result<json> hf_quantization(std::string_view hf_quant_json, std::string& producer) {
+  Result<json> root = parse_json_strict(hf_quant_json);
+  if (!root.ok()) return root.status().in("hf_quant_config.json");
+  const json* quantization = root->is_object() ? member(*root, "quantization") : nullptr;
+  if (quantization == nullptr) return bad_input("hf_quant_config.json quantization: missing");
+  if (const json* named = member(*root, "producer"); named != nullptr && named->is_object()) {
+    const json* name = member(*named, "name");
+    const json* version = member(*named, "version");
+    if (name != nullptr && name->is_string()) producer = name->get<std::string>();
+    if (version != nullptr && version->is_string()) producer += " " + version->get<std::string>();
+  }
+  return json(*quantization);
+}
+
+// A declaration that is not understood is kept as its refusal: experts in floats need none.
+QuantDeclaration declaration_in(const char* file, const json& quantization, std::string_view family) {
+  Result<QuantDeclaration> parsed = parse_quantization(quantization, family);
+  if (!parsed.ok()) {
+    QuantDeclaration out;
+    out.refusal = parsed.status().in(file);
+    return out;
+  }
+  for (std::vector<ModuleRules>* list : {&parsed->rules, &parsed->rotations})
+    for (ModuleRules& rules : *list) rules.refuse_in(file);
+  return *std::move(parsed);
+}
+
+// Declarations of both files; if both declare something they must agree. hf_quant_config.json is ModelOpt's: next to a
+// compressed-tensors config.json it was copied from the source by that library's converter, and is not read.
 Result<QuantDeclaration> read_quantization(const json& config, const json& language, std::string_view hf_quant_json,
                                            std::string_view family) {
   QuantDeclaration from_config;
   const json* flat = member(config, "quantization_config");
   if (flat == nullptr) flat = member(language, "quantization_config");
-  if (flat == nullptr) flat = member(config, "compression_config");  // what llm-compressor wrote before
-  if (flat != nullptr) {
-    Result<QuantDeclaration> parsed = parse_quantization(*flat, family);
-    if (!parsed.ok()) return parsed.status().in("config.json quantization_config");
-    from_config = *std::move(parsed);
-  }
+  if (flat == nullptr) flat = member(config, "compression_config");  // the name in llm-compressor's older files
+  if (flat != nullptr) from_config = declaration_in("config.json quantization_config", *flat, family);
   if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors) return from_config;
-  Result<json> root = parse_json_strict(hf_quant_json);
-  if (!root.ok()) return root.status().in("hf_quant_config.json");
-  const json* quantization = root->is_object() ? member(*root, "quantization") : nullptr;
-  if (quantization == nullptr) return bad_input("hf_quant_config.json quantization: missing");
-  Result<QuantDeclaration> parsed = parse_quantization(*quantization, family);
-  if (!parsed.ok()) return parsed.status().in("hf_quant_config.json");
-  QuantDeclaration from_file = *std::move(parsed);
+  std::string producer;
+  NVFP4_MOE_ASSIGN(const json quantization, hf_quantization(hf_quant_json, producer));
+  QuantDeclaration from_file = declaration_in("hf_quant_config.json", quantization, family);
   if (flat == nullptr) {
-    if (const json* producer = member(*root, "producer"); producer != nullptr && producer->is_object()) {
-      const json* name = member(*producer, "name");
-      const json* version = member(*producer, "version");
-      if (name != nullptr && name->is_string()) from_file.producer = name->get<std::string>();
-      if (version != nullptr && version->is_string()) from_file.producer += " " + version->get<std::string>();
-    }
+    from_file.producer = producer;
     return from_file;
   }
-  const auto same_algo = [](const auto& a, const auto& b) {
-    return a.first == b.first && a.second.algo == b.second.algo;
-  };
-  if (from_config.algo == from_file.algo &&
-      !std::equal(from_config.by_layer.begin(), from_config.by_layer.end(), from_file.by_layer.begin(),
-                  from_file.by_layer.end(), same_algo)) {
-    return bad_input("hf_quant_config.json quantized_layers: expected the experts' formats as in config.json");
-  }
-  if (from_config.algo != from_file.algo || from_config.format != from_file.format) {
-    return bad_input(fmt::format("hf_quant_config.json quant_algo: expected '{}' as in config.json, got '{}'",
-                                 printable(from_config.algo), printable(from_file.algo)));
+  if (!from_config.refusal.ok()) return from_config;
+  if (!from_file.refusal.ok()) {
+    from_config.refusal = from_file.refusal;
+  } else if (from_config.algo != from_file.algo || from_config.format != from_file.format) {
+    from_config.refusal =
+        bad_input(fmt::format("hf_quant_config.json quant_algo: expected '{}' as in config.json, got '{}'",
+                              printable(from_config.algo), printable(from_file.algo)));
+  } else {
+    std::move(from_file.rules.begin(), from_file.rules.end(), std::back_inserter(from_config.other_file));
   }
   return from_config;
 }
@@ -258,8 +275,8 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(fmt::format("config.json model_type '{}' is not known; known are {}", printable(model_type),
-                                   known_model_types()));
+    return unsupported(fmt::format("config.json model_type '{}' is not known; docs/checkpoints.md lists those that are",
+                                   printable(model_type)));
   }
 
   ModelInfo out;
@@ -325,14 +342,12 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
                     printable(model_type), options.top_k));
   }
 
-  NVFP4_MOE_ASSIGN(const QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));
+  NVFP4_MOE_ASSIGN(QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));
   out.format = quantization.format;
   out.quant_method = printable(quantization.method);
   out.quant_algo = quantization.algo;
   out.producer = printable(quantization.producer);
-  options.activation_format = quantization.activation_format;
-  out.layer_quantizations = quantization.by_layer;
-  out.shared_activation_format = quantization.shared_activation_format;
+  out.quantization = std::make_shared<QuantDeclaration>(std::move(quantization));
   return out;
 }
 

@@ -113,12 +113,6 @@ const ModelRow* model_row(std::string_view model_type) {
   return nullptr;
 }
 
-std::string known_model_types() {
-  std::string out;
-  for (const ModelRow& row : kModels) (out += out.empty() ? "" : ", ") += row.model_type;
-  return out;
-}
-
 std::string_view reason_to_decline(std::string_view model_type) {
   for (const DeclinedModel& declined : kDeclined) {
     if (declined.model_type == model_type) return declined.reason;

@@ -54,7 +54,5 @@ struct ModelRow {
 const ModelRow* model_row(std::string_view model_type);
 // Why a type is declined; empty where it is not.
 std::string_view reason_to_decline(std::string_view model_type);
-// With commas between.
-std::string known_model_types();
 
 }  // namespace nvfp4_moe

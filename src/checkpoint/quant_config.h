@@ -2,29 +2,38 @@
 //
 // Four dialects: hf_quant_config.json {"quantization": {...}}, config.json quantization_config of ModelOpt (flat), of
 // compressed-tensors (config_groups), and of DeepSeek-V4 (quant_method fp8 with moe_quant_algo). Attention, dense
-// layers and the output head may be quantized otherwise; only what concerns routed and shared experts is looked at.
+// layers and the output head may be quantized otherwise; the rules below are asked for experts only.
 // Names of methods, algorithms and formats are read in either case: producers differ.
 #pragma once
 
-#include <map>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/module_rules.h"
 #include "safetensors/json.h"
 
 namespace nvfp4_moe {
 
 struct QuantDeclaration {
-  bool declared = false;  // false: the experts are floats
-  SourceFormat format = SourceFormat::kFloat;
-  ActivationFormat activation_format = ActivationFormat::kNvfp4;
-  std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"
-  std::string algo;    // of the routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"
+  std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"; empty: none
+  std::string algo;    // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: none is quantized
+  SourceFormat format = SourceFormat::kFloat;  // of them
   std::string producer;
-  std::map<int64_t, LayerQuantization> by_layer;             // empty where all layers are declared alike
-  std::optional<ActivationFormat> shared_activation_format;  // where the shared expert's is declared apart
+  std::vector<ModuleRules> rules;  // the first one that names a module has its format, the most precise its activations
+  std::vector<ModuleRules> other_file;  // the same of hf_quant_config.json next to config.json: algorithms must agree
+  std::vector<ModuleRules> rotations;   // modules whose inputs or outputs are rotated, which is not implemented
+  // Why nothing of the declaration is understood. Experts in floats are loaded all the same.
+  Status refusal;
+
+  bool declared() const { return !rules.empty() || !refusal.ok(); }
+  // The module's scheme over all rules; its algo is empty if none names it.
+  Result<ModuleScheme> of(std::string_view module);
+  // kUnsupported if the module's inputs or outputs are rotated.
+  Status rotation_of(std::string_view module);
+  // Why nothing that is declared can be loaded; ok if something can be, or if nothing is declared.
+  Status refusal_of_all() const;
 };
 
 // `quantization`: the flat object of config.json, or the "quantization" object of hf_quant_config.json.

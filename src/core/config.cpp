@@ -82,7 +82,19 @@ Status check_expert_biases(const MoeOptions& o) {
       to_string(o.router_weight));
 }
 
+int precision(ActivationFormat format) {
+  switch (format) {
+    case ActivationFormat::kNvfp4: return 0;
+    case ActivationFormat::kFp8: return 1;
+    case ActivationFormat::kInt8Block: return 2;
+    case ActivationFormat::kBf16: break;
+  }
+  return 3;
+}
+
 }  // namespace
+
+bool less_precise(ActivationFormat format, ActivationFormat other) { return precision(format) < precision(other); }
 
 const char* to_string(Activation value) { return name_of(value); }
 const char* to_string(ActivationFormat value) { return name_of(value); }

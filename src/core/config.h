@@ -89,6 +89,9 @@ constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_m
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);
 
+// Whether `format` keeps activations less precisely than `other`: nvfp4, fp8, int8_block and bf16 are in ascending precision.
+bool less_precise(ActivationFormat format, ActivationFormat other);
+
 // The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 where rows have none.
 double row_scale_range(ActivationFormat format);
 

@@ -27,7 +27,7 @@ LEFT_TO_ENGINES = {
     "sm100": "kernels that no GPU of its kind has run yet",  # docs/blackwell.md
     "sm120": "kernels that no GPU of its kind has run yet",
 }
-ACTIVATION_FORMATS = ("bf16", "nvfp4", "fp8", "int8_block")
+ACTIVATION_FORMATS = ("auto", "bf16", "nvfp4", "fp8", "int8_block")
 ROUTERS = ("auto", "own", "engine")
 EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
@@ -45,12 +45,12 @@ def named(error: Error, name: str) -> Error:
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """mode: "0" off; "auto" a layer that cannot be taken is the engine's; "1" such a layer is an error.
-    activation_format: of every layer, whatever its checkpoint declares. router: "own" selects experts by this library
+    activation_format: "auto" what the checkpoint declares for a layer, or more precise; else of every layer. router: "own" selects experts by this library
     where it knows the router; "engine" never; "auto" on GPUs. exchange: who adds up what expert parallel ranks compute.
     SGLang's adapter does not read the last two."""
 
     mode: str = "auto"
-    activation_format: str = "bf16"
+    activation_format: str = "auto"
     router: str = "auto"
     exchange: str = "auto"
 
@@ -75,7 +75,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 
     settings = Settings(
         one_of("mode", "NVFP4_MOE", MODES, "auto"),
-        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "bf16"),
+        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "auto"),
         one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
         one_of("exchange", "NVFP4_MOE_EXCHANGE", EXCHANGES, "auto"),
     )
@@ -356,6 +356,7 @@ class LoadLog:
 
     def _start(self) -> None:
         self.layers, self.seconds, self.bytes = 0, 0.0, 0
+        self._activations: set[str] = set()
 
     def plan(self) -> None:
         """One more layer will be packed. After all that were planned are, it is the first of another model."""
@@ -363,8 +364,12 @@ class LoadLog:
             self._planned, self._is_complete = 0, False
         self._planned += 1
 
-    def packed(self, name: str, experts: FusedExperts, seconds: float) -> None:
-        """One more layer is packed and warmed up, in so many seconds."""
+    def packed(self, name: str, experts: FusedExperts, seconds: float, activations: str = "") -> None:
+        """One more layer is packed and warmed up, in that many seconds. activations: their format and why, said once."""
+        if activations and activations not in self._activations:
+            layers = f", in layers such as {name}" if self._activations else ""
+            self._write(f"activations: {activations}{layers}")
+            self._activations.add(activations)
         self.layers += 1
         self.seconds += seconds
         self.bytes += experts.packed_bytes

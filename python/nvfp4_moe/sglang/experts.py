@@ -114,10 +114,12 @@ class _Parameter:
 class Experts:
     """The experts of one FusedMoE layer, from its creation on."""
 
-    def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool):
-        """options: fields of MoeConfig. is_first_rank: whether this process reports for all."""
+    def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool, activations: str = ""):
+        """options: fields of MoeConfig. is_first_rank: whether this process reports for all. activations: what the log says
+        of them."""
         self.name = name
         self._format, self._options, self._reports = form, dict(options), is_first_rank
+        self._activations = activations
         self._parameters: dict[str, _Parameter] = {}
         self._fused: FusedExperts | None = None
         self._waiting = False  # parameters hold weights that are not packed yet
@@ -230,7 +232,7 @@ class Experts:
             release_workspaces(fused.layer.device)
             torch.cuda.empty_cache()
         if self._reports:
-            _load_log.packed(self.name, fused, time.monotonic() - start)
+            _load_log.packed(self.name, fused, time.monotonic() - start, self._activations)
 
     def _pack(self, layer: torch.nn.Module) -> None:
         form = self._format

@@ -71,6 +71,8 @@ def enable(
     offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such an error stay so,
     and the model runs.
     """
+    if activation_format == "auto":
+        activation_format = "bf16"  # weights in floats declare no other
     config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not isinstance(quantizer, Nvfp4MoeQuantizer):

@@ -14,7 +14,7 @@ def register() -> None:
 
     Does nothing under NVFP4_MOE=0. Raises ValueError for a value of one of its variables that means nothing. A release of
     vLLM that does not fit is found out when a layer asks for its method (release.py): a RuntimeError under NVFP4_MOE=1, else
-    a line in the log, and vLLM serves without the library.
+    a warning, and vLLM serves without the library.
     """
     from .._fused_experts import read_settings
 

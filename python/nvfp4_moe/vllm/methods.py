@@ -139,7 +139,7 @@ class Method:
             torch.cuda.empty_cache()
         if self.moe_kernel is None:
             self._build(layer)
-        _log.packed(self.plan.name, self.fused, time.monotonic() - started)
+        _log.packed(self.plan.name, self.fused, time.monotonic() - started, self.plan.activations)
 
     def _refuse(self, why: str | None, on_gpu: bool) -> None:
         """The layer does not run after a reload that failed: its weights may be part old, part new."""

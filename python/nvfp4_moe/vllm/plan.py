@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .._declared import Declared, choose_activations
 from .._fused_experts import Settings, clamped, read_settings, why_refused, why_slice_refused
 from . import internals
 from .ranks import NoExchange, RanksPlan, mark, plan_ranks
@@ -35,6 +36,10 @@ MXFP4 = Form(mxfp4=True, biases=True)
 GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
 
 
+# What no format of activations is lost by: of a layer whose checkpoint says nothing.
+WEIGHT_ONLY = Declared("bf16", "nothing is declared")
+
+
 class Refused(Exception):
     """Why a layer is left to vLLM, in one sentence."""
 
@@ -44,7 +49,8 @@ class LayerPlan:
     """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
     own_router: the library is to select the experts, where it knows the router (router.py). max_tokens: of all ranks whose
     rows vLLM gathers. filled: how much of intermediate_size the checkpoint has for this rank; the rest is padding. ranks: how
-    the library exchanges in place of vLLM, None where vLLM does (ranks.py)."""
+    the library exchanges in place of vLLM, None where vLLM does (ranks.py). activations: their format and why, for the log.
+    """
 
     name: str
     options: dict[str, Any]
@@ -52,6 +58,7 @@ class LayerPlan:
     dummy: bool
     own_router: bool
     filled: int
+    activations: str
     ranks: RanksPlan | None = None
 
 
@@ -190,11 +197,11 @@ def _ranks(moe: Any, name: str, chosen: Settings) -> RanksPlan | None:
         return None
 
 
-def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
+def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declared) -> LayerPlan:
     """Raises Refused."""
     moe = layer.moe_config
     _check_deployment(moe, name, form)
-    options = {**_sizes(moe, form), **_activation(layer, form), "activation_format": chosen.activation_format}
+    options = {**_sizes(moe, form), **_activation(layer, form)}
     if moe.has_bias:
         options["expert_biases"] = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
@@ -205,14 +212,17 @@ def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
     if inner % multiple != 0 and form.mxfp4:
         raise Refused(f"MXFP4 in slices of {inner}: expected whole blocks of {multiple}")
     device = _device(moe)
+    activation_format, because = choose_activations(options, device, chosen.activation_format, declared)
+    options["activation_format"] = activation_format
     if why := why_refused(options, device, chosen):
         raise Refused(why)
     load_format = getattr(_current_config().load_config, "load_format", None)
     own_router = chosen.router == "own" or (chosen.router == "auto" and device != "cpu")
     own_router = own_router and not _routers_are_watched()
     dummy = str(load_format) == "dummy"
-    filled = _filled(moe, inner)
-    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, filled, _ranks(moe, name, chosen))
+    filled, activations = _filled(moe, inner), f"{activation_format}, because {because}"
+    ranks = _ranks(moe, name, chosen)
+    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, filled, activations, ranks)
 
 
 _refusals: dict[str, str] = {}  # of layers that were left to vLLM, by name
@@ -228,10 +238,13 @@ def left_to_vllm(name: str, error: Exception) -> None:
         error.add_note(said)
 
 
-def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
+def plan_of(
+    layer: Any, prefix: str, form: Form = NVFP4, declared: Declared | Refused = WEIGHT_ONLY
+) -> LayerPlan | None:
     """How the library takes a RoutedExperts layer, or None where it is left to vLLM, with one line that says why.
 
-    Raises NotImplementedError where it is not taken and the user insists.
+    declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError where it is not taken and
+    the user insists.
     """
     mark(prefix, None)  # of an earlier engine in this process
     _refusals.pop(prefix, None)
@@ -239,7 +252,9 @@ def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
     if chosen.mode == "0":
         return None
     try:
-        return _plan(layer, prefix, chosen, form)
+        if isinstance(declared, Refused):
+            raise declared
+        return _plan(layer, prefix, chosen, form, declared)
     except Refused as refused:
         if chosen.insists:
             raise NotImplementedError(

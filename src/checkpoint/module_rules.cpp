@@ -74,7 +74,7 @@ Status ModuleRules::ignore(std::string_view entry) {
 
 void ModuleRules::refuse_in(std::string_view file) {
   for (ModuleScheme& scheme : schemes_)
-    if (!scheme.refusal.ok()) scheme.refusal = scheme.refusal.in(file);
+    if (!scheme.refusal.ok()) scheme.refusal = scheme.refusal.in(std::string(file));
 }
 
 size_t ModuleRules::of_name(std::string_view module) const {

@@ -27,7 +27,7 @@ LEFT_TO_ENGINES = {
     "sm100": "kernels that no GPU of its kind has run yet",  # docs/blackwell.md
     "sm120": "kernels that no GPU of its kind has run yet",
 }
-ACTIVATION_FORMATS = ("auto", "bf16", "nvfp4", "fp8", "int8_block")
+ACTIVATION_FORMATS = ("bf16", "nvfp4", "fp8", "int8_block")
 ROUTERS = ("auto", "own", "engine")
 EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
@@ -75,7 +75,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 
     settings = Settings(
         one_of("mode", "NVFP4_MOE", MODES, "auto"),
-        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "auto"),
+        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ("auto", *ACTIVATION_FORMATS), "auto"),
         one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
         one_of("exchange", "NVFP4_MOE_EXCHANGE", EXCHANGES, "auto"),
     )
@@ -161,6 +161,12 @@ class Placement:
             return cls(num_experts, first)
         lookup = torch.cat([torch.where(places >= 0, places, -1), torch.tensor([-1])])
         return cls(num_experts, 0, lookup.to(expert_map.device, torch.int32))
+
+    def name_of(self, local_expert: int) -> str:
+        """What a message calls an expert of this rank."""
+        if self.lookup is None:
+            return f"expert {self.first_expert + local_expert}"
+        return f"expert {int((self.lookup == local_expert).nonzero()[0])}"
 
     def local_ids(self, topk_ids: Tensor) -> Tensor:
         """The ids that the layer takes: those given, or found in lookup, where an id that is none becomes -1."""
@@ -336,7 +342,11 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
             for name, (codes, scales, scale) in scalars.items()
         }
         of_expert = None if biases is None else tuple(None if bias is None else bias[expert] for bias in biases)
-        experts.layer.replace_expert(expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert)
+        try:
+            experts.layer.replace_expert(expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert)
+        except Error as error:
+            here = f"local expert {expert}" if experts.over_ranks else experts.placement.name_of(expert)
+            raise named(error, here) from error
     return dataclasses.replace(experts, mxfp4_rounded=rounded)
 
 

@@ -19,7 +19,7 @@ FP8 = {"num_bits": 8, "type": "float"}
 def test_auto_is_never_less_precise_than_declared(monkeypatch, declared, sm100, sm90, host):
     for device, expected in (("sm100", sm100), ("sm90", sm90), ("cpu:avx2", host)):
         chosen = [{"chosen": False, "backend": "reference"}, {"chosen": True, "backend": device}]
-        monkeypatch.setattr(_declared, "explain", lambda options, device, chosen=chosen: chosen)
+        monkeypatch.setattr(_declared, "explain", lambda options, backend, device, chosen=chosen: chosen)
         found, because = choose_activations(SIZES, "cuda:0", "auto", Declared(declared, "quant_algo X"))
         assert found == expected and because.endswith("(quant_algo X)")
         order = _declared._DECLARED

@@ -110,7 +110,8 @@ def _filled(moe: Any, padded: int) -> int:
     the ranks, as long as there is anything left."""
     parallel = moe.moe_parallel_config
     ranks, rank = int(parallel.tp_size), int(getattr(parallel, "tp_rank", 0))
-    return max(0, min(padded, int(moe.intermediate_size_per_partition) * ranks - rank * padded))
+    whole = int(getattr(moe, "intermediate_size", 0) or moe.intermediate_size_per_partition * ranks)
+    return max(0, min(padded, whole - rank * padded))
 
 
 def padded_to_blocks(size: int) -> int:

@@ -23,8 +23,12 @@ def automatic(methods, monkeypatch):
     monkeypatch.setattr(taking, "_routed_experts", Layer)
 
 
+class RoutedExperts(Layer):
+    """By its name, which targets of compressed-tensors are matched with."""
+
+
 def layer(**options):
-    made = Layer(moe_config(**options))
+    made = RoutedExperts(moe_config(**options))
     made.ckpt_gate_proj_name, made.ckpt_up_proj_name, made.ckpt_down_proj_name = "gate_proj", "up_proj", "down_proj"
     return made
 
@@ -116,7 +120,7 @@ def test_groups_that_differ_by_projection(vllm_config, monkeypatch, targets, inp
     first = quantization["config_groups"]["group_0"]
     fp8 = dict(first["input_activations"], num_bits=8, strategy="token", dynamic=True, group_size=None)
     other = dict(first, targets=targets, input_activations=fp8 if inputs else None)
-    first["targets"] = [f"re:.*{name}" for name in ("gate_proj", "up_proj", "down_proj")]
+    first["targets"] = [f"re:.*{name}$" for name in ("gate_proj", "up_proj", "down_proj")]
     quantization["config_groups"] = {"group_0": other, "group_1": first}
     config = config_of(quantization, monkeypatch, vllm_config)
     assert config.get_quant_method(layer(), NAME).plan.options["activation_format"] == expected

@@ -190,6 +190,7 @@ def test_a_refusal_is_a_warning_and_a_note_if_vllm_has_no_kernel_either(vllm_con
 
     monkeypatch.setattr(internals, "logger", Kept)
     monkeypatch.setattr(taking, "_routed_experts", types.SimpleNamespace)
+    monkeypatch.setattr(taking, "_current_config", lambda: vllm_config)
 
     def stock():
         raise NotImplementedError("No NvFp4 MoE backend supports the deployment configuration.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import _core
 from ._arrays import cast
+from ._build import missing_cuda
 from .config import MoeConfig
 from .router import RouterConfig
 
@@ -344,9 +345,11 @@ class MoeLayer(_core.Layer):
 
         "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
-        None where nothing is quantized.
+        None where nothing is quantized. A note says so if this build has no CUDA and the machine has a GPU.
         """
         described: dict[str, Any] = json.loads(self.describe_json())
+        if note := missing_cuda():
+            described["notes"].append(note)
         return described
 
     def describe_run(self, tokens: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Takes the CUDA backends through their acceptance on the GPU of this machine, and leaves one report to send back.
 
-    ./dev gpu --acceptance [--resume] [--skip STEP,...] [--only STEP,...] [--out FILE]
+    ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--out FILE]
     ./dev gpu --acceptance --emulate 12.0       a rehearsal: a short list of tests, on the emulator of docs/emulator.md
 
 Steps go on where one fails, each within a time limit. The report is written anew before and after every step, so that a
@@ -25,7 +25,9 @@ from acceptance_report import Scrubber
 from acceptance_results import (
     backend_of,
     bench_figures,
+    cannot_begin,
     doctor_facts,
+    end_in_words,
     nothing,
     probe_findings,
     said_lines,
@@ -44,6 +46,7 @@ SANITIZED = "CudaLayer.*:Sm90SmallLayer.*:Sm90SmallRequantize.*:Sm90WideTiles.*:
 BENCH_TOKENS = "1,4,16,64,256,1024,4096"
 BOUND_TOKENS = "16,32,64,96,128,256,384,512,768,1024"  # 1 to 64 rows an expert
 CONFIGURATIONS = 3  # that each of Blackwell's backends has
+PARTS = ("tests", "sanitizers")  # of ./dev gpu too, each less than ten minutes on 16 cores
 
 
 @dataclass
@@ -84,6 +87,8 @@ def steps_of(options, tools, capability):
     if options.command_line:
         configure.append("-DNVFP4_MOE_CLI=ON")
         targets.append(prefix + "nvfp4-moe")
+    if options.part == "sanitizers":
+        targets = targets[:1]
     command_line = f"{build}/tests/emulated_nvfp4-moe" if emulated else f"{build}/cli/nvfp4-moe"
     jobs = str(options.jobs or os.cpu_count())
     device = {"PTXEMU_CC": capability} if emulated else chosen_device()
@@ -185,6 +190,11 @@ def steps_of(options, tools, capability):
     return steps
 
 
+def is_of_part(step, part):
+    """Whether a part has this step: both begin with the build, which then makes what the part needs."""
+    return step.name == "build" or part == "" or step.name.startswith("sanitize-") == (part == "sanitizers")
+
+
 def end_group(process):
     """Ends a command and what it started. False where the system cannot."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -226,17 +236,6 @@ def run_command(command, environment, log, limit_s):
             raise
         out.seek(start)
         return code, out.read().decode(errors="replace")
-
-
-def end_in_words(code, limit_s, printed):
-    """How a command ended, other than well: code as of run_command."""
-    if code == "time limit":
-        return f"did not end within {limit_s} s"
-    if code == "cannot be ended":
-        return "hangs and cannot be ended: the device may need a reset"
-    if code == "missing":
-        return f"cannot be started: {printed}"
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
 
 def run_step(step, folder):
@@ -336,6 +335,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="./dev gpu --acceptance")
     parser.add_argument("--emulate", choices=["8.0", "9.0", "10.0", "12.0"], help="rehearse on the emulator")
     parser.add_argument("--resume", action="store_true", help="keep the steps that have ended")
+    parser.add_argument("--part", default="", choices=PARTS, help="leave out the steps of the other part")
     parser.add_argument("--only", default="", help="names of steps, with commas between")
     parser.add_argument("--skip", default="", help="names of steps, with commas between")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/acceptance/report.txt")
@@ -352,8 +352,8 @@ def main(arguments=None):
     options = parse(arguments)
     facts = machine_facts(options.emulate)
     capability = options.emulate or facts["gpu"].get("compute_cap", "")
-    if not on_path("nvcc") or not re.fullmatch(r"\d+\.\d", capability):
-        print("acceptance: expected nvcc on PATH and a GPU that nvidia-smi lists", file=sys.stderr)
+    if problem := cannot_begin(facts["nvcc"] if on_path("nvcc") else "", capability):
+        print(f"acceptance: {problem}", file=sys.stderr)
         return 2
     tools = {"compute-sanitizer": on_path("compute-sanitizer"), "backend": backend_of(capability)}
     steps = steps_of(options, tools, capability)
@@ -369,7 +369,12 @@ def main(arguments=None):
         report_file.take_over(report, options.out)
     announce(steps, options, os.path.relpath(options.out))
     for step in steps:
-        if options.only and step.name not in options.only.split(","):
+        ended = options.resume and report_file.state(report, step.name) in ("passed", "failed")
+        if ended and not (options.part and step.name == "build"):
+            print(f"== {step.name}: kept, {report_file.state(report, step.name)}", flush=True)
+        elif not is_of_part(step, options.part):
+            report_file.put(report, {"name": step.name, "state": "not run", "why": f"not of the part {options.part}"})
+        elif options.only and step.name not in options.only.split(","):
             report_file.put(report, {"name": step.name, "state": "not run", "why": "left out by --only"})
         elif step.name in options.skip.split(","):
             report_file.put(report, {"name": step.name, "state": "not run", "why": "left out by --skip"})
@@ -377,8 +382,6 @@ def main(arguments=None):
             report_file.put(report, {"name": step.name, "state": "absent", "why": step.absent})
         elif step.needs and report_file.state(report, step.needs) == "failed":
             report_file.put(report, {"name": step.name, "state": "not run", "why": f"{step.needs} failed"})
-        elif options.resume and report_file.state(report, step.name) in ("passed", "failed"):
-            print(f"== {step.name}: kept, {report_file.state(report, step.name)}", flush=True)
         else:
             print(f"== {step.name} (at most {step.limit_s} s)", flush=True)
             report_file.put(report, {"name": step.name, "state": "running", "why": "did not end"})

@@ -9,11 +9,33 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+NVCC = (12, 9)  # the least, as in cmake/cuda_language.cmake
 MOST_NAMED = 200  # failed tests; and reasons of skipped ones
 
 CTEST_LINE = re.compile(r"^ *\d+/\d+ +Test +#\d+: (\S+)(?: +# GetParam.*?)? \.+(.*?) +(\d+\.\d+) sec", re.MULTILINE)
 # Names that no suffix carries run on whatever backend the device gets.
 ON_ANY_DEVICE = ("cuda/CudaLayer.", "cuda/CApiOnGpu.")
+
+
+def end_in_words(code, limit_s, printed):
+    """How a command ended, other than well: code as of run_command."""
+    if code == "time limit":
+        return f"did not end within {limit_s} s"
+    if code == "cannot be ended":
+        return "hangs and cannot be ended: the device may need a reset"
+    if code == "missing":
+        return f"cannot be started: {printed}"
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def cannot_begin(nvcc, capability):
+    """Why the acceptance cannot begin with that compiler (the last line of nvcc --version) and GPU; "" if it can."""
+    if not nvcc or not re.fullmatch(r"\d+\.\d", capability):
+        return "expected nvcc on PATH and a GPU that nvidia-smi lists"
+    release = re.search(r"cuda_(\d+)\.(\d+)", nvcc)
+    if release is None or tuple(map(int, release.groups())) < NVCC:
+        return f"expected nvcc 12.9 or later (the kernels of sm100 are PTX 8.8), got {nvcc!r}"
+    return ""
 
 
 def nothing(text):

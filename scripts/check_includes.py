@@ -11,6 +11,7 @@ CONTRACT = [
     "backend/device_formats.h",
     "backend/device_ranks.h",
     "backend/device_records.h",
+    "backend/device_replacement.h",
     "backend/device_peers.h",
     "backend/device_router.h",
     "backend/device_topology.h",

@@ -27,6 +27,7 @@ class CountedTransport : public DeviceTransport {
     recorder_.add("all_reduce", 2 * (world_ - 1) * count / world_ * bits(dtype) / 8, 0);
     return inner_->all_reduce(data, count, dtype, stream, captured);
   }
+  const uint32_t* failure_word() const override { return inner_->failure_word(); }
   Status state() override { return inner_->state(); }
   Status state_of_work() override { return inner_->state_of_work(); }
   void abort(const Status& why) override { inner_->abort(why); }

@@ -55,11 +55,7 @@ const char* result_text(const BackendReport& choice) {
 
 Result<std::string> wanted_backend(const std::string& option) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string name = option == "auto" && !env.backend.empty() ? env.backend : option;
-  if (name != "auto" && find_backend(name) == nullptr) {
-    return invalid_argument(fmt::format("--backend: expected one of {}, got {}", backend_names(), name));
-  }
-  return name;
+  return forced_backend(option, env, "--backend");
 }
 
 }  // namespace nvfp4_moe::cli

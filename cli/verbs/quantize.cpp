@@ -1,11 +1,6 @@
 // quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what it cost (SQNR).
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <array>
-#include <cerrno>
-#include <cmath>
 #include <limits>
 
 #include "cli/console/console.h"
@@ -13,8 +8,8 @@
 #include "cli/verbs/layers.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
+#include "convert/input_scales.h"
 #include "convert/quantize_checkpoint.h"
-#include "safetensors/files.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -31,46 +26,6 @@ struct QuantizeVerb {
   ReadingChoices reading;
 };
 
-// What `calibrate --json` wrote: {"layers": [{"layer", "hidden_scale", "intermediate_scale"}]}.
-Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path) {
-  // Which may be a pipe. Not through a stream, which takes missing memory for the end of the file.
-  const struct Closed {
-    int file;
-    ~Closed() {
-      if (file >= 0) ::close(file);
-    }
-  } opened{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (opened.file < 0) return errno_status(path, "cannot open", errno);
-  std::string text;
-  std::array<char, 4096> buffer;
-  while (true) {
-    const ssize_t got = ::read(opened.file, buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno_status(path, "cannot read", errno);
-    if (got == 0) break;
-    text.append(buffer.data(), static_cast<size_t>(got));
-  }
-  const Json json = Json::parse(text);
-  const Status wrong = bad_input(fmt::format("{}: expected the output of nvfp4-moe calibrate --json", path));
-  if (!json.is_object() || !json.contains("layers") || !json["layers"].is_array()) return wrong;
-  std::map<int64_t, LayerScales> scales;
-  for (const Json& layer : json["layers"]) {
-    const auto number = [&](const char* key) {
-      return layer.is_object() && layer.contains(key) && layer[key].is_number();
-    };
-    if (!number("layer") || !number("hidden_scale") || !number("intermediate_scale")) return wrong;
-    const LayerScales value{layer["hidden_scale"].get<float>(), layer["intermediate_scale"].get<float>()};
-    for (const float scale : {*value.hidden, *value.intermediate}) {
-      if (!(scale > 0) || !std::isfinite(scale)) {
-        return bad_input(fmt::format("{}: layer {}: expected a positive finite scale, got {}", path,
-                                     layer["layer"].get<int64_t>(), scale));
-      }
-    }
-    scales[layer["layer"].get<int64_t>()] = value;
-  }
-  return scales;
-}
-
 Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   QuantizeOptions options;
   NVFP4_MOE_ASSIGN(options.format, parse<OutputFormat>(verb.format, "--format"));
@@ -83,7 +38,9 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   options.share_gate_up_scale = !verb.separate_gate_up;
   NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
   if (!verb.input_scales.empty()) {
-    NVFP4_MOE_ASSIGN(options.input_scales, read_input_scales(verb.input_scales));
+    NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.in));
+    NVFP4_MOE_ASSIGN(const std::vector<int64_t> needed, chosen_layers(checkpoint.model(), verb.layers));
+    NVFP4_MOE_ASSIGN(options.input_scales, read_input_scales(verb.input_scales, checkpoint.model().layers, needed));
   }
   return options;
 }

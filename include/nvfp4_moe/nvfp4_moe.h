@@ -70,7 +70,7 @@ enum {                               /* config.activation; g, u: gate and up, L:
        NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
        NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
        NVFP4_MOE_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
-       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate (hosts' backends alone)       Nemotron-3 */
+       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate                               Nemotron-3 */
 };
 enum { /* activation_format */
        /* nvfp4_moe_layer_open_checkpoint only: by what the checkpoint declares, never less precise (docs/numerics.md) */
@@ -161,13 +161,13 @@ typedef struct nvfp4_moe_config {
   int64_t shared_intermediate_size; /* 0: no shared expert */
   int32_t activation;
   float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused by those) */
-  float swiglu_alpha; /* 0: 1.702 */
+  float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, which it is with the others */
   int32_t activation_format;
   int32_t activation_scale;
   int32_t intermediate_scale;
   float intermediate_fixed; /* a power of two for INTERMEDIATE_FIXED; 0: from the limit or the input scale */
   float max_router_weight;  /* bound of the router weights, used by FIXED under BEFORE_DOWN; 0: 1 */
-  float static_headroom;    /* a power of two; 0: 1 */
+  float static_headroom;    /* a power of two; 0: 1, which it is without SCALE_STATIC */
   int32_t router_weight;
   int32_t row_format;
   int32_t batch_invariant; /* 0 or 1 */
@@ -257,7 +257,7 @@ typedef struct nvfp4_moe_layer_options {
   int64_t max_tokens;          /* at least 1 */
   int64_t slice_first;         /* open_checkpoint: the part of the intermediate dimension to load; count 0: all */
   int64_t slice_count;         /* multiples of 16 */
-  const char* cache_directory; /* open_checkpoint: where packed layers are kept and mapped from; NULL: no cache */
+  const char* cache_directory; /* open_checkpoint: where packed layers are kept and read from; NULL: no cache */
   nvfp4_moe_parallel_for parallel_for; /* NULL: the layer has a pool of its own */
   void* parallel_for_user;
   nvfp4_moe_progress_fn progress; /* may be NULL */
@@ -265,7 +265,7 @@ typedef struct nvfp4_moe_layer_options {
   int32_t threads;         /* of the own pool, or of parallel_for (a hint); 0: NVFP4_MOE_THREADS, else one per core */
   int32_t cache_checksum;  /* 1: the checkpoint is known by all its bytes, not by its files' place, times and samples */
   const char* device;      /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
-  int32_t cache_unchecked; /* 1: packed bytes are mapped from the cache without their hash being compared */
+  int32_t cache_unchecked; /* 1: packed bytes are read from the cache without their hash being compared */
   /* NULL: this process has all experts that it is asked for. Else the exchange's ranks share them: first_expert and
    * expert_count are 0, tensors hold all experts (of which a rank reads its own), there is no cache and no slice. */
   const nvfp4_moe_expert_parallel* expert_parallel;
@@ -433,12 +433,21 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* l
                                                         size_t workspace_bytes, nvfp4_moe_run_status* status);
 
 /* Replaces one expert in place; the result is byte-identical to a fresh load. The arrays are checked before anything is
- * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows where
+ * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows if
  * they are more) while it works: NVFP4_MOE_OUT_OF_MEMORY leaves the expert as it was. local_expert: 0 to
  * expert_count - 1, or NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in
- * flight. */
+ * flight. On a device it waits for all work of the device. Once a run of the layer has been captured in a CUDA graph it is
+ * NVFP4_MOE_INVALID_ARGUMENT: a replay could begin meanwhile and read a part of each expert. Use the next function. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                             const nvfp4_moe_expert* expert);
+/* The same on a device in the order of `stream`, a CUDA stream (NULL: the default one): runs and replays that were enqueued
+ * there before have the old expert, later ones the new one, each of them whole. Give the stream that replays. Other streams
+ * that run the layer are the caller's to order by events, before and after. Waits until the arrays are the caller's again,
+ * never for the stream or the device; no capture of another thread is disturbed. Takes the packed expert's size more in
+ * staging memory, which the stream gives back. Any thread; NVFP4_MOE_BUSY if for 10 seconds no pause came between calls of
+ * run. NVFP4_MOE_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                                      const nvfp4_moe_expert* expert, void* stream);
 
 /* Of a layer over an exchange: how many assignments each of its config's num_experts got on all ranks since open or the
  * last reset. Collective; on a device it waits for it. */
@@ -668,7 +677,7 @@ typedef struct nvfp4_moe_router_config {
   int32_t scoring;
   int32_t group_score;
   int32_t renormalize;         /* 1: weights are divided by their sum */
-  float renormalize_epsilon;   /* what is added to that sum */
+  float renormalize_epsilon;   /* added to that sum; 0 with SOFTMAX */
   float routed_scaling_factor; /* multiplies every weight, at the end; 0: 1 */
   int32_t correction_bias;     /* 1: a bias is added to the scores for the selection, and not to the weights */
   int32_t hash_routing;        /* 1: experts come from a table by token id; the scores only weigh them */

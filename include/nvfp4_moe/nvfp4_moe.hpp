@@ -205,6 +205,9 @@ class Layer {
   void replace_expert(std::int64_t local_expert, const nvfp4_moe_expert& expert) {
     check(nvfp4_moe_layer_replace_expert(handle_.get(), local_expert, &expert));
   }
+  void replace_expert_on_stream(std::int64_t local_expert, const nvfp4_moe_expert& expert, void* stream) {
+    check(nvfp4_moe_layer_replace_expert_on_stream(handle_.get(), local_expert, &expert, stream));
+  }
   void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
   }

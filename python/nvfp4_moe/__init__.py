@@ -25,10 +25,12 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import _core
+from ._build import missing_cuda as _missing_cuda
 from ._core import (
     BadInput,
     Busy,
@@ -353,6 +355,9 @@ def release_workspaces(device: str | None = None) -> int:
     """
     return _core.release_workspaces(None if device is None else str(device))
 
+
+if _note := _missing_cuda():
+    warnings.warn(_note, RuntimeWarning, stacklevel=2)
 
 # While torch can still take its memory back, whatever order the interpreter drops modules and layers in.
 atexit.register(release_workspaces)

@@ -49,11 +49,49 @@ def contiguous(array: Any) -> Any:
 
 
 def empty_like(array: Any, shape: Sequence[int], dtype: str) -> Any:
-    """A tensor like a tensor, on its device; a NumPy array, with uint16 for bfloat16, like everything else."""
+    """A tensor like a tensor, on its device; a NumPy array like everything else.
+
+    NumPy's bfloat16 is that of ml_dtypes if the array has it, else its bits as uint16."""
     torch = _torch_of(array)
     if torch is not None:
         return array.new_empty(tuple(shape), dtype=getattr(torch, dtype))
-    return np.empty(tuple(shape), dtype="uint16" if dtype == "bfloat16" else dtype)
+    if dtype != "bfloat16":
+        return np.empty(tuple(shape), dtype=dtype)
+    own = isinstance(array, np.ndarray) and array.dtype.name == "bfloat16"
+    return np.empty(tuple(shape), dtype=array.dtype if own else np.uint16)
+
+
+def _is_jax(array: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def in_framework(made: Any, like: Any) -> Any:
+    """A NumPy array that a call has filled, as an array of the framework of its input: a JAX array on its device."""
+    if not _is_jax(like):
+        return made
+    import jax
+    import ml_dtypes  # which JAX needs itself
+
+    bits_of_bfloat16 = made.dtype == np.uint16
+    return jax.device_put(made.view(ml_dtypes.bfloat16) if bits_of_bfloat16 else made, next(iter(like.devices())))
+
+
+def immutable(array: Any) -> str | None:
+    """Why an array must not be written whose DLPack export does not tell; None if it may be."""
+    if _is_jax(array):
+        return "an immutable JAX array"
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and isinstance(array, tensorflow.Tensor):
+        return "an immutable TensorFlow tensor"
+    for protocol in ("__array_interface__", "__cuda_array_interface__"):
+        interface = getattr(array, protocol, None)
+        if isinstance(interface, dict) and isinstance(interface.get("data"), tuple) and interface["data"][1]:
+            return "a read-only one"
+    try:
+        return "a read-only one" if memoryview(array).readonly else None
+    except (TypeError, ValueError, BufferError):  # no buffer, or one of a dtype that buffers do not have
+        return None
 
 
 def cast(array: Any, dtype: str) -> np.ndarray[Any, Any]:

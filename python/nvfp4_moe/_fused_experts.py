@@ -32,18 +32,25 @@ ROUTERS = ("auto", "own", "engine")
 EXCHANGES = ("auto", "engine", "host", "nccl", "peers")
 
 
+def named(error: Error, name: str) -> Error:
+    """The same error with a layer's name before its message."""
+    renamed = type(error)(f"{name}: {error}")
+    renamed.finding = error.finding
+    return renamed
+
+
 # ---- what the user asked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """mode: "0" off; "auto" a layer that cannot be taken is the engine's; "1" such a layer is an error.
-    activation_format: of every layer, whatever its checkpoint declares. router: "own" selects experts by this library
+    activation_format: "auto" what the checkpoint declares for a layer, or more precise; else of every layer. router: "own" selects experts by this library
     where it knows the router; "engine" never; "auto" on GPUs. exchange: who adds up what expert parallel ranks compute.
     SGLang's adapter does not read the last two."""
 
     mode: str = "auto"
-    activation_format: str = "bf16"
+    activation_format: str = "auto"
     router: str = "auto"
     exchange: str = "auto"
 
@@ -68,7 +75,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 
     settings = Settings(
         one_of("mode", "NVFP4_MOE", MODES, "auto"),
-        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ACTIVATION_FORMATS, "bf16"),
+        one_of("activations", "NVFP4_MOE_ACTIVATIONS", ("auto", *ACTIVATION_FORMATS), "auto"),
         one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
         one_of("exchange", "NVFP4_MOE_EXCHANGE", EXCHANGES, "auto"),
     )
@@ -96,6 +103,19 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
         kernels = LEFT_TO_ENGINES[chosen]
         return f"{device} would run {kernels}, and the engine has its own; NVFP4_MOE=1 takes the layer"
     return None
+
+
+def why_slice_refused(slice_size: int, ranks: int, multiple: int, option: str) -> str | None:
+    """Why a tensor parallel rank's slice of the intermediate dimension cannot be packed, and what the user can do, or None.
+
+    option: the engine's for expert parallel, which gives ranks whole experts.
+    """
+    if ranks == 1 or slice_size % multiple == 0:
+        return None
+    return (
+        f"intermediate_size: a rank's slice is {slice_size} of {slice_size * ranks}, expected a multiple of {multiple}; use "
+        f"expert parallel ({option}), which does not slice experts, or fewer tensor parallel ranks"
+    )
 
 
 # ---- where the experts are
@@ -142,6 +162,12 @@ class Placement:
         lookup = torch.cat([torch.where(places >= 0, places, -1), torch.tensor([-1])])
         return cls(num_experts, 0, lookup.to(expert_map.device, torch.int32))
 
+    def name_of(self, local_expert: int) -> str:
+        """What a message calls an expert of this rank."""
+        if self.lookup is None:
+            return f"expert {self.first_expert + local_expert}"
+        return f"expert {int((self.lookup == local_expert).nonzero()[0])}"
+
     def local_ids(self, topk_ids: Tensor) -> Tensor:
         """The ids that the layer takes: those given, or found in lookup, where an id that is none becomes -1."""
         if self.lookup is None:
@@ -155,6 +181,16 @@ class Placement:
 def reciprocal(global_scale: Tensor) -> Tensor:
     """compressed-tensors' global scales as tensor scales: fl32(1/double(global)), as a checkpoint's are read."""
     return (1.0 / global_scale.double()).float()
+
+
+def mark_missing(tensor: Tensor) -> None:
+    """In place: scales and biases to NaN, so that what no file writes later is an error and not whatever was in memory."""
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.dtype == torch.uint8:  # E8M0
+        tensor.fill_(0xFF)
+    else:
+        tensor.fill_(float("nan"))
 
 
 def make_legal(scale: Tensor) -> None:
@@ -290,8 +326,8 @@ def open_fused(
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:
     """New weights into the layer that is there: its memory, its handle and the graphs that captured it stay as they are.
 
-    Waits for the device. On BadInput experts before the one that is named are the new ones; Busy while a run is in
-    flight. ValueError where the sizes are others.
+    In torch's current stream, after all other work of the device; they are there for every stream on return. On BadInput
+    experts before the one that is named are the new ones; Busy while a run is in flight. ValueError if the sizes differ.
     """
     stacks, rounded = parameters.stacks()
     count = parameters.w13.shape[0]
@@ -300,13 +336,25 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
     # Tensor scales come to the host once, not an element at a time.
     scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
     biases = parameters.biases()
+    stream = None
+    if parameters.w13.is_cuda:
+        torch.cuda.synchronize(parameters.w13.device)
+        stream = torch.cuda.current_stream(parameters.w13.device)
     for expert in range(count):
         matrices = {
             name: (codes[expert].contiguous(), scales[expert].contiguous(), scale[expert])
             for name, (codes, scales, scale) in scalars.items()
         }
         of_expert = None if biases is None else tuple(None if bias is None else bias[expert] for bias in biases)
-        experts.layer.replace_expert(expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert)
+        try:
+            experts.layer.replace_expert(
+                expert, matrices.get("gate"), matrices["up"], matrices["down"], of_expert, stream=stream
+            )
+        except Error as error:
+            here = f"local expert {expert}" if experts.over_ranks else experts.placement.name_of(expert)
+            raise named(error, here) from error
+    if stream is not None:
+        stream.synchronize()
     return dataclasses.replace(experts, mxfp4_rounded=rounded)
 
 
@@ -326,6 +374,7 @@ class LoadLog:
 
     def _start(self) -> None:
         self.layers, self.seconds, self.bytes = 0, 0.0, 0
+        self._activations: set[str] = set()
 
     def plan(self) -> None:
         """One more layer will be packed. After all that were planned are, it is the first of another model."""
@@ -333,8 +382,12 @@ class LoadLog:
             self._planned, self._is_complete = 0, False
         self._planned += 1
 
-    def packed(self, name: str, experts: FusedExperts, seconds: float) -> None:
-        """One more layer is packed and warmed up, in so many seconds."""
+    def packed(self, name: str, experts: FusedExperts, seconds: float, activations: str = "") -> None:
+        """One more layer is packed and warmed up, in that many seconds. activations: their format and why, said once."""
+        if activations and activations not in self._activations:
+            layers = f", in layers such as {name}" if self._activations else ""
+            self._write(f"activations: {activations}{layers}")
+            self._activations.add(activations)
         self.layers += 1
         self.seconds += seconds
         self.bytes += experts.packed_bytes

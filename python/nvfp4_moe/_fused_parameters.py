@@ -80,6 +80,22 @@ class FusedParameters:
         first = tensor.shape[1] // 2 if (name == "up") != self.up_first else 0
         return tensor[:, first : first + inner]
 
+    def zero_padding(self, filled: int) -> None:
+        """Zeros, in place, what the engine pads each expert with: rows of gate and up, and columns of w2, from `filled` on.
+
+        Fresh memory of a reload holds anything there, which MXFP4's whole blocks would be read with.
+        """
+        inner, block = self.inner_size(), 32 if self.mxfp4 else 16
+        if filled >= inner:
+            return
+        for name in ("gate", "up") if self.gated else ("up",):
+            for tensor in (self.w13, self.w13_scale):
+                self._rows_of(name, as_bytes(tensor))[:, filled:].zero_()
+            if self.w13_bias is not None:
+                self._rows_of(name, self.w13_bias)[:, filled:].zero_()
+        as_bytes(self.w2)[:, :, filled // 2 :].zero_()
+        as_bytes(self.w2_scale)[:, :, -(-filled // block) :].zero_()
+
     def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
         """gate (where there is one), up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the
         blocks that the cast from MXFP4 rounded. Raises ValueError, Unsupported."""

@@ -31,13 +31,14 @@ class MoeConfig:
       multiples of 16; intermediate_size is this rank's slice under tensor parallel.
     activation (g gate, u up, L swiglu_limit, a swiglu_alpha): "swiglu" silu(g)*u; "swiglu_clamped"
       silu(min(g,L))*clamp(u,-L,L); "swiglu_step" min(silu(g),L)*clamp(u,-L,L); "swiglu_oai" g=min(g,L),
-      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). These three need a swiglu_limit. "relu2" relu(u)^2, as Nemotron-3's: experts
-      have no gate.
+      u=clamp(u,-L,L): g*sigmoid(a*g)*(u+1). These three need a swiglu_limit; a is for swiglu_oai only. "relu2" relu(u)^2, as
+      Nemotron-3's: experts have no gate.
     activation_format: "nvfp4" quantizes activations before both GEMMs (W4A4); "bf16" does not (W4A16); "int8_block" to
       int8 with one fp32 scale per 16 (W4A8), which takes no other scale: the two below must be "dynamic_token"; "fp8" to
       E4M3 with a power of two per row, and rounds weights to E4M3 (W4A8): neither of the two below may be "compat".
     activation_scale, of hidden: "dynamic_token", each row its own power of two; "static", the layer's input scale rounded
-      up to a power of two times static_headroom (a power of two); "compat", the input scale as it is, in vLLM's order.
+      up to a power of two times static_headroom (a power of two, 1 without "static"); "compat", the input scale as it is,
+      in vLLM's order.
     intermediate_scale, of the activation's output: "dynamic_token"; "fixed", one power of two (intermediate_fixed, else from the
       limit, else 16x the input scale); "compat".
     router_weight: multiplies "after_down"; "before_down" (before the intermediate is quantized); or "on_input" (hidden

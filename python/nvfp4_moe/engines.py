@@ -1,4 +1,4 @@
-"""Which inference engines are installed, and whether this package's adapters fit them: python -m nvfp4_moe.engines [--json].
+"""This build, the inference engines that are installed, and whether the adapters fit them: python -m nvfp4_moe.engines [--json].
 
 Engines are not imported, which takes seconds and may open a GPU: versions come from packages' metadata, and an adapter's
 table of requirements is compared with the engine's source files.
@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from . import __version__, _core
+from ._build import missing_cuda
 from ._signatures import Requirements, folder_reader, misfits_in
 
 # The file of this package with each adapter's table of requirements. Loaded by path: an adapter's package may import its
@@ -109,7 +111,8 @@ def report() -> list[Engine]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The report as text or, with --json, {"nvfp4_moe": version, "python": ..., "engines": [...]}. 0 always."""
+    """The report as text or, with --json, {"nvfp4_moe": {"version", "built_with_cuda", "note"}, "python", "mode", "engines"}.
+    Returns 0."""
     parser = argparse.ArgumentParser(prog="python -m nvfp4_moe.engines", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one object")
     asked = parser.parse_args(arguments)
@@ -117,8 +120,11 @@ def main(arguments: list[str] | None = None) -> int:
     mode = os.environ.get("NVFP4_MOE", "auto")
     if asked.json:
         engines = [dataclasses.asdict(row) for row in rows]
-        print(json.dumps({"python": sys.executable, "mode": mode, "engines": engines}, indent=1))
+        build = {"version": __version__, "built_with_cuda": _core.built_with_cuda, "note": missing_cuda()}
+        print(json.dumps({"nvfp4_moe": build, "python": sys.executable, "mode": mode, "engines": engines}, indent=1))
         return 0
+    note = missing_cuda() or ("with CUDA" if _core.built_with_cuda else "for CPUs only")
+    print(f"{'nvfp4_moe':<13} {__version__:<16} {note}")
     for row in rows:
         print(f"{row.name:<13} {row.version or '--':<16} {row.note}")
     if mode != "auto":

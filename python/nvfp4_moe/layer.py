@@ -11,6 +11,7 @@ from typing import Any
 
 from . import _core
 from ._arrays import cast
+from ._build import missing_cuda
 from .config import MoeConfig
 from .router import RouterConfig
 
@@ -59,11 +60,17 @@ def _parallel(
 
 
 def _bias_arrays(biases: Any) -> tuple[Any, Any, Any] | None:
-    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one."""
+    """(gate, up, down) as row-major float32 arrays of the host; gate stays None in a layer without one.
+
+    Arrays of integers are refused: uint16 might be the bits of bfloat16."""
     if biases is None:
         return None
     if not isinstance(biases, (tuple, list)) or len(biases) != 3:
         raise _core.InvalidArgument(f"biases: expected None or (gate, up, down), got {type(biases).__name__}")
+    for name, bias in zip(("gate", "up", "down"), biases, strict=True):
+        dtype = str(getattr(bias, "dtype", "float")).removeprefix("torch.")  # a list's numbers are taken as they are
+        if "float" not in dtype:
+            raise _core.InvalidArgument(f"biases {name}: expected float32, float16, bfloat16 or float64, got {dtype}")
     gate, up, down = (None if bias is None else cast(bias, "float32") for bias in biases)
     return gate, up, down
 
@@ -222,8 +229,8 @@ class MoeLayer(_core.Layer):
         the backend multiplies as fast (nvfp4_moe.choose_activation_format); describe()["activations"] has why. options:
         other fields of MoeConfig that differ from the checkpoint's, for example batch_invariant=True; not its sizes, except
         shared_intermediate_size=0, which leaves the shared expert out.
-        cache_directory: where packed layers are kept and mapped from on the next start. cache_checksum: the checkpoint is
-        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are mapped
+        cache_directory: where packed layers are kept and read from on the next start. cache_checksum: the checkpoint is
+        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are read
         without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
         there is neither a slice nor a cache. gate_up_order, accept_tensors: as nvfp4_moe.Checkpoint takes them, which is
         where they go if the checkpoint is open already.
@@ -270,14 +277,22 @@ class MoeLayer(_core.Layer):
             )
         )
 
-    def replace_expert(self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
+    def replace_expert(
+        self, local_expert: int, gate: Any, up: Any, down: Any, biases: Any = None, *, stream: Any = None
+    ) -> None:
         """New weights for one expert, in place: each (codes uint8 (rows, K/2), scales uint8 (rows, K/16), tensor_scale),
         contiguous, all in host memory or all on the layer's device; gate None in a layer without one. biases: (gate (I),
-        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases. On a GPU it waits for all work
-        of the device, and takes 8 MiB there while it works. Raises Busy while a run is in flight; BadInput on illegal
-        scales and biases that are not finite, and the expert is as it was.
+        up (I), down (H)) with expert_biases, else None. local_expert -1 is the shared one, which has no biases.
+
+        stream: of a layer on a GPU, the stream that runs or replays it, an integer or a stream object. What was enqueued
+        there before has the old expert, what comes after it the new one, each of them whole. Other streams that run the
+        layer are ordered by events, before and after (docs/cuda.md). The arrays are the caller's again on return.
+        None: waits for all work of the device. ValueError then if a graph has captured the layer, since a replay could
+        begin meanwhile.
+        Raises Busy while a run is in flight; BadInput on illegal scales and biases that are not finite, and the expert is
+        as it was. On a GPU it takes 8 MiB while it works, with a stream the packed expert's size more.
         """
-        _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases))
+        _core.replace_expert(self, local_expert, gate, up, down, _bias_arrays(biases), stream)
 
     def rearrange_tensors(self, placement: Sequence[int], *, gate: Any, up: Any, down: Any, biases: Any = None) -> None:
         """rearrange(), of arrays of all experts by global id, with from_tensors' shapes and dtypes, of which a rank reads what
@@ -310,6 +325,8 @@ class MoeLayer(_core.Layer):
         and top_k; the other arrays are as select_experts and run have them, all on the layer's device. Raises what both
         raise.
         """
+        if not isinstance(router, RouterConfig):
+            raise TypeError(f"router: expected a RouterConfig, got {type(router).__name__}")
         return _core.run_logits(
             self,
             hidden,
@@ -335,9 +352,11 @@ class MoeLayer(_core.Layer):
 
         "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
-        None where nothing is quantized.
+        None where nothing is quantized. A note says so if this build has no CUDA and the machine has a GPU.
         """
         described: dict[str, Any] = json.loads(self.describe_json())
+        if note := missing_cuda():
+            described["notes"].append(note)
         return described
 
     def describe_run(self, tokens: int) -> dict[str, Any]:
@@ -401,6 +420,6 @@ class Nvfp4Linear(_core.Linear):
 
     def describe(self) -> dict[str, Any]:
         """backend, rows, cols, tensor_scale, activation_format, activation_scale, fp8_weights (under fp8 how many weights
-        E4M3 rounds, and its shift; else None), sizes in bytes."""
+        E4M3 rounds, and its shift; else None), sizes in bytes, notes."""
         described: dict[str, Any] = json.loads(self.describe_json())
         return described

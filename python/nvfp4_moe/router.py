@@ -16,8 +16,8 @@ class RouterConfig:
     num_experts: 1 to 1024. top_k: experts per token, 1 to 32.
     scoring, of a logit x: "softmax" over all experts, with renormalize over the chosen ones alone; "sigmoid"
       1/(1+e^-x); "sqrt_softplus" sqrt(log(1+e^x)).
-    renormalize: weights are divided by their sum plus renormalize_epsilon. routed_scaling_factor: multiplies every weight
-      after that.
+    renormalize: weights are divided by their sum plus renormalize_epsilon, which is 0 with softmax. routed_scaling_factor:
+      multiplies every weight after that.
     num_expert_group, topk_group: experts lie in so many equal groups, at most 32, of which the best so many are kept.
     group_score: "max", the best expert of the group; "top2_sum", the two best together.
     correction_bias: the call brings a bias that is added to the scores for the selection, and not to the weights.
@@ -115,6 +115,8 @@ def select_experts(
     stay there: one kernel in torch's current stream, with the host's bits, that a CUDA graph can hold. Raises ValueError
     on shapes, dtypes and devices.
     """
+    if not isinstance(config, RouterConfig):
+        raise TypeError(f"config: expected a RouterConfig, got {type(config).__name__}")
     return _core.select_experts(
         logits, correction_bias, token_ids, hash_table, ids_dtype, out, bad_ids, config._fields()
     )

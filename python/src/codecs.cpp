@@ -27,7 +27,7 @@ nb::object pack(nb::handle codes_object) {
     const WithoutLock unlocked;
     check(formats::pack_codes(codes.as<uint8_t>(), codes.count(), out.as<uint8_t>()));
   }
-  return out.object();
+  return codes.in_framework(out);
 }
 
 nb::object unpack(nb::handle packed_object) {
@@ -39,7 +39,7 @@ nb::object unpack(nb::handle packed_object) {
     const WithoutLock unlocked;
     check(formats::unpack_codes(packed.as<uint8_t>(), out.count(), out.as<uint8_t>()));
   }
-  return out.object();
+  return packed.in_framework(out);
 }
 
 // Elements as doubles, exact for every accepted dtype.
@@ -66,7 +66,7 @@ nb::object encode(nb::handle x_object, uint8_t (*from_float)(float), uint8_t (*f
       out.as<uint8_t>()[i] = dtype == DType::kF64 ? from_double(value) : from_float(static_cast<float>(value));
     }
   }
-  return out.object();
+  return x.in_framework(out);
 }
 
 nb::object decode(nb::handle object, const char* name, float (*decode_one)(uint8_t)) {
@@ -77,7 +77,7 @@ nb::object decode(nb::handle object, const char* name, float (*decode_one)(uint8
     const int64_t count = encoded.count();
     for (int64_t i = 0; i < count; ++i) out.as<float>()[i] = decode_one(encoded.as<uint8_t>()[i]);
   }
-  return out.object();
+  return encoded.in_framework(out);
 }
 
 }  // namespace

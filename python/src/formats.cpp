@@ -94,8 +94,8 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
     QuantizeCounts uncounted;
     check(formats::quantize(place, call, uncounted));
   }
-  const nb::object scale = scale_array ? scale_array->object() : nb::cast(static_cast<double>(host_scale));
-  return nb::make_tuple(codes.object(), block_scales.object(), scale);
+  const nb::object scale = scale_array ? x.in_framework(*scale_array) : nb::cast(static_cast<double>(host_scale));
+  return nb::make_tuple(x.in_framework(codes), x.in_framework(block_scales), scale);
 }
 
 Three silu_mul_quantize(nb::handle gate_up_object, const std::string& activation, std::optional<double> swiglu_limit,
@@ -129,7 +129,8 @@ Three silu_mul_quantize(nb::handle gate_up_object, const std::string& activation
     QuantizeCounts uncounted;
     check(formats::swiglu_quantize(place, call, uncounted));
   }
-  return nb::make_tuple(codes.object(), block_scales.object(), row_scales.object());
+  return nb::make_tuple(gate_up.in_framework(codes), gate_up.in_framework(block_scales),
+                        gate_up.in_framework(row_scales));
 }
 
 DType output_dtype(const std::string& name) {
@@ -195,7 +196,7 @@ nb::object dequantize(nb::handle codes, nb::handle scales, nb::handle tensor_sca
     const WithoutLock unlocked;
     check(formats::dequantize(place, call));
   }
-  return out.object();
+  return matrix.codes.in_framework(out);
 }
 
 Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::optional<std::pair<int64_t, int64_t>> block) {
@@ -219,8 +220,8 @@ Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::option
     const WithoutLock unlocked;
     check(formats::to_fp8(call));
   }
-  const nb::object scale = block ? out_scales.object() : nb::cast(static_cast<double>(*call.scales));
-  return nb::make_tuple(out.object(), scale);
+  const nb::object scale = block ? matrix.codes.in_framework(out_scales) : nb::cast(static_cast<double>(*call.scales));
+  return nb::make_tuple(matrix.codes.in_framework(out), scale);
 }
 
 // (..., rows, S) uint8 to (..., bytes).
@@ -243,7 +244,7 @@ nb::object swizzle(nb::handle scales_object) {
     const WithoutLock unlocked;
     check(formats::swizzle_scales(place, call));
   }
-  return out.object();
+  return scales.in_framework(out);
 }
 
 nb::object unswizzle(nb::handle swizzled_object, int64_t rows, int64_t cols) {
@@ -268,7 +269,7 @@ nb::object unswizzle(nb::handle swizzled_object, int64_t rows, int64_t cols) {
     const WithoutLock unlocked;
     check(formats::unswizzle_scales(place, call));
   }
-  return out.object();
+  return swizzled.in_framework(out);
 }
 
 nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) {
@@ -290,7 +291,7 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
     const WithoutLock unlocked;
     check(formats::swizzle_expert_scales(call));
   }
-  return out.object();
+  return scales.in_framework(out);
 }
 
 }  // namespace

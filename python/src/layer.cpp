@@ -135,13 +135,17 @@ int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
 }
 
 void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down,
-                    nb::handle biases) {
+                    nb::handle biases, nb::handle stream) {
   const MoeLayer& layer = *self.open().layer;
-  // Arrays on the device need no stream: replace_expert waits for all that is enqueued there.
+  std::optional<void*> queue;
+  if (!stream.is_none()) {
+    if (self.open().device.is_host()) fail("stream: expected None for a layer on cpu, got a stream");
+    queue = stream_address(stream);
+  }
   const ExpertSource source =
       read_expert(gate, up, down, biases, layer.config(), inner_size(layer, local_expert), self.open().device);
   const WithoutLock unlocked;
-  check(self.open().replace_expert(local_expert, source));
+  check(self.open().replace_expert(local_expert, source, queue));
 }
 
 Dict expert(const PyLayer& self, int64_t local_expert) {
@@ -258,7 +262,7 @@ void bind_layer(nb::module_& m) {
            "\"scales\", \"tensor_scale\" and, with expert_biases, \"bias\"}, copies; \"gate\" is None in a layer\n"
            "without one. -1 is the shared expert.");
   m.def("replace_expert", &replace_expert, nb::arg("layer"), nb::arg("local_expert"), nb::arg("gate").none(),
-        nb::arg("up"), nb::arg("down"), nb::arg("biases").none());
+        nb::arg("up"), nb::arg("down"), nb::arg("biases").none(), nb::arg("stream").none());
 
   m.def(
       "check_config", [](const std::string& json) { (void)config_of(json); }, nb::arg("config"));

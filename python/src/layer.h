@@ -39,8 +39,13 @@ struct OpenLayer {
     return parallel ? parallel->workspace_bytes(tokens) : layer->workspace_bytes(tokens);
   }
   const MoeConfig& config() const { return parallel ? parallel->config() : layer->config(); }
-  Status replace_expert(int64_t local_expert, const ExpertSource& source) {
-    return parallel ? parallel->replace_expert(local_expert, source) : whole->replace_expert(local_expert, source);
+  // stream: none if the layer is at rest.
+  Status replace_expert(int64_t local_expert, const ExpertSource& source, const std::optional<void*>& stream) {
+    const auto replace = [&](auto& of) {
+      return stream ? of.replace_expert_on_stream(local_expert, source, *stream)
+                    : of.replace_expert(local_expert, source);
+    };
+    return parallel ? replace(*parallel) : replace(*whole);
   }
 
   // What every run needs beside the layer and a workspace.

@@ -108,7 +108,7 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
                                     : nb::borrow(arrays.out);
   const Tensor out = Tensor::of_run(out_object, "out");
   check_array(out, {batch.tokens, hidden_size}, out.is_floating(), kFloats, open.device);
-  if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
+  if (!arrays.out.is_none()) out.check_writable();
   batch.out = out.data();
   batch.out_dtype = out.dtype();
   RunWorkspace workspace;
@@ -127,7 +127,7 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
       open.status = status;
     }
   }
-  return out_object;
+  return arrays.out.is_none() ? hidden.in_framework(out_object) : out_object;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "layer_source.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -211,7 +212,8 @@ ExpertBiases BiasStack::of(int64_t local_expert) const {
   return {first_of(0), first_of(1), first_of(2)};
 }
 
-Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device) {
+Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device,
+                      std::vector<void*>* streams) {
   const auto three = three_of(arrays, name);
   const std::string codes_name = std::string(name) + " codes", scales_name = std::string(name) + " scales";
   const Tensor codes(three[0], codes_name.c_str()), scales(three[1], scales_name.c_str());
@@ -224,6 +226,7 @@ Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t
   };
   check(codes, cols / 2);
   check(scales, cols / 16);
+  if (streams != nullptr) streams->insert(streams->end(), {codes.ready_stream(), scales.ready_stream()});
   return Nvfp4View::contiguous(reinterpret_cast<const uint8_t*>(codes.data()),
                                reinterpret_cast<const uint8_t*>(scales.data()),
                                number_of(three[2], std::string(name) + " tensor_scale"), rows, cols);
@@ -238,10 +241,15 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
                              : Tensor(three_of(up, "up")[0], "up codes").device().is_host();
   const Device device = on_host ? Device() : layer_device;
   ExpertSource source;
-  if (gated) source.gate = read_matrix(gate, "gate", inner, hidden, device);
-  source.up = read_matrix(up, "up", inner, hidden, device);
-  source.down = read_matrix(down, "down", hidden, inner, device);
+  std::vector<void*> streams;
+  if (gated) source.gate = read_matrix(gate, "gate", inner, hidden, device, &streams);
+  source.up = read_matrix(up, "up", inner, hidden, device, &streams);
+  source.down = read_matrix(down, "down", hidden, inner, device, &streams);
   source.on_device = !device.is_host();
+  source.stream = streams.front();
+  // Arrays of several frameworks may be in several streams. The packer gets one.
+  if (std::count(streams.begin(), streams.end(), source.stream) != static_cast<std::ptrdiff_t>(streams.size()))
+    check(memory_of(device)->synchronize(device.index));
   source.biases = read_biases(biases, config, inner);
   return source;
 }

@@ -68,8 +68,10 @@ bool wants_gate(const MoeConfig& config, nb::handle gate);
 ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, const ArrayOrder& order,
                       const Device& layer_device);
 
-// One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`.
-Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device = {});
+// One expert's (codes (rows, cols/2), scales (rows, cols/16), tensor_scale), contiguous, all on `device`. streams gets those
+// in which what writes the arrays is queued (Tensor::ready_stream).
+Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device = {},
+                      std::vector<void*>* streams = nullptr);
 // The biases of E experts as Python's `_bias_arrays` gives them, or None: row-major float32 of the host.
 class BiasStack {
  public:
@@ -82,8 +84,8 @@ class BiasStack {
   std::array<std::optional<Tensor>, 3> arrays_;  // gate, up, down
 };
 
-// gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device, where what writes them
-// has to be waited for; gate None in a layer without one; biases as BiasStack's, of one expert.
+// gate and up (inner, hidden), down (hidden, inner), all on the host or all on the layer's device; gate None in a layer
+// without one; biases as BiasStack's, of one expert.
 ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, const MoeConfig& config,
                          int64_t inner, const Device& layer_device);
 

@@ -94,7 +94,7 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
       out_given.is_none() ? new_like_in(x, {tokens, weights.rows}, stream, queue) : nb::borrow(out_given);
   const Tensor out = Tensor::of_run(out_object, "out");
   check_shape(out, tokens, weights.rows);
-  if (!out.is_writable()) fail("out: expected an array that can be written, got a read-only one");
+  if (!out_given.is_none()) out.check_writable();
   const LinearBatch batch{tokens, x.data(), x.dtype(), out.data(), out.dtype()};
   RunWorkspace workspace;
   const bool given = !workspace_given.is_none();
@@ -104,7 +104,7 @@ nb::object run_linear(OpenLinear& open, nb::handle x_object, nb::handle out_give
     if (!given) lease(workspace, open, x, tokens, queue);
     check(open.linear->run(batch, workspace.data(), workspace.size_bytes(), queue));
   }
-  return out_object;
+  return out_given.is_none() ? x.in_framework(out_object) : out_object;
 }
 
 }  // namespace

@@ -4,12 +4,14 @@
 
 #include "errors.h"
 #include "interpreter.h"
+#include "moe/registry.h"
 
 NB_MODULE(_core, m) {
   // torch.library keeps the operators' functions until the process is gone; that is no leak to warn every user of.
   nanobind::set_leak_warnings(false);
   nvfp4_moe::python::prepare_to_be_unwound();
   m.attr("__version__") = NVFP4_MOE_VERSION;
+  m.attr("built_with_cuda") = nvfp4_moe::find_backend("cuda") != nullptr;
   nvfp4_moe::python::bind_errors(m);
   nvfp4_moe::python::bind_formats(m);
   nvfp4_moe::python::bind_codecs(m);

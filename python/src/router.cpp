@@ -60,7 +60,7 @@ Tensor output_of(nb::handle object, const char* name, const Sizes& shape, const 
   Tensor array(object, name);
   if (!(array.*right_dtype)() || array.shape() != shape || array.device() != logits.device() || !array.is_contiguous())
     array.fail_expected(to_string(shape) + " " + dtype + on(logits) + ", contiguous");
-  if (!array.is_writable()) fail(std::string(name) + ": expected an array that can be written, got a read-only one");
+  array.check_writable();
   return array;
 }
 
@@ -145,7 +145,9 @@ Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle tok
                 ? router::select_experts(call)
                 : router::device_select_experts(selection.logits().device().index, call, stream));
   }
-  return nb::make_tuple(selection.ids().object(), selection.weights().object());
+  if (!out.is_none()) return nb::make_tuple(selection.ids().object(), selection.weights().object());
+  return nb::make_tuple(selection.logits().in_framework(selection.ids()),
+                        selection.logits().in_framework(selection.weights()));
 }
 
 // (T, H) in rows that lie apart, or copied into such.
@@ -198,7 +200,7 @@ nb::object router_gemm(nb::handle hidden_object, nb::handle weight_object, const
     const WithoutLock unlocked;
     check(device.is_host() ? router::router_gemm(call) : router::device_router_gemm(device.index, call, stream));
   }
-  return logits.object();
+  return out.is_none() ? hidden.in_framework(logits) : logits.object();
 }
 
 }  // namespace

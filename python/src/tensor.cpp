@@ -86,6 +86,27 @@ const char* name_of_dtype(DType dtype) {
   }
 }
 
+// Whether the framework says through DLPack that the array is not to be written. Capsules without a version cannot say it.
+bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
+  constexpr uint64_t kReadOnly = 1;
+  DlpackManagedTensor* managed = nullptr;
+  if (exchange != nullptr) {
+    if (exchange->export_managed(object.ptr(), &managed) != 0) nb::raise_python_error();
+    const uint64_t flags = managed->flags;
+    if (managed->deleter != nullptr) managed->deleter(managed);
+    return (flags & kReadOnly) != 0;
+  }
+  try {
+    const nb::object capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(kDlpackMajor, 0));
+    constexpr const char* kVersioned = "dltensor_versioned";
+    if (PyCapsule_IsValid(capsule.ptr(), kVersioned) == 0) return false;
+    return (static_cast<DlpackManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kVersioned))->flags & kReadOnly) != 0;
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_KeyboardInterrupt)) throw;
+    return false;  // no such method, or one from before versions
+  }
+}
+
 void set_error(void* context, const char* kind, const char* message) {
   *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
 }
@@ -192,10 +213,21 @@ void Tensor::borrow_slow() {
   }
 }
 
-bool Tensor::is_writable() const {
-  if (exchange_ != nullptr) return true;  // frameworks with an exchange table have no read-only arrays
-  const nb::object flags = nb::getattr(object_, "flags", nb::none());
-  return flags.is_none() || nb::cast<bool>(nb::getattr(flags, "writeable", nb::bool_(true)));
+void Tensor::check_writable() const {
+  const std::string expected = std::string(name_) + ": expected an array that can be written, got ";
+  if (torch_) {
+    if (!nb::getattr(object_, "requires_grad").is(nb::handle(Py_True))) return;
+    if (nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False))) return;
+    fail(expected + "a tensor that requires grad, which autograd would not see change");
+  }
+  const nb::object writeable = nb::getattr(nb::getattr(object_, "flags", nb::none()), "writeable", nb::none());
+  if (writeable.is(nb::handle(Py_True))) return;  // NumPy: nothing else is asked
+  if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_)) fail(expected + "a read-only one");
+  if (const nb::object why = call_arrays("immutable", object_); !why.is_none()) fail(expected + nb::str(why).c_str());
+}
+
+nb::object Tensor::in_framework(const nb::object& made) const {
+  return exchange_ != nullptr ? made : call_arrays("in_framework", made, object_);
 }
 
 bool Tensor::is_contiguous() const {
@@ -291,17 +323,19 @@ void Tensor::fail_expected(const std::string& expected) const {
   fail(std::string(name_) + ": expected " + expected + ", got " + describe());
 }
 
+void* stream_address(nb::handle given) {
+  uintptr_t address = 0;
+  if (!nb::try_cast(nb::getattr(given, "cuda_stream", nb::borrow(given)), address))
+    fail("stream: expected an integer or a stream object, got " + class_of(given));
+  return reinterpret_cast<void*>(address);
+}
+
 void* Tensor::stream_or(nb::handle given) const {
   if (device().is_host()) {
     if (!given.is_none()) fail("stream: expected None for arrays in host memory, got a stream");
     return nullptr;
   }
-  if (!given.is_none()) {
-    uintptr_t address = 0;
-    if (!nb::try_cast(nb::getattr(given, "cuda_stream", nb::borrow(given)), address))
-      fail("stream: expected an integer or a stream object, got " + class_of(given));
-    return reinterpret_cast<void*>(address);
-  }
+  if (!given.is_none()) return stream_address(given);
   void* stream = nullptr;
   if (exchange_ != nullptr && exchange_->current_stream(view_.device.device_type, view_.device.device_id, &stream) != 0)
     nb::raise_python_error();
@@ -316,6 +350,9 @@ void* Tensor::ready_stream() const {
 
 nb::object Tensor::new_like(const Sizes& shape) const {
   if (exchange_ == nullptr) {
+    if (!device().is_host())
+      fail("out: expected an array, since none is made in memory of " + to_string(device()) + " for " +
+           class_of(object_) + ", got None");
     const nb::module_ numpy = nb::module_::import_("numpy");
     const nb::tuple sizes = nb::tuple(nb::cast(shape));
     if (nb::isinstance(object_, numpy.attr("ndarray")))

@@ -37,6 +37,8 @@ std::string to_string(const Device& device);  // "cpu", "cuda:0"
 Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and where it cannot.
 const DeviceMemory* memory_of(const Device& device);
+// Of an integer, or an object with cuda_stream; ValueError for another.
+void* stream_address(nb::handle given);
 
 using Sizes = std::vector<int64_t>;
 std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
@@ -56,9 +58,12 @@ class Tensor {
   static Tensor contiguous(nb::handle object, const char* name);
   // A fresh NumPy array, contents undefined.
   static Tensor numpy(const Sizes& shape, DType dtype);
-  // A fresh row-major array of this one's framework and device (NumPy where the framework has no way to make one);
-  // dtype: U8, I32, I64, F32, F16 or BF16. ValueError where that is no host's memory.
+  // A fresh row-major array to be written: of this one's framework and device, or a NumPy array for a framework that has
+  // no exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if such an array is on no host.
   Tensor empty_like(const Sizes& shape, DType dtype) const;
+  // What empty_like or new_like made, once it is written, as an array of this one's framework: what a call returns.
+  nb::object in_framework(const nb::object& made) const;
+  nb::object in_framework(const Tensor& made) const { return in_framework(made.object()); }
   // This array's numbers in host memory, row-major, as F32, F64 or I64.
   Tensor cast(DType dtype) const;
 
@@ -79,7 +84,9 @@ class Tensor {
   }
   Sizes shape() const { return Sizes(view_.shape, view_.shape + view_.ndim); }
   int64_t count() const;  // of elements
-  bool is_writable() const;
+  // InvalidArgument "NAME: expected an array that can be written, ..." for memory that its framework does not let be
+  // written: read-only, immutable (JAX), or of a tensor whose gradient is being recorded.
+  void check_writable() const;
   bool is_contiguous() const;
   // Whether every element, by the strides, lies inside the address space.
   bool lies_in_memory() const;

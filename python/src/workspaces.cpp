@@ -37,7 +37,7 @@ void RunWorkspace::use(const Tensor& array, const Device& device) {
   for (int32_t i = 0; i < array.ndim(); ++i) size_bytes *= static_cast<size_t>(array.shape(i));
   if (!array.is_u8() || array.device() != device || !array.is_contiguous())
     array.fail_expected("(bytes,) uint8 on " + to_string(device) + ", contiguous");
-  if (!array.is_writable()) fail("workspace: expected an array that can be written, got a read-only one");
+  array.check_writable();
   data_ = array.data();
   size_bytes_ = size_bytes;
 }

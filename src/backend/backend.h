@@ -193,6 +193,8 @@ struct Backend {
 
   // What a user should know of it before trusting it, in one line; null: nothing.
   const char* caveat = nullptr;
+  // The same of its accumulation under fp8; null: it is that of the other formats.
+  const char* fp8_caveat = nullptr;
 
   // null: a host's clock and threads measure it.
   const DeviceMeasures* measures = nullptr;

@@ -30,18 +30,31 @@ struct SumOfRanks {
   DType out_dtype = DType::kBf16;
 };
 
+// The last step of a sum over the ranks: *nonfinite = how many of values are NaN or Inf. If the ranks' link has failed, the
+// sum is made of whatever was there; then all values become NaN first.
+struct CheckSum {
+  void* values = nullptr;  // (count)
+  DType dtype = DType::kBf16;
+  int64_t count = 0;  // a multiple of 8
+  const uint32_t* link_failed =
+      nullptr;                    // (1) in host memory: not 0 once the link has failed; null: it has no such word
+  uint64_t* nonfinite = nullptr;  // (1)
+};
+
 struct DeviceRanks {
   Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
   Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
-  // *counter = how many of values (count, a multiple of 8) are NaN or Inf.
-  Status (*count_nonfinite)(int device, const void* values, DType dtype, int64_t count, uint64_t* counter,
-                            void* stream);
+  Status (*check_sum)(int device, const CheckSum& call, void* stream);
   // A mark behind what the stream has been given: *mark, or where that is null a new one. Not for a stream that is being
   // captured.
   Status (*set_mark)(int device, void** mark, void* stream);
   // Whether the device has come to it; does not wait, and ends nobody's capture. Any thread.
   Result<bool> (*mark_reached)(int device, void* mark);
   void (*drop_mark)(int device, void* mark);
+  // A word in pinned host memory, 0, and where the device reaches it. The host sets it without a call of CUDA's: one would wait
+  // while another thread's launch waits for room in a queue that is stuck.
+  Status (*make_host_word)(int device, uint32_t** word, uint32_t** on_device);
+  void (*drop_host_word)(int device, uint32_t* word);
   // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
   Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
 };

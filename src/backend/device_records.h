@@ -120,7 +120,8 @@ struct PackRows {
 
 // What combine asks for besides, where rows come from other ranks: whether the run has failed, so that out is NaN and counted so.
 struct AwaitedRows {
-  uint32_t* failed = nullptr;  // (1) why out is NaN; 0: it is not
+  uint32_t* failed = nullptr;             // (1) why out is NaN; 0: it is not
+  const uint32_t* link_failed = nullptr;  // (1) as CheckSum has it; null: over peers
   // Over peers, whose rows combine waits for:
   PeerWait wait;
   int32_t world = 1;

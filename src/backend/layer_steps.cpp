@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -79,13 +80,28 @@ class Walk {
   Arena& arena_;
 };
 
+std::string text(double value) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%.9g", value);
+  return buffer;
+}
+
 Result<float> checkpoint_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
   if (!scale.has_value())
     return invalid_argument(std::string(setting) + ": expected a checkpoint with " + input_scale + ", got none");
   if (!std::isfinite(*scale) || *scale <= 0)
     return invalid_argument(std::string(setting) + ": expected a finite positive " + input_scale + ", got " +
-                            std::to_string(*scale));
+                            text(*scale));
   return *scale;
+}
+
+// A row's codes are x times fl32(1 / scale), which has to be a normal number too.
+Result<float> compat_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
+  NVFP4_MOE_ASSIGN(const float given, checkpoint_scale(scale, setting, input_scale));
+  if (given < 0x1p-126f || given > 0x1p126f)
+    return invalid_argument(std::string(setting) + ": expected " + input_scale + " within [2^-126, 2^126], got " +
+                            text(given));
+  return given;
 }
 
 // |SwiGLU's output| never exceeds this; 0 where the activation has no bound. The gate's factor is at most L from above,
@@ -102,17 +118,33 @@ double activation_bound(const MoeConfig& config) {
   return bound;
 }
 
+// The scale that holds every h that the clamp lets through. A limit that was meant as "none" would give one under which
+// ordinary values are all 0.
+Result<float> clamp_scale(const MoeConfig& config, double bound) {
+  const double range = row_scale_range(config->activation_format);
+  // Largest magnitude of a block that becomes 0, over the scale: half of the least block scale, or of the least E4M3.
+  const double least = config->activation_format == ActivationFormat::kNvfp4 ? 6 * 0x1p-10 : 0x1p-10;
+  if (bound <= std::ldexp(range, 127)) {
+    const float scale = power_of_two_scale(bound, range);
+    if (least * static_cast<double>(scale) < 1) return scale;
+  }
+  return invalid_argument("intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, " +
+                          text(bound) + ", leaves values of 1 above 0, got swiglu_limit " +
+                          text(*config->swiglu_limit) +
+                          "; give intermediate_fixed, or take intermediate_scale dynamic_token");
+}
+
 Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
   switch (config->activation_scale) {
     case ActivationScale::kDynamicToken: return 0.0f;
     case ActivationScale::kStatic: {
       NVFP4_MOE_ASSIGN(const float scale,
                        checkpoint_scale(scales.hidden, "activation_scale static", "gate/up input_scale"));
-      return round_up_to_power_of_two(power_of_two_row_scale(config->activation_format, scale) *
-                                      config->static_headroom);
+      return static_row_scale(config->activation_format,
+                              "activation_scale static: gate/up input_scale x static_headroom", scale,
+                              config->static_headroom);
     }
-    case ActivationScale::kCompat:
-      return checkpoint_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
+    case ActivationScale::kCompat: return compat_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
   }
   return invalid_argument("activation_scale: expected a named choice, got " +
                           std::to_string(static_cast<int>(config->activation_scale)));
@@ -122,14 +154,14 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
   switch (config->intermediate_scale) {
     case IntermediateScale::kDynamicToken: return 0.0f;
     case IntermediateScale::kCompat:
-      return checkpoint_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
+      return compat_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
     case IntermediateScale::kFixed: {
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
-      if (const double bound = activation_bound(config); bound > 0)
-        return power_of_two_scale(bound, row_scale_range(config->activation_format));
+      if (const double bound = activation_bound(config); bound > 0) return clamp_scale(config, bound);
       const char* setting = "intermediate_scale fixed without a given power of two or a swiglu limit";
       NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, setting, "down input_scale"));
-      return round_up_to_power_of_two(power_of_two_row_scale(config->activation_format, scale) * kFixedHeadroom);
+      return static_row_scale(config->activation_format, "intermediate_scale fixed: down input_scale x 16", scale,
+                              kFixedHeadroom);
     }
   }
   return invalid_argument("intermediate_scale: expected a named choice, got " +

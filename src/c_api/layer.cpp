@@ -27,6 +27,15 @@ Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
 
 namespace {
 
+// The expert that takes local_expert's place.
+Result<ExpertSource> read_replacement(const nvfp4_moe_layer* layer, int64_t local_expert,
+                                      const nvfp4_moe_expert* expert) {
+  NVFP4_MOE_TRY(check_pointer("layer", layer));
+  const MoeConfig& config = layer->local().config();
+  const int64_t inner = local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+  return read_expert("expert", expert, config, inner);
+}
+
 template <class Element>
 void copy_out(const std::vector<Element>& from, Element* to) {
   if (to != nullptr && !from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
@@ -116,13 +125,18 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
 nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                               const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    const nvfp4_moe::MoeConfig& config = layer->local().config();
-    const int64_t inner =
-        local_expert == nvfp4_moe::kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_expert("expert", expert, config, inner));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
     return layer->parallel ? layer->parallel->replace_expert(local_expert, source)
                            : layer->layer->replace_expert(local_expert, source);
+  });
+}
+
+nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                        const nvfp4_moe_expert* expert, void* stream) {
+  return api::guarded([&]() -> Status {
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
+    return layer->parallel ? layer->parallel->replace_expert_on_stream(local_expert, source, stream)
+                           : layer->layer->replace_expert_on_stream(local_expert, source, stream);
   });
 }
 

@@ -129,7 +129,7 @@ class Checkpoint {
   Result<MoeOptions> layer_options(int64_t layer) const;
   // What layer_options has as activation_format, with its reason.
   Result<DeclaredActivations> declared_activations(int64_t layer) const;
-  // Max over all experts; unusable input scales are replaced by numerics.md section 7's rule and reported.
+  // The largest over all experts, which unusable input scales are left out of, and reported (docs/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;
   // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name where not.

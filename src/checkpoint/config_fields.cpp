@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "checkpoint/names.h"
 
@@ -66,12 +64,10 @@ Result<int64_t> required_int(const Json& config, std::initializer_list<const cha
 Result<float> required_positive(const Json& config, const char* key, std::string_view model_type) {
   const Json* value = member(config, key);
   if (value == nullptr) return missing_field(key, model_type);
-  const double number = value->is_number() ? value->get<double>() : std::numeric_limits<double>::quiet_NaN();
-  const float rounded = static_cast<float>(number);
-  if (!(rounded > 0) || !std::isfinite(rounded)) {
+  const std::optional<float> number = finite_float(*value);
+  if (!number || !(*number > 0))
     return bad_input(fmt::format("config.json {}: expected a positive number, got {}", key, describe_json(*value)));
-  }
-  return rounded;
+  return *number;
 }
 
 }  // namespace nvfp4_moe

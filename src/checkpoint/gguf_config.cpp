@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "checkpoint/model_config.h"
 #include "core/printable.h"
+#include "safetensors/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -133,10 +133,9 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
       !std::all_of(shared_limits.begin(), shared_limits.end(), same))
     return unsupported(
         fmt::format("metadata '{}': layers with several limits are not implemented", fields.key("swiglu_clamp_exp")));
-  const auto rounded = static_cast<float>(limit);
-  if (!(rounded > 0) || !std::isfinite(rounded))
-    return fields.refuse("swiglu_clamp_exp", "a positive number", GgufValue(limit));
-  options.swiglu_limit = rounded;
+  const std::optional<float> rounded = finite_float(limit);
+  if (!rounded || !(*rounded > 0)) return fields.refuse("swiglu_clamp_exp", "a positive number", GgufValue(limit));
+  options.swiglu_limit = *rounded;
   return {};
 }
 
@@ -248,9 +247,10 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
     // Weights are normalised and then scaled by this factor, so that it bounds each of them.
     NVFP4_MOE_ASSIGN(const std::vector<double> scale, fields.numbers("expert_weights_scale"));
     if (scale.size() != 1) return fields.missing("expert_weights_scale");
-    options.max_router_weight = static_cast<float>(scale.front());
-    if (!(options.max_router_weight > 0) || !std::isfinite(options.max_router_weight))
+    const std::optional<float> factor = finite_float(scale.front());
+    if (!factor || !(*factor > 0))
       return fields.refuse("expert_weights_scale", "a positive number", GgufValue(scale.front()));
+    options.max_router_weight = *factor;
   }
   if (row->router_weight == RouterWeight::kOnInput && options.top_k != 1)
     return unsupported(

@@ -12,7 +12,7 @@
 
 namespace nvfp4_moe {
 
-// What an input scale is worth (numerics.md section 7): finite, normal and > 0 is usable.
+// An input scale and whether it is usable: finite, normal and > 0. docs/checkpoints.md lists the findings.
 struct InputScale {
   std::string name;          // of the tensor
   const char* finding = "";  // "" or the id: "input_scale_missing", "input_scale_zero", "unreadable", ...

@@ -58,12 +58,12 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
   for (int64_t layer = 0; layer < count; ++layer) {
     const json& entry = (*list)[static_cast<size_t>(layer)];
     if (entry.is_null() || entry == 0) continue;
-    const float limit = entry.is_number() ? static_cast<float>(entry.get<double>()) : 0;
-    if (!(limit > 0) || !std::isfinite(limit)) {
+    const std::optional<float> limit = finite_float(entry);
+    if (!limit || !(*limit > 0)) {
       return bad_input(fmt::format("config.json swiglu_limits entry {}: expected a number >= 0 or null, got {}", layer,
                                    describe_json(entry)));
     }
-    limits[layer] = limit;
+    limits[layer] = *limit;
   }
   return {};
 }

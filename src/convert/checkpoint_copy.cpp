@@ -1,6 +1,6 @@
 #include "convert/checkpoint_copy.h"
 
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -26,9 +26,8 @@ bool is_weights(const std::string& name) {
   return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return name.ends_with(end); });
 }
 
-bool is_config(const fs::path& relative) {
-  return relative == "config.json" || relative.filename() == "hf_quant_config.json";
-}
+// The caller rewrites these two. Files of the same names in folders below are files like any other.
+bool is_config(const fs::path& relative) { return relative == "config.json" || relative == "hf_quant_config.json"; }
 
 // The walk over a model's folder.
 struct OtherFiles {
@@ -42,13 +41,12 @@ struct OtherFiles {
     return snapshots.filename() == "snapshots" && contains(snapshots.parent_path() / "blobs", target);
   }
 
-  // `path` as it is called in the model; `real` without links.
+  // `path` is the name in the model, `real` the same without links. A folder that cannot be listed is an error: a file
+  // of it would be missing from the copy, and nobody would notice.
   Status folder(const fs::path& path, const fs::path& real) {
     around.push_back(real);
-    if (::access(real.c_str(), R_OK) == 0 || errno != EACCES) {  // what may not be read is passed over
-      NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(real.string()));
-      for (const std::string& name : names) NVFP4_MOE_TRY(entry(path / name, real / name));
-    }
+    NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(real.string()));
+    for (const std::string& name : names) NVFP4_MOE_TRY(entry(path / name, real / name));
     around.pop_back();
     return {};
   }
@@ -56,11 +54,13 @@ struct OtherFiles {
   Status entry(const fs::path& path, const fs::path& named) {
     const std::string name = path.filename().string();
     if (name.starts_with('.') || is_weights(name)) return {};
-    std::error_code error;
+    const std::string shown = printable(path.string(), 4096);
     fs::path real = named;
-    if (fs::is_symlink(named, error)) {
+    struct stat facts {};
+    if (::lstat(named.c_str(), &facts) != 0) return errno_status(path.string(), "cannot stat", errno);
+    if (S_ISLNK(facts.st_mode)) {
+      std::error_code error;
       real = fs::canonical(named, error);
-      const std::string shown = printable(path.string(), 4096);
       if (error == std::errc::not_enough_memory) return errno_status(named.string(), "cannot resolve", ENOMEM);
       if (error) return bad_input(shown + ": a symbolic link that leads nowhere: " + error.message());
       if (!is_inside(real))
@@ -68,10 +68,14 @@ struct OtherFiles {
                          ": expected one that stays inside; replace it by the file, or remove it");
       if (std::find(around.begin(), around.end(), real) != around.end())
         return bad_input(shown + ": a symbolic link to a folder around itself, " + printable(real.string(), 4096));
+      if (::stat(real.c_str(), &facts) != 0) return errno_status(path.string(), "cannot stat", errno);
     }
-    if (fs::is_directory(real, error)) return folder(path, real);
+    if (S_ISDIR(facts.st_mode)) return folder(path, real);
+    // One byte is read: what cannot be copied is refused now, and not after hours of quantizing.
+    if (const Status readable = read_first_bytes(real.string(), 1).status(); !readable.ok())
+      return real == path ? readable : readable.in(shown);
     const fs::path relative = path.lexically_relative(root);
-    if (fs::is_regular_file(real, error) && !is_config(relative)) files.push_back({relative.string(), real.string()});
+    if (!is_config(relative)) files.push_back({relative.string(), real.string()});
     return {};
   }
 };
@@ -81,8 +85,8 @@ struct OtherFiles {
 Status check_apart(const std::string& in, const std::string& out) {
   std::error_code in_error, out_error;
   const fs::path a = fs::weakly_canonical(in, in_error), b = fs::weakly_canonical(out, out_error);
-  for (const std::error_code& error : {in_error, out_error})
-    if (error == std::errc::not_enough_memory) return errno_status(out, "cannot resolve", error.value());
+  if (in_error) return errno_status(in, "cannot resolve", in_error.value());
+  if (out_error) return errno_status(out, "cannot resolve", out_error.value());
   if (contains(a, b) || contains(b, a))
     return invalid_argument(out + ": expected a directory apart from the source " + in);
   return {};

@@ -25,8 +25,10 @@ struct OtherFile {
   std::string from;  // what is read: links resolved
 };
 // Every file of IN that is not weights, their index or a config that the caller rewrites (config.json,
-// hf_quant_config.json), with subdirectories, by name; hidden ones are left out. kBadInput, naming it, for a link that
-// leads out of the model, to nothing, or to a folder around itself; also for a link of a config's name.
+// hf_quant_config.json), with subdirectories, by name; hidden ones are left out. Whatever else cannot be copied is an
+// error that names it: kIo with the system's reason for a file that cannot be read or a folder that cannot be listed,
+// kBadInput for a FIFO, socket or device, and for a link that leads out of the model, to nothing, or to a folder around
+// itself; also for a link of a config's name.
 Result<std::vector<OtherFile>> other_files(const std::string& in);
 // Copies them; returns their names.
 Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -118,6 +119,9 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
     if (finding.severity == Severity::kError) return bad_input(to_string(finding));
   }
   NVFP4_MOE_ASSIGN(const std::set<int64_t> layers, choose_layers(checkpoint.model(), options.layers));
+  for (const auto& [layer, scales] : options.input_scales)
+    if (std::ranges::count(checkpoint.model().layers, layer) == 0)
+      return invalid_argument(fmt::format("input scale of layer {}: the checkpoint has no such MoE layer", layer));
   NVFP4_MOE_ASSIGN(const OutputPlan plan, make_output_plan(checkpoint, layers, options.format));
   NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
   NVFP4_MOE_ASSIGN(const std::string source_config, read_text_file((fs::path(in) / "config.json").string()));

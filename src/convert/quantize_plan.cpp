@@ -75,7 +75,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   plan.version = NVFP4_MOE_VERSION;
   std::error_code error;
   plan.source = printable(std::filesystem::weakly_canonical(in, error).string(), 4096);
-  if (error == std::errc::not_enough_memory) return errno_status(in, "cannot resolve", error.value());
+  if (error) return errno_status(in, "cannot resolve", error.value());
   for (const auto& file : checkpoint.index().files()) {
     NVFP4_MOE_ASSIGN(SourceFile source, describe_source(*file));
     plan.files.push_back(std::move(source));

@@ -107,14 +107,15 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
   NVFP4_MOE_ASSIGN(const Json* scales, array_of(json, "input_scales"));
   for (const Json& entry : *scales) {
     NVFP4_MOE_ASSIGN(const int64_t layer, integer_of(entry, "layer", INT64_MIN));
+    if (plan.input_scales.contains(layer)) return wrong("layer", "each layer once", member(entry, "layer"));
     std::array<float, 2>& values = plan.input_scales[layer];
     const char* const keys[] = {"hidden", "intermediate"};
     for (size_t i = 0; i < 2; ++i) {
       const Json* value = member(entry, keys[i]);
       if (value == nullptr) return wrong(keys[i], "a number", value);
-      NVFP4_MOE_ASSIGN(const double number, amount(*value, keys[i]));
-      if (number > 0x1.fffffep127) return wrong(keys[i], "a number of float's range", value);
-      values[i] = static_cast<float>(number);
+      const std::optional<float> number = finite_float(*value);
+      if (!number || *number < 0) return wrong(keys[i], "a number of float's range that is at least 0", value);
+      values[i] = *number;
     }
   }
   NVFP4_MOE_ASSIGN(const int64_t max_shard_bytes, integer_of(json, "max_shard_bytes", 1));

@@ -59,12 +59,14 @@ UnfinishedOutput::Lock::~Lock() {
 
 Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
   NVFP4_MOE_TRY(check_apart(in, out));
-  std::error_code error;
-  if (std::filesystem::symlink_status(out, error).type() == std::filesystem::file_type::not_found) return {};
+  NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
+  if (!there) return {};
+  std::error_code error;  // what is no folder, or cannot be looked at, is refused
   if (!std::filesystem::is_directory(out, error)) return refuse_contents(out);
   NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
-  if (!nothing && !std::filesystem::exists(std::filesystem::path(out) / kPlanFile, error)) return refuse_contents(out);
-  return {};
+  if (nothing) return {};
+  NVFP4_MOE_ASSIGN(const bool planned, has_entry((std::filesystem::path(out) / kPlanFile).string()));
+  return planned ? Status() : refuse_contents(out);
 }
 
 Result<UnfinishedOutput> UnfinishedOutput::claim(const std::string& out, QuantizePlan plan) {
@@ -79,8 +81,8 @@ Result<UnfinishedOutput> UnfinishedOutput::claim(const std::string& out, Quantiz
     claimed.plan_ = std::move(plan);
     return claimed;
   }
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return refuse_contents(out);
+  NVFP4_MOE_ASSIGN(const bool planned, has_entry(path));
+  if (!planned) return refuse_contents(out);
   NVFP4_MOE_ASSIGN(const std::string text, read_text_file(path, kMostPlanBytes));
   auto found = parse_quantize_plan(text);
   if (!found.ok())

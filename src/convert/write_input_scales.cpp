@@ -85,12 +85,11 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
     return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
   NVFP4_MOE_TRY(check_quantizes_activations(checkpoint).in(in));
-  std::error_code error;
-  if (!fs::exists(out, error)) return {};
-  if (!fs::is_directory(out, error)) return invalid_argument(out + ": expected a new or empty directory");
-  NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
-  if (!names.empty()) return invalid_argument(out + ": expected a new or empty directory");
-  return {};
+  NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
+  if (!there) return {};
+  const auto names = list_directory(out);
+  if (names.ok() && names->empty()) return {};
+  return invalid_argument(out + ": expected a new or empty directory");
 }
 
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
@@ -114,9 +113,14 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
   NVFP4_MOE_ASSIGN(const std::vector<Output> outputs, plan(checkpoint, scales));
   NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
+  const std::string hf_name = "hf_quant_config.json";
+  NVFP4_MOE_ASSIGN(const bool has_hf, has_entry((fs::path(in) / hf_name).string()));
+  std::string hf;
+  if (has_hf) {
+    NVFP4_MOE_ASSIGN(hf, read_text_file((fs::path(in) / hf_name).string()));
+  }
 
   NVFP4_MOE_TRY(make_directories(out));
-  std::error_code error;
   std::vector<TensorInfo> tensors;
   for (const Output& output : outputs) tensors.push_back(output.info);
   NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));
@@ -137,11 +141,7 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   }
   NVFP4_MOE_TRY(writer.finish());
   NVFP4_MOE_TRY(copy_other_files(others, out).status());
-  const std::string hf = (fs::path(in) / "hf_quant_config.json").string();
-  if (fs::exists(hf, error)) {
-    NVFP4_MOE_ASSIGN(const std::string text, read_text_file(hf));
-    NVFP4_MOE_TRY(write_text_file((fs::path(out) / "hf_quant_config.json").string(), text));
-  }
+  if (has_hf) NVFP4_MOE_TRY(write_text_file((fs::path(out) / hf_name).string(), hf));
   return write_text_file((fs::path(out) / "config.json").string(), config);
 }
 

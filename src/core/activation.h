@@ -1,9 +1,9 @@
 // The activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that applies a
 // gated one to a row and quantizes the result.
 //
-// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. Plain code
-// for one element: a backend that vectorizes it keeps this as its measure. A backend whose bound leaves room for a faster
-// e^x passes its own.
+// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. The far tail
+// of the sigmoid is computed in double, since 1 + e^-x leaves fp32's range there. Plain code for one element: a backend
+// that vectorizes it is compared with this. A backend whose bound leaves room for a faster e^x passes its own.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,16 @@ struct GatedActivation {
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
-  // gate: not looked at by kRelu2.
+  // kRelu2 does not read gate.
   NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
-  // exp: e^x of a float.
+  // exp: e^x of a float. The result is -0 or 0 once e^-x is infinite, x the argument of the sigmoid.
   template <class Exp>
   NVFP4_MOE_HOST_DEVICE float apply(float gate, float up, const Exp& exp) const;
+  // The same for an argument of the sigmoid below kSigmoidTail, within half an ulp. There is a gate.
+  NVFP4_MOE_HOST_DEVICE float tail(float gate, float up) const;
 };
+// Below it sigmoid(x) is e^x to 2^-92, and the gate is below every clamp.
+inline constexpr float kSigmoidTail = -64.0f;
 
 namespace activation_detail {
 // x limited from above, and from below where two-sided; NaN stays NaN.
@@ -71,7 +75,17 @@ struct ExpSameEverywhere {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return exp_same_everywhere(x); }
 };
 NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
-  return apply(g, u, ExpSameEverywhere());
+  const float x = function == Activation::kSwigluOai ? alpha * g : g;
+  return x < kSigmoidTail && function != Activation::kRelu2 ? tail(g, u) : apply(g, u, ExpSameEverywhere());
+}
+NVFP4_MOE_HOST_DEVICE inline float GatedActivation::tail(float g, float u) const {
+  using namespace activation_detail;
+  const double gate = static_cast<double>(g);
+  const double x = function == Activation::kSwigluOai ? static_cast<double>(alpha) * gate : gate;
+  const float factor = function == Activation::kSwiglu      ? u
+                       : function == Activation::kSwigluOai ? within(u, limit) + 1.0f
+                                                            : within(u, limit);
+  return static_cast<float>(gate * (x < -708.0 ? 0.0 : exp_unrounded(x)) * static_cast<double>(factor));
 }
 
 // gemm1's output: row r holds `inner` gate and `inner` up values, of an activation dtype.

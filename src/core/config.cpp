@@ -57,6 +57,13 @@ Status check_limit(const MoeOptions& o) {
   return check_positive("swiglu_limit", *o.swiglu_limit);
 }
 
+Status check_alpha(const MoeOptions& o) {
+  NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
+  if (o.activation == Activation::kSwigluOai || o.swiglu_alpha == MoeOptions{}.swiglu_alpha) return {};
+  return invalid_argument(std::string("swiglu_alpha: expected none (1.702) with activation ") +
+                          to_string(o.activation) + ", got " + text(o.swiglu_alpha));
+}
+
 Status check_fixed(const MoeOptions& o) {
   if (!o.intermediate_fixed.has_value()) return {};
   if (o.intermediate_scale != IntermediateScale::kFixed)
@@ -107,6 +114,13 @@ Status check_scale_option(ActivationFormat format, Scale scale) {
 template Status check_scale_option<ActivationScale>(ActivationFormat, ActivationScale);
 template Status check_scale_option<IntermediateScale>(ActivationFormat, IntermediateScale);
 
+Status check_static_headroom(ActivationScale scale, float headroom) {
+  NVFP4_MOE_TRY(check_power_of_two("static_headroom", headroom));
+  if (scale == ActivationScale::kStatic || headroom == 1.0f) return {};
+  return invalid_argument(std::string("static_headroom: expected none (1) with activation_scale ") + to_string(scale) +
+                          ", got " + text(headroom));
+}
+
 double row_scale_range(ActivationFormat format) {
   switch (format) {
     case ActivationFormat::kNvfp4: return kNvfp4Range;
@@ -131,12 +145,12 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_router_weight(o));
   NVFP4_MOE_TRY(check_named(o.row_format));
   NVFP4_MOE_TRY(check_limit(o));
-  NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
+  NVFP4_MOE_TRY(check_alpha(o));
   NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.activation_scale));
   NVFP4_MOE_TRY(check_scale_option(o.activation_format, o.intermediate_scale));
   NVFP4_MOE_TRY(check_fixed(o));
   NVFP4_MOE_TRY(check_positive("max_router_weight", o.max_router_weight));
-  NVFP4_MOE_TRY(check_power_of_two("static_headroom", o.static_headroom));
+  NVFP4_MOE_TRY(check_static_headroom(o.activation_scale, o.static_headroom));
   NVFP4_MOE_TRY(check_expert_biases(o));
   return MoeConfig(o);
 }

@@ -89,6 +89,9 @@ constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_m
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);
 
+// static_headroom is a power of two, and 1 unless it has a static scale to multiply.
+Status check_static_headroom(ActivationScale scale, float headroom);
+
 // The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 where rows have none.
 double row_scale_range(ActivationFormat format);
 
@@ -99,13 +102,13 @@ struct MoeOptions {
   int64_t intermediate_size = 0;  // multiple of 16; this rank's slice under tensor parallel
   Activation activation = Activation::kSwiglu;
   std::optional<float> swiglu_limit;  // L; required by the three clamped activations, refused by the others
-  float swiglu_alpha = 1.702f;        // a of swiglu_oai
+  float swiglu_alpha = 1.702f;        // a of swiglu_oai; of the others 1.702
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
   std::optional<float> intermediate_fixed;  // the power of two of intermediate_scale = fixed, where the caller knows it
-  float max_router_weight = 1.0f;           // for the bound of `fixed` under before_down
-  float static_headroom = 1.0f;             // power of two, multiplies the static scale
+  float max_router_weight = 1.0f;           // for the bound of `fixed` under before_down; moot elsewhere
+  float static_headroom = 1.0f;             // power of two, multiplies the static scale; 1 if there is none
   RouterWeight router_weight = RouterWeight::kAfterDown;
   RowFormat row_format = RowFormat::kBf16;
   bool batch_invariant = false;

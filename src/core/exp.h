@@ -8,17 +8,14 @@
 
 namespace nvfp4_moe {
 
-NVFP4_MOE_HOST_DEVICE inline float exp_same_everywhere(float x) {
-  if (x != x) return x;
-  if (x > 89.0f) return __builtin_huge_valf();  // the largest float's logarithm is 88.73
-  if (x < -104.0f) return 0.0f;                 // below half of the least float
+// e^x before its rounding, for |x| <= 708.
+NVFP4_MOE_HOST_DEVICE inline double exp_unrounded(double x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 2^52 leaves the nearest integer in a double's low bits. The first
   // part of ln 2 has 32 significant bits, so that n times it is exact.
   constexpr double kShift = 0x1.8p52, kLog2e = 0x1.71547652b82fep0;
   constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
-  const double wide = static_cast<double>(x);
-  const double n = (wide * kLog2e + kShift) - kShift;
-  const double r = (wide - n * kLn2High) - n * kLn2Low;
+  const double n = (x * kLog2e + kShift) - kShift;
+  const double r = (x - n * kLn2High) - n * kLn2Low;
   // Taylor's series to r^13 / 13!.
   double sum = r * (1.0 / 6227020800.0) + 1.0 / 479001600.0;
   sum = sum * r + 1.0 / 39916800.0;
@@ -36,7 +33,14 @@ NVFP4_MOE_HOST_DEVICE inline float exp_same_everywhere(float x) {
   const uint64_t bits = static_cast<uint64_t>(static_cast<int64_t>(n) + 1023) << 52;  // 2^n, a normal double
   double power;
   __builtin_memcpy(&power, &bits, sizeof(power));
-  return static_cast<float>(sum * power);
+  return sum * power;
+}
+
+NVFP4_MOE_HOST_DEVICE inline float exp_same_everywhere(float x) {
+  if (x != x) return x;
+  if (x > 89.0f) return __builtin_huge_valf();  // the largest float's logarithm is 88.73
+  if (x < -104.0f) return 0.0f;                 // below half of the least float
+  return static_cast<float>(exp_unrounded(static_cast<double>(x)));
 }
 
 }  // namespace nvfp4_moe

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -30,12 +29,32 @@ std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
   return masks;
 }
 
-// How many of the 16 codes in `word` have that magnitude.
-int count_magnitude(uint64_t word, int magnitude) {
-  constexpr uint64_t kEach = 0x1111111111111111u;
-  // The three low bits of a nibble are 0 where it matches; adding 7 carries into its fourth bit where it does not.
-  const uint64_t other = (word ^ (kEach * static_cast<unsigned>(magnitude))) & (kEach * 7);
-  return kBlockElems - std::popcount((other + kEach * 7) & (kEach * 8));
+constexpr uint64_t kEach = 0x1111111111111111u;  // the low bit of every nibble
+constexpr int64_t kMostBlocks = 15;              // whose rounded codes a nibble can count
+
+// The codes that are rounded as a polynomial of a code's three magnitude bits over GF(2), for 16 codes at once: coefficient i,
+// in every nibble or in none, belongs to the product of the bits that are set in i. Codes 0 are exact: there is no
+// coefficient 0.
+using Polynomial = std::array<uint64_t, 8>;
+
+std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
+  const auto masks = inexact_magnitudes(shift);
+  std::array<Polynomial, kScaleBytes> polynomials{};
+  for (size_t scale = 0; scale < masks.size(); ++scale)
+    for (unsigned i = 1; i < 8; ++i) {
+      int sum = 0;  // of the values at all magnitudes whose bits are among those of i
+      for (unsigned magnitude = 1; magnitude < 8; ++magnitude)
+        if ((magnitude & ~i) == 0) sum ^= masks[scale] >> magnitude & 1;
+      polynomials[scale][i] = sum == 0 ? 0 : kEach;
+    }
+  return polynomials;
+}
+
+// The low bit of each nibble says whether that code is rounded. No branch depends on the codes.
+uint64_t inexact_codes(uint64_t codes, const Polynomial& c) {
+  const uint64_t b0 = codes, b1 = codes >> 1, b2 = codes >> 2;
+  const uint64_t without_b2 = (c[1] & b0) ^ (c[2] & b1) ^ (c[3] & b0 & b1);
+  return without_b2 ^ (b2 & (c[4] ^ (c[5] & b0) ^ (c[6] & b1) ^ (c[7] & b0 & b1)));
 }
 
 }  // namespace
@@ -60,14 +79,18 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
     for (int64_t b = 0; b < blocks; ++b) largest = std::max(largest, scales[b]);
   }
   Fp8Weights result{.shift = fp8_weight_shift(largest), .inexact = 0};
-  const auto masks = inexact_magnitudes(result.shift);
+  const auto polynomials = inexact_polynomials(result.shift);
   for (int64_t r = 0; r < matrix.rows; ++r) {
     const uint8_t *codes = matrix.row_codes(r), *scales = matrix.row_scales(r);
-    for (int64_t b = 0; b < blocks; ++b) {
-      uint64_t word = 0;
-      std::memcpy(&word, codes + b * (kBlockElems / 2), sizeof(word));
-      for (unsigned mask = masks[scales[b]]; mask != 0; mask &= mask - 1)
-        result.inexact += static_cast<uint64_t>(count_magnitude(word, std::countr_zero(mask)));
+    for (int64_t first = 0; first < blocks; first += kMostBlocks) {
+      uint64_t counts = 0;  // of each nibble's place
+      for (int64_t b = first; b < std::min(first + kMostBlocks, blocks); ++b) {
+        uint64_t word = 0;
+        std::memcpy(&word, codes + b * (kBlockElems / 2), sizeof(word));
+        counts += inexact_codes(word, polynomials[scales[b]]);
+      }
+      constexpr uint64_t kLowNibbles = 0x0F0F0F0F0F0F0F0Fu, kBytes = 0x0101010101010101u;
+      result.inexact += ((counts & kLowNibbles) + (counts >> 4 & kLowNibbles)) * kBytes >> 56;  // at most 240
     }
   }
   return result;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 #include "core/block_bits.h"
@@ -147,14 +148,13 @@ float power_of_two_scale(double bound, double range) {
   return static_cast<float>(std::ldexp(1.0, std::clamp(exponent, -126, 127)));
 }
 
-float power_of_two_row_scale(ActivationFormat format, float input_scale) {
-  return power_of_two_scale(kNvfp4Range * static_cast<double>(input_scale), row_scale_range(format));
-}
-
-float round_up_to_power_of_two(float x) {
-  int exponent = 0;
-  const float mantissa = std::frexp(x, &exponent);
-  return std::ldexp(1.0f, std::clamp(mantissa == 0.5f ? exponent - 1 : exponent, -126, 127));
+Result<float> static_row_scale(ActivationFormat format, const std::string& name, float input_scale, float factor) {
+  const double range = row_scale_range(format);
+  const double bound = kNvfp4Range * static_cast<double>(input_scale) * static_cast<double>(factor);  // exact
+  if (bound <= std::ldexp(range, 127)) return power_of_two_scale(bound, range);
+  char got[80];
+  std::snprintf(got, sizeof got, "%.9g times %.9g", static_cast<double>(input_scale), static_cast<double>(factor));
+  return invalid_argument(name + ": expected a row scale of at most 2^127, got " + got);
 }
 
 bool is_power_of_two(float x) {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "core/config.h"
 #include "core/enum_names.h"
@@ -96,13 +97,12 @@ inline constexpr float kInt8BlockMinScale = 0x1p-116f;
 // Returns false, with all codes 0 and all scales NaN, where the row holds NaN or Inf.
 bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales, QuantizeCounts& counts);
 
-// The smallest power of two s with bound <= range s, exactly, for finite bound > 0; clamped to [2^-126, 2^127].
+// The smallest power of two s >= 2^-126 with bound <= range s, exactly. Precondition: 0 < bound <= 2^127 range.
 float power_of_two_scale(double bound, double range);
-// The smallest power of two that gives the format's rows what a checkpoint's input_scale gives NVFP4 ones, 2688 times
-// itself; clamped likewise. Of a format with row scales.
-float power_of_two_row_scale(ActivationFormat format, float input_scale);
-// The smallest power of two >= x, for finite x > 0, clamped to [2^-126, 2^127].
-float round_up_to_power_of_two(float x);
+// The smallest power of two >= 2^-126 that gives the format's rows the range of NVFP4 ones under factor * input_scale,
+// 2688 times that number. kInvalidArgument, with `name` in front, if the scale would be beyond 2^127. The format has row
+// scales; input_scale and factor are positive and finite, factor a power of two.
+Result<float> static_row_scale(ActivationFormat format, const std::string& name, float input_scale, float factor);
 bool is_power_of_two(float x);  // positive, finite, normal
 
 }  // namespace nvfp4_moe

@@ -218,6 +218,9 @@ Status RouterConfig::check() const {
   NVFP4_MOE_TRY(check_router_factor("renormalize_epsilon", renormalize_epsilon, true));
   if (renormalize_epsilon != 0.0f && !renormalize)
     return invalid_argument("renormalize_epsilon: expected 0 without renormalize, since nothing is added up");
+  // The numerators that are added up are e^(x - largest), whose sum is 1 at least, and not the softmax over all experts.
+  if (renormalize_epsilon != 0.0f && scoring == Scoring::kSoftmax)
+    return invalid_argument("renormalize_epsilon: expected 0 with scoring softmax, whose chosen weights add up to 1");
   NVFP4_MOE_TRY(check_router_factor("routed_scaling_factor", routed_scaling_factor, false));
   if (!hash_routing) return {};
   if (scoring == Scoring::kSoftmax)

@@ -48,7 +48,7 @@ struct RouterConfig {
   Scoring scoring = Scoring::kSoftmax;
   GroupScore group_score = GroupScore::kMax;
   bool renormalize = false;            // weights are divided by their sum
-  float renormalize_epsilon = 0.0f;    // what is added to that sum
+  float renormalize_epsilon = 0.0f;    // added to that sum; 0 under softmax
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
   bool correction_bias = false;        // a bias is added to the scores for the selection, and not to the weights
   bool hash_routing = false;           // experts come from a table by token id; the scores only weigh them

@@ -20,6 +20,7 @@ struct Hello {
   uint64_t magic = 0;
   int32_t rank = 0;
   int32_t world = 0;
+  char version[24] = {};  // of the library, cut to fit, ends with 0
 };
 
 // What a rank says of itself in agree: fixed in size, so that it takes one gather.
@@ -179,14 +180,19 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
                                                     Timeout timeout) {
   NVFP4_MOE_TRY(check_rank(rank, world, timeout));
   std::unique_ptr<Exchange> exchange(new Exchange(std::move(transport), rank, world, timeout));
-  const Hello mine{kMagic, rank, world};
+  Hello mine{kMagic, rank, world, {}};
+  std::string_view(NVFP4_MOE_VERSION).copy(mine.version, sizeof(mine.version) - 1);
   std::vector<Hello> all(static_cast<size_t>(world));
   NVFP4_MOE_TRY(exchange->gather("hello", &mine, sizeof(mine), all.data(), timeout));
   for (int r = 0; r < world; ++r) {
-    const Hello& hello = all[static_cast<size_t>(r)];
+    Hello& hello = all[static_cast<size_t>(r)];
     if (hello.magic != kMagic)
       return invalid_argument("exchange: expected a hello of this library from rank " + std::to_string(r) +
                               ", got other bytes");
+    hello.version[sizeof(hello.version) - 1] = 0;
+    if (std::strcmp(hello.version, all[0].version) != 0)
+      return invalid_argument("exchange: expected nvfp4-moe " + std::string(all[0].version) + " on rank " +
+                              std::to_string(r) + " as on rank 0, got " + hello.version);
     if (hello.rank == r && hello.world == world) continue;
     return invalid_argument("exchange: expected rank " + std::to_string(r) + " of a world of " + std::to_string(world) +
                             " in place " + std::to_string(r) + ", got rank " + std::to_string(hello.rank) +

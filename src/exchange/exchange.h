@@ -84,6 +84,9 @@ class DeviceLink {
 // collective, one at a time, in the same order on all ranks.
 class DeviceTransport : public DeviceLink {
  public:
+  // (1) in host memory, as the device reaches it: not 0 from when the link has failed, before any call that waits is ended. A
+  // kernel that follows the calls in their stream reads it, since they may have brought nothing. null: there is none.
+  virtual const uint32_t* failure_word() const { return nullptr; }
   // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
   // what the graph's runs do.
   virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;

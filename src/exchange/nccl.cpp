@@ -5,6 +5,7 @@
 #include "exchange/nccl.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <thread>
 #include <vector>
@@ -20,7 +21,6 @@ constexpr std::chrono::microseconds kSettle{20};  // between questions whether a
 // For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
 // are not.
 constexpr Timeout kGraphs{500};
-constexpr Timeout kAborted{5000};  // for one to end that has been aborted: who has heard of a failure wants to go
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
 // Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
@@ -50,11 +50,14 @@ class NcclTransport : public DeviceTransport {
     static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
+    // The exchange may have failed since the watch last looked. A communicator whose ranks do not all end is not destroyed, which
+    // waits for them, but aborted.
+    const bool failed = !watch_.failure().ok() || !exchange_.look().ok();
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
-    end(pending_.empty() ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
-    end_.wait(captured_               ? kGraphs
-              : watch_.failure().ok() ? exchange_.timeout()
-                                      : std::min(kAborted, exchange_.timeout()));
+    end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
+    end_.wait(captured_ ? kGraphs
+              : failed  ? std::min(CommunicatorEnd::kMost, exchange_.timeout())
+                        : exchange_.timeout());
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -106,6 +109,9 @@ class NcclTransport : public DeviceTransport {
     });
   }
 
+  const uint32_t* failure_word() const override {
+    return options_.failure_word ? options_.failure_word->on_device : nullptr;
+  }
   Status state() override {
     const Watch::Lock lock = watch_.lock();
     return watch_.failure();
@@ -145,6 +151,8 @@ class NcclTransport : public DeviceTransport {
   // Under the watch's mutex.
   void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
+    // First: the abort lets kernels go on that have waited in vain, and those after them would take stale bytes for a result.
+    if (options_.failure_word) std::atomic_ref<uint32_t>(*options_.failure_word->word).store(1);
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_marks_.push_back(call.mark);
     pending_.clear();

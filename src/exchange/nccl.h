@@ -22,6 +22,12 @@ struct StreamMarks {
   std::function<void(void* mark)> drop;
 };
 
+// The word of DeviceTransport::failure_word.
+struct FailureWord {
+  uint32_t* word = nullptr;
+  const uint32_t* on_device = nullptr;
+};
+
 struct NcclOptions {
   std::string library;  // path or name; empty: the process's own copy, else libnccl.so.2
   // An ncclComm_t of the caller's with the exchange's ranks, which stays the caller's: it is neither aborted nor
@@ -31,7 +37,8 @@ struct NcclOptions {
   // For the time that a rank may take on its device. Empty: nobody's is watched, only ranks that are gone and NCCL's own
   // errors.
   StreamMarks marks;
-  OnDevice on_device;  // for the threads that end a communicator made here
+  std::shared_ptr<const FailureWord> failure_word;  // null: kernels see no failure, and a graph's runs go on after it
+  OnDevice on_device;                               // for the threads that end a communicator made here
 };
 
 // Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by

@@ -1,6 +1,6 @@
-// The threads are detached, and counted for the process's exit: what ends there waits a little for those that can end, so
-// that they are not in the middle of CUDA's calls while CUDA is taken down. One whose graph is never dropped sleeps in
-// NCCL until the process is gone.
+// The threads are detached and counted. The process's exit waits a little for those that can end, so that they are not in the
+// middle of CUDA's calls while CUDA is taken down. Two cannot: one whose graph is never dropped, and one that is destroyed while a
+// peer is stopped (NCCL's proxy thread waits until the peer closes its connection). They sleep in NCCL until the process is gone.
 #include "exchange/nccl_end.h"
 
 #include <condition_variable>
@@ -14,9 +14,7 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kAtExit{3000};  // on a busy machine a second may be too short
-
-// How many communicators are ending. Lives as long as the process, whose exit asks it.
+// How many communicators are ending, without those that somebody has waited for in vain. Lives as long as the process, whose exit asks it.
 struct Ending {
   std::mutex mutex;
   std::condition_variable fewer;
@@ -37,7 +35,7 @@ struct Ending {
   void wait() {
     if (fork_count() != process) return;  // the threads are the parent's
     std::unique_lock lock(mutex);
-    fewer.wait_for(lock, kAtExit, [this] { return count == 0; });
+    fewer.wait_for(lock, CommunicatorEnd::kMost, [this] { return count == 0; });
   }
 };
 
@@ -46,7 +44,7 @@ struct Ending {
 struct CommunicatorEnd::State {
   std::mutex mutex;
   std::condition_variable changed;
-  bool over = false;  // guarded by mutex
+  bool over = false, given_up = false;  // guarded by mutex
 };
 
 CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm, How how, const OnDevice& on_device)
@@ -55,12 +53,10 @@ CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm,
   const auto end = [&nccl, comm, how, on_device, state = state_] {
     const auto call = [&] { how == How::kDestroy ? nccl.destroy(comm) : nccl.abort(comm); };
     on_device ? on_device(call) : call();
-    {
-      const std::lock_guard lock(state->mutex);
-      state->over = true;
-      state->changed.notify_all();
-    }
-    Ending::all().add(-1);
+    const std::lock_guard lock(state->mutex);
+    state->over = true;
+    state->changed.notify_all();
+    if (!state->given_up) Ending::all().add(-1);
   };
   try {
     std::thread(end).detach();
@@ -72,7 +68,11 @@ CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm,
 void CommunicatorEnd::wait(Timeout timeout) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, timeout, [this] { return state_->over; });
+  if (state_->changed.wait_for(lock, timeout, [this] { return state_->over; })) return;
+  // It has had its time. The process's exit does not give it the same again.
+  if (timeout < kMost || state_->given_up) return;
+  state_->given_up = true;
+  Ending::all().add(-1);
 }
 
 }  // namespace nvfp4_moe

@@ -24,8 +24,12 @@ class CommunicatorEnd {
   // comm is NCCL's from here on.
   CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm, How how, const OnDevice& on_device);
 
-  // Until it has ended, or the time is over. At once where nothing ends.
+  // Until it has ended, or the time is over. At once if nothing ends.
   void wait(Timeout timeout) const;
+
+  // The most that the end of a failed exchange waits, and the process's exit for those that nobody has waited for so long: on a busy
+  // machine a second may be too short for one that can end. A rank is so gone within 5 s of its error.
+  static constexpr Timeout kMost{3000};
 
  private:
   struct State;

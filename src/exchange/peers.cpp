@@ -10,6 +10,8 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -84,6 +86,35 @@ struct Offer {
   uint64_t address = 0;
 };
 
+// The memory that ranks of this process have offered. An address that another rank sends is used only if it is one of these.
+class OfferedHere {
+ public:
+  static void add(const std::byte* memory, int64_t size_bytes) {
+    const std::lock_guard lock(mutex());
+    sizes()[reinterpret_cast<uint64_t>(memory)] = size_bytes;
+  }
+  static void remove(const std::byte* memory) {
+    const std::lock_guard lock(mutex());
+    sizes().erase(reinterpret_cast<uint64_t>(memory));
+  }
+  static bool holds(uint64_t address, int64_t size_bytes) {
+    const std::lock_guard lock(mutex());
+    const auto found = sizes().find(address);
+    return found != sizes().end() && found->second >= size_bytes;
+  }
+
+ private:
+  // Never destroyed: an exchange may end after main.
+  static std::mutex& mutex() {
+    static std::mutex& mutex = *new std::mutex;
+    return mutex;
+  }
+  static std::map<uint64_t, int64_t>& sizes() {
+    static auto& sizes = *new std::map<uint64_t, int64_t>;
+    return sizes;
+  }
+};
+
 class Peers : public PeerMemory {
  public:
   Peers(Exchange& exchange, std::unique_ptr<PeerDevice> device, std::vector<Identity> ranks,
@@ -101,6 +132,7 @@ class Peers : public PeerMemory {
     if (device_->synchronize().ok()) await_last_words();
     watch_.reset();
     for (void* memory : opened_) device_->close(memory);
+    for (const Buffer& memory : memory_) OfferedHere::remove(memory.data());
     memory_.clear();
     device_->drop_host_words(host_);
   }
@@ -130,6 +162,7 @@ class Peers : public PeerMemory {
       if (!alone) {
         NVFP4_MOE_ASSIGN(mine.handle, device_->share(memory.data()));
       }
+      OfferedHere::add(memory.data(), larger.size_bytes);
       memory_.push_back(std::move(memory));
       return {};
     };
@@ -138,7 +171,7 @@ class Peers : public PeerMemory {
     NVFP4_MOE_TRY(exchange_.all_gather(&mine, sizeof(mine), offers.data()));
     const auto open = [&]() -> Status {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        NVFP4_MOE_ASSIGN(larger.addresses.of_rank[rank], open_of(rank, offers[rank]));
+        NVFP4_MOE_ASSIGN(larger.addresses.of_rank[rank], open_of(rank, offers[rank], larger.size_bytes));
       }
       return {};
     };
@@ -183,12 +216,14 @@ class Peers : public PeerMemory {
     }
   }
 
-  Result<std::byte*> open_of(size_t rank, const Offer& offer) {
+  Result<std::byte*> open_of(size_t rank, const Offer& offer, int64_t size_bytes) {
     const auto me = static_cast<size_t>(link_.rank);
     const Identity& other = ranks_[rank];
     if (other.shares_process(ranks_[me])) {
       if (const Status enabled = device_->enable(other.device); !enabled.ok())
         return refusal(ranks_, me, rank, enabled);
+      if (!OfferedHere::holds(offer.address, size_bytes))
+        return refusal(ranks_, me, rank, io_error("an address that no rank of this process has offered"));
       return reinterpret_cast<std::byte*>(offer.address);
     }
     const auto opened = device_->open(offer.handle);

@@ -33,7 +33,23 @@ struct Header {
   int64_t bytes = 0;    // that follow
   int64_t expects = 0;  // of the other rank
   char what[16] = {};
+  uint64_t balance = 0;  // of kCall: the rank's balance_of
 };
+
+// The sizes that a rank sends less those that it expects, each as a hash with its two ranks. Over all ranks it is 0 if each
+// two of them agree; if not, once in 2^64 calls.
+uint64_t balance_of(const AllToAll& call, int rank, int world) {
+  const auto hash = [](int from, int to, int64_t bytes) {
+    uint64_t bits = static_cast<uint64_t>(bytes) * 0x9E3779B97F4A7C15 + static_cast<uint64_t>(from * kMostRanks + to);
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9;
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB;
+    return bits ^ bits >> 31;
+  };
+  uint64_t balance = 0;
+  for (int peer = 0; peer < world; ++peer)
+    balance += hash(rank, peer, call.send_bytes[peer]) - hash(peer, rank, call.recv_bytes[peer]);
+  return balance;
+}
 
 // One call with one other rank: a header of kCall each way, then, where there are bytes, one of kBytes and the bytes.
 struct Flow {
@@ -114,6 +130,7 @@ class TcpTransport : public Transport {
   }
   void begin(const AllToAll& call) {
     ++calls_;
+    const uint64_t balance = balance_of(call, rank_, world_);
     const std::byte* send = call.send;
     std::byte* recv = call.recv;
     for (int peer = 0; peer < world_; ++peer) {
@@ -125,6 +142,7 @@ class TcpTransport : public Transport {
         each.mine.call = calls_;
         each.mine.bytes = out;
         each.mine.expects = in;
+        each.mine.balance = balance;
         std::string_view(call.what).copy(each.mine.what, sizeof(each.mine.what) - 1);
         each.send = {send, static_cast<size_t>(out)};
         each.recv = {recv, static_cast<size_t>(in)};
@@ -231,9 +249,20 @@ class TcpTransport : public Transport {
         if (const Status moved = move_with(peer); !moved.ok()) return cause_of(moved, peer);
         done = done && flow(peer).done();
       }
-      if (done) return {};
+      if (done && all_agree(call)) return {};
+      // Two others disagree about a block between them. They see it, and each says so to all.
+      for (int peer = 0; peer < world_ && done; ++peer)
+        if (peer != rank_) flow(peer).in = Flow::Stage::kHeader;
       if (!wait(deadline)) return late(call);
     }
+  }
+
+  // Of a world of two, each sees all blocks. A rank that finds none of its own wrong learns here of two others', so that a call is done on all ranks or
+  // on none.
+  bool all_agree(const AllToAll& call) {
+    uint64_t sum = balance_of(call, rank_, world_);
+    for (int peer = 0; peer < world_; ++peer) sum += peer == rank_ ? 0 : flow(peer).theirs.balance;
+    return sum == 0 || world_ == 2;
   }
 
   // A connection that ends may be the second thing that happened: whoever saw the first one says so.

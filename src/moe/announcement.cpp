@@ -27,6 +27,8 @@ Status Announcement::gather(Exchange& exchange, int64_t tokens, const Status& mi
   std::memcpy(mine_.data(), &header, sizeof(header));
   if (!counts.empty()) std::memcpy(mine_.data() + sizeof(header), counts.data(), counts.size_bytes());
   NVFP4_MOE_TRY(exchange.all_gather(mine_.data(), bytes_, messages_.data()));
+  if (std::memcmp(messages_.data() + exchange.rank() * bytes_, mine_.data(), mine_.size()) != 0)
+    return io_error("announcement: expected this rank's own bytes back from the exchange, got others");
   for (int rank = 0; rank < exchange.world(); ++rank) {
     std::memcpy(&header, messages_.data() + rank * bytes_, sizeof(header));
     header.message[sizeof(header.message) - 1] = 0;

@@ -1,7 +1,6 @@
 #include "moe/cache_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,7 +10,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
 
 #include "moe/cache_parts.h"
 #include "safetensors/files.h"
@@ -102,21 +100,22 @@ ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPa
   return content_hash(hashes.data(), hashes.size() * sizeof(ContentHash));
 }
 
-// By pread and not through a mapping: a file that is cut meanwhile ends a read, and kills who touches a page of it.
-Result<ContentHash> hash_payload_of_file(int file, const std::string& shown, size_t offset, size_t payload_bytes,
-                                         Executor& executor) {
+// Reads the payload, a hash of its parts along with it: each part is hashed while it is in cache.
+Result<ContentHash> read_payload(int file, const std::string& shown, size_t offset, const Buffer& to, bool hashed,
+                                 Executor& executor) {
   std::atomic<bool> failed{false};
   std::atomic<int> error_number{0};
-  const ContentHash hash = hash_of_parts(payload_bytes, executor, [&](size_t first, size_t size) {
+  const ContentHash hash = hash_of_parts(to.size_bytes(), executor, [&](size_t first, size_t size) {
     ContentHasher hasher;
-    std::vector<std::byte> buffer(std::min(kReadBytes, size));
     for (size_t at = 0; at < size && !failed.load(std::memory_order_relaxed); at += kReadBytes) {
       const size_t count = std::min(kReadBytes, size - at);
-      if (!read_at(file, buffer.data(), count, offset + first + at)) {
+      std::byte* const bytes = to.data() + first + at;
+      if (!read_at(file, bytes, count, offset + first + at)) {
         error_number = errno;
         failed = true;
+      } else if (hashed) {
+        hasher.bytes(bytes, count);
       }
-      hasher.bytes(buffer.data(), count);
     }
     return hasher.digest();
   });
@@ -124,26 +123,12 @@ Result<ContentHash> hash_payload_of_file(int file, const std::string& shown, siz
   return hash;
 }
 
-// cache_file.h says whose files are used.
-Status check_writers(const std::string& path, const std::string& shown, const struct stat& facts) {
-  if ((facts.st_mode & (S_IWGRP | S_IWOTH)) != 0)
-    return bad_input(shown + ": expected a file that its owner alone may write, got mode " +
-                     std::to_string((facts.st_mode >> 6) & 7) + std::to_string((facts.st_mode >> 3) & 7) +
-                     std::to_string(facts.st_mode & 7));
-  if (facts.st_uid == ::geteuid() || facts.st_uid == 0) return {};
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  struct stat directory {};
-  if (::stat(parent.empty() ? "." : parent.c_str(), &directory) == 0 && directory.st_uid == facts.st_uid) return {};
-  return bad_input(shown + ": expected a file of user " + std::to_string(::geteuid()) +
-                   ", of root or of the directory's owner, got one of user " + std::to_string(facts.st_uid));
-}
-
 Status write_all(int file, const std::string& path, const void* data, size_t size) {
   const auto* bytes = static_cast<const char*>(data);
   while (size > 0) {
     const ssize_t written = ::write(file, bytes, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return errno_status(path, "cannot write", errno);
+    if (written <= 0) return errno_status(path, "cannot write", written < 0 ? errno : ENOSPC);
     bytes += written;
     size -= static_cast<size_t>(written);
   }
@@ -192,18 +177,21 @@ ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, E
                        [payload](size_t first, size_t size) { return content_hash(payload + first, size); });
 }
 
-Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor) {
-  const std::string shown = printable(path, 4096);
+Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name, const CacheRequest& request,
+                                    Executor& executor) {
+  const std::string path = folder.file(name), shown = printable(path, 4096);
   struct stat facts {};
   // Before it is opened, since opening a device may act; again below, since the name may be given to another file.
-  if (::lstat(path.c_str(), &facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (::fstatat(folder.descriptor(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
+    return errno_status(path, "cannot stat", errno);
   if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
-  const Descriptor descriptor{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)};
+  const Descriptor descriptor{
+      ::openat(folder.descriptor(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)};
   const int file = descriptor.file;
   if (file < 0) return errno_status(path, "cannot open", errno);
   if (::fstat(file, &facts) != 0) return errno_status(path, "cannot stat", errno);
   if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
-  NVFP4_MOE_TRY(check_writers(path, shown, facts));
+  NVFP4_MOE_TRY(check_cache_owner(shown, facts));
 
   std::vector<std::byte> head(head_bytes(request.scale_sets, request.fp8));
   const size_t file_bytes = head.size() + request.payload_bytes;
@@ -211,39 +199,32 @@ Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest&
     return bad_input(shown + ": expected " + std::to_string(file_bytes) + " bytes, got " +
                      std::to_string(facts.st_size));
   if (!read_at(file, head.data(), head.size(), 0)) return read_error(shown, errno);
-  MappedCache mapped;
-  mapped.scales.resize(request.scale_sets);
-  std::memcpy(mapped.scales.data(), head.data() + kCachePage, mapped.scales.size() * sizeof(TensorScales));
-  NVFP4_MOE_TRY(check_head(shown, head, request, mapped.scales));
+  CachedLayer cached;
+  cached.scales.resize(request.scale_sets);
+  std::memcpy(cached.scales.data(), head.data() + kCachePage, cached.scales.size() * sizeof(TensorScales));
+  NVFP4_MOE_TRY(check_head(shown, head, request, cached.scales));
   if (request.fp8) {
-    const std::byte* const behind = head.data() + kCachePage + mapped.scales.size() * sizeof(TensorScales);
-    NVFP4_MOE_ASSIGN(mapped.fp8_weights, fp8_from(shown, behind, request.scale_sets));
+    const std::byte* const behind = head.data() + kCachePage + cached.scales.size() * sizeof(TensorScales);
+    NVFP4_MOE_ASSIGN(cached.fp8_weights, fp8_from(shown, behind, request.scale_sets));
   }
-  if (!request.unchecked) {
-    CacheHeader header;
-    std::memcpy(&header, head.data(), sizeof(header));
-    NVFP4_MOE_ASSIGN(const ContentHash hash,
-                     hash_payload_of_file(file, shown, head.size(), request.payload_bytes, executor));
-    if (!(hash == header.payload_hash))
-      return bad_input(shown + ": payload hash: expected " + to_string(header.payload_hash) + ", got " +
-                       to_string(hash));
-  }
-
-  void* map = ::mmap(nullptr, file_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-  if (map == MAP_FAILED) return errno_status(path, "cannot map", errno);
-  mapped.payload = Buffer(static_cast<std::byte*>(map) + head.size(), request.payload_bytes,
-                          [map, file_bytes](std::byte*, size_t) { ::munmap(map, file_bytes); });
-  return mapped;
+  NVFP4_MOE_ASSIGN(cached.payload, allocate_pages(request.payload_bytes, "packed weights of a cache"));
+  NVFP4_MOE_ASSIGN(const ContentHash hash,
+                   read_payload(file, shown, head.size(), cached.payload, !request.unchecked, executor));
+  CacheHeader header;
+  std::memcpy(&header, head.data(), sizeof(header));
+  if (!request.unchecked && !(hash == header.payload_hash))
+    return bad_input(shown + ": payload hash: expected " + to_string(header.payload_hash) + ", got " + to_string(hash));
+  return cached;
 }
 
-Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
-                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
-                        size_t payload_bytes, Executor& executor) {
-  NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(path));
+Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode, const ContentHash& key,
+                        const std::vector<TensorScales>& scales, const std::vector<Fp8ExpertWeights>& fp8_weights,
+                        const std::byte* payload, size_t payload_bytes, Executor& executor) {
+  NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(folder, name, mode));
   struct stat facts {};
   if (::fstat(part.descriptor(), &facts) != 0) return errno_status(part.path(), "cannot stat", errno);
   // A file system that gives everybody the right to write makes files that no reader takes: say so, and write nothing.
-  NVFP4_MOE_TRY(check_writers(part.path(), printable(part.path(), 4096), facts));
+  NVFP4_MOE_TRY(check_cache_owner(printable(part.path(), 4096), facts));
 
   CacheHeader header{};
   std::memcpy(header.magic, kCacheMagic, sizeof(kCacheMagic));
@@ -263,7 +244,7 @@ Status write_cache_file(const std::string& path, const ContentHash& key, const s
 
   NVFP4_MOE_TRY(write_all(part.descriptor(), part.path(), head.data(), head.size()));
   NVFP4_MOE_TRY(write_all(part.descriptor(), part.path(), payload, payload_bytes));
-  return part.rename_to(path);
+  return part.rename_to(name);
 }
 
 }  // namespace nvfp4_moe

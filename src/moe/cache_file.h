@@ -8,9 +8,8 @@
 // Every byte is under a hash: head_hash covers all in front of the payload but itself, padding included, payload_hash
 // the payload, and nothing lies behind it. The payload's hash is one of hashes of 4 MiB each, so that threads share it.
 //
-// Who may have written a file that is used: this user, root, or whoever owns the directory (a cache that an
-// administrator fills for others). A file that others may write is not used, whoever owns it. So a directory that
-// everybody may write (/tmp, an emptyDir) gives nobody else's weights: what others put there is refused and replaced.
+// An entry is read into memory and not mapped: nobody can change or cut what a layer computes with, and a file that is
+// cut while it is read is an error and no signal. cache_folder.h says whose entries are used.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +20,7 @@
 #include "core/buffer.h"
 #include "core/executor.h"
 #include "core/status.h"
+#include "moe/cache_folder.h"
 #include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
@@ -54,25 +54,26 @@ struct CacheRequest {
   ContentHash key;
   size_t scale_sets = 0;     // (gate, up, down) of each expert
   size_t payload_bytes = 0;  // of the packed weights
-  bool unchecked = false;    // the payload is mapped without its hash being compared
+  bool unchecked = false;    // the payload is read without its hash being compared
   bool fp8 = false;          // fp8 weights of each expert as well
 };
 
-struct MappedCache {
-  Buffer payload;                             // copy-on-write: replacing an expert changes memory, not the file
+struct CachedLayer {
+  Buffer payload;
   std::vector<TensorScales> scales;           // (scale_sets), finite and not negative
   std::vector<Fp8ExpertWeights> fp8_weights;  // (scale_sets) of legal shifts, or none
 };
 
-// Maps the file's payload if it is what `request` asks for; else the Status says why it is not. Opens nothing but a
-// regular file, follows no link and never waits.
-Result<MappedCache> read_cache_file(const std::string& path, const CacheRequest& request, Executor& executor);
+// Reads the entry if it is what `request` asks for; else the Status says why it is not. Opens nothing but a regular
+// file, follows no link and never waits.
+Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name, const CacheRequest& request,
+                                    Executor& executor);
 
-// Writes the file beside its name, syncs it and renames it into place.
-// fp8_weights: as many as scales, or none.
-Status write_cache_file(const std::string& path, const ContentHash& key, const std::vector<TensorScales>& scales,
-                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
-                        size_t payload_bytes, Executor& executor);
+// Writes the entry next to its name, syncs it and renames it into place. mode: its permissions, less the umask.
+// fp8_weights: the same number as scales, or none.
+Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode, const ContentHash& key,
+                        const std::vector<TensorScales>& scales, const std::vector<Fp8ExpertWeights>& fp8_weights,
+                        const std::byte* payload, size_t payload_bytes, Executor& executor);
 
 // The two hashes, for tools that make files. head: [0, payload_offset).
 ContentHash cache_head_hash(const std::vector<std::byte>& head);

@@ -1,9 +1,15 @@
 #include "moe/cache_key.h"
 
+#include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
 #include <set>
 
@@ -34,10 +40,10 @@ Status hash_bytes(const TensorFile& file, uint64_t offset, uint64_t size_bytes, 
 }
 
 // Small tensors whole; of a matrix the middle, of stacked ones the middle of each.
-Status hash_sample(const TensorFile& file, const TensorInfo& info, ContentHasher& hasher) {
+Status hash_sample(const TensorFile& file, const TensorInfo& info, bool whole, ContentHasher& hasher) {
   hasher.text(info.name);
   const uint64_t offset = file.offset(info);
-  if (info.size_bytes() <= kSampleBytes) return hash_bytes(file, offset, info.size_bytes(), hasher);
+  if (whole || info.size_bytes() <= kSampleBytes) return hash_bytes(file, offset, info.size_bytes(), hasher);
   const auto stacked = static_cast<uint64_t>(info.shape.size() == 3 ? std::max<int64_t>(info.shape[0], 1) : 1);
   const uint64_t one = info.size_bytes() / stacked;
   const uint64_t count = std::min<uint64_t>(one, kSampleBytes);
@@ -46,10 +52,44 @@ Status hash_sample(const TensorFile& file, const TensorInfo& info, ContentHasher
   return {};
 }
 
-Status hash_place(const TensorFile& file, ContentHasher& hasher) {
+int64_t nanoseconds(const struct timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; }
+
+// Writes dirty pages back, so that they are clean, and reads the facts of the open file: its name may be another file's by
+// now. false if times do not show each later write: the file system has no clean pages, or cannot write.
+//
+// Times are as coarse as a tick of the kernel's clock, or 2 s where they are whole seconds. Times that are younger than
+// that may be those of an earlier write, so a file that was just written to is looked at again a little later.
+Result<bool> settled_facts(const TensorFile& file, struct stat& facts) {
+  constexpr int64_t kTickNs = 20'000'000, kCoarseNs = 2'100'000'000;
+  constexpr int kAttempts = 5;
+  const int fd = file.descriptor();
+  bool show_writes = true, settled = false;
+  for (int attempt = 0; attempt < kAttempts && !settled; ++attempt) {
+    // Unlike fsync this costs nothing if all is clean: the disk's own cache does not matter here.
+    constexpr unsigned kWriteAndWait = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (::sync_file_range(fd, 0, 0, kWriteAndWait) != 0) show_writes = false;
+    if (::fstat(fd, &facts) != 0) return errno_status(file.path(), "cannot stat", errno);
+    const int64_t changed = std::max(nanoseconds(facts.st_mtim), nanoseconds(facts.st_ctim));
+    struct timespec now {};
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    const int64_t wait = changed + (changed % 1'000'000'000 == 0 ? kCoarseNs : kTickNs) - nanoseconds(now);
+    settled = wait <= 0 || wait > kCoarseNs;  // old enough, or of another clock
+    const struct timespec rest { wait / 1'000'000'000, wait % 1'000'000'000 };
+    if (!settled) ::nanosleep(&rest, nullptr);
+  }
+  show_writes = show_writes && settled;
+  struct statvfs mount {};
+  if (!show_writes && ::fstatvfs(fd, &mount) == 0 && (mount.f_flag & ST_RDONLY) != 0) return true;
+  struct statfs system {};
+  if (::fstatfs(fd, &system) != 0) return errno_status(file.path(), "cannot stat its file system", errno);
+  const auto kind = static_cast<uint32_t>(system.f_type);
+  return show_writes && kind != TMPFS_MAGIC && kind != RAMFS_MAGIC && kind != HUGETLBFS_MAGIC;
+}
+
+Status hash_place(const TensorFile& file, bool& times_show_writes, ContentHasher& hasher) {
   struct stat info {};
-  // Of the file that is open: its name may be another file's by now.
-  if (::fstat(file.descriptor(), &info) != 0) return errno_status(file.path(), "cannot stat", errno);
+  NVFP4_MOE_ASSIGN(const bool show_writes, settled_facts(file, info));
+  times_show_writes = times_show_writes && show_writes;
   hasher.text(real_path(file.path()));
   for (const int64_t value :
        {static_cast<int64_t>(info.st_dev), static_cast<int64_t>(info.st_ino), static_cast<int64_t>(info.st_size),
@@ -61,7 +101,7 @@ Status hash_place(const TensorFile& file, ContentHasher& hasher) {
 
 }  // namespace
 
-Result<ContentHash> cache_sample_hash(const CacheSubject& subject) {
+Result<ContentHash> cache_sample_hash(const CacheSubject& subject, bool whole) {
   ContentHasher hasher;
   // Tensors that belong together lie under one module: "...experts.7.up_proj." or, of stacked ones, "...experts.".
   std::set<std::string> modules;
@@ -77,11 +117,21 @@ Result<ContentHash> cache_sample_hash(const CacheSubject& subject) {
   const auto& tensors = subject.checkpoint.index().tensors();
   for (const std::string& module : modules)
     for (auto found = tensors.lower_bound(module); found != tensors.end() && found->first.starts_with(module); ++found)
-      NVFP4_MOE_TRY(hash_sample(*found->second.file, *found->second.info, hasher));
+      NVFP4_MOE_TRY(hash_sample(*found->second.file, *found->second.info, whole, hasher));
   return hasher.digest();
 }
 
-Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
+Result<ContentHash> cache_source_state(const CacheSubject& subject) {
+  ContentHasher hasher;
+  bool times_show_writes = true;
+  for (const auto& file : subject.checkpoint.index().files())
+    NVFP4_MOE_TRY(hash_place(*file, times_show_writes, hasher));
+  NVFP4_MOE_ASSIGN(const ContentHash sample, cache_sample_hash(subject, !times_show_writes));
+  hasher.bytes(&sample, sizeof(sample));
+  return hasher.digest();
+}
+
+Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum, const ContentHash& state) {
   ContentHasher hasher;
   hasher.text(NVFP4_MOE_VERSION);
   hasher.number(kKeyVersion);
@@ -106,12 +156,9 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum) {
   for (const auto& file : subject.checkpoint.index().files()) {
     hasher.text(std::filesystem::path(file->path()).filename().string());
     hasher.number(static_cast<int64_t>(file->size_bytes()));
-    NVFP4_MOE_TRY(checksum ? hash_bytes(*file, 0, file->size_bytes(), hasher) : hash_place(*file, hasher));
+    if (checksum) NVFP4_MOE_TRY(hash_bytes(*file, 0, file->size_bytes(), hasher));
   }
-  if (!checksum) {
-    NVFP4_MOE_ASSIGN(const ContentHash sample, cache_sample_hash(subject));
-    hasher.bytes(&sample, sizeof(sample));
-  }
+  if (!checksum) hasher.bytes(&state, sizeof(state));
   return hasher.digest();
 }
 

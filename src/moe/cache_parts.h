@@ -10,28 +10,31 @@
 #include <string>
 
 #include "core/status.h"
+#include "moe/cache_folder.h"
 
 namespace nvfp4_moe {
 
 class CachePart {
  public:
-  // NAME.<boot>-<process>-<count>.part, created and locked. Not there before, not a link.
-  static Result<CachePart> create(const std::string& name);
+  // NAME.<boot>-<process>-<count>.part in the folder, which outlives it; created with `mode` less the umask, and
+  // locked. Not there before, not a link.
+  static Result<CachePart> create(const CacheFolder& folder, const std::string& name, mode_t mode);
   CachePart(CachePart&& other) noexcept;
   CachePart& operator=(CachePart&&) = delete;
   ~CachePart();  // removes a part that has not been renamed
 
   int descriptor() const { return file_; }
-  const std::string& path() const { return path_; }
-  Status rename_to(const std::string& name);  // syncs file and directory
+  std::string path() const { return folder_->file(name_); }
+  Status rename_to(const std::string& name);  // within the folder; syncs file and folder
 
  private:
-  CachePart() = default;
-  std::string path_;
+  explicit CachePart(const CacheFolder& folder) : folder_(&folder) {}
+  const CacheFolder* folder_;
+  std::string name_;
   int file_ = -1;
 };
 
-// Removes the part files of `directory` whose writers are gone; how many. What cannot be looked at is left.
-int sweep_cache_parts(const std::string& directory);
+// Removes the part files of the folder whose writers are gone; how many. What cannot be looked at is left.
+int sweep_cache_parts(const CacheFolder& folder);
 
 }  // namespace nvfp4_moe

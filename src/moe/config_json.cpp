@@ -1,10 +1,9 @@
 #include "moe/config_json.h"
 
 #include <charconv>
-#include <cmath>
-#include <limits>
 
 #include "safetensors/json.h"
+#include "safetensors/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -74,11 +73,9 @@ struct Reader {
   }
   Status operator()(const char* name, int64_t& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
-    if (!json_value->is_number_integer() ||
-        (json_value->is_number_unsigned() &&
-         json_value->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())))
-      return wrong(name, "an integer", *json_value);
-    value = json_value->get<int64_t>();
+    const std::optional<int64_t> number = exact_int64(*json_value);
+    if (!number) return wrong(name, "an integer", *json_value);
+    value = *number;
     return {};
   }
   Status operator()(const char* name, bool& value) {
@@ -94,10 +91,9 @@ struct Reader {
   Status operator()(const char* name, float& value) {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
     if (!json_value->is_number()) return wrong(name, "a number", *json_value);
-    const double wide = json_value->get<double>();
-    if (!std::isfinite(wide) || std::abs(wide) > std::numeric_limits<float>::max())
-      return wrong(name, "a finite number", *json_value);
-    value = static_cast<float>(wide);
+    const std::optional<float> number = finite_float(*json_value);
+    if (!number) return wrong(name, "a finite number of float's range", *json_value);
+    value = *number;
     return {};
   }
   Status operator()(const char* name, std::optional<float>& value) {
@@ -134,8 +130,13 @@ std::string to_json(const MoeOptions& options) { return write(options, {}); }
 std::string every_field_json(const MoeOptions& options) { return write(options, {.every_field = true}); }
 
 Result<MoeOptions> moe_options_from_json(std::string_view text) {
-  const Json json = Json::parse(text);
-  if (json.is_discarded() || !json.is_object()) return bad_input("config: expected a JSON object, got something else");
+  JsonLimits limits;
+  limits.max_bytes = size_t{64} << 10;
+  limits.max_depth = 2;
+  Result<Json> parsed = parse_json_strict(text, limits);
+  if (!parsed.ok()) return parsed.status().in("config");
+  const Json& json = *parsed;
+  if (!json.is_object()) return bad_input("config: expected a JSON object, got something else");
   MoeOptions options;
   Reader reader{json};
   NVFP4_MOE_TRY(visit(options, reader));

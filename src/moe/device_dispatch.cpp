@@ -185,6 +185,7 @@ Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* wo
   const DispatchSide at_home = home(s, batch), at_owner = owner(s);
   AwaitedRows awaited;
   awaited.failed = s.failed;
+  awaited.link_failed = exchange.device()->failure_word();
   const auto enqueue = [&]() -> Status {
     NVFP4_MOE_TRY(send_records(exchange, s, stream));
     if (at_owner.batch.tokens > 0) NVFP4_MOE_TRY(work(s, at_owner, stream));

@@ -106,8 +106,10 @@ Status DeviceReduce::run(Exchange& exchange, const Batch& batch, std::byte* work
     NVFP4_MOE_TRY(sum(exchange, batch, s, stream));
   }
   if (counted) return {};
-  return ranks_.count_nonfinite(device, batch.out, batch.out_dtype, batch.tokens * config->hidden_size,
-                                &s.status->nonfinite_outputs, stream);
+  return ranks_.check_sum(device,
+                          {batch.out, batch.out_dtype, batch.tokens * config->hidden_size,
+                           peers_ ? nullptr : exchange.device()->failure_word(), &s.status->nonfinite_outputs},
+                          stream);
 }
 
 }  // namespace nvfp4_moe

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "moe/multiply.h"
+#include "moe/received_activations.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -145,6 +146,8 @@ Status Dispatch::take_tokens(int rank, const LayerBuffers& buffers, const Spans&
         if (array.row_bytes > 0) std::memcpy(array.row(at), next, static_cast<size_t>(array.row_bytes));
         next += array.row_bytes;
       }
+      const Status legal = check_received(buffers.routed.hidden, config->activation_format, config->hidden_size, at);
+      if (!legal.ok()) return legal.in("token " + std::to_string(token) + " from rank " + std::to_string(from));
       std::memcpy(spans.ids + at * top_k_, record + record_.slots_at, static_cast<size_t>(top_k_) * sizeof(int32_t));
       std::memcpy(spans.weights + at * top_k_, record + record_.weights_at,
                   static_cast<size_t>(top_k_) * sizeof(float));

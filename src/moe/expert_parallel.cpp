@@ -76,6 +76,17 @@ struct ReduceSpans {
   }
 };
 
+Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
+  uint32_t *word = nullptr, *on_device = nullptr;
+  NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
+  // When it is dropped the layers have gone, and by the freeing of their memory whatever reads it has ended.
+  return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
+                                            [&ranks, device](const FailureWord* dropped) {
+                                              ranks.drop_host_word(device, dropped->word);
+                                              delete dropped;
+                                            });
+}
+
 }  // namespace
 
 const char* to_string(CombineBy value) { return name_of(value); }
@@ -84,7 +95,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   struct Call {
     Exchange& exchange;
     NcclOptions options;
-  } call{exchange, {library, communicator, {}, {}}};
+  } call{exchange, {library, communicator, {}, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
     if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
     if (exchange.peers() != nullptr)
@@ -107,6 +118,9 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
     };
     if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
   };
+  const auto word = make_failure_word(ranks, index);
+  NVFP4_MOE_TRY(exchange.agree(word.status()));
+  call.options.failure_word = *word;
   const auto connect = [](void* argument) -> Status {
     auto& on = *static_cast<Call*>(argument);
     NVFP4_MOE_ASSIGN(auto transport, connect_nccl(on.exchange, on.options));
@@ -205,6 +219,7 @@ Status ExpertParallelLayer::run(const Batch& batch, void* workspace, size_t work
   if (!claim) mine = WorkspaceClaim::busy();
   const WeightUses::Use in_use = layer_->use();
   if (!in_use) mine = Status(Code::kBusy, "run: the layer's weights are being replaced");
+  if (mine.ok()) mine = layer_->note_capture(stream);
 
   auto* const bytes = static_cast<std::byte*>(workspace);
   if (dispatch_) {
@@ -294,6 +309,10 @@ Status ExpertParallelLayer::replace_expert(int64_t local_expert, const ExpertSou
   return layer_->replace_expert(local_expert, source);
 }
 
+Status ExpertParallelLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream) {
+  return layer_->replace_expert_on_stream(local_expert, source, stream);
+}
+
 Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSource& source) {
   const InUse call(in_use_);
   NVFP4_MOE_TRY(call.status());
@@ -306,6 +325,9 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
         return invalid_argument("placement: expected " + std::to_string(placement_.slots_of_rank(rank)) +
                                 " slots on rank " + std::to_string(rank) + ", got " +
                                 std::to_string(placement.slots_of_rank(rank)));
+    if (!weights_.empty() && !source.weights.empty() && source.weights != weights_)
+      return invalid_argument("weights: expected those that the layer was opened with, of hash " + weights_ +
+                              ", got those of " + source.name + ", of hash " + source.weights);
     return {};
   };
   NVFP4_MOE_TRY(exchange_->agree(check()));
@@ -316,7 +338,7 @@ Status ExpertParallelLayer::rearrange(const Placement& placement, const LayerSou
       const int64_t slot = range.global(local), expert = placement.expert_of(slot);
       if (expert == placement_.expert_of(slot)) continue;
       const auto loaded = source.expert(expert);
-      const Status replaced = loaded.ok() ? layer_->replace_expert(local, loaded->source) : loaded.status();
+      const Status replaced = loaded.ok() ? layer_->replace_expert_at_rest(local, loaded->source) : loaded.status();
       if (!replaced.ok()) return replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
     }
     return device_slots_ ? device_slots_->set_placement(placement) : Status();

@@ -109,9 +109,10 @@ class ExpertParallelLayer {
 
   // MoeLayer's description of this rank's experts, with the whole layer's sizes and "expert_parallel": how it is divided.
   std::string describe_json() const;
-  // MoeLayer::replace_expert of a slot of this rank. Not collective: where an expert has several slots, whoever replaces
-  // one replaces all.
+  // MoeLayer::replace_expert, and on a stream, of a slot of this rank. Neither is collective: if an expert has several
+  // slots, the caller replaces all of them, between the same two runs on every rank.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
+  Status replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream);
 
   // (num_experts) assignments of this rank's batches to each expert since open or the last reset.
   // On a device both wait for it.
@@ -122,7 +123,8 @@ class ExpertParallelLayer {
   Result<std::vector<uint64_t>> gather_load(const Status& mine = {}) const;
   // Gives this rank's slots other experts, in place, so that all ranks have the placement; it has as many slots on each
   // rank as there are. The weights are what a fresh open with that placement packs. A rank that fails ends the exchange,
-  // since ranks would no longer agree who has what.
+  // since ranks would no longer agree who has what. On a device it waits for all work, and no graph of the layer may be
+  // replayed on any rank until it has returned on all.
   Status rearrange(const Placement& placement, const LayerSource& source);
   // The same of a checkpoint's layer, of which each rank reads the experts that are new to its slots. expert_of_slot: as
   // for Placement::of_map.
@@ -141,6 +143,7 @@ class ExpertParallelLayer {
   const ExpertParallelOptions options_;
   const std::shared_ptr<Exchange> exchange_;
   const int64_t max_tokens_;
+  std::string weights_;  // LayerSource::weights
   std::unique_ptr<MoeLayer> layer_;
   // One of the four: kAllToAll and kAllReduce, on hosts and on devices.
   std::unique_ptr<Dispatch> dispatch_;

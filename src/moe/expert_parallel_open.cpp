@@ -13,26 +13,31 @@
 #include "moe/packed_cache.h"
 #include "moe/peer_dispatch.h"
 #include "moe/registry.h"
+#include "moe/weights_id.h"
 #include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {
 
 // What must be alike on all ranks: every field of the config, and what runs make of it.
-Exchange::Facts facts_of(const MoeConfig& config, const LayerScales& scales, const ExpertParallelOptions& options,
-                         const Placement& placement, const LayerOptions& layer, const Exchange& exchange) {
+Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const LayerSource& source,
+                         const ExpertParallelOptions& options, const Placement& placement, const LayerOptions& layer,
+                         const Exchange& exchange) {
   Exchange::Facts facts;
   const Json json = Json::parse(to_json(config.options()));
   for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
   const auto scale = [](const std::optional<float>& value) {
     return value ? std::to_string(std::bit_cast<uint32_t>(*value)) : std::string("none");
   };
-  facts.emplace_back("hidden input_scale (bits)", scale(scales.hidden));
-  facts.emplace_back("intermediate input_scale (bits)", scale(scales.intermediate));
+  facts.emplace_back("hidden input_scale (bits)", scale(source.scales.hidden));
+  facts.emplace_back("intermediate input_scale (bits)", scale(source.scales.intermediate));
+  facts.emplace_back("weights of", source.name.empty() ? "arrays" : source.name);
+  facts.emplace_back("hash of weights", source.weights.empty() ? "none" : source.weights);
   facts.emplace_back("combine", to_string(options.combine));
   facts.emplace_back("capacity", std::to_string(options.capacity));
   facts.emplace_back("placement", placement.to_string());
   facts.emplace_back("max_tokens", std::to_string(layer.limits.max_tokens));
+  facts.emplace_back("backend", backend.name);
   facts.emplace_back("device", layer.device == "cpu" ? "cpu" : "cuda");
   facts.emplace_back("over", exchange.device_link() != nullptr ? exchange.device_link()->describe() : "host");
   return facts;
@@ -105,6 +110,7 @@ struct RankLayer {
 // What is packed is validated first, expert by expert: a rank reads the experts of its slots and no others.
 Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared) {
   NVFP4_MOE_ASSIGN(LayerSource source, layer_source(checkpoint, layer, {}));
+  NVFP4_MOE_ASSIGN(source.weights, weights_id(checkpoint, layer));
   source.expert = [&checkpoint, layer, shared,
                    load = std::move(source.expert)](int64_t expert) -> Result<LoadedExpert> {
     NVFP4_MOE_TRY(checkpoint.check_layout(layer, {expert, 1}, shared));
@@ -122,7 +128,7 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const auto choose = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
-    const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+    NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
     NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
     return choose_backend(config, device, forced);
   };
@@ -139,10 +145,11 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
   const Result<Placement> placement = placement_of(config, parallel, world);
   NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange) : placement.status()));
   NVFP4_MOE_TRY(
-      exchange->check_same("config", facts_of(config, source.scales, parallel, *placement, options, *exchange)));
+      exchange->check_same("config", facts_of(backend, config, source, parallel, *placement, options, *exchange)));
 
   std::unique_ptr<ExpertParallelLayer> layer(
       new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
+  layer->weights_ = source.weights;
   const bool all_to_all = parallel.combine == CombineBy::kAllToAll;
   PeerMemory* const peers = options.device == "cpu" ? nullptr : exchange->peers();
   const int64_t max_tokens = options.limits.max_tokens;

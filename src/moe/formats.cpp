@@ -91,8 +91,8 @@ Status check_tensor_scale(const Quantize& call) {
     return invalid_argument(std::string("tensor_scale: mode ") + to_string(call.mode) + " needs one, got none");
   if (call.mode == QuantizeMode::kStatic && (!std::isfinite(*scale) || *scale <= 0))
     return expected("a positive finite float32");
-  if (call.mode == QuantizeMode::kCompat && (!std::isnormal(*scale) || *scale <= 0))
-    return expected("a positive normal float32");
+  if (call.mode == QuantizeMode::kCompat && !(*scale >= 0x1p-126f && *scale <= 0x1p126f))
+    return expected("a positive float32 within [2^-126, 2^126]");
   return {};
 }
 
@@ -158,7 +158,10 @@ Status quantize(const Place& place, const Quantize& asked, QuantizeCounts& count
   NVFP4_MOE_TRY(check_place(place));
   NVFP4_MOE_TRY(check(asked));
   Quantize call = asked;
-  if (call.mode == QuantizeMode::kStatic) call.tensor_scale = round_up_to_power_of_two(*call.tensor_scale);
+  if (call.mode == QuantizeMode::kStatic) {
+    NVFP4_MOE_ASSIGN(call.tensor_scale,
+                     static_row_scale(ActivationFormat::kNvfp4, "tensor_scale", *call.tensor_scale, 1.0f));
+  }
   if (place.is_host()) return host::quantize(call, counts);
   // Weights are converted once, and from files that a host reads.
   if (call.search == ScaleSearch::kSweep)

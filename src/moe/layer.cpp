@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <mutex>
 
 #include "backend/layer_steps.h"
 #include "core/router.h"
@@ -156,7 +155,7 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
 
 Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales, const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(const ExpertRange range, checked_range(config, options));
@@ -169,7 +168,7 @@ MoeLayer::~MoeLayer() = default;
 Result<std::unique_ptr<MoeLayer>> MoeLayer::open(const MoeConfig& config, const LayerSource& source,
                                                  const LayerOptions& options, const ProgressFn& progress) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   return open_on(*backend, config, source, options, progress);
@@ -257,6 +256,7 @@ Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes
   NVFP4_MOE_TRY(check_process("run"));
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
+  NVFP4_MOE_TRY(note_capture(stream));
   // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace too: counts and offsets.
   const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
@@ -299,32 +299,12 @@ Status MoeLayer::check_local_expert(int64_t local_expert) const {
                           std::to_string(local_expert));
 }
 
-Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
-  NVFP4_MOE_TRY(check_process("replace"));
-  NVFP4_MOE_TRY(check_local_expert(local_expert));
-  NVFP4_MOE_TRY(check_source(source, local_expert));
-  const WeightUses::Replacement replacement(uses_);
-  if (!replacement) {
-    const int64_t calls = replacement.in_flight();
-    return Status(Code::kBusy, "replace: expected a layer at rest, got " +
-                                   (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
-                                   " in flight");
-  }
-  // On a device a call that has returned may still run. No new one starts.
-  if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
-  const std::lock_guard no_fork(replacing_);
-  const Status packed = backend_->pack_expert(*weights_, local_expert, source);
-  weights_->staging = {};
-  NVFP4_MOE_TRY(packed);
-  if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
-  return {};
-}
-
 Status MoeLayer::unpack_expert(int64_t local_expert, ExpertBuffers& out) const {
   NVFP4_MOE_TRY(check_process("unpack"));
   NVFP4_MOE_TRY(check_local_expert(local_expert));
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "unpack: the layer's weights are being replaced");
+  if (last_replacement_ != nullptr) NVFP4_MOE_TRY(device_replacement(plan_.device.kind)->wait(last_replacement_));
   return backend_->unpack_expert(*weights_, local_expert, out);
 }
 

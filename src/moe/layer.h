@@ -1,6 +1,7 @@
 // MoeLayer: {backend, packed weights, plan} with run. Complete or never returned.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/device_replacement.h"
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
 #include "moe/env.h"
@@ -25,6 +27,8 @@ struct LayerSource {
   LayerScales scales;
   std::optional<DeclaredActivations> declared;  // of a checkpoint's layer, for describe_json
   std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
+  std::string
+      weights;  // which weights these are, as ranks compare it: weights_id. Empty: arrays, which nobody compares
 };
 
 struct LayerOptions {
@@ -112,13 +116,23 @@ class MoeLayer {
 
   // Replaces one expert's weights in place: kBusy while a run is in flight. The source is checked before anything is
   // written. A host's layer allocates nothing; a device's takes staging memory, of 8 MiB as a rule (128 rows of a very
-  // long K are more), and gives it back: where that fails, kOutOfMemory, the expert is as it was. local_expert may be
-  // kSharedExpert.
+  // long K are more), and gives it back: if that fails, kOutOfMemory, the expert is as it was. local_expert may be
+  // kSharedExpert. On a device it waits for all work of the device. kInvalidArgument if a graph has captured the layer:
+  // nothing would keep a replay from beginning meanwhile.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
+  // The same on a device in the order of `stream`, graphs or not: work that was enqueued there before it has the old
+  // expert, work after it the new one, each of them whole. Other streams that run the layer are the caller's to order by
+  // events. It waits for the source, never for `stream` or the device, and disturbs no capture of another thread; takes
+  // the packed expert's size more in staging memory. kBusy if for 10 seconds no pause came between runs.
+  Status replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream);
+  // replace_expert also of a layer that graphs have captured, for a caller who lets none of them run meanwhile.
+  Status replace_expert_at_rest(int64_t local_expert, const ExpertSource& source);
   // The expert with its tensor scales, bit for bit as it was given; kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;
   // While it lives no weight changes: replace_expert gives kBusy. False where one is being replaced right now.
   WeightUses::Use use() const { return WeightUses::Use(uses_); }
+  // Within a use: notes whether the stream is captured, and so whether graphs hold this layer from now on.
+  Status note_capture(void* stream) const;
 
   // kUnsupported, saying that it was about to do `what`, for a layer on a GPU in a process forked from the one that
   // opened it: CUDA works in no forked child. A host's layer runs there, on the calling thread. Run, status,
@@ -138,6 +152,9 @@ class MoeLayer {
   Status check_local_expert(int64_t local_expert) const;
   // check_matrix for all three, and their biases; the block scales of arrays on a device are left to Backend::pack_expert.
   Status check_source(const ExpertSource& source, int64_t local_expert) const;
+  // All that is checked of a replacement before weights are claimed.
+  Status check_replacement(int64_t local_expert, const ExpertSource& source) const;
+  Status replace_in_place(int64_t local_expert, const ExpertSource& source, bool captured_too);
 
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
@@ -146,9 +163,11 @@ class MoeLayer {
   LastSize last_size_;
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
-  std::unique_ptr<LayerDebug> debug_;  // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
-  mutable WeightUses uses_;            // by runs and unpacks
-  ForkMutex replacing_;                // held while weights are written: a forked child gets whole experts
+  std::unique_ptr<LayerDebug> debug_;          // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
+  mutable WeightUses uses_;                    // by runs and unpacks
+  ForkMutex replacing_;                        // held while weights are written: a forked child gets whole experts
+  mutable std::atomic<bool> captured_{false};  // a run was captured; written within a use, read within a replacement
+  ReplacementMark last_replacement_;           // on a stream; dropped before the weights. Written within a replacement
   const uint32_t process_ = fork_count();
 };
 

@@ -7,6 +7,7 @@
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
+#include "moe/registry.h"
 #include "safetensors/json.h"
 
 namespace nvfp4_moe {
@@ -92,7 +93,7 @@ std::string MoeLayer::describe_json() const {
   json["packed_bytes"] = weights_->bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes();
 
-  Json notes = Json::array();
+  Json notes = backend_notes(*backend_, config->activation_format);
   if (config->activation_format == ActivationFormat::kBf16)
     notes.push_back("hidden of F16 or F32 is rounded to bf16 once");
   if (config->activation_scale == ActivationScale::kCompat || config->intermediate_scale == IntermediateScale::kCompat)

@@ -17,20 +17,20 @@ namespace {
 // The number that LinearWeights::input_scale holds: 0 where each token has a scale of its own.
 Result<float> resolve_input_scale(const LinearOptions& options) {
   NVFP4_MOE_TRY(check_scale_option(options.activation_format, options.activation_scale));
+  NVFP4_MOE_TRY(check_static_headroom(options.activation_scale, options.static_headroom));
   if (options.activation_format == ActivationFormat::kBf16 ||
       options.activation_scale == ActivationScale::kDynamicToken)
     return 0.0f;
   if (!std::isnormal(options.input_scale) || options.input_scale <= 0)
     return invalid_argument(std::string("input_scale: expected a positive normal number (activation_scale ") +
                             to_string(options.activation_scale) + "), got " + std::to_string(options.input_scale));
-  if (options.activation_scale == ActivationScale::kCompat) return options.input_scale;
-  if (!is_power_of_two(options.static_headroom))
-    return invalid_argument("static_headroom: expected a power of two, got " + std::to_string(options.static_headroom));
-  const float scale = power_of_two_row_scale(options.activation_format, options.input_scale) * options.static_headroom;
-  if (!is_power_of_two(scale))
-    return invalid_argument("input_scale x static_headroom: expected a normal power of two, got " +
-                            std::to_string(scale));
-  return scale;
+  if (options.activation_scale == ActivationScale::kCompat) {
+    if (options.input_scale <= 0x1p126f) return options.input_scale;
+    return invalid_argument("input_scale: expected at most 2^126 (activation_scale compat), got " +
+                            std::to_string(options.input_scale));
+  }
+  return static_row_scale(options.activation_format, "input_scale x static_headroom", options.input_scale,
+                          options.static_headroom);
 }
 
 // Whether the backend runs on the device, asked with the smallest layer of the same activations.
@@ -78,9 +78,7 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, cons
   NVFP4_MOE_TRY(check_matrix("linear weight", view, view.rows, view.cols));
   NVFP4_MOE_ASSIGN(const float input_scale, resolve_input_scale(options));
 
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
-  if (forced != "auto" && find_backend(forced) == nullptr)
-    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   std::unique_ptr<NvfpLinear> linear(new NvfpLinear);
   std::string reasons;
@@ -146,6 +144,7 @@ std::string NvfpLinear::describe_json() const {
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();
   json["workspace_bytes"] = workspace_bytes();
+  json["notes"] = backend_notes(*backend_, weights_.activation_format);
   return json.dump();
 }
 

@@ -1,13 +1,16 @@
 #include "moe/packed_cache.h"
 
-#include <filesystem>
+#include <fcntl.h>
+
+#include <cerrno>
 
 #include "moe/activation_choice.h"
 #include "moe/cache_file.h"
+#include "moe/cache_folder.h"
 #include "moe/cache_key.h"
 #include "moe/cache_parts.h"
 #include "moe/registry.h"
-#include "safetensors/output_file.h"
+#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 
@@ -36,40 +39,58 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   const ExpertRange range = options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
   NVFP4_MOE_TRY(checkpoint.check_layout(layer_index, range, config->shared_intermediate_size > 0));
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
-  const std::string& forced = options.backend == "auto" && !env.backend.empty() ? env.backend : options.backend;
+  NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(options.device));
   NVFP4_MOE_ASSIGN(const Backend* backend, choose_backend(config, device, forced));
   NVFP4_MOE_ASSIGN(auto layer, MoeLayer::prepare(*backend, config, source.scales, options, env));
   layer->declared_ = source.declared;
   PackedWeights& weights = *layer->weights_;
 
-  std::optional<ContentHash> key;
-  const bool host = backend->memory == nullptr;  // a device's bytes cannot be mapped from a file
-  if (!cache.directory.empty() && host) {
-    const CacheSubject subject{checkpoint, layer_index, config, weights.range, source.scales, slice, *backend};
-    NVFP4_MOE_ASSIGN(key, cache_key(subject, cache.checksum));
-    std::error_code error;
-    (void)make_directories(cache.directory).ok();  // failing shows when the file is written
-    result.path = (std::filesystem::path(cache.directory) / cache_entry_name(subject)).string();
-    const CacheRequest request{*key, weights.tensor_scales.size(), backend->packed_bytes(config, weights.range),
+  const CacheSubject subject{checkpoint, layer_index, config, weights.range, source.scales, slice, *backend};
+  std::optional<CacheFolder> folder;
+  const bool wanted = !cache.directory.empty() && backend->memory == nullptr;  // a device's bytes come from no file
+  const bool public_source = wanted && readable_by_everybody(checkpoint.index().files());
+  if (wanted) {
+    auto opened = CacheFolder::open(cache.directory, public_source ? 0755 : 0700);
+    if (opened.ok())
+      folder.emplace(std::move(*opened));
+    else
+      result.reason = opened.status().message();
+  }
+  ContentHash state, key;
+  std::string entry;
+  if (folder) {
+    entry = cache_entry_name(subject);
+    NVFP4_MOE_ASSIGN(state, cache_source_state(subject));
+    NVFP4_MOE_ASSIGN(key, cache_key(subject, cache.checksum, state));
+    result.path = folder->file(entry);
+    const CacheRequest request{key, weights.tensor_scales.size(), backend->packed_bytes(config, weights.range),
                                cache.unchecked, config->activation_format == ActivationFormat::kFp8};
-    auto mapped = read_cache_file(result.path, request, *layer->executor_);
-    if (mapped.ok()) {
-      weights.bytes = std::move(mapped->payload);
-      weights.tensor_scales = std::move(mapped->scales);
-      weights.fp8_weights = std::move(mapped->fp8_weights);
+    auto cached = read_cache_file(*folder, entry, request, *layer->executor_);
+    struct stat facts {};
+    if (cached.ok()) {
+      weights.bytes = std::move(cached->payload);
+      weights.tensor_scales = std::move(cached->scales);
+      weights.fp8_weights = std::move(cached->fp8_weights);
       result.hit = true;
-    } else if (std::filesystem::symlink_status(result.path, error).type() != std::filesystem::file_type::not_found) {
-      result.reason = mapped.status().message();
+    } else if (::fstatat(folder->descriptor(), entry.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) {
+      result.reason = cached.status().message();
     }
   }
   if (!result.hit) {  // what a cache holds was judged before it was written
     NVFP4_MOE_TRY(refuse_errors(checkpoint, layer_index, weights.range));
     NVFP4_MOE_TRY(layer->pack(source, progress));
-    if (key) {
-      sweep_cache_parts(cache.directory);  // before the disk is asked for more
-      const Status written = write_cache_file(result.path, *key, weights.tensor_scales, weights.fp8_weights,
-                                              weights.bytes.data(), weights.bytes.size_bytes(), *layer->executor_);
+    const auto write = [&]() -> Status {
+      sweep_cache_parts(*folder);  // before the disk is asked for more
+      NVFP4_MOE_ASSIGN(const ContentHash now, cache_source_state(subject));
+      if (!(now == state))
+        return bad_input(printable(checkpoint.index().directory(), 4096) +
+                         ": the checkpoint was written to while it was packed, so nothing is kept of it");
+      return write_cache_file(*folder, entry, public_source ? 0644 : 0600, key, weights.tensor_scales,
+                              weights.fp8_weights, weights.bytes.data(), weights.bytes.size_bytes(), *layer->executor_);
+    };
+    if (folder) {
+      const Status written = write();
       if (!written.ok()) result.reason += (result.reason.empty() ? "" : "; ") + written.message();
     }
   }

@@ -1,8 +1,9 @@
-// Packed layers kept on disk and mapped on the next start: no packing, no second copy in memory.
+// Packed layers kept on disk and read on the next start, without packing.
 //
-// cache_file.h says what a file holds and which are used, cache_key.h what an entry stands for. An entry with another
-// key, or with a byte changed anywhere, is not used: the layer is packed again and the file replaced. It is written
-// beside its name and renamed, so that no reader sees half of one, and any number of processes may share a directory.
+// See cache_file.h for the content of an entry, cache_key.h for what it stands for, and cache_folder.h for whose entries
+// are believed. An entry with another key, or with a byte changed anywhere, is not used: the layer is packed again and
+// the file replaced. It is written under another name and renamed, so that no reader sees half of one, and any number of
+// processes may share a folder. In a folder that others may write to nothing is read and nothing is written.
 #pragma once
 
 #include <memory>
@@ -28,8 +29,8 @@ struct CacheOutcome {
 class PackedCache {
  public:
   // MoeLayer::open on a checkpoint's layer by way of the cache. What is packed is validated first: an error finding is
-  // kBadInput. A cache that cannot be read or written is a reason in
-  // `outcome`, never a failure: the layer is then packed from the checkpoint.
+  // kBadInput. A cache that cannot be used is a reason in `outcome`, never a failure: the layer is then packed from the
+  // checkpoint.
   static Result<std::unique_ptr<MoeLayer>> open(const Checkpoint& checkpoint, int64_t layer, const MoeConfig& config,
                                                 const IntermediateSlice& slice, const LayerOptions& options,
                                                 const CacheOptions& cache, const ProgressFn& progress,

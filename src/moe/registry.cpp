@@ -37,13 +37,14 @@ struct DeviceTables {
   const DevicePeers* peers = nullptr;
   const DeviceRecords* records = nullptr;
   const DeviceTopology* topology = nullptr;
+  const DeviceReplacement* replacement = nullptr;
 };
 
 DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
     return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
-            &kCudaPeers,         &kCudaRecords,        &kCudaTopology};
+            &kCudaPeers,         &kCudaRecords,        &kCudaTopology,      &kCudaReplacement};
 #endif
   return {};
 }
@@ -80,6 +81,13 @@ std::string backend_names() {
   return names;
 }
 
+std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format) {
+  std::vector<std::string> notes;
+  if (backend.caveat != nullptr) notes.emplace_back(backend.caveat);
+  if (backend.fp8_caveat != nullptr && format == ActivationFormat::kFp8) notes.emplace_back(backend.fp8_caveat);
+  return notes;
+}
+
 std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
   std::vector<BackendReport> reports;
   bool found = false;
@@ -100,13 +108,22 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
       report.reason = "highest priority of those that support this layer";
     }
     if (report.chosen && backend->selection != nullptr) report.reason += "; " + backend->selection();
-    if (report.chosen && backend->caveat != nullptr) report.reason += std::string("; ") + backend->caveat;
+    if (report.chosen)
+      for (const std::string& note : backend_notes(*backend, config->activation_format)) report.reason += "; " + note;
     found = found || report.chosen;
     reports.push_back(std::move(report));
   }
   if (forced != "auto" && find_backend(forced) == nullptr)
     reports.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
   return reports;
+}
+
+Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name) {
+  const bool from_variable = option == "auto" && !env.backend.empty();
+  const std::string& name = from_variable ? env.backend : option;
+  if (name == "auto" || find_backend(name) != nullptr) return name;
+  return invalid_argument(std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) +
+                          ": expected one of " + backend_names() + ", got \"" + name + "\"");
 }
 
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
@@ -142,6 +159,7 @@ const DeviceRanks* device_ranks(DeviceKind kind) { return tables_of(kind).ranks;
 const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers; }
 const DeviceRecords* device_records(DeviceKind kind) { return tables_of(kind).records; }
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
+const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 
 Result<DeviceFacts> device_facts(const std::string& device) {
   if (device == "cpu") return host_facts();

@@ -4,20 +4,30 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/device_formats.h"
 #include "backend/device_peers.h"
 #include "backend/device_ranks.h"
 #include "backend/device_records.h"
+#include "backend/device_replacement.h"
 #include "backend/device_router.h"
 #include "backend/device_topology.h"
+#include "moe/env.h"
 
 namespace nvfp4_moe {
 
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null where there is none
 std::string backend_names();                         // "auto, cpu, cpu:avx2, ..., reference", for messages
+
+// What a user should know before trusting a backend with activations of a format, a sentence each; mostly nothing.
+std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format);
+
+// The name that an option stands for: NVFP4_MOE_BACKEND if it is "auto" and the variable is set. kInvalidArgument, naming
+// the option or the variable, if this build has no backend of that name.
+Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name = "backend");
 
 // The backend for a layer: `forced` by name, or by priority where it is "auto". A forced one that declines the layer is
 // kUnsupported with its reason: there is no falling back.
@@ -35,6 +45,8 @@ const DeviceRanks* device_ranks(DeviceKind kind);
 const DevicePeers* device_peers(DeviceKind kind);
 // Where such devices are, alike.
 const DeviceTopology* device_topology(DeviceKind kind);
+// Experts replaced in the order of a stream there; null where device_memory is.
+const DeviceReplacement* device_replacement(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
 const DeviceRecords* device_records(DeviceKind kind);
 

@@ -295,7 +295,8 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   }
   std::vector<TensorInfo> infos;
   for (const NamedTensor& one : named_tensors) infos.push_back(one.info);
-  NVFP4_MOE_ASSIGN(auto writer, SafetensorsWriter::create(path, std::move(infos), metadata));
+  // It holds weights and the tokens' hidden states: nobody's but this user's.
+  NVFP4_MOE_ASSIGN(auto writer, SafetensorsWriter::create(path, std::move(infos), metadata, kPrivateFileMode));
   for (size_t i = 0; i < batch_tensors; ++i)
     NVFP4_MOE_TRY(writer.write({static_cast<const std::byte*>(named_tensors[i].data), named_tensors[i].size_bytes}));
   for (const int64_t expert : experts) {  // one unpacked expert in memory at a time

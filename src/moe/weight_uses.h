@@ -1,11 +1,14 @@
 // How many runs read a layer's weights right now, or that they are being replaced.
 //
-// One word: the count, -1 while weights are replaced, under the number of the process (core/fork.h) that counted. In a
-// forked child the parent's runs are not in flight, whatever the word says, and the child's first use begins at 0.
+// One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the number of the process
+// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word is, and the
+// child's first use begins at 0.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 
 #include "core/fork.h"
 
@@ -14,14 +17,20 @@ namespace nvfp4_moe {
 class WeightUses {
  public:
   // One use of the weights, for as long as it lives; false while they are being replaced. Atomics only: a run takes no
-  // lock.
+  // lock. A replacement that is only enqueued is over after one kernel launch of another thread, and is waited for.
   class Use {
    public:
     explicit Use(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
+      if (uses.held_off_.load(std::memory_order_relaxed) != 0) uses.let_pass();
       uint64_t word = word_.load(std::memory_order_relaxed);
       while (true) {
         const uint64_t now = of_process(word, process_);
         if (now == replaced(process_)) return;
+        if (now == enqueued(process_)) {
+          std::this_thread::yield();
+          word = word_.load(std::memory_order_relaxed);
+          continue;
+        }
         counted_ = word_.compare_exchange_weak(word, now + 1, std::memory_order_acquire, std::memory_order_relaxed);
         if (counted_) return;
       }
@@ -40,18 +49,35 @@ class WeightUses {
     bool counted_ = false;
   };
 
-  // Weights that nobody uses, to be written for as long as this lives; false where they are in use.
+  // While it lives, uses begin a little later, so that those under way end at the same time: a replacement tries again
+  // and again, and would hardly find the weights at rest while several threads run the layer.
+  class HoldOff {
+   public:
+    explicit HoldOff(WeightUses& uses) : held_off_(uses.held_off_) {
+      held_off_.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~HoldOff() { held_off_.fetch_sub(1, std::memory_order_relaxed); }
+    HoldOff(const HoldOff&) = delete;
+    HoldOff& operator=(const HoldOff&) = delete;
+
+   private:
+    std::atomic<uint32_t>& held_off_;
+  };
+
+  // Weights that nobody uses, to be written for as long as this lives; false if they are in use. only_enqueues: uses that
+  // begin meanwhile wait for its end.
   class Replacement {
    public:
-    explicit Replacement(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
+    explicit Replacement(WeightUses& uses, bool only_enqueues = false) : word_(uses.word_), process_(fork_count()) {
       uint64_t word = word_.load(std::memory_order_relaxed);
       uint64_t now = of_process(word, process_);
-      begun_ =
-          now == at_rest(process_) &&
-          word_.compare_exchange_strong(word, replaced(process_), std::memory_order_acquire, std::memory_order_relaxed);
+      begun_ = now == at_rest(process_) &&
+               word_.compare_exchange_strong(word, only_enqueues ? enqueued(process_) : replaced(process_),
+                                             std::memory_order_acquire, std::memory_order_relaxed);
       if (begun_) return;
       now = of_process(word, process_);
-      in_flight_ = now == replaced(process_) ? -1 : static_cast<int64_t>(now - at_rest(process_));
+      const bool other = now == replaced(process_) || now == enqueued(process_);
+      in_flight_ = other ? -1 : static_cast<int64_t>(now - at_rest(process_));
     }
     ~Replacement() {
       if (begun_ && process_ == fork_count()) word_.store(at_rest(process_), std::memory_order_release);
@@ -59,7 +85,7 @@ class WeightUses {
     Replacement(const Replacement&) = delete;
     Replacement& operator=(const Replacement&) = delete;
     explicit operator bool() const { return begun_; }
-    int64_t in_flight() const { return in_flight_; }  // uses where it is false; -1: another replacement
+    int64_t in_flight() const { return in_flight_; }  // uses, if it is false; -1: another replacement
 
    private:
     std::atomic<uint64_t>& word_;
@@ -71,11 +97,20 @@ class WeightUses {
  private:
   static uint64_t at_rest(uint32_t process) { return uint64_t{process} << 32; }
   static uint64_t replaced(uint32_t process) { return at_rest(process) | 0xFFFF'FFFFu; }
+  static uint64_t enqueued(uint32_t process) { return at_rest(process) | 0xFFFF'FFFEu; }
   static uint64_t of_process(uint64_t word, uint32_t process) {
     return word >> 32 == process ? word : at_rest(process);
   }
 
+  // A use within another one must not wait for the replacement that waits for the outer one: it goes on after a moment.
+  void let_pass() const {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (held_off_.load(std::memory_order_relaxed) != 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+  }
+
   std::atomic<uint64_t> word_{0};
+  std::atomic<uint32_t> held_off_{0};
 };
 
 }  // namespace nvfp4_moe

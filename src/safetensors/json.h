@@ -5,10 +5,12 @@
 // the part of nlohmann::ordered_json that the library uses; a getter that meets another type gives T().
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <set>
 #include <string>
 #include <string_view>
@@ -76,9 +78,9 @@ class Json {
       return is_boolean() && std::get<bool>(value_);
     } else {
       static_assert(std::is_arithmetic_v<T>);
-      if (is_number_unsigned()) return static_cast<T>(std::get<uint64_t>(value_));
-      if (is_number_integer()) return static_cast<T>(std::get<int64_t>(value_));
-      return is_number() ? static_cast<T>(std::get<double>(value_)) : T();
+      if (is_number_unsigned()) return number_as<T>(std::get<uint64_t>(value_));
+      if (is_number_integer()) return number_as<T>(std::get<int64_t>(value_));
+      return is_number() ? number_as<T>(std::get<double>(value_)) : T();
     }
   }
   const std::string& text() const;  // of a string; else ""
@@ -146,6 +148,19 @@ class Json {
     array.reserve(values.size());
     for (const auto& value : values) array.emplace_back(value);
     return Json(std::move(array));
+  }
+  // A number as T; T() for an integer type that cannot hold its value, which a cast must not be asked for.
+  template <class T, class Number>
+  static T number_as(Number number) {
+    if constexpr (std::is_integral_v<T> && std::is_floating_point_v<Number>) {
+      const auto end = std::ldexp(Number{1}, std::numeric_limits<T>::digits);  // the largest T plus 1, exactly
+      const bool fits = (std::is_signed_v<T> ? number >= -end : number > -1) && number < end;
+      return fits ? static_cast<T>(number) : T();
+    } else if constexpr (std::is_integral_v<T>) {
+      return std::in_range<T>(number) ? static_cast<T>(number) : T();
+    } else {
+      return static_cast<T>(number);
+    }
   }
   void write(std::string& out, int indent, int level, bool ascii, bool non_finite) const;
 

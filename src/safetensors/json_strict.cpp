@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -103,6 +104,14 @@ std::optional<int64_t> exact_int64(const Json& value) {
   }
   if (value.is_number_integer()) return value.get<int64_t>();
   return std::nullopt;
+}
+
+std::optional<float> finite_float(const Json& value) {
+  if (!value.is_number()) return std::nullopt;
+  const double number = value.get<double>();
+  // Beyond this range the conversion is undefined behaviour.
+  if (!(std::abs(number) <= double{std::numeric_limits<float>::max()})) return std::nullopt;
+  return static_cast<float>(number);
 }
 
 std::string describe_json(const Json& value) {

@@ -40,6 +40,9 @@ const Json* member(const Json& object, const char* key);
 // The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.
 std::optional<int64_t> exact_int64(const Json& value);
 
+// A number as a float, if float's range has it: NaN, 1e300 and "2" give nullopt. Rounds to nearest, so tiny ones may be 0.
+std::optional<float> finite_float(const Json& value);
+
 // For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array of 2".
 std::string describe_json(const Json& value);
 

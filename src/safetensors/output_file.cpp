@@ -81,6 +81,7 @@ std::string partial_path(const std::string& path) { return path + ".nvfp4-moe.pa
 struct OutputFile::Impl {
   std::string path;
   std::string partial;
+  unsigned mode = kFileMode;
   int fd = -1;
   bool finished = false;
   Status failure;  // of an earlier call: the file can no longer become whole
@@ -108,7 +109,7 @@ struct OutputFile::Impl {
 // stale one and remove it: then the name is no longer this file's, and the loop tries again.
 Status OutputFile::Impl::create_partial() {
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd >= 0) {
       if (!is_locked(fd) && is_named(fd, partial)) return {};
       ::close(fd);
@@ -133,11 +134,12 @@ Status OutputFile::Impl::write_all(const std::byte* data, size_t size) {
   return {};
 }
 
-Result<OutputFile> OutputFile::create(const std::string& path) {
+Result<OutputFile> OutputFile::create(const std::string& path, unsigned mode) {
   NVFP4_MOE_TRY(check_replaceable(path));
   OutputFile file;
   file.impl_->path = path;
   file.impl_->partial = partial_path(path);
+  file.impl_->mode = mode;
   NVFP4_MOE_TRY(file.impl_->create_partial());
   return file;
 }
@@ -237,7 +239,8 @@ Status write_text_file(const std::string& path, std::string_view text) {
 
 Status copy_file(const std::string& from, const std::string& to) {
   NVFP4_MOE_ASSIGN(const RegularFile source, open_regular_file(from, Links::kRefuse));
-  NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to));
+  const unsigned mode = source.facts.st_mode & 0777;
+  NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to, mode));  // who may not read the source never reads the copy
   std::vector<std::byte> bytes(kBufferBytes);
   for (;;) {
     const ssize_t got = ::read(source.descriptor.get(), bytes.data(), bytes.size());
@@ -246,7 +249,7 @@ Status copy_file(const std::string& from, const std::string& to) {
     if (got == 0) break;
     NVFP4_MOE_TRY(file.write({bytes.data(), static_cast<size_t>(got)}));
   }
-  NVFP4_MOE_TRY(file.set_mode(source.facts.st_mode & 0777));
+  NVFP4_MOE_TRY(file.set_mode(mode));
   return file.finish();
 }
 
@@ -255,14 +258,14 @@ Status remove_file(const std::string& path) {
   return {};
 }
 
-Status make_directories(const std::string& path) {
+Status make_directories(const std::string& path, unsigned mode) {
   fs::path made;
   std::string parent;
   for (const fs::path& part : fs::path(path)) {
     if (part.empty()) continue;  // behind a slash at the end
     parent = made.empty() ? "." : made.string();
     made /= part;
-    if (::mkdir(made.c_str(), 0777) == 0) {
+    if (::mkdir(made.c_str(), mode) == 0) {
       NVFP4_MOE_TRY(sync_directory(parent));
       continue;
     }
@@ -282,7 +285,11 @@ Status sync_directory(const std::string& directory) {
     return errno == EACCES ? Status() : errno_status(directory, "cannot open", errno);
   }
   const Descriptor opened{fd};
-  if (sync_descriptor(fd) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != ENOSYS)
+  return sync_directory(fd, directory);
+}
+
+Status sync_directory(int descriptor, const std::string& directory) {
+  if (sync_descriptor(descriptor) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != ENOSYS)
     return errno_status(directory, "cannot sync", errno);
   return {};
 }

@@ -19,13 +19,16 @@
 
 namespace nvfp4_moe {
 
+// Permissions of a new file and of a new folder, less the umask.
+inline constexpr unsigned kFileMode = 0666, kPrivateFileMode = 0600, kFolderMode = 0777;
+
 class OutputFile {
  public:
-  // kInvalidArgument where something stands there that is no regular file; kBusy while another writer has it open.
-  static Result<OutputFile> create(const std::string& path);
+  // kInvalidArgument if there is something that is not a regular file; kBusy while another writer has it open.
+  static Result<OutputFile> create(const std::string& path, unsigned mode = kFileMode);
   Status write(std::span<const std::byte> bytes);  // through a buffer; after a failure, that failure again
   Status sync();                                   // what was written is on disk, under the temporary name
-  Status set_mode(unsigned permissions);           // as chmod; without it, 0666 less the umask
+  Status set_mode(unsigned permissions);           // as chmod, also bits that the umask takes
   Status finish();                                 // syncs, renames into place, syncs the folder
   OutputFile(OutputFile&&) noexcept;
   OutputFile& operator=(OutputFile&&) noexcept;
@@ -54,8 +57,9 @@ Status copy_file(const std::string& from, const std::string& to);  // with its p
 // Removes a file; none there is not an error. It is gone from the disk after sync_directory().
 Status remove_file(const std::string& path);
 // Makes the folder and those above it; each is on disk in its own parent.
-Status make_directories(const std::string& path);
+Status make_directories(const std::string& path, unsigned mode = kFolderMode);
 // Puts the folder's renames, new names and unlinks on disk. File systems that sync no folders are taken as they are.
 Status sync_directory(const std::string& directory);
+Status sync_directory(int descriptor, const std::string& directory);  // of an open one
 
 }  // namespace nvfp4_moe

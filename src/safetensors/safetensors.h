@@ -16,6 +16,7 @@
 
 #include "core/status.h"
 #include "safetensors/content_hash.h"
+#include "safetensors/output_file.h"
 #include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe {
@@ -41,8 +42,10 @@ class SafetensorsFile : public TensorFile {
 // in as many calls as the caller likes. The file appears under its name only when finish() succeeds.
 class SafetensorsWriter {
  public:
+  // mode: the file's permissions, less the umask.
   static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorInfo> tensors,
-                                          const std::map<std::string, std::string>& metadata);
+                                          const std::map<std::string, std::string>& metadata,
+                                          unsigned mode = kFileMode);
   Status write(std::span<const std::byte> bytes);  // the next bytes of the data section
   // Checks that all bytes came, syncs, renames into place. `before_name` gets the hash of the whole file once that is
   // on disk, and may still keep it from its name.

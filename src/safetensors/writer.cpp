@@ -77,7 +77,7 @@ struct SafetensorsWriter::Impl {
 };
 
 Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std::vector<TensorInfo> tensors,
-                                                    const std::map<std::string, std::string>& metadata) {
+                                                    const std::map<std::string, std::string>& metadata, unsigned mode) {
   const Status assigned = assign_offsets(tensors);
   if (!assigned.ok()) return assigned.in(printable(path, 4096));
   const Result<std::string> header = header_bytes(tensors, metadata);
@@ -87,7 +87,7 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
   Impl& impl = *writer.impl_;
   impl.path = path;
   impl.expected = tensors.empty() ? 0 : tensors.back().end;
-  NVFP4_MOE_ASSIGN(impl.file, OutputFile::create(path));
+  NVFP4_MOE_ASSIGN(impl.file, OutputFile::create(path, mode));
   impl.hasher.bytes(header->data(), header->size());
   NVFP4_MOE_TRY(impl.file->write(std::as_bytes(std::span(*header))));
   return writer;

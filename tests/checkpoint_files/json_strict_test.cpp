@@ -164,6 +164,18 @@ TEST(Utf8, FindsTheFirstBadByte) {
   EXPECT_EQ(find_invalid_utf8("\xF8\x88\x80\x80\x80"), 0u);
 }
 
+TEST(FiniteFloat, IsANumberOfFloatsRange) {
+  EXPECT_EQ(finite_float(Json(0.5)), 0.5f);
+  EXPECT_EQ(finite_float(Json(-3)), -3.0f);
+  EXPECT_EQ(finite_float(Json(3.4028234663852886e38)), std::numeric_limits<float>::max());
+  for (const double number :
+       {3.4028235e38, -1e39, 1e300, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+    EXPECT_EQ(finite_float(Json(number)), std::nullopt) << number;
+  EXPECT_EQ(finite_float(Json("1")), std::nullopt);
+  EXPECT_EQ(finite_float(Json(true)), std::nullopt);
+  EXPECT_EQ(finite_float(Json()), std::nullopt);
+}
+
 TEST(DescribeJson, NamesKindAndSize) {
   EXPECT_EQ(describe_json(Json("a\n")), "\"a\\x0A\"");
   EXPECT_EQ(describe_json(Json::array({1, 2})), "an array of 2");

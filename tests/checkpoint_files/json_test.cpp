@@ -86,6 +86,21 @@ TEST(Json, NumbersAreEqualByValue) {
   EXPECT_EQ(Json::parse(built<Json>().dump())["numbers"], built<Json>()["numbers"]);
 }
 
+// A cast of a number that the type does not have is undefined behaviour.
+TEST(Json, NumbersThatATypeCannotHoldAreItsDefault) {
+  EXPECT_EQ(Json(1e300).get<int64_t>(), 0);
+  EXPECT_EQ(Json(-1e300).get<int64_t>(), 0);
+  EXPECT_EQ(Json(0x1p63).get<int64_t>(), 0);
+  EXPECT_EQ(Json(-0x1p63).get<int64_t>(), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(Json(std::numeric_limits<double>::quiet_NaN()).get<int64_t>(), 0);
+  EXPECT_EQ(Json(-1.0).get<uint64_t>(), 0u);
+  EXPECT_EQ(Json(0x1p64).get<uint64_t>(), 0u);
+  EXPECT_EQ(Json(7.9).get<int>(), 7);
+  EXPECT_EQ(Json(-1).get<uint64_t>(), 0u);
+  EXPECT_EQ(Json(int64_t{1} << 40).get<int32_t>(), 0);
+  EXPECT_EQ(Json(std::numeric_limits<uint64_t>::max()).get<int64_t>(), 0);
+}
+
 TEST(Json, ValuesOfAnotherTypeAreDefaults) {
   const Json json = Json::parse(R"({"text":"x","number":7,"list":[1]})");
   EXPECT_EQ(json["none"]["deeper"].text(), "");

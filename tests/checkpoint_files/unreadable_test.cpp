@@ -1,11 +1,10 @@
 // What cannot be read is said with the system's reason; a Git-LFS pointer in a file's place with what to do about it.
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
 
 #include "checkpoint/checkpoint.h"
 #include "safetensors/safetensors.h"
+#include "support/as_nobody.h"
 #include "support/attack.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
@@ -14,6 +13,7 @@ namespace nvfp4_moe {
 namespace {
 
 namespace fs = std::filesystem;
+using test::AsNobody;
 using test::attacked;
 using test::CheckpointBuilder;
 using test::TempDir;
@@ -22,18 +22,6 @@ using testing::HasSubstr;
 constexpr const char* kPointer =
     "version https://git-lfs.github.com/spec/v1\n"
     "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 4998663184\n";
-
-// A process of the superuser's may read anything: these tests look through another user's eyes.
-class AsNobody {
- public:
-  AsNobody() : changed_(::geteuid() == 0 && ::seteuid(65534) == 0) {}
-  ~AsNobody() {
-    if (changed_) EXPECT_EQ(::seteuid(0), 0);
-  }
-
- private:
-  bool changed_;
-};
 
 Status open_as_nobody(const std::string& path) {
   const AsNobody nobody;

@@ -197,6 +197,7 @@ TEST(Conventions, BackendIsTakenFromTheEnvironmentWhereTheOptionSaysAuto) {
   EXPECT_EQ(forced.json()["backend"], "reference") << forced.out;
   const ToolRun wrong = run_tool({"explain", "--shape", "A"}, {{"NVFP4_MOE_BACKEND", "abacus"}});
   EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("environment NVFP4_MOE_BACKEND: expected one of auto, "));
 }
 
 TEST(Conventions, ExplainRefusesOnlyWhatCannotRunTheLayer) {

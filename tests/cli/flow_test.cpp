@@ -1,6 +1,7 @@
 // The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run -> dump -> replay.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <tuple>
@@ -127,6 +128,18 @@ TEST(Flow, InspectAndVerifyAgainstTheOriginalPass) {
   EXPECT_THAT(verify.out, HasSubstr("exact reference, cpu"));
   EXPECT_THAT(verify.out, HasSubstr("original"));
   EXPECT_THAT(verify.out, HasSubstr("2 layers passed"));
+  EXPECT_THAT(verify.out, HasSubstr("unchecked  input_scale: "));
+  EXPECT_THAT(verify.out, Not(HasSubstr("unchecked  weights: ")));
+}
+
+TEST(Flow, VerifyNamesWhatItDidNotCheck) {
+  const ToolRun alone = run_tool({"verify", made().packed, "--layers", "1", "--tokens", "4", "--json"});
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  const nlohmann::json unchecked = alone.json()["unchecked"];
+  ASSERT_EQ(unchecked.size(), 2u) << unchecked;
+  EXPECT_EQ(unchecked[0]["what"], "weights");
+  EXPECT_THAT(unchecked[0]["why"].get<std::string>(), HasSubstr("without --against only illegal bytes are errors"));
+  EXPECT_EQ(unchecked[1]["what"], "input_scale");
 }
 
 TEST(Flow, AnSqnrLimitFailsOnlyWhenAsked) {
@@ -218,8 +231,17 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   ASSERT_EQ(run_tool({"quantize", made().floats, second, "--input-scales", scales}).exit_code, 0);
   const nlohmann::json same = run_tool({"explain", second, "--activation-scale", "static", "--json"}).json();
   EXPECT_EQ(same["activation_scale"], found["activation_scale"]);
+  const auto refused = [&](const std::string& file, const std::string& words) {
+    const ToolRun run = run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", file});
+    EXPECT_EQ(run.exit_code, 4);
+    EXPECT_THAT(run.err, testing::HasSubstr(file + ": " + words));
+    EXPECT_FALSE(std::filesystem::exists(made().dir.file("third")));
+  };
   std::ofstream(scales) << "{\"layers\": [{\"layer\": 0}]}";
-  EXPECT_EQ(run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", scales}).exit_code, 4);
+  refused(scales, "layer 0: expected hidden_scale, got none");
+  std::ofstream(scales) << R"({"layers": [{"layer": 0, "hidden_scale": 1, "intermediate_scale": null}]})";
+  refused(scales, "expected scales of all ");
+  refused("/dev/zero", "expected a regular file, got a character device");
 }
 
 TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {

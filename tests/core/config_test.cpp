@@ -172,6 +172,25 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
          o.swiglu_limit = kInf;
        }},
       {"swiglu_alpha: expected finite and > 0, got nan", [](MoeOptions& o) { o.swiglu_alpha = kNan; }},
+      {"swiglu_alpha: expected none (1.702) with activation swiglu, got 2", [](MoeOptions& o) { o.swiglu_alpha = 2; }},
+      {"swiglu_alpha: expected none (1.702) with activation swiglu_step, got 2",
+       [](MoeOptions& o) {
+         o.activation = Activation::kSwigluStep;
+         o.swiglu_limit = 7.0f;
+         o.swiglu_alpha = 2;
+       }},
+      {"swiglu_alpha: expected none (1.702) with activation relu2, got 1",
+       [](MoeOptions& o) {
+         o.activation = Activation::kRelu2;
+         o.swiglu_alpha = 1;
+       }},
+      {"static_headroom: expected none (1) with activation_scale dynamic_token, got 16",
+       [](MoeOptions& o) { o.static_headroom = 16; }},
+      {"static_headroom: expected none (1) with activation_scale compat, got 2",
+       [](MoeOptions& o) {
+         o.activation_scale = ActivationScale::kCompat;
+         o.static_headroom = 2;
+       }},
       {"intermediate_fixed: expected none with intermediate_scale dynamic_token, got 0.5",
        [](MoeOptions& o) { o.intermediate_fixed = 0.5f; }},
       {"intermediate_fixed: expected a power of two in [2^-126, 2^127], got 0.300000012",
@@ -194,6 +213,53 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
     EXPECT_EQ(config.status().code(), Code::kInvalidArgument);
     EXPECT_EQ(config.status().message(), refusal.message);
   }
+}
+
+// docs/numerics.md, section 2: what a layer would not use is refused.
+TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
+  struct Rule {
+    const char* option;
+    std::function<void(MoeOptions&)> change;
+    std::function<bool(const MoeOptions&)> legal;
+  };
+  const auto has_compat = [](const MoeOptions& o) {
+    return o.activation_format == ActivationFormat::kNvfp4 || o.activation_format == ActivationFormat::kBf16;
+  };
+  const auto has_row_scales = [](const MoeOptions& o) { return o.activation_format != ActivationFormat::kInt8Block; };
+  const Rule rules[] = {
+      {"swiglu_alpha", [](MoeOptions& o) { o.swiglu_alpha = 2; },
+       [](const MoeOptions& o) { return o.activation == Activation::kSwigluOai; }},
+      {"static_headroom", [](MoeOptions& o) { o.static_headroom = 4; },
+       [](const MoeOptions& o) { return o.activation_scale == ActivationScale::kStatic; }},
+      {"intermediate_fixed", [](MoeOptions& o) { o.intermediate_fixed = 0.5f; },
+       [](const MoeOptions& o) { return o.intermediate_scale == IntermediateScale::kFixed; }},
+      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kStatic; }, has_row_scales},
+      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kCompat; }, has_compat},
+      {"intermediate_scale", [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kFixed; }, has_row_scales},
+      {"intermediate_scale", [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kCompat; }, has_compat},
+  };
+  for (int activation = 0; activation < 5; ++activation)
+    for (int format = 0; format < 4; ++format)
+      for (const bool fixed : {false, true}) {
+        MoeOptions base = legal();
+        base.activation = static_cast<Activation>(activation);
+        if (activation != 0 && activation != 4) base.swiglu_limit = 7.0f;
+        base.activation_format = static_cast<ActivationFormat>(format);
+        if (fixed && has_row_scales(base)) {
+          base.activation_scale = ActivationScale::kStatic;
+          base.intermediate_scale = IntermediateScale::kFixed;
+        }
+        ASSERT_OK(MoeConfig::make(base));
+        for (const Rule& rule : rules) {
+          MoeOptions o = base;
+          rule.change(o);
+          const Status status = MoeConfig::make(o).status();
+          EXPECT_EQ(status.ok(), rule.legal(o)) << rule.option << ": " << status.message();
+          if (!status.ok()) {
+            EXPECT_THAT(status.message(), testing::StartsWith(std::string(rule.option) + ": expected "));
+          }
+        }
+      }
 }
 
 template <class Enum>

@@ -59,6 +59,23 @@ TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
   EXPECT_EQ(choose_backend(*config, host_facts(), "cuda").status().code(), Code::kUnsupported);
 }
 
+TEST(CudaBackend, ExplainWarnsOfWhatNoChipRanAndOfShortSums) {
+  MoeOptions options = case_table().front().options;
+  const auto reason = [&](int capability, ActivationFormat format, const char* forced) {
+    options.activation_format = format;
+    for (const BackendReport& report : explain(*MoeConfig::make(options), test::gpu_of(capability), forced))
+      if (report.chosen) return report.reason;
+    return std::string();
+  };
+  for (const int capability : {100, 120})
+    EXPECT_NE(reason(capability, ActivationFormat::kNvfp4, "auto").find("never run on a chip"), std::string::npos);
+  EXPECT_EQ(reason(90, ActivationFormat::kNvfp4, "auto").find("13 bits"), std::string::npos);
+  const std::string fp8 = reason(90, ActivationFormat::kFp8, "auto");
+  EXPECT_NE(fp8.find("13 bits"), std::string::npos) << fp8;
+  EXPECT_NE(fp8.find("backend \"cuda\""), std::string::npos) << fp8;
+  EXPECT_EQ(reason(90, ActivationFormat::kFp8, "cuda").find("13 bits"), std::string::npos);
+}
+
 // plan is pure: it needs no device, and a larger limit never needs less.
 TEST(CudaBackend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {

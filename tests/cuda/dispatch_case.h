@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "backend/wire_record.h"
+#include "cuda/graph.h"
 #include "cuda/ranks_case.h"
 #include "support/case_run.h"
 
@@ -70,6 +72,36 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     (void)exchange.barrier();  // broken where a test breaks it
     cudaStreamDestroy(stream);
   });
+}
+
+// A graph of a rank's run.
+class Replay {
+ public:
+  Replay(const Rank& rank, int64_t first, int64_t count)
+      : rank_(rank), graph_(rank.stream, [&] { return rank.run(first, count); }) {}
+  const Status& status() const { return graph_.status(); }
+  // With the contents of another case of the same sizes. fill: each byte of out before it.
+  std::vector<uint8_t> run(const CaseData& data, int fill = 0xFF) const {
+    const auto copy = [](void* to, const auto& from) {
+      EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice), cudaSuccess);
+    };
+    copy(rank_.batch.hidden.data(), data.hidden);
+    copy(rank_.batch.ids.data(), data.topk_ids);
+    copy(rank_.batch.weights.data(), data.topk_weights);
+    EXPECT_EQ(cudaMemset(rank_.batch.out.data(), fill, data.out_bytes()), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    graph_.launch();
+    return rank_.out();
+  }
+
+ private:
+  const Rank& rank_;
+  Graph graph_;
+};
+
+inline bool all_nan(const CaseData& data, const std::vector<uint8_t>& out) {
+  const std::vector<float> values = to_floats(out, data.spec.out_dtype);
+  return std::all_of(values.begin(), values.end(), [](float value) { return std::isnan(value); });
 }
 
 // What a layer of one rank with all experts gives on the same device.

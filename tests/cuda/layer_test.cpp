@@ -169,6 +169,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   replacement.down_block_scales = c.tensors.down_block_scales;
   replacement.on_device = 1;
   layer.replace_expert(1, replacement);
+  layer.replace_expert_on_stream(2, replacement, nullptr);
   copies.clear();  // the arrays are the caller's again
   const auto same_expert = [&](const api::Layer& actual, int64_t at, size_t from) {
     const test::Expert& e = c.tiny.experts[from];
@@ -186,6 +187,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
     same_expert(layer, static_cast<int64_t>(e), e);
   }
   same_expert(layer, 1, 0);
+  same_expert(layer, 2, 0);
 }
 
 TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {

@@ -1,6 +1,6 @@
 // Device memory that runs out, at each of its allocations in turn: kOutOfMemory with sizes in its message, all of it given
-// back, and the device as good as before. The linker sends every cudaMalloc and cudaFree of this executable through here
-// (room.cmake), so that nothing has to be filled up.
+// back, and the device as good as before. The linker sends every cudaMalloc, cudaMallocAsync and their frees of this
+// executable through here (room.cmake), so that nothing has to be filled up.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -22,20 +22,36 @@ std::atomic<bool> fail_all{false};
 std::atomic<int64_t> live{0};
 }  // namespace
 
+namespace {
+template <class Allocate>
+cudaError_t counted(const Allocate& allocate) {
+  const int64_t number = asked.fetch_add(1) + 1, at = fail_at.load();
+  if (at != 0 && (number == at || (fail_all.load() && number > at))) return cudaErrorMemoryAllocation;
+  const cudaError_t error = allocate();
+  if (error == cudaSuccess) live.fetch_add(1);
+  return error;
+}
+}  // namespace
+
 extern "C" {
 cudaError_t __real_cudaMalloc(void** memory, size_t size_bytes);
 cudaError_t __real_cudaFree(void* memory);
+cudaError_t __real_cudaMallocAsync(void** memory, size_t size_bytes, cudaStream_t stream);
+cudaError_t __real_cudaFreeAsync(void* memory, cudaStream_t stream);
 
 cudaError_t __wrap_cudaMalloc(void** memory, size_t size_bytes) {
-  const int64_t number = asked.fetch_add(1) + 1, at = fail_at.load();
-  if (at != 0 && (number == at || (fail_all.load() && number > at))) return cudaErrorMemoryAllocation;
-  const cudaError_t error = __real_cudaMalloc(memory, size_bytes);
-  if (error == cudaSuccess) live.fetch_add(1);
-  return error;
+  return counted([&] { return __real_cudaMalloc(memory, size_bytes); });
+}
+cudaError_t __wrap_cudaMallocAsync(void** memory, size_t size_bytes, cudaStream_t stream) {
+  return counted([&] { return __real_cudaMallocAsync(memory, size_bytes, stream); });
 }
 cudaError_t __wrap_cudaFree(void* memory) {
   if (memory != nullptr) live.fetch_sub(1);
   return __real_cudaFree(memory);
+}
+cudaError_t __wrap_cudaFreeAsync(void* memory, cudaStream_t stream) {
+  if (memory != nullptr) live.fetch_sub(1);
+  return __real_cudaFreeAsync(memory, stream);
 }
 }
 
@@ -163,6 +179,20 @@ ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
             }),
             2);
   EXPECT_EQ(codes_of(), tiny.experts[1].down.codes);
+}
+
+ATTACK_TEST_P(kGpu, CudaMemory, ReplaceOnAStream) {
+  const TinyLayer tiny(sizes());
+  auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
+  ASSERT_OK(layer);
+  for (const int64_t e : {int64_t{0}, kSharedExpert}) {
+    const ExpertSource source = e == kSharedExpert ? tiny.shared[0].source() : tiny.experts[1].source();
+    EXPECT_GE(expect_out_of_memory([&] { return (*layer)->replace_expert_on_stream(e, source, nullptr); }),
+              2);  // the expert and staging
+  }
+  ExpertBuffers out;
+  EXPECT_OK((*layer)->unpack_expert(0, out));
+  EXPECT_EQ(out.down.codes, tiny.experts[1].down.codes);
 }
 
 ATTACK_TEST_P(kGpu, CudaMemory, Linear) {

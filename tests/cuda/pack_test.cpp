@@ -13,6 +13,7 @@
 
 #include "backend/backend.h"
 #include "cases/cases.h"
+#include "core/fp8.h"
 #include "moe/layer.h"
 #include "support/backends.h"
 #include "support/support.h"
@@ -126,6 +127,12 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       ASSERT_OK(backend().pack_expert(device, e, lent.source()));
       ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)], host.tensor_scales[static_cast<size_t>(e)]);
       ASSERT_EQ(device.fp8_weights_of(e), host.fp8_weights_of(e));
+      if (format == ActivationFormat::kFp8) {  // counted on the device from both; here on the host
+        const ExpertSource source = data.expert(e);
+        const Fp8ExpertWeights counted = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up),
+                                          measure_fp8_weights(source.down)};
+        ASSERT_EQ(host.fp8_weights_of(e), counted);
+      }
       const auto& expected = host.zero_scale_codes[static_cast<size_t>(e)];
       const auto& actual = device.zero_scale_codes[static_cast<size_t>(e)];
       ASSERT_EQ(actual.size(), expected.size());

@@ -1,7 +1,7 @@
 # The CUDA backends: what a host can judge of them, and on a machine with a GPU (skipped by name elsewhere) streams, graphs
 # and large shapes. The case table goes through them in tests/steps and tests/layer.
 target_link_libraries(test_cuda PRIVATE nvfp4_moe_cudart)
-target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree)  # memory_test.cpp
+target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree,--wrap=cudaMallocAsync,--wrap=cudaFreeAsync)  # memory_test.cpp
 add_dependencies(test_cuda fake_nccl)  # ranks_test.cpp; exchange/room.cmake makes it
 target_compile_definitions(test_cuda PRIVATE NVFP4_MOE_FAKE_NCCL="${PROJECT_BINARY_DIR}/tests/fake_nccl/libfake_nccl")
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -333,20 +333,26 @@ int brings(void* user, const void*, const int64_t*, void* recv, const int64_t* r
   return 0;
 }
 
-TEST(Callbacks, AHelloThatIsNoneOrOfAnotherWorldIsRefused) {
+TEST(Callbacks, AHelloThatIsNoneOrOfAnotherWorldOrVersionIsRefused) {
   std::vector<std::byte> bytes;
   EXPECT_THAT(connect_callbacks({&bytes, brings, nullptr}, 0, 2, kShort).status().message(),
               HasSubstr("expected a hello of this library from rank 0, got other bytes"));
   struct {
     uint64_t magic = 0x3145504534504656;
     int32_t rank = 0, world = 2;
+    char version[24] = "1.2.3";
   } hellos[2];
   hellos[1].rank = 1;
   hellos[1].world = 4;
-  bytes.resize(sizeof(hellos));
-  std::memcpy(bytes.data(), hellos, sizeof(hellos));
-  EXPECT_THAT(connect_callbacks({&bytes, brings, nullptr}, 0, 2, kShort).status().message(),
-              HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
+  const auto refusal = [&] {
+    bytes.resize(sizeof(hellos));
+    std::memcpy(bytes.data(), hellos, sizeof(hellos));
+    return connect_callbacks({&bytes, brings, nullptr}, 0, 2, kShort).status().message();
+  };
+  EXPECT_THAT(refusal(), HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
+  hellos[1].world = 2;
+  std::memset(hellos[1].version, '9', sizeof(hellos[1].version));  // which does not even end
+  EXPECT_EQ(refusal(), "exchange: expected nvfp4-moe 1.2.3 on rank 1 as on rank 0, got " + std::string(23, '9'));
 }
 
 int fails(void*, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms, char* error, size_t size) {

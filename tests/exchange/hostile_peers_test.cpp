@@ -17,15 +17,6 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Pair {
-  Socket mine, other;
-};
-Pair socket_pair() {
-  int fds[2] = {-1, -1};
-  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-  return {Socket(fds[0]), Socket(fds[1])};
-}
-
 // One call of each kind, as both ranks of a world of two make them; until one fails.
 Status talk(Socket peer, int rank, Timeout timeout, std::vector<float>* sum = nullptr) {
   std::vector<Socket> peers(2);
@@ -165,6 +156,7 @@ ATTACK_TEST(kHostilePeers, HostilePeers, AFailureIsOneWhateverItsCode) {
     uint32_t kind = 3, code = 0;
     int64_t bytes = 0, expects = 0;
     char what[16] = {};
+    uint64_t balance = 0;
   };
   const std::string why = "gone\nmad\x1b[31m";
   for (const uint32_t code : {0u, 5u, 9u, 10u, 0x80000000u, 0xFFFFFFFFu})

@@ -100,6 +100,24 @@ TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
 
+// The watch looks every 50 ms. A communicator that is destroyed waits for the other ranks, one of which may be stopped.
+TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
+  {
+    const Setting never_ends("graphs");
+    on_ranks(Over::kTcp, 2, kLong, [](Exchange& exchange) {
+      auto device = connect_nccl(exchange, fake());
+      ASSERT_OK(device);
+      calls();
+      ASSERT_OK(exchange.barrier());
+      if (exchange.rank() == 1) exchange.abort(Status(Code::kIo, "over"));
+      EXPECT_FALSE(exchange.barrier().ok());
+      EXPECT_LT(test::seconds_of([&] { device->reset(); }), 5);
+    });
+    EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
+  }
+  EXPECT_TRUE(comes_true([] { return communicators() == 0; }));
+}
+
 // What no graph can hold has ended when its exchange is gone, however long that takes.
 TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
   std::thread later;
@@ -138,6 +156,27 @@ TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
     EXPECT_EQ(exit, 0);
     EXPECT_LT(took, 10);
   }
+}
+
+// A graph may be dropped long after its exchange, and right before the process ends.
+void drop_the_graph_at_last() {
+  std::atexit([] {  // runs after the library's own function
+    if (communicators() != 0) ::_exit(5);
+  });
+  static const Setting* const graphs = new Setting("graphs");
+  auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
+  if (!exchange.ok()) ::_exit(2);
+  auto device = connect_nccl(**exchange, fake());
+  if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);
+  device->reset();
+  std::this_thread::sleep_for(Timeout{3500});
+  delete graphs;
+  std::exit(0);
+}
+
+TEST(NcclEnd, AProcessWaitsForACommunicatorThatEndsAtLast) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, where the library has registered nothing yet
+  EXPECT_EXIT(drop_the_graph_at_last(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

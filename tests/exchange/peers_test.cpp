@@ -8,14 +8,18 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "exchange/echo_peer.h"
 #include "exchange/ranks.h"
+#include "support/attack.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {
@@ -148,6 +152,30 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
   });
   EXPECT_EQ(counts.allocations, 0);
   EXPECT_EQ(counts.host_words, 0);
+}
+
+// Kernels would write there.
+ATTACK_TEST(kReceivedPackets, Peers, AnAddressThatNobodyOfferedIsRefused) {
+  constexpr size_t kOffer = sizeof(PeerHandle) + sizeof(uint64_t);
+  for (const uint64_t address : {uint64_t{0}, uint64_t{4096}, UINT64_MAX}) {
+    test::attacked();
+    Counts counts;
+    test::EchoPeer peer;
+    bool changes = false;
+    peer.change = [&](int64_t, std::span<std::byte> received) {
+      if (changes && received.size() == kOffer) std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
+    };
+    LinkOptions links;
+    links.wanted = false;
+    const auto exchange = connect_callbacks({&peer, test::EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong, links);
+    ASSERT_OK(exchange);
+    const auto connect = [&] {
+      return connect_peers(**exchange, std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers())).status();
+    };
+    EXPECT_OK(connect());
+    changes = true;
+    EXPECT_THAT(connect().message(), HasSubstr("of rank 1, got an address that no rank of this process has offered"));
+  }
 }
 
 TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {

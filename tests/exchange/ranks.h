@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <chrono>
 #include <functional>
@@ -38,6 +39,16 @@ inline const char* name_of(Over over) {
 inline int free_port() {
   const auto listener = listen_on("127.0.0.1", 0);
   return *local_port(*listener);
+}
+
+// A connection, both ends in this process.
+struct Pair {
+  Socket mine, other;
+};
+inline Pair socket_pair() {
+  int fds[2] = {-1, -1};
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
+  return {Socket(fds[0]), Socket(fds[1])};
 }
 
 // An exchange over a host's functions, the host being one over threads: what a caller's own communication is to the

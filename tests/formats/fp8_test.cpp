@@ -50,7 +50,7 @@ TEST(Fp8Weights, AreRoundedOnce) {
 
 TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
   std::mt19937 random(7);
-  for (const int64_t cols : {16, 80, 256}) {
+  for (const int64_t cols : {16, 80, 256, 496}) {  // a count holds 15 blocks
     for (const int least : {0, 1, 40, 100}) {
       const int64_t rows = 37;
       std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)), scales(static_cast<size_t>(rows * cols / 16));

@@ -272,21 +272,25 @@ TEST(RowAmax, MaximumNanAndInf) {
   }
 }
 
+// tensor_scale of mode static.
+Result<float> rounded_up(float x) { return static_row_scale(ActivationFormat::kNvfp4, "scale", x, 1.0f); }
+
 TEST(PowersOfTwo, RoundUpAndRecognise) {
   for (int k = -126; k <= 127; ++k) {
     const float p = std::ldexp(1.0f, k);
     EXPECT_TRUE(is_power_of_two(p));
     EXPECT_FALSE(is_power_of_two(std::nextafter(p, 3.4e38f)));
-    EXPECT_EQ(round_up_to_power_of_two(p), p);
+    EXPECT_EQ(rounded_up(p).value(), p);
     if (k < 127) {
-      EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 3.4e38f)), 2 * p);
+      EXPECT_EQ(rounded_up(std::nextafter(p, 3.4e38f)).value(), 2 * p);
     }
     if (k > -126) {
-      EXPECT_EQ(round_up_to_power_of_two(std::nextafter(p, 0.0f)), p);
+      EXPECT_EQ(rounded_up(std::nextafter(p, 0.0f)).value(), p);
     }
   }
-  EXPECT_EQ(round_up_to_power_of_two(1e-40f), 0x1p-126f);
-  EXPECT_EQ(round_up_to_power_of_two(3e38f), 0x1p127f) << "clamped";
+  EXPECT_EQ(rounded_up(1e-40f).value(), 0x1p-126f);
+  EXPECT_EQ(rounded_up(3e38f).status().message(),
+            "scale: expected a row scale of at most 2^127, got 3.00000001e+38 times 1");
   for (const float no : {0.0f, -1.0f, -2.0f, 3.0f, 0x1p-127f, std::numeric_limits<float>::infinity(),
                          std::numeric_limits<float>::quiet_NaN()})
     EXPECT_FALSE(is_power_of_two(no)) << no;

@@ -317,7 +317,10 @@ class Session {
     const int64_t which = local_expert();
     const int64_t inner =
         which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size : config_.intermediate_size;
-    check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_, inner))));
+    if (a_.rarely())
+      check(nvfp4_moe_layer_replace_expert_on_stream(layer_, which, a_.structure(expert(config_, inner)), nullptr));
+    else
+      check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_, inner))));
   }
 
   void unpack() {

@@ -59,6 +59,7 @@ bool is_whole(const std::vector<std::byte>& file) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::TemporaryDirectory directory;
   static const std::string path = directory.file("layer.packed");
+  static const auto folder = CacheFolder::open(directory.path());
   if (size == 0) return 0;
   const uint8_t flags = *data++;
   --size;
@@ -82,7 +83,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   fuzz::write_file(path, {reinterpret_cast<const char*>(file.data()), file.size()});
 
-  const auto mapped = read_cache_file(path, {kKey, kSets, kPayload, false}, serial_executor());
+  const auto mapped = read_cache_file(*folder, "layer.packed", {kKey, kSets, kPayload, false}, serial_executor());
   REQUIRE(mapped.ok() == is_whole(file));
   if (mapped.ok()) {
     REQUIRE(mapped->payload.size_bytes() == kPayload && mapped->scales.size() == kSets);

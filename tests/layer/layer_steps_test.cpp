@@ -91,7 +91,7 @@ TEST(ActivationScalesOfALayer, FixedFromTheClampIsTheLeastThatCannotSaturate) {
   // found here by a walk over g, that counts.
   double depth = 0;
   for (double g = -3; g < 0; g += 1e-4) depth = std::max(depth, -g / (1 + std::exp(-g)));
-  for (float limit = 0.03f; limit < 4000; limit *= 1.37f) {
+  for (float limit = 0.03f; limit < 580; limit *= 1.37f) {
     const double s = with(Activation::kSwigluClamped, limit), bound = std::max(double{limit}, depth) * limit;
     EXPECT_LE(bound, 2688 * s) << limit;
     EXPECT_GT(bound, 2688 * s / 2) << limit;
@@ -120,6 +120,62 @@ TEST(ActivationScalesOfALayer, NothingToGoByIsDeclined) {
   EXPECT_THAT(declined(options, {1.0f, {}}), HasSubstr("intermediate_scale fixed"));
   options.intermediate_scale = IntermediateScale::kCompat;
   EXPECT_THAT(declined(options, {1.0f, std::nanf("")}), HasSubstr("intermediate_scale compat"));
+}
+
+TEST(ActivationScalesOfALayer, ScalesBeyondAFloatAreDeclined) {
+  MoeOptions options = small();
+  options.activation_scale = ActivationScale::kStatic;
+  options.static_headroom = 0x1p20f;
+  EXPECT_EQ(resolved(options, {0x1p107f, {}}).hidden, 0x1p127f);
+  EXPECT_EQ(
+      declined(options, {0x1.8p107f, {}}),
+      "activation_scale static: gate/up input_scale x static_headroom: expected a row scale of at most 2^127, got "
+      "2.43388915e+32 times 1048576");
+  EXPECT_THAT(declined(options, {3e38f, {}}), HasSubstr("at most 2^127"));
+  options.activation_format = ActivationFormat::kFp8;  // six times as much
+  EXPECT_EQ(resolved(options, {0x1p104f, {}}).hidden, 0x1p127f);
+  EXPECT_THAT(declined(options, {0x1p105f, {}}), HasSubstr("at most 2^127"));
+  options = small();
+  options.intermediate_scale = IntermediateScale::kFixed;
+  EXPECT_EQ(resolved(options, {{}, 0x1p123f}).intermediate, 0x1p127f);
+  EXPECT_THAT(declined(options, {{}, 0x1.2p123f}),
+              HasSubstr("intermediate_scale fixed: down input_scale x 16: expected a row scale of at most 2^127"));
+  options.intermediate_scale = IntermediateScale::kCompat;
+  for (const float no : {0x1p-127f, 0x1.8p126f})
+    EXPECT_THAT(declined(options, {{}, no}), HasSubstr("down input_scale within [2^-126, 2^126]")) << no;
+}
+
+TEST(ActivationScalesOfALayer, StaticIsAtLeastTheLeastNormalNumber) {
+  MoeOptions options = small();
+  options.activation_scale = ActivationScale::kStatic;
+  options.static_headroom = 0x1p-3f;
+  EXPECT_EQ(resolved(options, {0x1p-140f, {}}).hidden, 0x1p-126f);
+}
+
+// A limit that stands for "none" would make every h a 0.
+TEST(ActivationScalesOfALayer, FixedFromAClampThatIsNoneIsDeclined) {
+  MoeOptions options = small();
+  options.intermediate_scale = IntermediateScale::kFixed;
+  options.activation = Activation::kSwigluClamped;
+  options.swiglu_limit = 1e19f;
+  EXPECT_EQ(declined(options),
+            "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, 9.99999996e+37, "
+            "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or take "
+            "intermediate_scale dynamic_token");
+  options.swiglu_limit = std::numeric_limits<float>::max();  // its square is no float
+  EXPECT_THAT(declined(options), HasSubstr("swiglu_limit 3.40282347e+38"));
+  options.swiglu_limit = 586.0f;  // 2^7: a block of 0.75 becomes 0
+  EXPECT_EQ(resolved(options).intermediate, 0x1p7f);
+  options.swiglu_limit = 587.0f;
+  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
+  options.activation_format = ActivationFormat::kFp8;  // 2^-10 of a scale becomes 0, and 448 of it is the range
+  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
+  options.swiglu_limit = 478.0f;
+  EXPECT_EQ(resolved(options).intermediate, 0x1p9f);
+  options.swiglu_limit = 480.0f;
+  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
+  options.intermediate_fixed = 0x1p-3f;
+  EXPECT_EQ(resolved(options).intermediate, 0x1p-3f);
 }
 
 TEST(ActivationScalesOfALayer, WeightOnlyAsksForNone) {

@@ -203,6 +203,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(nullptr, 1, &bytes), invalid);
   EXPECT_EQ(nvfp4_moe_layer_run_status(nullptr, nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_replace_expert(nullptr, 0, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_layer_replace_expert_on_stream(nullptr, 0, nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_unpack_expert(nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_layer_write_repro(nullptr, nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_replay(nullptr, nullptr, &text), invalid);

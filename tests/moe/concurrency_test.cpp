@@ -1,15 +1,20 @@
 // Several streams on one layer, and weights replaced in place while others run.
+#include <gmock/gmock.h>
+
+#include <atomic>
 #include <chrono>
 #include <thread>
 
 #include "moe/c_layer.h"
 #include "moe/tiny.h"
+#include "moe/weight_uses.h"
 #include "support/backends.h"
 
 namespace nvfp4_moe {
 namespace {
 
 using namespace test;
+using testing::HasSubstr;
 
 TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
   const TinyLayer tiny;
@@ -153,6 +158,67 @@ TEST(Replace, ABadExpertChangesNothing) {
   EXPECT_EQ((*layer)->replace_expert(4, tiny.experts[1].source()).code(), Code::kInvalidArgument);
   EXPECT_EQ((*layer)->replace_expert(kSharedExpert, tiny.experts[1].source()).code(), Code::kInvalidArgument);
   EXPECT_TRUE(same_bits(run_tiny(**layer, batch), expected));
+}
+
+TEST(Replace, OfAHostsLayerTakesNoStream) {
+  const TinyLayer tiny;
+  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+  ASSERT_OK(layer);
+  const Status refused = (*layer)->replace_expert_on_stream(0, tiny.experts[1].source(), nullptr);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.message(), HasSubstr("expected no stream"));
+}
+
+// Threads whose uses overlap without end leave no moment of rest by themselves.
+TEST(Replace, UsesAreHeldOffForAReplacementThatWaits) {
+  WeightUses uses;
+  std::atomic<bool> stop{false};
+  std::atomic<int> counted{0};
+  std::vector<std::thread> runs;
+  for (int i = 0; i < 3; ++i)
+    runs.emplace_back([&, i] {
+      while (!stop) {
+        const WeightUses::Use use(uses);
+        const WeightUses::Use within(uses);  // a run over ranks has one within its own
+        counted += use && within;
+        std::this_thread::sleep_for(std::chrono::microseconds(500 + 100 * i));
+      }
+    });
+  while (counted < 30) std::this_thread::yield();
+  int begun = 0;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const WeightUses::HoldOff hold_off(uses);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    while (std::chrono::steady_clock::now() < until) {
+      const WeightUses::Replacement replacement(uses, true);
+      if (replacement) ++begun;
+      if (replacement) break;
+      std::this_thread::yield();
+    }
+  }
+  stop = true;
+  for (std::thread& run : runs) run.join();
+  EXPECT_EQ(begun, 20);
+}
+
+// A run that begins during the one launch of a replacement on a stream is not refused.
+TEST(Replace, UsesWaitForAReplacementThatIsOnlyEnqueued) {
+  WeightUses uses;
+  std::atomic<int> begun{0};
+  std::thread run;
+  {
+    const WeightUses::Replacement enqueued(uses, true);
+    ASSERT_TRUE(enqueued);
+    EXPECT_EQ(WeightUses::Replacement(uses).in_flight(), -1);
+    run = std::thread([&] { begun = WeightUses::Use(uses) ? 1 : -1; });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(begun, 0);
+  }
+  run.join();
+  EXPECT_EQ(begun, 1);
+  const WeightUses::Replacement written(uses);
+  ASSERT_TRUE(written);
+  EXPECT_FALSE(WeightUses::Use(uses));
 }
 
 }  // namespace

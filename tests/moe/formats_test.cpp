@@ -120,7 +120,7 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
        [&](const Place& place) { return q.channel_weights = x.data(), quantize(place, q, counts); }},
       {"tensor_scale: mode compat needs one, got none",
        [&](const Place& place) { return q.mode = QuantizeMode::kCompat, quantize(place, q, counts); }},
-      {"tensor_scale: expected a positive normal float32, got 0",
+      {"tensor_scale: expected a positive float32 within [2^-126, 2^126], got 0",
        [&](const Place& place) {
          return q.mode = QuantizeMode::kCompat, q.tensor_scale = 1e-40f, quantize(place, q, counts);
        }},

@@ -315,6 +315,21 @@ TEST(Layer, UnpackGivesTheSourceBack) {
   }
 }
 
+TEST(Layer, DescriptionHasTheWarningsOfItsBackend) {
+  TinyLayer tiny;
+  Backend backend = kReferenceBackend;
+  backend.name = "warned";
+  backend.caveat = "never run on a chip";
+  backend.fp8_caveat = "sums have 13 bits";
+  const auto notes = [&](ActivationFormat format) {
+    tiny.options.activation_format = format;
+    const auto layer = MoeLayer::open_on(backend, tiny.config(), tiny.source(), tiny_layer_options());
+    return nlohmann::json::parse(layer.value()->describe_json())["notes"].dump();
+  };
+  EXPECT_EQ(notes(ActivationFormat::kNvfp4), R"(["never run on a chip"])");
+  EXPECT_EQ(notes(ActivationFormat::kFp8), R"(["never run on a chip","sums have 13 bits"])");
+}
+
 TEST(Layer, DescribesItsChoices) {
   TinyLayer tiny;
   tiny.options.activation_scale = ActivationScale::kStatic;

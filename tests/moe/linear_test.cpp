@@ -149,6 +149,9 @@ TEST(Linear, ResolvesItsScale) {
   options.static_headroom = 4.0f;
   EXPECT_EQ(NvfpLinear::open(weight.view(), options).value()->weights().input_scale, 2.0f);
   options.activation_scale = ActivationScale::kCompat;
+  EXPECT_THAT(NvfpLinear::open(weight.view(), options).status().message(),
+              testing::HasSubstr("static_headroom: expected none (1) with activation_scale compat, got 4"));
+  options.static_headroom = 1.0f;
   EXPECT_EQ(NvfpLinear::open(weight.view(), options).value()->weights().input_scale, 0.3f);
   const auto json = nlohmann::json::parse(NvfpLinear::open(weight.view(), options).value()->describe_json());
   EXPECT_EQ(json["rows"], 16);

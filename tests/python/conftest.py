@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))  # the tests run the scripts that make the committed vectors
+sys.path.append(str(ROOT))  # bench.moe_bench
 
 import attack_summary  # noqa: E402
 

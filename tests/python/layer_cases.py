@@ -163,6 +163,9 @@ def options(draw) -> Options:
     has_line_scales = activation_format in ("nvfp4", "fp8")
     compat = ["compat"] if activation_format == "nvfp4" else []
     intermediate_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "fixed", *compat]))
+    activation_scale = draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *compat]))
+    if not has_line_scales:
+        activation_scale = "dynamic_token"
     router_weight = draw(st.sampled_from(["after_down", "before_down", "on_input"]))
     return Options(
         num_experts=num_experts,
@@ -173,15 +176,13 @@ def options(draw) -> Options:
         swiglu_limit=None if activation in ("swiglu", "relu2") else draw(st.sampled_from([0.1, 0.5, 1.5, 7.0, 10.0])),
         swiglu_alpha=draw(st.sampled_from([1.702, 1.0, 0.25, 3.0])) if activation == "swiglu_oai" else 1.702,
         activation_format=activation_format,
-        activation_scale=draw(st.sampled_from(["dynamic_token", "dynamic_token", "static", *compat]))
-        if has_line_scales
-        else "dynamic_token",
+        activation_scale=activation_scale,
         intermediate_scale=intermediate_scale if has_line_scales else "dynamic_token",
         intermediate_fixed=draw(st.sampled_from([None, 2.0**-11, 2.0**-6, 1.0]))
         if has_line_scales and intermediate_scale == "fixed"
         else None,
         max_router_weight=draw(st.sampled_from([1.0, 2.5])),
-        static_headroom=draw(st.sampled_from([1.0, 16.0, 0.25])),
+        static_headroom=draw(st.sampled_from([1.0, 16.0, 0.25])) if activation_scale == "static" else 1.0,
         router_weight=router_weight,
         row_format=draw(st.sampled_from(["bf16", "bf16", "fp32"])),
     )

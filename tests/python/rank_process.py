@@ -165,11 +165,13 @@ class Rank:
             self.exchange = nv.launched_exchange(timeout=timeout)
         (use or WAYS[self.way])(self.exchange, self.device)
 
-    def layer(self, activation_format: str = "nvfp4", top_k: int = TOP_K, **options: object) -> nv.MoeLayer:
+    def layer(
+        self, activation_format: str = "nvfp4", top_k: int = TOP_K, max_tokens: int = MOST_TOKENS, **options: object
+    ) -> nv.MoeLayer:
         return nv.MoeLayer.from_tensors(
             config(activation_format, top_k),
             **weights(),
-            max_tokens=MOST_TOKENS,
+            max_tokens=max_tokens,
             device=self.device,
             exchange=self.exchange,
             **options,
@@ -353,14 +355,14 @@ SCENARIOS: dict[str, Callable[[Rank], None]] = {
 }
 
 
-def main() -> None:
+def main(scenarios: dict[str, Callable[[Rank], None]] = SCENARIOS) -> None:
     what, out, way = sys.argv[1:]
     faulthandler.enable()  # for SIGABRT too
     faulthandler.dump_traceback_later(float(os.environ["RANK_TIME_LIMIT"]), exit=True)
     torch.set_num_threads(1)
     rank = Rank(Path(out), way)
     try:
-        SCENARIOS[what](rank)
+        scenarios[what](rank)
         message = "fine"
     except Exception as error:  # what the test looks at
         message = f"{type(error).__name__}: {error}"

@@ -58,7 +58,7 @@ def weight_bound(config: nv.RouterConfig, logits, ids, expected):
         units = (among.amax(-1, keepdim=True) - chosen) + math.log(among.shape[-1]) + 4
     else:
         units = (2 if config.renormalize else 1) * (3.01 if config.scoring == "sigmoid" else 1.51) + 1.01
-    return expected.abs() * units * E24 + config.routed_scaling_factor * 2.0**-148
+    return expected.abs() * units * E24 + config.routed_scaling_factor * 2.0**-148 + 2.0**-150
 
 
 def numbers(tokens: int, experts: int, dtype, seed: int):

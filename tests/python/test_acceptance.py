@@ -1,5 +1,8 @@
 """scripts/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
-the tools' form (ctest, bench), and whole runs with stand-ins for the tools."""
+the tools' form (ctest, bench), and whole runs with stand-ins for the tools.
+
+Long because it plays every tool that a step runs.
+"""
 
 from __future__ import annotations
 
@@ -350,6 +353,19 @@ def test_what_a_stop_left_is_resumed(kit):
     assert "== build: kept, passed" in said and "== probes (at most" in said
     assert "cmake --preset gpu" not in kit.ran
     assert states(report) == dict.fromkeys(STEPS, "passed")
+
+
+def test_two_parts_make_one_report(kit):
+    code, said, report = kit("--part", "tests")
+    assert code == 3, said
+    left_out = [name for name, state in states(report).items() if state == "not run"]
+    assert left_out == [name for name in STEPS if name.startswith("sanitize-")]
+    assert "sanitizer" not in kit.ran and "preset racecheck" not in kit.ran
+    code, said, report = kit("--resume", "--part", "sanitizers")
+    assert code == 0, said
+    assert states(report) == dict.fromkeys(STEPS, "passed")
+    assert "== steps: kept, passed" in said
+    assert "--preset gpu -j" in kit.ran and "test_steps" not in kit.ran, "it builds what the part needs"
 
 
 def test_one_gpu_is_accepted_whatever_the_environment_says_of_the_library(kit):

@@ -275,7 +275,9 @@ def test_expert_biases(backend: str, activation_format: str) -> None:
     others = tuple(-bias for bias in biases)
     for e in range(EXPERTS):
         matrices = [(w[p][0][e], w[p][1][e], float(w[p][2][e])) for p in ("gate", "up", "down")]
-        gpu.replace_expert(e, *matrices, biases=tuple(bias[e] for bias in others))
+        with pytest.raises(ValueError, match="a graph has captured this layer"):
+            gpu.replace_expert(e, *matrices, biases=tuple(bias[e] for bias in others))
+        gpu.replace_expert(e, *matrices, biases=tuple(bias[e] for bias in others), stream=torch.cuda.current_stream())
     graph.replay()
     fresh = nv.MoeLayer.from_tensors(chosen, **w, biases=others, **placed)
     assert torch.equal(out, fresh.run(hidden, ids, router))

@@ -6,6 +6,7 @@ with the CUDA backends, and is skipped by name elsewhere; but for the way "host"
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,12 +18,16 @@ import nvfp4_moe as nv
 import pytest
 from gpu import torch, why_not
 from rank_process import OVER_TORCH, STOPPED_TIMEOUT, expected
+from rank_replays import AFTER, SCENARIOS
 from test_launched_exchange import master_port
 
 RANK = Path(__file__).with_name("rank_process.py")
+REPLAYS = Path(__file__).with_name("rank_replays.py")
 NO_GPUS = why_not() or ("" if torch.cuda.device_count() > 1 else "torch finds one GPU, and two ranks need two")
 # The most that a failure may take until the ranks that are left have said so, and ended.
 SOON = 30
+# The most that a rank takes after the exchange's timeout, error and end of the process included.
+GONE = 5
 GPU_WAYS = ("nccl", "peers")
 
 
@@ -53,7 +58,15 @@ def gpu_way(request: pytest.FixtureRequest) -> str:
 class Ranks:
     """Two processes of a scenario. Whatever happens, they are gone at the end of the scope."""
 
-    def __init__(self, what: str, out: Path, way: str, limit: float = 150, worlds: tuple[int, int] = (2, 2)) -> None:
+    def __init__(
+        self,
+        what: str,
+        out: Path,
+        way: str,
+        limit: float = 150,
+        worlds: tuple[int, int] = (2, 2),
+        script: Path = RANK,
+    ) -> None:
         self.out, self.limit = out, limit
         known = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NVFP4_MOE_CHECK", "NVFP4_MOE_DUMP")
         environment = {name: value for name, value in os.environ.items() if name not in known}
@@ -70,7 +83,7 @@ class Ranks:
             with (out / f"{rank}.log").open("w") as log:
                 self.processes.append(
                     subprocess.Popen(
-                        [sys.executable, str(RANK), what, str(out), way],
+                        [sys.executable, str(script), what, str(out), way],
                         env=environment | {"RANK": str(rank), "WORLD_SIZE": str(worlds[rank])},
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -154,6 +167,20 @@ def test_a_rank_killed_under_replays_is_named(gpu_way: str, over: str, what: str
     assert message.startswith("IoError: ") and "rank 1" in message, message
 
 
+@pytest.mark.parametrize("what", SCENARIOS)
+def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, gpu_way, script=REPLAYS) as ranks:
+        ranks.wait_until_they_run()
+        time.sleep(0.2)
+        ranks.processes[1].kill()
+        message = ranks.end(0, SOON)
+    counts = json.loads((tmp_path / "0.counts.json").read_text())
+    assert counts["wrong"] == 0, counts
+    assert counts["right"] > 0 and counts["after"] >= AFTER, counts
+    assert counts["nan"] + counts["partly"] == counts["after"], f"a replay after the failure is right: {counts}"
+    assert message.startswith("IoError: ") and "rank 1" in message, message
+
+
 @pytest.mark.parametrize("over", ["", OVER_TORCH])
 def test_a_rank_killed_while_the_other_makes_no_call_is_named(way: str, over: str, tmp_path: Path) -> None:
     with Ranks("looks", tmp_path, way + over) as ranks:
@@ -170,10 +197,12 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
         ranks.processes[1].send_signal(signal.SIGSTOP)
         begin = time.monotonic()
         message = ranks.end(0, SOON)
+        took = time.monotonic() - begin
     assert message.startswith("IoError: "), message
     # By the host's exchange, which knows who is missing; or, with the device at it, by what watches that.
     assert "rank 1" in message or "a rank has stopped" in message, message
-    assert time.monotonic() - begin > STOPPED_TIMEOUT[way] / 2
+    assert took > STOPPED_TIMEOUT[way] / 2
+    assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"
 
 
 def test_worlds_that_differ_are_named(way: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ are right, and afterwards all memory is back. Needs torch with CUDA, a GPU, and 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import gc
 import os
 import random
@@ -35,12 +36,7 @@ EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 8, 2, 256, 128
 
 
 def weights(seed: int) -> dict[str, tuple[np.ndarray, ...]]:
-    draw = np.random.default_rng(seed)
-    return {
-        "gate": layers.matrices(draw, EXPERTS, INTERMEDIATE, HIDDEN),
-        "up": layers.matrices(draw, EXPERTS, INTERMEDIATE, HIDDEN),
-        "down": layers.matrices(draw, EXPERTS, HIDDEN, INTERMEDIATE),
-    }
+    return layers.weights(seed, EXPERTS, HIDDEN, INTERMEDIATE)
 
 
 def batch(tokens: int) -> list[torch.Tensor]:
@@ -93,6 +89,16 @@ class Soak:
         return layer
 
 
+@dataclasses.dataclass
+class Own:
+    """A layer of one thread's graphs, and which version of expert 0 it has."""
+
+    backend: str
+    seed: int
+    layer: nv.MoeLayer
+    version: int = 0
+
+
 class Actor(threading.Thread):
     def __init__(self, soak: Soak, index: int) -> None:
         super().__init__(name=f"soak {index}", daemon=True)
@@ -100,8 +106,8 @@ class Actor(threading.Thread):
         self.stream = torch.cuda.Stream()
         self.doing = "nothing"
         self.error = None
-        self.own = []  # layers of this thread's graphs, which nobody replaces: (backend, seed, layer)
-        self.graphs = collections.deque(maxlen=GRAPHS)  # (right, out, graph, layer)
+        self.own = []  # layers of this thread's graphs, which only it replaces
+        self.graphs = collections.deque(maxlen=GRAPHS)  # (right of either version, out, graph, own)
 
     def run(self) -> None:
         actions = {
@@ -109,6 +115,7 @@ class Actor(threading.Thread):
             self.replay: 30,
             self.capture: 4,
             self.replace: 12,
+            self.replace_own: 8,
             self.unpack: 6,
             self.load: 4,
             self.load_own: 2,
@@ -181,28 +188,36 @@ class Actor(threading.Thread):
     def load_own(self):
         backend, seed = self.random.choice(BACKENDS), self.random.choice(SEEDS)
         with self.soak.device_waits:
-            self.own = [*self.own[-1:], (backend, seed, self.soak.open(backend, seed))]
+            self.own = [*self.own[-1:], Own(backend, seed, self.soak.open(backend, seed))]
+
+    def replace_own(self):
+        """In the order of the stream that replays: without the lock, and the next replay has it."""
+        if not self.own:
+            return False
+        own = self.random.choice(self.own)
+        own.version = self.random.randrange(2)
+        own.layer.replace_expert(0, **self.soak.versions[own.version], stream=self.stream)
 
     def capture(self):
         if not self.own:
             return False
-        backend, seed, layer = self.random.choice(self.own)
+        own = self.random.choice(self.own)
         tokens = self.random.choice(TOKENS[1:])
         graph = torch.cuda.CUDAGraph()
         with self.soak.device_waits:
             self.stream.synchronize()
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-                out = layer.run(*self.soak.batches[tokens])
-        self.graphs.append((self.soak.right[backend, seed, tokens][:1], out, graph, layer))
+                out = own.layer.run(*self.soak.batches[tokens])
+        self.graphs.append((self.soak.right[own.backend, own.seed, tokens], out, graph, own))
 
     def replay(self):
         if not self.graphs:
             return False
-        right, out, graph, _ = self.random.choice(self.graphs)
+        right, out, graph, own = self.random.choice(self.graphs)
         out.zero_()
         graph.replay()
         self.stream.synchronize()
-        self.judge(out, right)
+        self.judge(out, [right[own.version]])
 
     def release(self):
         with self.soak.device_waits:
@@ -253,7 +268,18 @@ def test_threads_on_shared_layers_beside_graphs_of_others() -> None:
     before = free_bytes()
     counts = soaked(SECONDS)
     print(f"{SECONDS:.0f} s, {THREADS} threads: " + ", ".join(f"{name} {count}" for name, count in counts.items()))
-    for action in ("run_layer", "replay", "capture", "replace", "unpack", "load", "load_own", "release", "fork"):
+    for action in (
+        "run_layer",
+        "replay",
+        "capture",
+        "replace",
+        "replace_own",
+        "unpack",
+        "load",
+        "load_own",
+        "release",
+        "fork",
+    ):
         assert counts.get(action, 0) > 0, counts
     until = time.monotonic() + 10
     while (lost := before - free_bytes()) > 64 << 20 and time.monotonic() < until:

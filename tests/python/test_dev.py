@@ -160,6 +160,49 @@ def test_gpu_finds_headers_below_prefixes(dev):
     assert ran.startswith("--preset gpu ")
 
 
+@pytest.fixture
+def on_a_gpu(dev):
+    """dev on a machine with a GPU and every header, whose tools succeed and log their arguments."""
+    dev.stand_in("nvidia-smi", LISTS_A_GPU)
+    dev.stand_in("c++", "#!/bin/sh\ncat >/dev/null\n")
+    for tool in ("ctest", "compute-sanitizer"):
+        dev.stand_in(tool, f'#!/bin/sh\necho "{tool} $*" >>"$DEV_LOG"\n')
+    dev.stand_in("python3", '#!/bin/sh\n[ "$1" != -c ] || exit 1\necho "python3 $*" >>"$DEV_LOG"\n')
+    for program in ("test_cuda", "test_cli"):
+        path = dev.folder / "build/gpu/tests" / program
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("#!/bin/sh\nexit 0\n")
+        path.chmod(0o755)
+    return dev
+
+
+def test_gpu_runs_one_part_and_says_which(on_a_gpu):
+    code, ran, said = on_a_gpu("gpu", "sanitizers")
+    assert code == 0, said
+    assert [line for line in ran.splitlines() if "--build" in line] == [
+        f"--build --preset {preset} -j {os.cpu_count()} --target test_cuda" for preset in ("gpu", "racecheck")
+    ]
+    assert ran.count("compute-sanitizer --tool") == 4 and "ctest" not in ran
+    assert "== gpu sanitizers: passed in" in said and "== gpu tests: not run (./dev gpu tests)" in said
+
+    code, ran, said = on_a_gpu("gpu", "tests")
+    assert code == 0, said
+    assert "ctest --test-dir build/gpu" in ran and "compute-sanitizer" not in ran and "racecheck" not in ran
+    assert "== gpu tests: passed in" in said and "== gpu sanitizers: not run (./dev gpu sanitizers)" in said
+
+
+def test_gpu_runs_both_parts_and_says_which_failed(on_a_gpu):
+    on_a_gpu.stand_in("ctest", "#!/bin/sh\nexit 8\n")
+    code, ran, said = on_a_gpu("gpu")
+    assert code == 1 and "compute-sanitizer --tool" in ran
+    assert "== gpu tests: FAILED after" in said and "== gpu sanitizers: passed in" in said
+    assert "not run" not in said
+    (on_a_gpu.folder / "bin/compute-sanitizer").unlink()
+    if shutil.which("compute-sanitizer") is None:
+        assert "gpu sanitizers: not run (compute-sanitizer is not on PATH)" in on_a_gpu("gpu")[2]
+    assert on_a_gpu("gpu", "everything")[0] == 2
+
+
 def test_gpu_acceptance_hands_its_options_on(dev):
     dev.stand_in("python3", '#!/bin/sh\necho "python3 $*" >>"$DEV_LOG"\nexit 3\n')
     code, ran, said = dev("gpu", "--acceptance", "--resume")

@@ -300,7 +300,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
 
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
-    assert fused.read_settings({}, {}) == fused.Settings("auto", "bf16", "auto", "auto")
+    assert fused.read_settings({}, {}) == fused.Settings("auto", "auto", "auto", "auto")
     environ = {"NVFP4_MOE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
     assert fused.read_settings(None, environ) == fused.Settings("1", "nvfp4")
     assert fused.read_settings({}, environ).insists
@@ -314,11 +314,11 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
     ("given", "environ", "message"),
     [
         ({}, {"NVFP4_MOE": "yes"}, "NVFP4_MOE: expected one of 0, auto, 1, got 'yes'"),
-        ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "ACTIVATIONS: expected one of bf16, nvfp4, fp8, int8_block, got ''"),
+        ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "ACTIVATIONS: expected one of auto, bf16, nvfp4, fp8, int8_block, got ''"),
         ({"router": "vllm"}, {}, "router: expected one of auto, own, engine, got 'vllm'"),
         ({}, {"NVFP4_MOE_EXCHANGE": "gloo"}, "EXCHANGE: expected one of auto, engine, host, nccl, peers, got 'gloo'"),
         ({"mode": True}, {}, "mode: expected one of 0, auto, 1, got True"),
-        ({"activations": "w4a4"}, {}, "activations: expected one of bf16, nvfp4, fp8, int8_block, got 'w4a4'"),
+        ({"activations": "w4a4"}, {}, "activations: expected one of auto, bf16, nvfp4, fp8, int8_block, got 'w4a4'"),
         ({"activation": "bf16"}, {}, "expected the keys mode, activations, router and exchange, got activation"),
     ],
 )
@@ -333,6 +333,15 @@ def test_why_a_layer_is_refused():
     assert "intermediate_size" in fused.why_refused(sizes | {"intermediate_size": 40}, "cpu", fused.Settings())
     assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu", fused.Settings())
     assert fused.why_refused(sizes, "cuda:99", fused.Settings())
+
+
+def test_a_slice_that_is_refused_says_what_to_do():
+    assert fused.why_slice_refused(56, 2, 16, "--option") == (
+        "intermediate_size: a rank's slice is 56 of 112, expected a multiple of 16; use expert parallel (--option), which "
+        "does not slice experts, or fewer tensor parallel ranks"
+    )
+    assert fused.why_slice_refused(64, 2, 16, "") is None
+    assert fused.why_slice_refused(56, 1, 16, "") is None, "no rank would help"
 
 
 def test_kernels_that_engines_go_before_are_taken_only_where_the_user_insists(monkeypatch):
@@ -364,3 +373,20 @@ def test_what_a_load_tells():
     log.plan()  # of another model
     log.packed("other", experts, 0.5)
     assert lines[-1].startswith("other: <MoeLayer")
+
+
+def test_a_load_says_once_why_activations_have_their_format():
+    lines = []
+    log = fused.LoadLog(lines.append)
+    experts = opened(parameters())
+    whys = ["bf16, because nothing is declared", "bf16, because nothing is declared", "fp8, because it is declared"]
+    for _ in whys:
+        log.plan()
+    for _ in range(2):  # and again of a reload
+        lines.clear()
+        for number, why in enumerate(whys):
+            log.packed(f"layers.{number}", experts, 0.5, why)
+        assert [line for line in lines if line.startswith("activations: ")] == [
+            "activations: bf16, because nothing is declared",
+            "activations: fp8, because it is declared, in layers such as layers.2",
+        ]

@@ -1,60 +1,93 @@
-"""What README.md shows: its examples run, and its figures are those of the record that it names."""
+"""What README.md shows: its quick starts run as written, and its figures are those of the records."""
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import nvfp4_moe
 import pytest
 
+from bench.moe_bench.record import Record
+from bench.moe_bench.shapes import SHAPES
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-CPU, GPU = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-SHAPES = {
-    "DeepSeek-V4-Pro, one rank of 8": "v4pro_ep8",
-    "DeepSeek-V4-Flash": "v4flash",
-    "Qwen3-30B-A3B": "qwen30b",
-    "Mixtral-8x7B": "mixtral",
-}
+(LAYER,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+CHECKPOINT, SERVE = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+(GPU_LAYER,) = re.findall(
+    r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL
+)
+CARDS = {"H100": "moe-layers-h100.json", "H200": "moe-layers-h200.json"}
 
 
-@pytest.mark.parametrize("example", [CPU, GPU], ids=["cpu", "gpu"])
-def test_an_example_has_five_lines(example):
-    assert len([line for line in example.splitlines() if line]) == 5
+@pytest.mark.parametrize("example", [LAYER, CHECKPOINT, SERVE, GPU_LAYER], ids=["layer", "checkpoint", "serve", "gpu"])
+def test_an_example_has_at_most_five_lines(example):
+    assert len([line for line in example.splitlines() if line]) <= 5
 
 
-def test_the_cpu_example_runs():
+def test_the_readme_is_one_screen_and_a_half():
+    assert len(README.splitlines()) <= 130
+    assert max(len(paragraph) for paragraph in re.split(r"\n\n|\n[-|]", README)) < 600
+
+
+def test_the_layer_runs():
     names = {}
-    exec(CPU, names)
+    exec(LAYER, names)
     assert isinstance(names["layer"], nvfp4_moe.MoeLayer)
     assert names["out"].shape == (3, 64)
     assert names["np"].isfinite(names["out"]).all()
     assert names["np"].abs(names["out"]).max() > 0
 
 
-def test_the_gpu_example_runs():
+def test_the_layer_on_a_gpu_runs():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     names = {}
-    exec(GPU, names)
+    exec(GPU_LAYER, names)
     assert names["out"].shape == (3, 512)
     assert names["out"].is_cuda
     assert names["out"].isfinite().all()
 
 
+def test_a_checkpoint_is_quantized_and_verified(tmp_path):
+    tool = os.environ.get("NVFP4_MOE_TOOL")
+    if not tool:
+        pytest.skip("NVFP4_MOE_TOOL names no command line tool")
+    environment = os.environ | {"PATH": f"{Path(tool).resolve().parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", CHECKPOINT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {"config.json", "model.safetensors.index.json"} <= {
+        path.name for path in (tmp_path / "model-nvfp4").iterdir()
+    }
+    layer = nvfp4_moe.MoeLayer.from_checkpoint(tmp_path / "model-nvfp4", 0)
+    assert layer.describe()["hidden_size"] > 0
+    # The last line fails if the quantized weights are not those of the original.
+    shard = max((tmp_path / "model-nvfp4").glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    middle = slice(len(content) // 2, len(content) // 2 + 65536)
+    content[middle] = bytes(value ^ 0x33 for value in content[middle])
+    shard.write_bytes(content)
+    verify = CHECKPOINT.splitlines()[-1]
+    assert subprocess.run(
+        ["bash", "-c", verify], cwd=tmp_path, env=environment, capture_output=True, check=False
+    ).returncode
+
+
 def test_the_figures_are_the_records():
-    record = json.loads((ROOT / "bench/results/moe-bench-h200.json").read_text())
-    rows = {(row["shape"], row["T"]): row for row in record["rows"] if row["format"] == "bf16"}
-    tokens = [int(count) for count in re.findall(r"(\d+) tokens?\b", re.search(r"\| layer \|.*", README)[0])]
-    assert tokens == [1, 64, 1024, 8192]
-    for name, shape in SHAPES.items():
-        cells = re.search(rf"\| {re.escape(name)} \|(.*)\|", README)[1].split("|")
-        for count, cell in zip(tokens, cells, strict=True):
-            row = rows[shape, count]
-            figures = f"{row['us']:.0f} us, {row['speedup']:.2f}x, {row['over_floor']:.2f}"
-            assert cell.strip().removesuffix(" floors") == figures, (name, count)
-    assert f"all {len(record['rows'])} cells, each of them" in README.replace("\n", " ")
-    assert all(row["speedup"] > 1 for row in record["rows"])
+    text = " ".join(README.split())
+    records = {card: Record(ROOT / "bench/results" / name) for card, name in CARDS.items()}
+    for card, record in records.items():
+        assert card in record.device
+        mean, least, greatest = record.lead("nvfp4_moe_bf16")
+        assert re.search(rf"{mean:.2f} times[^.]* on an {card} \({least:.2f} to {greatest:.2f}\)", text), (card, mean)
+        assert least > 1, "README says that every peer takes longer"
+    leads = [f"{record.lead('nvfp4_moe_fp8')[0]:.2f}" for record in records.values()]
+    assert f"Against W4A8 it is {leads[0]} and {leads[1]} times." in text
+    cells = {len(record.leads("nvfp4_moe_bf16")) for record in records.values()}
+    assert cells == {84} and len(SHAPES) == 6 and "Over six layers and 1 to 8192 tokens (84 cells a card)" in text

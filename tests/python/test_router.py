@@ -108,6 +108,27 @@ def test_scores_from_end_to_end(scoring: str) -> None:
     assert ((got.double() - exact).abs() <= weight_bound(config, wide, in_order, exact)).all()
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sqrt_softplus"])
+@pytest.mark.parametrize("factor", [0.25, 2.0**-6, 2.0**-20])
+def test_weights_of_small_factors_are_within_their_bound(scoring: str, factor: float) -> None:
+    x = np.linspace(-104, -60, 4001, dtype="f4")[:, None]
+    x = np.concatenate([x, np.zeros_like(x)], 1)
+    config = nv.RouterConfig(2, 2, scoring=scoring, routed_scaling_factor=factor)
+    ids, weights = nv.select_experts(x, config)
+    got = torch.from_numpy(np.take_along_axis(weights, ids.argsort(1), 1)).double()
+    wide = torch.from_numpy(x)
+    exact = factor * {
+        "softmax": lambda v: v.softmax(-1),
+        "sigmoid": lambda v: torch.exp(-torch.nn.functional.softplus(-v, threshold=700)),
+        "sqrt_softplus": lambda v: torch.log1p(torch.exp(v)).sqrt(),
+    }[scoring](wide.double())
+    in_order = torch.tensor([[0, 1]]).expand(len(x), 2)
+    error = (got - exact).abs()
+    assert (error <= weight_bound(config, wide, in_order, exact)).all()
+    if scoring != "sqrt_softplus" and factor < 0.25:  # the last rounding, to a multiple of 2^-149
+        assert error.max() > factor * 2.0**-148
+
+
 def test_a_token_does_not_depend_on_its_batch() -> None:
     config = nv.RouterConfig(
         256,
@@ -180,6 +201,7 @@ CONFIGS = [
     ({"num_expert_group": 8, "topk_group": 4, "group_score": "top2_sum"}, "group_score: expected groups of two"),
     ({"num_experts": 66, "num_expert_group": 33, "topk_group": 33}, "num_expert_group: expected 1..32, got 33"),
     ({"renormalize_epsilon": 1e-20}, "renormalize_epsilon: expected 0 without renormalize"),
+    ({"renormalize": True, "renormalize_epsilon": 1e-20}, "renormalize_epsilon: expected 0 with scoring softmax"),
     ({"renormalize": True, "renormalize_epsilon": -1.0}, "renormalize_epsilon: expected finite and >= 0, got -1"),
     ({"routed_scaling_factor": 0.0}, "routed_scaling_factor: expected finite and > 0, got 0"),
     ({"routed_scaling_factor": math.nan}, "routed_scaling_factor: expected finite"),
@@ -297,3 +319,8 @@ def test_run_logits_refuses() -> None:
         layer.run_logits(hidden, logits, config, correction_bias=torch.zeros(8))
     with pytest.raises(ValueError, match="out: expected a tuple of topk_ids and topk_weights"):
         layer.run_logits(hidden, logits, config, topk=torch.zeros(3, 2))
+    for wrong in ({"num_experts": 8, "top_k": 2}, None):
+        with pytest.raises(TypeError, match=f"router: expected a RouterConfig, got {type(wrong).__name__}"):
+            layer.run_logits(hidden, logits, wrong)
+        with pytest.raises(TypeError, match=f"config: expected a RouterConfig, got {type(wrong).__name__}"):
+            nv.select_experts(logits, wrong)

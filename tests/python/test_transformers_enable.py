@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 
 import nvfp4_moe as nv
@@ -111,6 +112,53 @@ def test_such_a_model_is_neither_saved_nor_trained(tmp_path, caplog):
     assert transformers.AutoConfig.for_model("mixtral").to_dict().get("quantization_config") is None
 
 
+def embedding_hooks(model):
+    return len(model.get_input_embeddings()._forward_hooks)
+
+
+def test_gradient_checkpointing_on_and_off_leaves_no_hook():
+    """transformers makes inputs require gradients with it, and leaves that on."""
+    model = fresh("qwen3_moe")
+    adapter.enable(model)
+    want = logits(model)
+    for inner in (model, model.model):
+        inner.gradient_checkpointing_enable()
+        inner.gradient_checkpointing_enable()  # a second call must not lose the first one's hook
+        assert embedding_hooks(model) == 1
+        with pytest.raises(nv.Unsupported, match=r"experts: NVFP4 layers have no gradient"):
+            model.train()(torch.tensor([[5, 6, 7]]))
+        inner.gradient_checkpointing_disable()
+        assert embedding_hooks(model) == 0
+    assert not model(torch.tensor([[5, 6, 7]])).logits.requires_grad
+    assert torch.equal(logits(model.eval()), want)
+
+
+def test_a_dropped_model_is_freed_at_once():
+    """Without waiting for Python's collector: a packed layer may be a GPU's memory."""
+    model = fresh("mixtral")
+    adapter.enable(model)
+    layers = [weakref.ref(layer.mlp.experts) for layer in model.model.layers]
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert [layer() for layer in layers] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_trainer_refuses_such_a_model(tmp_path):
+    """Before a step, in words that docs/transformers.md has."""
+    from transformers.trainer_utils import validate_quantization_for_training
+
+    model = fresh("mixtral")
+    adapter.enable(model)
+    with pytest.raises(ValueError, match="You cannot perform fine-tuning on purely quantized models"):
+        validate_quantization_for_training(model)
+    model._hf_peft_config_loaded = True
+    assert not model.hf_quantizer.is_trainable
+
+
 def test_weights_move_bit_for_bit():
     """What moving to another device does, here to the same one."""
     model = fresh("deepseek_v4", torch.float32)
@@ -185,8 +233,23 @@ def test_weights_that_are_not_floats_or_not_there():
     refuses(model, r"layers.1.mlp.experts.*down_proj: expected bfloat16.*got torch.float64")
 
 
-def test_sizes_that_are_no_multiple_of_16():
-    refuses(fresh("mixtral", intermediate_size=40), "intermediate_size", error=nv.Error)
+def test_errors_of_enable_carry_the_module_s_path(monkeypatch):
+    """Sizes and options that make no layer, a config without top_k, and a first call that fails."""
+    path = r"^model\.layers\.0\.mlp\.experts"
+    refuses(fresh("mixtral", intermediate_size=40), rf"{path} \(MixtralExperts\): intermediate_size", error=nv.Error)
+    refuses(fresh("mixtral"), rf"{path} .*activation_format", error=nv.Error, activation_format="fp6")
+    refuses(fresh("mixtral"), rf"{path} .*max_router_weight", error=nv.Error, max_router_weight=-1.0)
+    with monkeypatch.context() as without:
+        without.setattr(sys.modules["nvfp4_moe.transformers.enable"], "_TOP_K", ("top",))
+        refuses(fresh("mixtral"), rf"{path} \(MixtralExperts\): expected one of top in MixtralConfig, found none")
+
+    def warmup(self):
+        raise nv.OutOfMemory("cuda:0: no memory for the workspace")
+
+    monkeypatch.setattr(nv.MoeLayer, "warmup", warmup)
+    monkeypatch.setattr(nv.MoeLayer, "device", "cuda:0")
+    with pytest.raises(nv.OutOfMemory, match=rf"{path}: cuda:0: no memory"):
+        adapter.enable(fresh("mixtral"))
 
 
 def test_a_nan_weight_leaves_a_model_that_runs():

@@ -1,10 +1,13 @@
 // What of a model is copied beside its weights: files, and links that stay inside it.
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <fstream>
 
 #include "convert/checkpoint_copy.h"
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
+#include "support/as_nobody.h"
 #include "support/attack.h"
 #include "support/support.h"
 
@@ -122,6 +125,51 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   const Status status = quantize_checkpoint(snapshot.string(), dir_.file("out3")).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
   EXPECT_THAT(status.message(), HasSubstr("refs.txt"));
+}
+
+// A copy without its tokenizer would be a success that is none: what cannot be read is an error with its name.
+ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyWork) {
+  fs::permissions(dir_.path(), fs::perms(0755));
+  fs::create_directories(in_ + "/sub/deep");
+  for (const char* name : {"tokenizer.json", "sub/code.py", "sub/deep/a.txt"}) std::ofstream(in_ + "/" + name) << "x";
+  for (const auto& entry : fs::recursive_directory_iterator(in_))
+    fs::permissions(entry.path(), fs::perms(entry.is_directory() ? 0755 : 0644));
+  fs::permissions(in_, fs::perms(0755));
+  const auto refused = [&](const std::string& name, Code code, const std::string& words) {
+    attacked();
+    const test::AsNobody nobody;
+    for (const Status& status : {other_files(in_).status(), quantize_checkpoint(in_, out_).status()}) {
+      EXPECT_EQ(status.code(), code) << name << ": " << status.message();
+      EXPECT_THAT(status.message(), HasSubstr(fs::canonical(in_).string() + "/" + name + ": " + words));
+    }
+    EXPECT_FALSE(fs::exists(out_)) << name;
+  };
+  {
+    const test::AsNobody nobody;
+    EXPECT_EQ(other_files(in_)->size(), 3u);
+  }
+  for (const char* name : {"tokenizer.json", "sub/code.py", "sub/deep/a.txt"}) {
+    fs::permissions(in_ + "/" + name, fs::perms::none);
+    refused(name, Code::kIo, "cannot open: Permission denied");
+    fs::permissions(in_ + "/" + name, fs::perms(0644));
+  }
+  for (const char* name : {"sub", "sub/deep"}) {
+    fs::permissions(in_ + "/" + name, fs::perms(0311));  // may be entered, not listed
+    refused(name, Code::kIo, "cannot list: Permission denied");
+    fs::permissions(in_ + "/" + name, fs::perms(0755));
+  }
+  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, and nothing in it looked at
+  refused("sub/code.py", Code::kIo, "cannot stat: Permission denied");
+  fs::permissions(in_ + "/sub", fs::perms(0755));
+  ASSERT_EQ(::mkfifo((in_ + "/sub/pipe").c_str(), 0644), 0);
+  refused("sub/pipe", Code::kBadInput, "expected a regular file, got a FIFO");
+  fs::remove(in_ + "/sub/pipe");
+  // Only the config at the top is rewritten; one below is a file like any other.
+  std::ofstream(in_ + "/sub/hf_quant_config.json") << "{}";
+  const auto result = quantize_checkpoint(in_, out_);
+  ASSERT_OK(result);
+  EXPECT_EQ(result->copied_files,
+            (std::vector<std::string>{"sub/code.py", "sub/deep/a.txt", "sub/hf_quant_config.json", "tokenizer.json"}));
 }
 
 TEST_F(Copy, PermissionsStay) {

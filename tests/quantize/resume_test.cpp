@@ -159,6 +159,29 @@ TEST_F(Resume, ASourceThatChangesMeanwhileIsNoticed) {
   EXPECT_FALSE(fs::exists(out_ + "/config.json"));
 }
 
+ATTACK_TEST_F(kHostileNumbers, Resume, NumbersOfAPlanThatDoNotFitAreErrors) {
+  const json sound = json::parse(read_file(plan_));
+  const auto scales = [](const json& layer, const json& hidden) {
+    return json{{"layer", layer}, {"hidden", hidden}, {"intermediate", 0.5}};
+  };
+  const auto refused = [&](const std::string& key, const json& value) {
+    json changed = sound;
+    changed[key] = value;
+    write_plan(changed.dump());
+    attacked();
+    const Status status = resume().status();
+    EXPECT_EQ(status.code(), Code::kBadInput) << changed[key];
+    EXPECT_THAT(status.message(), HasSubstr("not a plan of quantize")) << changed[key];
+  };
+  for (const json& layer : {json(1.5), json(1e300), json(uint64_t{1} << 63), json("0")})
+    refused("input_scales", json::array({scales(layer, 0.5)}));
+  for (const json& hidden : {json(1e39), json(1e300), json(-0.5), json("inf")})
+    refused("input_scales", json::array({scales(0, hidden)}));
+  refused("input_scales", json::array({scales(0, 0.5), scales(0, 0.25)}));
+  for (const json& size : {json(0), json(-1), json(1e18), json(uint64_t{1} << 63)}) refused("max_shard_bytes", size);
+  refused("layers", json::array({0.0}));
+}
+
 ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
   const json sound = json::parse(read_file(plan_));
   std::vector<std::string> texts = {

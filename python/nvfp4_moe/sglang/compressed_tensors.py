@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import Unsupported
+from .._declared import Declared, declared_by_arguments, mixture, most_precise
 from .._fused_experts import Settings
 from . import internals
 from .experts import COMPRESSED_W4A4, COMPRESSED_W4A16, Experts
 from .hooks import output_scale
-from .refusals import Refused, check_loading, is_first_rank, layer_options, refuse
+from .refusals import Refused, activations_of, check_loading, is_first_rank, layer_options, refuse
 from .refusals import layer_name as name_of
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
@@ -34,19 +35,32 @@ def _is_nvfp4(arguments: Any) -> bool:
     )
 
 
-def _layer_format(config: Any, layer: Any, layer_name: str | None) -> Any:
-    """COMPRESSED_W4A4 or COMPRESSED_W4A16 where all matrices of the experts are so, or None."""
+def _declared(config: Any, layer: Any, layer_name: str | None) -> tuple[Any, Declared] | None:
+    """COMPRESSED_W4A4 or COMPRESSED_W4A16, and what is declared for activations; None if no matrix of the experts is NVFP4.
+
+    Raises Refused if some are.
+    """
     config._add_fused_moe_to_target_scheme_map()
     matrices = ("gate_proj", "up_proj", "down_proj")[0 if layer.moe_runner_config.is_gated else 1 :]
     names = [f"{layer_name}.0.{matrix}" for matrix in matrices]
-    schemes = [config.get_scheme_dict(layer, name) for name in names]
-    first = schemes[0]
-    if first is None or any(scheme != first for scheme in schemes) or not _is_nvfp4(first.get("weights")):
+    schemes = {name: config.get_scheme_dict(layer, name) or {} for name in names}
+    kinds = {name: _weights_of(scheme) for name, scheme in schemes.items()}
+    if "NVFP4" not in kinds.values():
         return None
-    inputs = first.get("input_activations")
-    if inputs is None:
-        return COMPRESSED_W4A16
-    return COMPRESSED_W4A4 if _is_nvfp4(inputs) else None
+    if why := mixture(kinds, {"NVFP4"}):
+        raise Refused(why)
+    inputs = {name: scheme.get("input_activations") for name, scheme in schemes.items()}
+    declared = most_precise(declared_by_arguments(given, name.rpartition(".")[2]) for name, given in inputs.items())
+    # Input scales have parameters if any of the files has them.
+    return COMPRESSED_W4A16 if all(given is None for given in inputs.values()) else COMPRESSED_W4A4, declared
+
+
+def _weights_of(scheme: Any) -> str:
+    """NVFP4, or what else the weights of a scheme are, in a message."""
+    weights = scheme.get("weights")
+    if weights is None:
+        return "not quantized"
+    return "NVFP4" if _is_nvfp4(weights) else f"{weights.num_bits} bits, {_value(weights.type)}"
 
 
 class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc]
@@ -94,16 +108,18 @@ def register(settings: Settings) -> None:
     """Hooks what gives each layer its scheme."""
 
     def get_moe_scheme(own: Callable[..., Any], config: Any, layer: Any, layer_name: str | None = None) -> Any:
-        form = _layer_format(config, layer, layer_name)
-        if form is None:
-            return own(config, layer, layer_name)
         name = layer_name or name_of(layer)
         sizes = layer.hidden_size, layer.moe_runner_config.intermediate_size_per_partition
         try:
-            options = layer_options(layer, *sizes, settings, {})
+            found = _declared(config, layer, layer_name)
+            if found is None:
+                return own(config, layer, layer_name)
+            form, declared = found
+            options = layer_options(layer, *sizes, settings, {}, False, declared)
         except Refused as refused:
             refuse(name, refused, settings)
             return own(config, layer, layer_name)
-        return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer)))
+        activations = activations_of(options, settings, declared)
+        return NvFp4MoeScheme(Experts(name, form, options, is_first_rank(layer), activations))
 
     internals.HookRegistry.register(TARGET, get_moe_scheme, internals.HookType.AROUND)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,8 @@ from .._fused_experts import (
     LoadLog,
     Placement,
     make_legal,
+    mark_missing,
+    named,
     open_fused,
     reciprocal,
     replace_fused,
@@ -49,7 +52,6 @@ from .runner import MAX_TOKENS
 log = logging.getLogger("nvfp4_moe.sglang")
 _load_log = LoadLog(log.info)
 
-E4M3_NAN, E8M0_NAN = 0x7F, 0xFF
 _packing_loads = 0  # loads in progress that process_weights_after_loading follows; of all threads
 
 
@@ -105,22 +107,19 @@ class _Parameter:
     def make(self, device: torch.device | None = None) -> Tensor:
         tensor = torch.empty(self.shape, dtype=self.dtype, device=device)
         if self.start is not None:
-            if self.dtype == torch.float8_e4m3fn:
-                tensor.view(torch.uint8).fill_(E4M3_NAN)
-            elif self.dtype == torch.uint8:
-                tensor.fill_(E8M0_NAN)
-            else:
-                tensor.fill_(self.start)
+            mark_missing(tensor) if math.isnan(self.start) else tensor.fill_(self.start)
         return tensor
 
 
 class Experts:
     """The experts of one FusedMoE layer, from its creation on."""
 
-    def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool):
-        """options: fields of MoeConfig. is_first_rank: whether this process reports for all."""
+    def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool, activations: str = ""):
+        """options: fields of MoeConfig. is_first_rank: whether this process reports for all. activations: what the log says
+        of them."""
         self.name = name
         self._format, self._options, self._reports = form, dict(options), is_first_rank
+        self._activations = activations
         self._parameters: dict[str, _Parameter] = {}
         self._fused: FusedExperts | None = None
         self._waiting = False  # parameters hold weights that are not packed yet
@@ -220,9 +219,7 @@ class Experts:
         try:
             self._pack(layer)
         except Error as error:
-            named = type(error)(f"{self.name}: {error}")
-            named.finding = error.finding
-            raise named from error
+            raise named(error, self.name) from error
         for name in self._parameters:
             parameter = getattr(layer, name)
             shape = (0,) if parameter.ndim == 1 else (parameter.shape[0], 0, 0)[: parameter.ndim]
@@ -235,7 +232,7 @@ class Experts:
             release_workspaces(fused.layer.device)
             torch.cuda.empty_cache()
         if self._reports:
-            _load_log.packed(self.name, fused, time.monotonic() - start)
+            _load_log.packed(self.name, fused, time.monotonic() - start, self._activations)
 
     def _pack(self, layer: torch.nn.Module) -> None:
         form = self._format

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .._declared import Declared
 from .._fused_experts import Settings
 from . import internals
 from .experts import Experts, Format
-from .refusals import Refused, check_server, is_first_rank, layer_name, layer_options, refuse
+from .refusals import Refused, activations_of, check_server, is_first_rank, layer_name, layer_options, refuse
 from .runner import BACKEND, NvFp4MoeQuantInfo, make_runner
 
 _STATE = "nvfp4_moe_state"
@@ -59,6 +60,10 @@ class Hooks:
     def check(self, method: Any, layer: Any) -> None:
         """Raises Refused for what only this format has."""
 
+    def declared(self, method: Any, layer: Any) -> Declared:
+        """What the checkpoint declares for the layer's activations. Raises Refused for a mixture that no layer runs."""
+        raise NotImplementedError
+
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
         """(this rank's part of the intermediate dimension, that of its parameters), where SGLang says inner."""
         return inner, inner
@@ -92,7 +97,9 @@ class Hooks:
         try:
             self.check(method, layer)
             inner, padded = self.sizes(layer, int(values["intermediate_size_per_partition"]), extra)
-            options = layer_options(layer, values["hidden_size"], inner, self._settings, extra, self.form.mxfp4)
+            declared = self.declared(method, layer)
+            sizes_of = (layer, values["hidden_size"], inner)
+            options = layer_options(*sizes_of, self._settings, extra, self.form.mxfp4, declared)
         except Refused as refused:
             refuse(layer_name(layer), refused, self._settings)
             delattr(method, _STATE)
@@ -101,7 +108,8 @@ class Hooks:
             return
         layer.intermediate_size_per_partition = padded
         layer.params_dtype = values["params_dtype"]
-        experts = Experts(layer_name(layer), self.form, options, is_first_rank(layer))
+        activations = activations_of(options, self._settings, declared)
+        experts = Experts(layer_name(layer), self.form, options, is_first_rank(layer), activations)
         experts.create(layer, int(values["num_experts"]), int(layer.num_experts), extra, padded)
         setattr(method, _STATE, experts)
 

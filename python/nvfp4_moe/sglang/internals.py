@@ -6,6 +6,10 @@ before it imports this file.
 
 from __future__ import annotations
 
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.arg_groups.overrides import resolution_result
@@ -40,6 +44,7 @@ __all__ = [
     "TopKOutputChecker",
     "add_moe_runner_backend_choices",
     "backend_is_sglangs_default",
+    "config_groups",
     "get_moe_a2a_backend",
     "get_moe_runner_backend",
     "register_moe_runner_core",
@@ -54,6 +59,27 @@ def backend_is_sglangs_default() -> bool:
     raw = getattr(get_server_args(), "_raw_input", None) or {}
     follows_layers = hasattr(TopK, "bind_runner_backend") and hasattr(standard, "_keeps_global_expert_ids")
     return follows_layers and raw.get("moe_runner_backend") == "auto"
+
+
+@functools.cache
+def _quantization_config(model: str, revision: str | None) -> Mapping[str, Any]:
+    """quantization_config of a model's config.json, a directory's or one that is in the cache of the hub."""
+    from transformers.utils.hub import cached_file
+
+    try:
+        path = cached_file(model, "config.json", revision=revision, local_files_only=True)
+        found = json.loads(Path(path).read_text()).get("quantization_config")
+    except (OSError, ValueError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def config_groups() -> Any:
+    """config_groups beside ModelOpt's quant_algo, which SGLang's config does not keep; None if there are none."""
+    model = server_argument("model_path")
+    if not isinstance(model, str):
+        return None
+    return _quantization_config(model, server_argument("revision")).get("config_groups")
 
 
 def server_argument(name: str, default: Any = None) -> Any:

@@ -10,6 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import Unsupported
+from .._declared import (
+    NVFP4_ALGORITHMS,
+    Declared,
+    declared_by_modelopt,
+    mixture,
+    modelopt_algorithms,
+    most_precise,
+)
 from . import internals
 from .experts import MODELOPT
 from .hooks import Hooks, Method
@@ -43,6 +51,18 @@ class ModelOptHooks(Hooks):
             raise Refused("NVFP4_AWQ: scales of the input's channels are not read")
         if method.quant_config.group_size not in (None, 16):
             raise Refused(f"group_size: expected 16, got {method.quant_config.group_size}")
+
+    def declared(self, method: Any, layer: Any) -> Declared:
+        whole, name = getattr(layer, "quant_config", None), layer_name(layer)
+        if layers := getattr(whole, "quantized_layers", None):
+            candidates = getattr(whole, "_quantized_layer_prefix_candidates", lambda prefix: (prefix,))(name)
+            algorithms = modelopt_algorithms(layers, candidates, ("gate_proj", "up_proj", "down_proj"))
+            if why := mixture(algorithms, NVFP4_ALGORITHMS):
+                raise Refused(why)
+            if algorithms:
+                return most_precise(declared_by_modelopt(one) for one in algorithms.values())
+        is_w4a16 = bool(getattr(method.quant_config, "is_w4a16", False))
+        return declared_by_modelopt("W4A16_NVFP4" if is_w4a16 else "NVFP4", internals.config_groups())
 
     def create_weights(self, own: Method, method: Any, layer: Any, *sizes: Any, **named: Any) -> None:
         super().create_weights(own, method, layer, *sizes, **named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .._declared import Declared
 from . import internals
 from .experts import GPT_OSS
 from .hooks import Hooks
@@ -32,6 +33,9 @@ class Mxfp4Hooks(Hooks):
         hidden, real = int(layer.hidden_size), int(getattr(layer, "hidden_size_unpadded", layer.hidden_size))
         if hidden != real:  # SGLang's default on Blackwell does so; the library's backend, named by the user, does not
             raise Refused(f"hidden size {real} padded to {hidden} for SGLang's flashinfer_mxfp4")
+
+    def declared(self, method: Any, layer: Any) -> Declared:
+        return Declared("bf16", "quant_method mxfp4")
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
         """The loader gives whole blocks to each rank as long as there are any; what is left for the last may be less."""

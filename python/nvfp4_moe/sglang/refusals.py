@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from .. import Unsupported
-from .._fused_experts import Settings, clamped, layer_device, why_refused
+from .._declared import Declared, choose_activations
+from .._fused_experts import Settings, clamped, layer_device, why_refused, why_slice_refused
 from . import internals
 from .runner import BACKEND
 
 log = logging.getLogger("nvfp4_moe.sglang")
+
+
+WEIGHT_ONLY = Declared("bf16", "nothing is declared")
 
 
 class Refused(Exception):
@@ -96,9 +100,10 @@ def layer_options(
     settings: Settings,
     extra: Mapping[str, Any],
     has_bias_parameters: bool = False,
+    declared: Declared = WEIGHT_ONLY,
 ) -> dict[str, Any]:
     """The layer as fields of MoeConfig. extra: what create_weights got beside sizes. has_bias_parameters: whether the format
-    has them, for layers with biases. Raises Refused."""
+    has them, for layers with biases. declared: for its activations. Raises Refused."""
     check_server()
     check_loading(extra, has_bias_parameters)
     config = layer.moe_runner_config
@@ -111,16 +116,25 @@ def layer_options(
         "top_k": int(config.top_k),
         "hidden_size": int(hidden_size),
         "intermediate_size": int(intermediate_size),
-        "activation_format": settings.activation_format,
         "router_weight": "on_input" if config.apply_router_weight_on_input else "after_down",
         **_activation(config),
     }
     if extra.get("with_bias"):
         options["expert_biases"] = True
+    if why := why_slice_refused(int(intermediate_size), int(layer.moe_tp_size), 16, "--ep-size"):
+        raise Refused(why)
     device = layer_device(torch.empty(0))
+    options["activation_format"] = choose_activations(options, device, settings.activation_format, declared)[0]
     if why := why_refused(options, device, settings_now(settings)):
         raise Refused(why)
     return options
+
+
+def activations_of(options: Mapping[str, Any], settings: Settings, declared: Declared) -> str:
+    """Their format and why, of a layer's options, for the log."""
+    without = {name: value for name, value in options.items() if name != "activation_format"}
+    because = choose_activations(without, layer_device(torch.empty(0)), settings.activation_format, declared)[1]
+    return f"{options['activation_format']}, because {because}"
 
 
 def layer_name(layer: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from .. import _core
+from .._declared import Declared, choose_activations
 from ..config import MoeConfig
 
 METHOD = "nvfp4_moe"
@@ -25,10 +27,12 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
     """What from_pretrained(..., quantization_config=) takes for any checkpoint that nvfp4_moe reads.
 
     max_tokens: the most tokens of one run of a layer; longer batches run in parts. backend: "auto", or a name of
-    nvfp4_moe.explain(). cache_directory: where packed experts are kept and mapped from on the next start. gate_up_order,
+    nvfp4_moe.explain(). cache_directory: where packed experts are kept and read from on the next start. gate_up_order,
     accept_tensors: as nvfp4_moe.Checkpoint takes them.
     options: fields of nvfp4_moe.MoeConfig that differ from the checkpoint's, for example activation_format="bf16"; those
-    that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too.
+    that a linear has (activation_format, activation_scale, static_headroom) hold for NVFP4 linears too. Without an
+    activation_format, or with "auto", experts run in what the checkpoint declares or more precisely
+    (nvfp4_moe.choose_activation_format), linears in what it declares.
 
     Raises ValueError for a name that is no option, and for max_tokens below 1.
     """
@@ -80,7 +84,21 @@ class Nvfp4MoeConfig(QuantizationConfigMixin):
 
     def linear_options(self) -> dict[str, Any]:
         """The options that Nvfp4Linear.from_tensors takes."""
-        return {name: value for name, value in self.options.items() if name in _LINEAR_OPTIONS}
+        given = {name: value for name, value in self.options.items() if name in _LINEAR_OPTIONS}
+        return {name: value for name, value in given.items() if (name, value) != ("activation_format", "auto")}
+
+    def activations(self, checkpoint: Any, layer: int, device: str) -> tuple[str, str]:
+        """(activation_format, why) of a layer's experts on a device. A scale that the caller chose goes with what is declared."""
+        fields = json.loads(_core.checkpoint_options(checkpoint, layer, None))
+        declared = Declared(fields["activation_format"], "by the checkpoint")
+        options = {**fields, "shared_intermediate_size": 0, **self.options}
+        asked = options.pop("activation_format") if "activation_format" in self.options else "auto"
+        if asked == "auto" and any(
+            self.options.get(name, "dynamic_token") != "dynamic_token"
+            for name in ("activation_scale", "intermediate_scale")
+        ):
+            return declared.format, "the scale that was asked for belongs to what is declared"
+        return choose_activations(options, device, asked, declared, self.backend)
 
     def to_dict(self) -> dict[str, Any]:
         """What config.json says of the checkpoint; of a model that was quantized in memory, this config."""

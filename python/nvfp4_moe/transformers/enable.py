@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from .. import _core
+from .._fused_experts import named
 from ..config import MoeConfig
 from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, find_activation, find_experts
-from .packed import device_name, named, warm_up
+from .packed import device_name, turn_off_gradients, warm_up
 from .quantizer import Nvfp4MoeQuantizer
 
 log = logging.getLogger("nvfp4_moe.transformers")
@@ -70,6 +71,8 @@ def enable(
     offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such an error stay so,
     and the model runs.
     """
+    if activation_format == "auto":
+        activation_format = "bf16"  # weights in floats declare no other
     config = Nvfp4MoeConfig(max_tokens=max_tokens, backend=backend, activation_format=activation_format, **options)
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is not None and not isinstance(quantizer, Nvfp4MoeQuantizer):
@@ -85,7 +88,7 @@ def enable(
             model.hf_quantizer = quantizer = Nvfp4MoeQuantizer(config)
             model.is_quantized = True
     warm_up(module for module in model.modules() if isinstance(module, Nvfp4Experts))
-    model.requires_grad_(False)
+    turn_off_gradients(model)
     done = Enabled(tuple(layers), activation_format)
     log.info("%s", done)
     return done
@@ -103,17 +106,21 @@ def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig
     text = model.config.get_text_config()
     top_k = next((getattr(text, name) for name in _TOP_K if isinstance(getattr(text, name, None), int)), None)
     if top_k is None:
-        raise _core.Unsupported(f"{type(text).__name__}: expected one of {', '.join(_TOP_K)}, found none")
+        raise _core.Unsupported(f"{kind}: expected one of {', '.join(_TOP_K)} in {type(text).__name__}, found none")
     experts, rows, columns = first.shape
     inner, hidden = (columns, rows) if found.is_transposed else (rows, columns)
-    return MoeConfig(
-        num_experts=experts,
-        top_k=top_k,
-        hidden_size=hidden,
-        intermediate_size=inner // 2 if found.has_gate else inner,
-        expert_biases=found.has_biases,
-        **{**find_activation(found, text), **config.options},
-    )
+    options = {**find_activation(found, text), **config.options}
+    try:
+        return MoeConfig(
+            num_experts=experts,
+            top_k=top_k,
+            hidden_size=hidden,
+            intermediate_size=inner // 2 if found.has_gate else inner,
+            expert_biases=found.has_biases,
+            **options,
+        )
+    except _core.Error as error:
+        raise named(error, kind) from error
 
 
 def _parted(found: Found, first: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -154,7 +154,8 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
     if limit is not None:
         for activation in ("swiglu_clamped", "swiglu_step", "swiglu_oai"):
             if computes(found.module, activation, limit, alpha):
-                return {"activation": activation, "swiglu_limit": limit, "swiglu_alpha": alpha}
+                slope = {"swiglu_alpha": alpha} if activation == "swiglu_oai" else {}
+                return {"activation": activation, "swiglu_limit": limit} | slope
     gate = type(getattr(found.module, "act_fn", None)).__name__
     raise _core.Unsupported(
         f"{found.name} ({type(found.module).__name__}): expected SwiGLU plain, clamped, step or OAI, or relu2 "

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .. import _core, release_workspaces
+from .._fused_experts import named
 from ..layer import MoeLayer
 
 # ("cpu" or "cuda:N", what is open elsewhere now or None) to an open MoeLayer or Nvfp4Linear
 Opener = Callable[[str, Any], Any]
-
-
-def named(error: _core.Error, name: str) -> _core.Error:
-    """The same error with a module's path before its message."""
-    renamed = type(error)(f"{name}: {error}")
-    renamed.finding = error.finding
-    return renamed
 
 
 def device_name(device: torch.device) -> str:
@@ -33,12 +29,45 @@ def device_name(device: torch.device) -> str:
 
 def warm_up(modules: Iterable[PackedModule]) -> None:
     """First calls of all layers on GPUs, so that a graph may be captured at once; gives their workspaces back."""
-    layers = [module.packed for module in modules if isinstance(module.packed, MoeLayer)]
-    for layer in layers:
-        if layer.device != "cpu":
-            layer.warmup()
-    for device in {layer.device for layer in layers} - {"cpu"}:
+    on_gpus = [m for m in modules if isinstance(m.packed, MoeLayer) and m.packed.device != "cpu"]
+    for module in on_gpus:
+        try:
+            module.packed.warmup()
+        except _core.Error as error:
+            raise named(error, module.name) from error
+    for device in {module.packed.device for module in on_gpus}:
         release_workspaces(device)
+
+
+def turn_off_gradients(model: nn.Module) -> None:
+    """Parameters get no gradients, and gradient_checkpointing_disable removes the hooks that gradient_checkpointing_enable
+    added.
+
+    transformers removes them only if the model has adapters. With such a hook every hidden state requires a gradient, and
+    PackedModule refuses it.
+    """
+    model.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            _remove_hooks_on_disable(module)
+
+
+def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
+    # A strong reference would be a cycle, and a dropped model would keep its packed weights until the next collection.
+    reference, stock = weakref.ref(model), type(model)
+
+    def enable_input_require_grads() -> None:
+        here = reference()
+        here.disable_input_require_grads()  # a second call would lose the first one's hooks
+        stock.enable_input_require_grads(here)
+
+    def gradient_checkpointing_disable() -> None:
+        here = reference()
+        stock.gradient_checkpointing_disable(here)
+        here.disable_input_require_grads()
+
+    model.enable_input_require_grads = enable_input_require_grads
+    model.gradient_checkpointing_disable = gradient_checkpointing_disable
 
 
 class PackedModule(nn.Module):
@@ -61,9 +90,8 @@ class PackedModule(nn.Module):
 
     def place(self, device: torch.device) -> None:
         """Opens the packed weights on a device; errors name the module."""
-        where = device_name(device)
         try:
-            packed = self._open_on(where, self.packed)
+            packed = self._open_on(device_name(device), self.packed)
         except _core.Error as error:
             raise named(error, self.name) from error
         self.adopt(packed)

@@ -20,7 +20,7 @@ from ..layer import MoeLayer
 from .config import Nvfp4MoeConfig
 from .experts import Found, Nvfp4Experts, check_activation, find_experts
 from .linear import Nvfp4LinearModule
-from .packed import Opener, PackedModule, device_name, warm_up
+from .packed import Opener, PackedModule, device_name, turn_off_gradients, warm_up
 from .stored import StoredTensor, stored_tensors
 from .stored_linear import CODES, SCALE_LEAVES, StoredLinear, find_stored_linears
 
@@ -48,6 +48,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         self._dtypes: dict[str, torch.dtype] = {}
         self._wide_buffers: dict[str, StoredTensor] = {}
         self._keep_converters = True
+        self._activations: dict[str, str] = {}  # formats and why, each with a module that has it
 
     # ---- what the model is to be loaded as, and where
 
@@ -169,6 +170,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         config = self.quantization_config
 
         def open_on(device: str, now: Any) -> MoeLayer:
+            activation_format, because = config.activations(checkpoint, found.layer, device)
             layer = MoeLayer.from_checkpoint(
                 checkpoint,
                 found.layer,
@@ -176,9 +178,13 @@ class Nvfp4MoeQuantizer(HfQuantizer):
                 device=device,
                 backend=config.backend,
                 cache_directory=config.cache_directory,
-                shared_intermediate_size=0,  # a module of the model's own
-                **config.options,
+                **{
+                    "shared_intermediate_size": 0,  # a module of the model's own
+                    **config.options,
+                    "activation_format": activation_format,
+                },
             )
+            self._activations[f"{activation_format}, because {because}"] = found.name
             check_activation(found, layer)
             return layer
 
@@ -256,7 +262,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         for path, module in tqdm(self._packed.items(), desc="Packing NVFP4 weights"):
             module.place(self._device_of(path))
         warm_up(self._packed.values())
-        model.requires_grad_(False)
+        turn_off_gradients(model)
         self._report(model)
         self._packed, self._dequantized = {}, []  # the model's alone from here on: what it drops is freed
         return model
@@ -265,6 +271,9 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         experts = [path for path, module in self._packed.items() if isinstance(module, Nvfp4Experts)]
         linears = len(self._packed) - len(experts)
         log.info("%s: %d layers of experts and %d linears in NVFP4", model.config.name_or_path, len(experts), linears)
+        for said, name in self._activations.items():
+            layers = f", in layers such as {name}" if len(self._activations) > 1 else ""
+            log.info("activations: %s%s", said, layers)
         if self._dequantized:
             kinds = sorted({"NVFP4" if linear.is_nvfp4 else "FP8" for linear in self._dequantized})
             log.warning(

@@ -21,6 +21,9 @@ REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
             ("has_gate", "has_bias", "is_transposed"),
         ),
         ("calls", "transformers.modeling_utils:PreTrainedModel._get_dtype_plan", ("dtype",)),
+        ("calls", "transformers.modeling_utils:PreTrainedModel.disable_input_require_grads", ()),
+        ("overrides", "transformers.modeling_utils:PreTrainedModel.enable_input_require_grads", ()),
+        ("overrides", "transformers.modeling_utils:PreTrainedModel.gradient_checkpointing_disable", ()),
         ("has", "transformers.quantizers.auto:AUTO_QUANTIZATION_CONFIG_MAPPING", ()),
         ("has", "transformers.quantizers.auto:AUTO_QUANTIZER_MAPPING", ()),
         (

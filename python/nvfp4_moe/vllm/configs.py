@@ -1,160 +1,107 @@
 """The quantization configs, each a subclass of the one that vLLM has under the same name, which it registers itself as.
 
-A name of its own would lose what vLLM decides by the literal names. The base is whatever is registered when this runs, so
-that another plugin's config is built upon and not thrown away.
+A name of its own would lose what vLLM decides by the literal names. A class is made right after vLLM has imported its base,
+which vLLM does before it looks up a quantization method; so a process without a quantized model pays nothing. If another
+plugin has registered a config under the name, that is the base. This file imports nothing of vLLM; taking.py does, when the
+first layer asks for a method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import importlib
+import logging
+import sys
 from typing import Any
 
-from . import internals, methods
-from .experts import NvFp4MoeExperts
-from .gate import gate_or
-from .plan import GPT_OSS, MXFP4, NVFP4, plan_of
+from . import internals, late, release
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
-_routed_experts = internals.find("vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts")
-_register = internals.find(f"{_QUANTIZATION}:register_quantization_config")
-_registered = internals.find(f"{_QUANTIZATION}:get_quantization_config")
-
-
-def _modelopt_fp4(base: Any) -> type:
-    method = methods.modelopt_method()
-
-    class NvFp4MoeModelOptConfig(base):  # type: ignore[misc]
-        def get_quant_method(self, layer: Any, prefix: str) -> Any:
-            if isinstance(layer, _routed_experts) and not self.is_layer_excluded(prefix) and not _is_vision(prefix):
-                if plan := plan_of(layer, prefix):
-                    return method(self, layer.moe_config, plan)
-            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
-
-    return NvFp4MoeModelOptConfig
-
-
-def _is_vision(prefix: str) -> bool:
-    """The towers that vLLM's ModelOpt config leaves unquantized by name."""
-    return any(word in prefix for word in ("vision_tower", "vision_model", "vit_large_projector"))
-
-
-def _modelopt_mixed(base: Any) -> type:
-    method = methods.modelopt_method()
-
-    class NvFp4MoeModelOptMixedConfig(base):  # type: ignore[misc]
-        def get_quant_method(self, layer: Any, prefix: str) -> Any:
-            if isinstance(layer, _routed_experts) and not self.is_layer_excluded(prefix):
-                algorithm = self._resolve_quant_algo(prefix)
-                if algorithm in ("NVFP4", "W4A16_NVFP4") and (plan := plan_of(layer, prefix)):
-                    own = self.nvfp4_config if algorithm == "NVFP4" else self.w4a16_nvfp4_config
-                    return method(own, layer.moe_config, plan)
-            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
-
-    return NvFp4MoeModelOptMixedConfig
-
-
-def _compressed_tensors(base: Any) -> type:
-    method = methods.compressed_tensors_method()
-
-    class NvFp4MoeCompressedTensorsConfig(base):  # type: ignore[misc]
-        def get_quant_method(self, layer: Any, prefix: str) -> Any:
-            if isinstance(layer, _routed_experts) and self._is_nvfp4_everywhere(layer, prefix):
-                if plan := plan_of(layer, prefix):
-                    return method(layer.moe_config, plan)
-            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
-
-        def _is_nvfp4_everywhere(self, layer: Any, prefix: str) -> bool:
-            """Whether all projections are NVFP4; what differs between them is vLLM's to refuse."""
-            self._add_fused_moe_to_target_scheme_map()
-            # Experts without a gate have no name for the second of them.
-            names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
-            schemes = [self.get_scheme_dict(layer=layer, layer_name=f"{prefix}.0.{name}") for name in names if name]
-            weights = [scheme.get("weights") if scheme else None for scheme in schemes]
-            return all(self._is_nvfp4_format(weight) for weight in weights) and all(s == schemes[0] for s in schemes)
-
-    return NvFp4MoeCompressedTensorsConfig
-
-
-def _deepseek_v4(base: Any) -> type:
-    nvfp4, mxfp4 = methods.modelopt_method(), methods.mxfp4_method()
-    skipped = internals.find(f"{_QUANTIZATION}.utils.quant_utils:is_layer_skipped")
-
-    class NvFp4MoeDeepseekV4Config(base):  # type: ignore[misc]
-        def get_quant_method(self, layer: Any, prefix: str) -> Any:
-            if isinstance(layer, _routed_experts) and self.expert_dtype == "fp4" and not self._is_skipped(prefix):
-                is_nvfp4 = self._has_nvfp4_experts(prefix)
-                if plan := plan_of(layer, prefix, NVFP4 if is_nvfp4 else MXFP4):
-                    if is_nvfp4:
-                        return nvfp4(self._get_nvfp4_config(), layer.moe_config, plan)
-                    return mxfp4(layer.moe_config, plan)
-            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
-
-        def _is_skipped(self, prefix: str) -> bool:
-            mapping = self.packed_modules_mapping
-            return bool(skipped(prefix=prefix, ignored_layers=self.ignored_layers, fused_mapping=mapping))
-
-        def _has_nvfp4_experts(self, prefix: str) -> bool:
-            """ModelOpt's exports keep the experts that they ignore in MXFP4; releases that know it can tell."""
-            if by_layer := getattr(self, "_is_nvfp4_expert_layer", None):
-                return bool(by_layer(prefix))
-            return bool(self.moe_quant_algo == "NVFP4")
-
-    return NvFp4MoeDeepseekV4Config
-
-
-def _gpt_oss(base: Any) -> type:
-    method = methods.gpt_oss_method()
-
-    class NvFp4MoeGptOssConfig(base):  # type: ignore[misc]
-        def get_quant_method(self, layer: Any, prefix: str) -> Any:
-            if isinstance(layer, _routed_experts) and (plan := plan_of(layer, prefix, GPT_OSS)):
-                return method(layer.moe_config, plan)
-            return gate_or(super().get_quant_method(layer, prefix), layer, prefix)
-
-    return NvFp4MoeGptOssConfig
-
-
-_MAKERS: dict[str, Callable[[Any], type]] = {
-    "modelopt_fp4": _modelopt_fp4,
-    "modelopt_mixed": _modelopt_mixed,
-    "compressed-tensors": _compressed_tensors,
-    "deepseek_v4_fp8": _deepseek_v4,
-    "gpt_oss_mxfp4": _gpt_oss,
+# By class: the format, and vLLM's class. vLLM sends the config of an engine to its workers, which find a class by its name
+# here, before plugins are loaded there.
+_CONFIGS = {
+    "NvFp4MoeModelOptConfig": ("modelopt_fp4", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config"),
+    "NvFp4MoeModelOptMixedConfig": (
+        "modelopt_mixed",
+        f"{_QUANTIZATION}.modelopt:ModelOptMixedPrecisionConfig",
+    ),
+    "NvFp4MoeCompressedTensorsConfig": (
+        "compressed-tensors",
+        f"{_QUANTIZATION}.compressed_tensors.compressed_tensors:CompressedTensorsConfig",
+    ),
+    "NvFp4MoeDeepseekV4Config": ("deepseek_v4_fp8", "vllm.models.deepseek_v4.quant_config:DeepseekV4FP8Config"),
+    # Releases that have it import it on GPUs only, and take it for DeepSeek-V4 too.
+    "NvFp4MoeDeepseekV41Config": ("deepseek_v4_fp8", "vllm.models.deepseek_v41.quant_config:DeepseekV4FP8Config"),
+    "NvFp4MoeGptOssConfig": ("gpt_oss_mxfp4", f"{_QUANTIZATION}.mxfp4:GptOssMxfp4Config"),
 }
-# vLLM sends the config of an engine to its workers: a class is found by its name here, before plugins are loaded there.
-_NAMES = {
-    "modelopt_fp4": "NvFp4MoeModelOptConfig",
-    "modelopt_mixed": "NvFp4MoeModelOptMixedConfig",
-    "compressed-tensors": "NvFp4MoeCompressedTensorsConfig",
-    "deepseek_v4_fp8": "NvFp4MoeDeepseekV4Config",
-    "gpt_oss_mxfp4": "NvFp4MoeGptOssConfig",
-}
+_BEFORE = {"NvFp4MoeDeepseekV4Config": "NvFp4MoeDeepseekV41Config"}  # which stays registered once it is
 
 
-def _config_of(format_name: str) -> Any:
-    """The class of a format: made once, over what vLLM has registered then."""
-    name = _NAMES[format_name]
+def _registered(format_name: str) -> Any:
+    """What a plugin has registered for a format, or None."""
+    found = internals.find_or_none(f"{_QUANTIZATION}:_CUSTOMIZED_METHOD_TO_QUANT_CONFIG") or {}
+    return found.get(format_name)
+
+
+def _made(name: str, format_name: str, base: Any) -> type:
+    class Config(base):  # type: ignore[misc]
+        nvfp4_moe_config = True
+
+        def get_quant_method(self, layer: Any, prefix: str) -> Any:
+            stock = functools.partial(super().get_quant_method, layer, prefix)
+            if format_name not in release.fitting():
+                return stock()
+            from .taking import method_of
+
+            return method_of(format_name, self, layer, prefix, stock)
+
+    Config.__name__ = Config.__qualname__ = name
+    return Config
+
+
+def _config(name: str) -> Any:
+    """A class by its name: made once, over what is registered for its format then, or over vLLM's."""
     if name not in globals():
-        config: Any = _MAKERS[format_name](_registered(format_name))
-        config.__qualname__ = config.__name__ = name
-        config.nvfp4_moe_config = True
-        globals()[name] = config
+        format_name, stock = _CONFIGS[name]
+        base = _registered(format_name)
+        if base is None or getattr(base, "nvfp4_moe_config", False):
+            base = internals.find(stock)
+        if name not in globals():  # else importing the base has made it
+            globals()[name] = _made(name, format_name, base)
     return globals()[name]
 
 
 def __getattr__(name: str) -> Any:
-    for format_name, known in _NAMES.items():
-        if name == known:
-            return _config_of(format_name)
+    if name in _CONFIGS:
+        return _config(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def register(formats: Sequence[str]) -> None:
-    """Registers the configs of some formats; those that are registered already stay as they are."""
-    if left := sorted(NvFp4MoeExperts.__abstractmethods__):
-        raise TypeError(f"FusedMoEExpertsModular has abstract members that the plugin lacks: {', '.join(left)}")
-    new = [name for name in formats if not getattr(_registered(name), "nvfp4_moe_config", False)]
-    for name in new:
-        _register(name)(_config_of(name))
-    if new:
-        internals.logger().info("nvfp4-moe takes the routed experts of %s", ", ".join(new))
+def _take(name: str) -> None:
+    """Registers a class whose base vLLM has imported. A module without the base is of a release that does not fit."""
+    format_name, stock = _CONFIGS[name]
+    there = _registered(format_name)
+    if internals.find_or_none(stock) is None or getattr(there, "__name__", "") in (name, _BEFORE.get(name)):
+        return
+    # Some releases warn of each name that is overwritten.
+    log = logging.getLogger(_QUANTIZATION)
+    was_disabled, log.disabled = log.disabled, True
+    try:
+        importlib.import_module(_QUANTIZATION).register_quantization_config(format_name)(_config(name))
+    finally:
+        log.disabled = was_disabled
+
+
+_takes = {name: functools.partial(_take, name) for name in _CONFIGS}
+
+
+def register() -> None:
+    """Has each class registered once vLLM has imported its base: now, if it has."""
+    release.forget()
+    modules = {name: stock.partition(":")[0] for name, (_, stock) in _CONFIGS.items()}
+    fits = None
+    if all(modules[name] in sys.modules for name in _CONFIGS if name not in _BEFORE.values()):
+        fits = release.fitting()  # costs nothing now, and says at once what does not fit
+    for name, (format_name, _) in _CONFIGS.items():
+        if fits is None or format_name in fits:
+            late.after_import(modules[name], _takes[name])

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._fused_experts import FusedExperts, Placement
 from ..router import RouterConfig
 from . import internals
-from .op import moe_gemm_by
+from .op import check, moe_gemm_by
 
 _modular = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEExpertsModular")
 _format = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEActivationFormat")
@@ -147,6 +147,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
 
     def selected(self, hidden: Tensor, logits: Tensor, router: RouterConfig) -> Tensor:
         """(T, H): the same where the router's logits (T, E) come: selection and run as one call."""
+        check(self.experts.layer.handle)
         out = torch.empty_like(hidden)
         self.experts.run_logits(hidden.contiguous(), logits, router, out, self._workspace(hidden.size(0)))
         return out
@@ -167,5 +168,6 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
             ids = self.placement.local_ids(topk_ids).contiguous()
             moe_gemm_by(out, hidden.contiguous(), ids, weights, self.handle)
         else:
+            check(self.experts.layer.handle)
             in_bytes = None if workspace is None else workspace.view(torch.uint8)
             self.experts.run(hidden.contiguous(), topk_ids.contiguous(), weights, out, in_bytes)

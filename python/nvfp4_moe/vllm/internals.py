@@ -23,7 +23,6 @@ _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),
-        ("calls", f"{_QUANTIZATION}:get_quantization_config", ("quantization",)),
         ("calls", "vllm.config:get_current_vllm_config", ()),
         ("has", "vllm.config:VllmConfig", ("additional_config", "load_config")),
         (
@@ -244,8 +243,12 @@ OPTIONAL = ("router", "gate", "exchange")
 FORMATS = tuple(group for group in REQUIRED if group not in ("core", *OPTIONAL))
 
 
-# Those of OPTIONAL that fit this release; register() finds out.
-fitting: frozenset[str] = frozenset()
+def __getattr__(name: str) -> Any:
+    """fitting: those of OPTIONAL that fit this release (release.py)."""
+    if name != "fitting":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found: frozenset[str] = importlib.import_module(f"{__package__}.release").fitting()
+    return found.intersection(OPTIONAL)
 
 
 def version() -> str:

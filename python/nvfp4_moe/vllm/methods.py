@@ -24,12 +24,13 @@ from .._fused_experts import (
     Placement,
     layer_device,
     make_legal,
+    named,
     open_fused,
     reciprocal,
     replace_fused,
 )
 from .._fused_parameters import FusedParameters
-from . import internals
+from . import internals, weights
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
 from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark, over_ranks
@@ -90,11 +91,11 @@ class Method:
         return _base.maybe_roundup_sizes(self, *args, **kwargs)
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        """The stock parameters, of zeros: what a checkpoint does not fill, for a size that was rounded up, adds nothing."""
+        """The stock parameters, prepared for what a checkpoint lacks (weights.py)."""
+        if "weight_loader" in kwargs:
+            kwargs["weight_loader"] = weights.loader_of(layer, kwargs["weight_loader"])
         super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
-        for parameter in layer.parameters(recurse=False):
-            if parameter.dtype in (torch.uint8, torch.float8_e4m3fn):
-                parameter.data.view(torch.uint8).zero_()
+        weights.prepare(layer)
 
     def tensor_scales(self, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         """(w13's (E_local, 2), w2's (E_local,)), multiplied."""
@@ -113,28 +114,38 @@ class Method:
         names = [*self.codes, "w13_weight_scale", "w2_weight_scale"]
         if self.plan.options.get("expert_biases"):
             names += ["w13_bias", "w2_bias"]
-        named = [getattr(layer, name) for name in names]
-        if any(parameter.numel() == 0 for parameter in named):
+        parameters = [getattr(layer, name) for name in names]
+        if any(parameter.numel() == 0 for parameter in parameters):
             if self.fused is not None:
                 return  # called twice without a reload in between: there is nothing new
             raise RuntimeError(f"nvfp4-moe: {self.plan.name}: expected loaded weights, got parameters without elements")
         started = time.monotonic()
         try:
             with torch.no_grad():
-                self.fused = self._packed(layer, *(parameter.data for parameter in named))
-        except Error as error:
+                self.fused = self._packed(layer, *(parameter.data for parameter in parameters))
+        except BaseException as error:
+            self._refuse(f"it failed: {error}", parameters[0].is_cuda)
+            if not isinstance(error, Error):
+                raise
             internals.logger().error("nvfp4-moe: %s cannot be packed: %s", self.plan.name, error)
-            raise
-        for parameter in named:
+            raise named(error, self.plan.name) from error
+        self._refuse(None, parameters[0].is_cuda)
+        for parameter in parameters:
             shape = (parameter.shape[0], 0, 0)[: parameter.ndim]
             parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
-        if named[0].is_cuda:
+        if parameters[0].is_cuda:
             # What torch keeps of the freed parameters is no memory to the library: without this a model of half the GPU's
             # size has no room for its packed layers.
             torch.cuda.empty_cache()
         if self.moe_kernel is None:
             self._build(layer)
-        _log.packed(self.plan.name, self.fused, time.monotonic() - started)
+        _log.packed(self.plan.name, self.fused, time.monotonic() - started, self.plan.activations)
+
+    def _refuse(self, why: str | None, on_gpu: bool) -> None:
+        """The layer does not run after a reload that failed: its weights may be part old, part new."""
+        if self.fused is not None:
+            after = f"nvfp4-moe: {self.plan.name} does not run after its last reload: {why}; reload weights that load"
+            weights.refuse(self.fused.layer.handle, why and after, on_gpu)
 
     def _packed(
         self,
@@ -164,6 +175,7 @@ class Method:
             w13_bias=w13_bias,
             w2_bias=w2_bias,  # zeros on all ranks of a tensor parallel group but the first, as vLLM loads it
         )
+        parameters.zero_padding(self.plan.filled)
         if self.fused is not None:
             return replace_fused(self.fused, parameters)
         options = {name: self.plan.options[name] for name in self.plan.options if name not in _SIZES}

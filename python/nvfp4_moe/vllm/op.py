@@ -20,7 +20,17 @@ _library.define(
 )
 
 
+refusals: dict[int, str] = {}  # why a layer does not run, by its handle
+
+
+def check(handle: int) -> None:
+    """Raises RuntimeError if the layer does not run."""
+    if why := refusals.get(handle):
+        raise RuntimeError(why)
+
+
 def _run(out: Tensor, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> None:
+    check(int(handle))
     _core.moe_gemm(hidden, topk_ids, topk_weights, int(handle), out=out)
 
 

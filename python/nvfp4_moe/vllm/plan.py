@@ -7,7 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .._fused_experts import Settings, clamped, read_settings, why_refused
+from .._declared import Declared, choose_activations
+from .._fused_experts import Settings, clamped, read_settings, why_refused, why_slice_refused
 from . import internals
 from .ranks import NoExchange, RanksPlan, mark, plan_ranks
 
@@ -35,6 +36,10 @@ MXFP4 = Form(mxfp4=True, biases=True)
 GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
 
 
+# What no format of activations is lost by: of a layer whose checkpoint says nothing.
+WEIGHT_ONLY = Declared("bf16", "nothing is declared")
+
+
 class Refused(Exception):
     """Why a layer is left to vLLM, in one sentence."""
 
@@ -43,13 +48,17 @@ class Refused(Exception):
 class LayerPlan:
     """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
     own_router: the library is to select the experts, where it knows the router (router.py). max_tokens: of all ranks whose
-    rows vLLM gathers. ranks: how the library exchanges in place of vLLM, None where vLLM does (ranks.py)."""
+    rows vLLM gathers. filled: how much of intermediate_size the checkpoint has for this rank; the rest is padding. ranks: how
+    the library exchanges in place of vLLM, None where vLLM does (ranks.py). activations: their format and why, for the log.
+    """
 
     name: str
     options: dict[str, Any]
     max_tokens: int
     dummy: bool
     own_router: bool
+    filled: int
+    activations: str
     ranks: RanksPlan | None = None
 
 
@@ -96,20 +105,39 @@ def _sizes(moe: Any, form: Form) -> dict[str, int]:
     }
 
 
+def _filled(moe: Any, padded: int) -> int:
+    """How much of this rank's intermediate dimension vLLM's loader fills: whole slices of the padded size, in the order of
+    the ranks, as long as there is anything left."""
+    parallel = moe.moe_parallel_config
+    ranks, rank = int(parallel.tp_size), int(getattr(parallel, "tp_rank", 0))
+    whole = int(getattr(moe, "intermediate_size", 0) or moe.intermediate_size_per_partition * ranks)
+    return max(0, min(padded, whole - rank * padded))
+
+
 def padded_to_blocks(size: int) -> int:
     """A rank's intermediate size in whole blocks of MXFP4."""
     return -(-size // _MXFP4_BLOCK) * _MXFP4_BLOCK
 
 
-def _check_deployment(moe: Any, form: Form) -> None:
+def _lora_may_change_experts(name: str) -> bool:
+    """Whether vLLM may put adapters on this layer: unless it is given the modules of adapters, and experts are not one."""
+    targets = getattr(getattr(_current_config(), "lora_config", None), "target_modules", None)
+    experts = {"experts", "routed_experts", name.rpartition(".")[2]}
+    return targets is None or any(experts.intersection(target.split(".")) for target in targets)
+
+
+def _check_deployment(moe: Any, name: str, form: Form) -> None:
     """Raises Refused for what the engine does around the experts and this plugin does not take part in."""
     parallel = moe.moe_parallel_config
     if moe.moe_backend != "auto":
         raise Refused(f"--moe-backend {moe.moe_backend} was asked for")
     if moe.has_bias and not form.biases:
         raise Refused("experts with biases in a format for which vLLM has no parameters of biases")
-    if moe.is_lora_enabled:
-        raise Refused("LoRA")
+    if moe.is_lora_enabled and _lora_may_change_experts(name):
+        raise Refused(
+            "LoRA, whose adapters may change experts: name the layers that they change with --lora-target-modules "
+            "(q_proj k_proj v_proj o_proj, for example)"
+        )
     if parallel.enable_eplb:
         raise Refused("EPLB, which moves rows of parameters where the weights are packed")
     # passthrough stands in for vLLM's sums where tokens are not exchanged too.
@@ -170,43 +198,70 @@ def _ranks(moe: Any, name: str, chosen: Settings) -> RanksPlan | None:
         return None
 
 
-def _plan(layer: Any, name: str, chosen: Settings, form: Form) -> LayerPlan:
+def _plan(layer: Any, name: str, chosen: Settings, form: Form, declared: Declared) -> LayerPlan:
     """Raises Refused."""
     moe = layer.moe_config
-    _check_deployment(moe, form)
-    options = {**_sizes(moe, form), **_activation(layer, form), "activation_format": chosen.activation_format}
+    _check_deployment(moe, name, form)
+    options = {**_sizes(moe, form), **_activation(layer, form)}
     if moe.has_bias:
         options["expert_biases"] = True
     if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
         options["batch_invariant"] = True
-    if form.mxfp4 and options["intermediate_size"] % _MXFP4_BLOCK != 0:
-        raise Refused(f"MXFP4 in slices of {options['intermediate_size']}: expected whole blocks of {_MXFP4_BLOCK}")
+    inner, multiple = options["intermediate_size"], _MXFP4_BLOCK if form.mxfp4 else 16
+    if why := why_slice_refused(inner, int(moe.moe_parallel_config.tp_size), multiple, "--enable-expert-parallel"):
+        raise Refused(f"MXFP4: {why}" if form.mxfp4 else why)
+    if inner % multiple != 0 and form.mxfp4:
+        raise Refused(f"MXFP4 in slices of {inner}: expected whole blocks of {multiple}")
     device = _device(moe)
+    activation_format, because = choose_activations(options, device, chosen.activation_format, declared)
+    options["activation_format"] = activation_format
     if why := why_refused(options, device, chosen):
         raise Refused(why)
     load_format = getattr(_current_config().load_config, "load_format", None)
     own_router = chosen.router == "own" or (chosen.router == "auto" and device != "cpu")
     own_router = own_router and not _routers_are_watched()
     dummy = str(load_format) == "dummy"
-    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, _ranks(moe, name, chosen))
+    filled, activations = _filled(moe, inner), f"{activation_format}, because {because}"
+    ranks = _ranks(moe, name, chosen)
+    return LayerPlan(name, options, _max_tokens(moe), dummy, own_router, filled, activations, ranks)
 
 
-def plan_of(layer: Any, prefix: str, form: Form = NVFP4) -> LayerPlan | None:
+_refusals: dict[str, str] = {}  # of layers that were left to vLLM, by name
+
+
+def left_to_vllm(name: str, error: Exception) -> None:
+    """Says why a layer is vLLM's, for which vLLM has no kernel: a warning, and a note in the traceback. Nothing of others."""
+    if (why := _refusals.get(name)) is None:
+        return
+    said = f"nvfp4-moe left {name} to vLLM, which has no kernel for it here: {why}"
+    internals.logger().warning(said)
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(said)
+
+
+def plan_of(
+    layer: Any, prefix: str, form: Form = NVFP4, declared: Declared | Refused = WEIGHT_ONLY
+) -> LayerPlan | None:
     """How the library takes a RoutedExperts layer, or None where it is left to vLLM, with one line that says why.
 
-    Raises NotImplementedError where it is not taken and the user insists.
+    declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError where it is not taken and
+    the user insists.
     """
     mark(prefix, None)  # of an earlier engine in this process
+    _refusals.pop(prefix, None)
     chosen = settings()
     if chosen.mode == "0":
         return None
     try:
-        return _plan(layer, prefix, chosen, form)
+        if isinstance(declared, Refused):
+            raise declared
+        return _plan(layer, prefix, chosen, form, declared)
     except Refused as refused:
         if chosen.insists:
             raise NotImplementedError(
                 f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE=auto leaves such layers to vLLM"
             ) from None
+        _refusals[prefix] = str(refused)
         # Layers of a model are refused for one reason, which vLLM's logger then writes once.
         internals.logger().info_once("nvfp4-moe leaves layers such as %s to vLLM: %s", pattern(prefix), str(refused))
         return None

@@ -1,5 +1,7 @@
 #include "backend/cpu/kernels.h"
 
+#include <bit>
+
 namespace nvfp4_moe::cpu {
 
 namespace {
@@ -15,6 +17,14 @@ bool slower_than_next([[maybe_unused]] const Kernels& kernels) {
 }
 
 }  // namespace
+
+void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up, float* out) {
+  const GatedActivation activation = GatedActivation::of(options);
+  for (; lanes != 0; lanes &= lanes - 1) {
+    const int i = std::countr_zero(lanes);
+    out[i] = activation.tail(gate[i], up[i]);
+  }
+}
 
 const Kernels& best_kernels() {
   static const Kernels& best = []() -> const Kernels& {

@@ -11,6 +11,7 @@
 
 #include "backend/cpu/panel.h"
 #include "backend/layer_steps.h"
+#include "core/activation.h"
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/float_formats.h"
@@ -86,6 +87,9 @@ struct SwigluRows {
   uint16_t* out = nullptr;
   int64_t stride = 0;
 };
+
+// The activation of the 16 channels of `lanes` (bit i: channel i) whose sigmoid's argument is below kSigmoidTail, into out.
+void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up, float* out);
 
 // Epilogue of gemm2, of the linear and of gemm1 without a gate: out[i * stride + c] = acc[i][c] * alpha[i] (+ bias[c]),
 // under relu2 the square of its positive part (* weight[i]), rounded once to dtype.

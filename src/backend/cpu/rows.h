@@ -193,26 +193,49 @@ inline F within(F x, F limit) {
   const F least = splat(0.0f) - limit;
   return select(least > x, least, at_most(x, limit));
 }
-// x sigmoid(a x)
-inline F silu(F x, F a) { return x / (splat(1.0f) + exponential(splat(0.0f) - a * x)); }
+// x sigmoid(s)
+inline F times_sigmoid(F x, F s) { return x / (splat(1.0f) + exponential(splat(0.0f) - s)); }
+inline F silu(F x) { return times_sigmoid(x, x); }
+
+inline void gate_and_up(const SwigluRows& rows, int64_t i, F& g, F& u) {
+  g = load(rows.acc + i * kStripRows) * splat(rows.gate_alpha[i]);
+  u = load(rows.acc + i * kStripRows + kPanelRows) * splat(rows.up_alpha[i]);
+  if (rows.gate_bias == nullptr) return;
+  g = g + load(rows.gate_bias);
+  u = u + load(rows.up_bias);
+}
+// h with the lanes of the sigmoid's far tail replaced: rare, so that gate and up are made again.
+inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i, uint32_t lanes, F h) {
+  F g = h, u = h;
+  gate_and_up(rows, i, g, u);
+  float gate[kLanes], up[kLanes], out[kLanes];
+  store(gate, g);
+  store(up, u);
+  store(out, h);
+  swiglu_tail(options, lanes, gate, up, out);
+  return load(out);
+}
 
 void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
   const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f), alpha = splat(options.swiglu_alpha);
   for (int64_t i = 0; i < rows.count; ++i) {
-    F g = load(rows.acc + i * kStripRows) * splat(rows.gate_alpha[i]);
-    F u = load(rows.acc + i * kStripRows + kPanelRows) * splat(rows.up_alpha[i]);
-    if (rows.gate_bias != nullptr) {
-      g = g + load(rows.gate_bias);
-      u = u + load(rows.up_bias);
-    }
+    F g = one, u = one;
+    gate_and_up(rows, i, g, u);
+    uint32_t tail = lanes_of(splat(kSigmoidTail) > g);
     F h = g;
     switch (options.activation) {
-      case Activation::kSwiglu: h = silu(g, one) * u; break;
-      case Activation::kSwigluClamped: h = silu(at_most(g, limit), one) * within(u, limit); break;
-      case Activation::kSwigluStep: h = at_most(silu(g, one), limit) * within(u, limit); break;
-      case Activation::kSwigluOai: h = silu(at_most(g, limit), alpha) * (within(u, limit) + one); break;
+      case Activation::kSwiglu: h = silu(g) * u; break;
+      case Activation::kSwigluClamped: h = silu(at_most(g, limit)) * within(u, limit); break;
+      case Activation::kSwigluStep: h = at_most(silu(g), limit) * within(u, limit); break;
+      case Activation::kSwigluOai: {
+        const F gate = at_most(g, limit), s = alpha * gate;
+        tail = lanes_of(splat(kSigmoidTail) > s);
+        h = times_sigmoid(gate, s) * (within(u, limit) + one);
+        break;
+      }
       case Activation::kRelu2: break;  // no gate: round_rows
     }
+    if (tail != 0) h = with_tail(options, rows, i, tail, h);
     if (rows.weight != nullptr) h = h * splat(rows.weight[i]);
     store_bf16(rows.out + i * rows.stride, h);
   }

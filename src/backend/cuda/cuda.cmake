@@ -36,15 +36,9 @@ endif()
 cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code})
 # A device assert is a function call, and ptxas serializes wgmma around calls.
 target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
-# tcgen05 and block-scaled mma are in the instruction sets of an architecture, or from nvcc 12.9 on of its family: 10.0 and
-# 10.3, 12.0 and 12.1.
+# tcgen05 and block-scaled mma are in the instruction sets of a family: 10.0 and 10.3, 12.0 and 12.1.
 foreach(number 100 120)
-  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.9)
-    cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code})
-    target_compile_definitions(nvfp4_moe_sm${number}_objects PRIVATE NVFP4_MOE_SM${number}_FAMILY)
-  else()
-    cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}a${code})
-  endif()
+  cuda_room(sm${number} FOLDERS backend/sm${number} USES cuda ARCHITECTURES ${number}f${code})
 endforeach()
 if(NVFP4_MOE_RACECHECK)
   foreach(room sm90 sm100 sm120)

@@ -26,8 +26,9 @@ struct BlockFactor {
   int64_t factor = 0;  // below 2^55
   int bucket = 0;
 
+  // 0 for what no quantizer writes: a scale of a nonfinite row, whose sum is not used.
   explicit BlockFactor(float scale) {
-    if (!(scale > 0)) return;                                            // a nonfinite row, whose sum is not used
+    if (!(scale >= 0x1p-116f && std::isfinite(scale))) return;
     const int above = std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
     bucket = above / 32;
     factor = static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));

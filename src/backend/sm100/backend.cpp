@@ -61,12 +61,6 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
   if (device.compute_capability / 10 != 10)
     return unsupported("device: expected compute capability 10.x, whose tcgen05 no other GPU has, got " + device.name);
-#ifndef NVFP4_MOE_SM100_FAMILY
-  if (device.compute_capability != 100)
-    return unsupported("device: expected compute capability 10.0, got 10." +
-                       std::to_string(device.compute_capability % 10) + " (" + device.name +
-                       "): this build's compiler is older than CUDA 12.9");
-#endif
   NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);
 }
@@ -92,7 +86,9 @@ constinit const Backend kSm100Backend = {
     .linear_run = sm100::Functions::linear_run,
     .steps = &sm100::Functions::kSteps,
     .memory = &cuda::kMemory,
-    .caveat = "executed on an emulator of PTX, never yet on a GPU of this kind (docs/blackwell.md)",
+    .caveat =
+        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend \"cuda\" has run on "
+        "GPUs",
     .measures = &sm100::kMeasures,
     .formats = &cuda::kFormats,
     .router = &cuda::kRouter,

@@ -105,6 +105,10 @@ constinit const Backend kSm90Backend = {
     .linear_run = sm90::Functions::linear_run,
     .steps = &sm90::Functions::kSteps,
     .memory = &cuda::kMemory,
+    .fp8_caveat =
+        "fp8: Hopper's FP8 tensor cores accumulate with 13 bits and cut off the rest, so that results whose products "
+        "agree "
+        "in sign come out too small (docs/numerics.md, section 7); backend \"cuda\" adds the same products in fp32",
     .measures = &sm90::kMeasures,
     .formats = &cuda::kFormats,
     .router = &cuda::kRouter,

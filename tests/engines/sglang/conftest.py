@@ -57,7 +57,8 @@ def plugin_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sglang(plugin_path):
     """SGLang with its plugins loaded; entry points of pyproject.toml, so that the name there is tested too."""
-    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1"}
+    # Layers are compared with the library's in bf16, unless a test says another format.
+    os.environ |= {"SGLANG_USE_CPU_ENGINE": "1", "NVFP4_MOE_THREADS": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"}
     sys.path.insert(0, str(plugin_path))
     from sglang.srt.plugins import load_plugins
 
@@ -109,8 +110,9 @@ def environment(plugin_path):
         paths = [str(package), *stubs, str(HERE), str(plugin_path), os.environ.get("PYTHONPATH", "")]
         env = dict(os.environ, PYTHONPATH=":".join(filter(None, paths)), HF_HUB_OFFLINE="1")
         env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
-        for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS", "SGLANG_PLUGINS"):
+        for name in ("NVFP4_MOE", "SGLANG_PLUGINS"):
             env.pop(name, None)
+        env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # what the bounds are for; None takes it away
         for name, value in variables.items():
             env.pop(name, None) if value is None else env.update({name: value})
         return env

@@ -135,6 +135,78 @@ def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, mon
         assert torch.equal(out, library(model, inputs, activation_format="nvfp4"))
 
 
+@pytest.mark.parametrize(
+    ("form", "activation_format", "because"),
+    [
+        (
+            "modelopt",
+            "int8_block",
+            "W4A4 is declared and int8_block is more precise and fast on a host (quant_algo NVFP4)",
+        ),
+        ("modelopt_w4a16", "bf16", "no quantization of activations is declared (quant_algo W4A16_NVFP4)"),
+        ("modelopt_mixed", "int8_block", "(quant_algo NVFP4)"),
+        ("compressed_w4a4", "int8_block", "input_activations of 4 bits, float)"),
+        ("compressed_w4a16", "bf16", "input_activations is null)"),
+    ],
+)
+def test_auto_follows_what_the_checkpoint_declares(
+    sglang, configured, model, monkeypatch, caplog, form, activation_format, because
+):
+    configured()
+    automatic(monkeypatch)
+    inputs = batch(11)
+    with caplog.at_level("INFO", "nvfp4_moe.sglang"):
+        out = served(sglang, form, model, inputs)
+    assert torch.equal(out, library(model, inputs, activation_format=activation_format))
+    (line,) = [record.message for record in caplog.records if record.message.startswith("activations: ")]
+    assert line.startswith(f"activations: {activation_format}, because ") and because in line
+
+
+def automatic(monkeypatch):
+    """Layers whose format of activations is left to the rule."""
+    from nvfp4_moe.sglang import compressed_tensors, experts, hooks
+
+    monkeypatch.setattr(experts, "_load_log", experts.LoadLog(experts.log.info))
+
+    def with_auto(own, place):
+        def asked(*given):
+            settings = dataclasses.replace(given[place], activation_format="auto")
+            return own(*given[:place], settings, *given[place + 1 :])
+
+        return asked
+
+    for module in (hooks, compressed_tensors):
+        for name, place in (("layer_options", 3), ("activations_of", 1)):
+            monkeypatch.setattr(module, name, with_auto(getattr(module, name), place))
+
+
+def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_looked_at(sglang, configured, model, monkeypatch):
+    """input_activations that are null beside quant_algo NVFP4; and an algorithm of one projection."""
+    from nvfp4_moe.sglang import internals
+
+    automatic(monkeypatch)
+    configured()
+    group = dict(models.quantization("modelopt")["config_groups"]["group_0"], input_activations=None)
+    monkeypatch.setattr(internals, "config_groups", lambda: {"group_0": group})
+    inputs = batch(12)
+    assert torch.equal(served(sglang, "modelopt", model, inputs), library(model, inputs))
+    mixed = models.quantization("modelopt_mixed")
+    changed = {"quant_algo": "W4A16_NVFP4"}
+
+    def quantization(form):
+        layers = {name: dict(entry) for name, entry in mixed["quantized_layers"].items()}
+        layers["model.layers.0.mlp.experts.5.down_proj"] |= changed
+        return mixed | {"quantized_layers": layers}
+
+    monkeypatch.setattr(models, "quantization", quantization)
+    assert torch.equal(served(sglang, "modelopt_mixed", model, inputs), library(model, inputs))
+    changed["quant_algo"] = "FP8"
+    monkeypatch.setenv("NVFP4_MOE", "1")
+    configured(moe_runner_backend="nvfp4_moe")
+    with pytest.raises(nvfp4_moe.Unsupported, match=r"different formats.*gate_proj: NVFP4.*experts\.5\.down_proj: FP8"):
+        served(sglang, "modelopt_mixed", model, inputs)
+
+
 # ---- weights: freed, missing, updated
 
 

@@ -46,7 +46,9 @@ class Served:
             job["out"] = str(root / f"{number}.json")
         (root / "jobs.json").write_text(json.dumps(jobs))
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")}
-        clean |= {"VLLM_CACHE_ROOT": str(root / "cache"), "VLLM_PLUGINS": "nvfp4_moe"} | (environment or {})
+        clean |= {"VLLM_CACHE_ROOT": str(root / "cache"), "VLLM_PLUGINS": "nvfp4_moe"}
+        # What the bounds around a bf16 twin are for, unless a job says another format.
+        clean |= {"NVFP4_MOE_ACTIVATIONS": "bf16"} | (environment or {})
         command = [sys.executable, str(HERE / "serve.py"), str(root / "jobs.json")]
         with open(root / "log", "w") as log:
             self.process = subprocess.Popen(command, env=clean, stdout=log, stderr=subprocess.STDOUT)
@@ -140,3 +142,18 @@ def methods(vllm_config):
     from nvfp4_moe.vllm import methods
 
     return methods
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The lines that the plugin writes."""
+    from nvfp4_moe.vllm import internals
+
+    lines: list[str] = []
+
+    class Kept:
+        def __getattr__(self, level):
+            return lambda line, *args: lines.append(line % args)
+
+    monkeypatch.setattr(internals, "logger", Kept)
+    return lines

@@ -33,6 +33,7 @@ def served(made, wrong_scale, serve):
     first = {name: str(path) for name, path in made[0].items()}
     jobs = [{"name": "twin", "model": first["twin"], "routers": True, "tokens": TOKENS}]
     jobs += [{"name": form, "model": first[form], "routers": True, "tokens": TOKENS} for form in FORMS]
+    auto = {"additional_config": {"nvfp4_moe": {"activations": "auto"}}}
     jobs[1]["reload"] = [str(made[1]["modelopt"]), str(wrong_scale), first["modelopt"]]
     jobs[4]["reload"] = [str(made[1]["compressed_w4a4"]), first["compressed_w4a4"]]
     jobs += [
@@ -47,6 +48,13 @@ def served(made, wrong_scale, serve):
             "name": "own router",
             "model": first["modelopt"],
             "options": {"additional_config": {"nvfp4_moe": {"router": "own"}}},
+            "tokens": TOKENS,
+        },
+        *({"name": f"auto {form}", "model": first[form], "options": auto} for form in ("modelopt", "modelopt_mixed")),
+        {
+            "name": "lora",
+            "model": first["modelopt"],
+            "options": {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]},
             "tokens": TOKENS,
         },
         {"name": "off", "model": first["modelopt"], "options": {"additional_config": {"nvfp4_moe": {"mode": "0"}}}},
@@ -123,6 +131,30 @@ def test_activations_are_configured(served):
     assert all(", nvfp4, " in layer for layer in ok(served["w4a4"])["layers"])
 
 
+def test_activations_follow_what_the_checkpoint_declares(served):
+    """W4A4 in the first layer; the second of the mixed model is weight-only."""
+    w4a4 = "bf16" if on_gpu() else "int8_block"
+    for form, second in (("modelopt", w4a4), ("modelopt_mixed", "bf16")):
+        result = ok(served[f"auto {form}"])
+        assert [f", {format_}, " in layer for format_, layer in zip((w4a4, second), result["layers"], strict=True)] == [
+            True,
+            True,
+        ]
+        said = [line for line in result["log"] if "activations: " in line]
+        assert f"activations: {w4a4}, because W4A4 is declared" in said[0]
+        assert len(said) == len({w4a4, second}) or "quant_algo W4A16_NVFP4" in said[1]
+
+
+def test_a_model_without_quantized_experts_hears_nothing_of_the_plugin(served):
+    assert [line for line in ok(served["twin"])["log"] if "nvfp4-moe" in line] == []
+
+
+def test_lora_on_attention_leaves_the_experts_to_the_library(served):
+    result = ok(served["lora"])
+    assert result["methods"] == ["NvFp4MoeModelOptMethod"] * 2
+    assert result["runs"][0][0]["tokens"] == ok(served["modelopt"])["runs"][0][0]["tokens"]
+
+
 def test_off_leaves_the_model_to_vllm(served):
     """vLLM has no NVFP4 kernel for a CPU, and says so: its own words are what proves that the plugin is off."""
     result = served["off"]
@@ -135,6 +167,9 @@ def test_off_leaves_the_model_to_vllm(served):
 
 def test_a_layer_that_is_not_taken_is_left_to_vllm_with_the_reason(served):
     result = served["refused"]
+    if not on_gpu():  # where vLLM has no kernel either
+        said = "nvfp4-moe left model.layers.0.mlp.experts to vLLM, which has no kernel for it here: --moe-backend emulation"
+        assert any(line.startswith("WARNING") and said in line for line in result["log"]) and said in result["error"]
     (line,) = [line for line in result["log"] if "nvfp4-moe leaves" in line]
     assert "layers such as model.layers.*.mlp.experts to vLLM: --moe-backend emulation was asked for" in line
     assert result["error"] is None or "NvFp4" in result["error"]

@@ -279,6 +279,43 @@ def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
     assert torch.equal(run(method, layer, hidden, router_weights, ids), reference().run(hidden, ids, router_weights))
 
 
+def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
+    """Its weights are part old, part new; and the same compiled, where the layer is an operator. Good weights end that."""
+    import nvfp4_moe
+
+    method, layer = made(methods)
+    method.process_weights_after_loading(layer)
+    compiled = torch.compile(lambda *inputs: run(method, layer, *inputs), fullgraph=True, backend="aot_eager")
+    hidden, router_weights, ids = batch()
+    before = compiled(hidden, router_weights, ids)
+    reset = []
+
+    class Graph:
+        def reset(self):
+            reset.append(self)
+
+    graph = Graph()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    load(layer, seed=1)
+    layer.w13_weight_scale.data.view(torch.uint8)[5, 7, 1] = 0x7F
+    with pytest.raises(nvfp4_moe.BadInput, match=r"^model\.layers\.0\.mlp\.experts: .*expert 5"):
+        method.process_weights_after_loading(layer)
+    words = (
+        r"nvfp4-moe: model\.layers\.0\.mlp\.experts does not run after its last reload: .*expert 5.*; reload weights"
+    )
+    for call in (lambda *inputs: run(method, layer, *inputs), compiled):
+        with pytest.raises(RuntimeError, match=words):
+            call(hidden, router_weights, ids)
+    assert reset == [], "there are no graphs of a layer on a CPU"
+    methods.weights.refuse(-1, "of a GPU", True)
+    assert reset == [graph], "a replay asks nobody"
+    methods.weights.refuse(-1, None, True)
+    load(layer)
+    method.process_weights_after_loading(layer)
+    assert torch.equal(run(method, layer, hidden, router_weights, ids), before)
+    assert torch.equal(compiled(hidden, router_weights, ids), before)
+
+
 def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods, vllm_config, monkeypatch):
     import nvfp4_moe
 

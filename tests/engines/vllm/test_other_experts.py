@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +17,7 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
     import gpt_oss
     from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
     from vllm.model_executor.models.gpt_oss import GptOssRoutedExperts
 
     sizes = {"hidden_dim": gpt_oss.HIDDEN, "intermediate_size": model.experts[0, "down"][0].shape[2] * 2}
@@ -36,27 +39,45 @@ def gpt_oss_layer(methods, model, tp=(1, 0), here=None):
         hidden_size=hidden,
         intermediate_size_per_partition=inner,
         params_dtype=torch.bfloat16,
+        weight_loader=types.MethodType(GptOssRoutedExperts.weight_loader, layer),
     )
+    record_metadata_for_reloading(layer)
     # GptOssRoutedExperts' own loader, over what it looks at of a layer.
     layer.quant_method = method
     layer._map_global_expert_id_to_local_expert_id = lambda number: experts.index(number) if number in experts else -1
     for name in ("_load_expert_bias", "_load_packed_expert", "_narrow_for_rank", "_copy_to_expert"):
         found = GptOssRoutedExperts.__dict__[name]
         setattr(layer, name, found.__func__ if isinstance(found, staticmethod) else found.__get__(layer))
+    load_gpt_oss(layer, model, experts)
+    method.process_weights_after_loading(layer)
+    assert all(parameter.numel() == 0 for parameter in layer.parameters())
+    return method, layer
+
+
+def load_gpt_oss(layer, model, experts, absent=()):
+    """An expert at a time, as gpt-oss' own load_weights does. absent: experts that the files lack."""
+    import gpt_oss
+
     for shard, part in (("w13", "gate_up"), ("w2", "down")):
         codes, scales = model.experts[0, part]
         tensors = {"weight": codes, "weight_scale": scales}
         tensors["bias"] = model.dense[f"model.layers.0.mlp.experts.{part}_proj_bias"]
         for name, stack in tensors.items():
             parameter = getattr(layer, f"{shard}_{name}")
-            for number in range(gpt_oss.EXPERTS):
-                done = GptOssRoutedExperts.weight_loader(
-                    layer, parameter, stack[number], f"{shard}_{name}", f"gpt_oss_{shard}", number, return_success=True
+            for number in [number for number in range(gpt_oss.EXPERTS) if number not in absent]:
+                done = parameter.weight_loader(
+                    parameter, stack[number], f"{shard}_{name}", f"gpt_oss_{shard}", number, return_success=True
                 )
                 assert done == (number in experts)
-    method.process_weights_after_loading(layer)
-    assert all(parameter.numel() == 0 for parameter in layer.parameters())
-    return method, layer
+
+
+def reload_gpt_oss(layer, model, absent=()):
+    """What vLLM's reload_weights does with a layer."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+    initialize_layerwise_reload(layer)
+    load_gpt_oss(layer, model, range(len(model.experts[0, "down"][0])), absent)
+    finalize_layerwise_reload(layer, None)
 
 
 def run(method, layer, hidden, ids, weights):
@@ -99,7 +120,17 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left(methods, model):
     """3 blocks of 32 on two ranks: the second's parameters are padded with zeros, which add nothing."""
     import gpt_oss
 
-    inner, inputs, random = 96, gpt_oss.batch(2), torch.Generator().manual_seed(9)
+    inputs, wider = gpt_oss.batch(2), of_three_blocks(9)
+    for number, columns in enumerate((slice(0, 64), slice(64, 96))):
+        part = run(*gpt_oss_layer(methods, wider, tp=(2, number)), *inputs)
+        assert torch.equal(part, gpt_oss.library(wider, inputs, columns, down_bias=1 - number))
+
+
+def of_three_blocks(seed):
+    """Experts of 96 channels, 3 blocks of 32."""
+    import gpt_oss
+
+    inner, random, model = 96, torch.Generator().manual_seed(seed), gpt_oss.make(5)
     experts = {
         (0, name): (
             torch.randint(0, 256, (gpt_oss.EXPERTS, rows, columns // 2), generator=random, dtype=torch.uint8),
@@ -109,10 +140,59 @@ def test_ranks_get_whole_blocks_and_the_last_what_is_left(methods, model):
     }
     name = "model.layers.0.mlp.experts.gate_up_proj_bias"
     bias = torch.randn(gpt_oss.EXPERTS, 2 * inner, generator=random).bfloat16()
-    wider = gpt_oss.Model(experts, model.dense | {name: bias})
-    for number, columns in enumerate((slice(0, 64), slice(64, 96))):
-        part = run(*gpt_oss_layer(methods, wider, tp=(2, number)), *inputs)
-        assert torch.equal(part, gpt_oss.library(wider, inputs, columns, down_bias=1 - number))
+    return gpt_oss.Model(experts, model.dense | {name: bias})
+
+
+@pytest.fixture(params=[0x00, 0x3C, 0x7F, 0xFF], ids=hex)
+def poisoned_memory(request, monkeypatch):
+    """What vLLM's reload finds in fresh memory: finite numbers, or what is none."""
+    stock = torch.empty_strided
+
+    def empty_strided(*sizes, **options):
+        made = stock(*sizes, **options)
+        if made.device.type == "cpu":
+            made.untyped_storage().fill_(request.param)
+        return made
+
+    monkeypatch.setattr(torch, "empty_strided", empty_strided)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_reload_into_padded_slices_does_not_read_the_padding(methods, poisoned_memory, number):
+    import gpt_oss
+
+    inputs, columns = gpt_oss.batch(2), (slice(0, 64), slice(64, 96))[number]
+    first, second = of_three_blocks(9), of_three_blocks(10)
+    method, layer = gpt_oss_layer(methods, first, tp=(2, number))
+    before, handle = run(method, layer, *inputs), method.fused.layer.handle
+    for model in (second, first):
+        reload_gpt_oss(layer, model)
+        out = run(method, layer, *inputs)
+        assert torch.equal(out, gpt_oss.library(model, inputs, columns, down_bias=1 - number))
+    assert torch.equal(out, before) and method.fused.layer.handle == handle
+
+
+def test_an_expert_that_a_reload_lacks_is_an_error_that_names_it(methods, model, poisoned_memory):
+    import gpt_oss
+    import nvfp4_moe
+
+    method, layer = gpt_oss_layer(methods, model)
+    with pytest.raises(nvfp4_moe.Error, match=r"^model.layers.0.mlp.experts: .*expert 3.*NaN"):
+        reload_gpt_oss(layer, model, absent=[3])
+    inputs = gpt_oss.batch()
+    with pytest.raises(
+        RuntimeError, match=r"model.layers.0.mlp.experts does not run after its last reload: .*expert 3"
+    ):
+        run(method, layer, *inputs)
+
+
+def test_an_expert_that_a_checkpoint_lacks_is_an_error_that_names_it(methods, model, monkeypatch):
+    import nvfp4_moe
+
+    whole = load_gpt_oss
+    monkeypatch.setitem(globals(), "load_gpt_oss", lambda *given: whole(*given, absent=[6]))
+    with pytest.raises(nvfp4_moe.Error, match=r"^model.layers.0.mlp.experts: .*expert 6.*NaN"):
+        gpt_oss_layer(methods, model)
 
 
 @pytest.mark.parametrize("here", [[0, 1, 2, 3], [4, 5, 6, 7], [1, 3, 5, 7]], ids=str)

@@ -1,13 +1,13 @@
-"""The plugin itself: registration, releases that do not fit, and which layers it takes, without an engine."""
+"""The plugin itself: registration, and releases that do not fit, without an engine."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
+import importlib.util
+import os
 import pickle
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -23,29 +23,6 @@ from nvfp4_moe.vllm import internals  # noqa: E402
 def plain_environment(monkeypatch):
     for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def written(monkeypatch):
-    """The lines that the plugin writes."""
-    lines: list[str] = []
-
-    class Kept:
-        def __getattr__(self, level):
-            return lambda line, *args: lines.append(line % args)
-
-    monkeypatch.setattr(internals, "logger", Kept)
-    return lines
-
-
-@pytest.fixture
-def vllm_config(monkeypatch):
-    """The config that vLLM would have current while it builds a model; set(additional_config=..., load_format=...)."""
-    from nvfp4_moe.vllm import plan
-
-    current = types.SimpleNamespace(additional_config={}, load_config=types.SimpleNamespace(load_format="auto"))
-    monkeypatch.setattr(plan, "_current_config", lambda: current)
-    return current
 
 
 def registered(name):
@@ -93,6 +70,61 @@ def test_a_config_reaches_another_process():
         "assert get('modelopt_fp4') is type(config)"
     )
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(config), check=True)
+
+
+COSTS = """
+import contextlib, io, sys, time
+import vllm, vllm.plugins
+before, cpu = set(sys.modules), time.process_time()
+said = io.StringIO()
+with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    vllm.plugins.load_general_plugins()
+cpu = time.process_time() - cpu
+new = set(sys.modules) - before
+of_vllm = sorted(name for name in new if name.partition(".")[0] == "vllm")
+assert "nvfp4_moe.vllm" in new and not of_vllm, of_vllm
+assert len(new) < 100 and cpu < 0.1, (len(new), cpu)
+assert said.getvalue() == "", said.getvalue()
+from vllm.model_executor.layers.quantization import get_quantization_config
+for name in FORMATS:
+    assert get_quantization_config(name).__module__ == "nvfp4_moe.vllm.configs", name
+assert not hasattr(get_quantization_config("fp8"), "nvfp4_moe_config")
+left = [name for name in ("taking", "methods", "experts") if f"nvfp4_moe.vllm.{name}" in sys.modules]
+assert not left, left
+print(len(new), cpu)
+"""
+
+
+def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
+    """Under 0.1 s, no module of vLLM's and no word; and the configs are there once vLLM looks one up."""
+    code = COSTS.replace("FORMATS", repr(internals.FORMATS))
+    environment = os.environ | {"VLLM_PLUGINS": "nvfp4_moe"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    print(f"modules, seconds of CPU: {done.stdout}")
+
+
+def test_a_module_that_cannot_be_imported_is_waited_for(tmp_path, monkeypatch):
+    """Looking for a module, and an import that fails, lose no call; an import that works makes it once."""
+    from nvfp4_moe.vllm import late
+
+    module, calls = tmp_path / "late_one.py", []
+    module.write_text("raise ImportError('not yet')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    call = lambda: calls.append("made")  # noqa: E731
+    late.after_import("late_one", call)
+    late.after_import("late_one", call)
+    assert importlib.util.find_spec("late_one") is not None
+    with pytest.raises(ImportError):
+        importlib.import_module("late_one")
+    module.write_text("here = 1")
+    importlib.invalidate_caches()
+    assert importlib.import_module("late_one").here == 1 and calls == ["made"]
+    monkeypatch.delitem(sys.modules, "late_one")
+    importlib.import_module("late_one")
+    assert calls == ["made"] and "late_one" not in late._finder.calls
+    monkeypatch.delitem(sys.modules, "late_one")
 
 
 def test_off_registers_nothing_and_does_not_import_vllm():
@@ -147,6 +179,23 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_
         plugin.register()
 
 
+def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_release, written, monkeypatch):
+    """Where the modules were not there to be compared when the plugin was registered."""
+    from nvfp4_moe.vllm import release
+
+    config = registered("modelopt_fp4")(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])
+    release.forget()
+    assert config.get_quant_method(torch.nn.Identity(), "l") is None, "vLLM's own answer"
+    assert config.get_quant_method(torch.nn.Identity(), "l") is None
+    (line,) = written
+    assert line.startswith(f"vLLM {vllm.__version__} does not fit nvfp4-moe (core): ")
+    release.forget()
+    monkeypatch.setenv("NVFP4_MOE", "1")
+    with pytest.raises(RuntimeError, match="does not fit nvfp4-moe"):
+        config.get_quant_method(torch.nn.Identity(), "l")
+    release.forget()
+
+
 def test_what_the_table_does_not_see_does_not_stop_vllm(written, monkeypatch):
     from nvfp4_moe.vllm.experts import NvFp4MoeExperts
 
@@ -167,160 +216,3 @@ def test_a_format_that_does_not_fit_leaves_the_others(written, monkeypatch):
     assert "does not fit nvfp4-moe (modelopt_mixed): " in written[0] and "_resolve_quant_algo" in written[0]
     assert not hasattr(registered("modelopt_mixed"), "nvfp4_moe_config")
     assert registered("modelopt_fp4").nvfp4_moe_config
-
-
-# ---- which layers are taken
-
-
-@dataclasses.dataclass
-class Parallel:
-    tp_size: int = 1
-    dp_size: int = 1
-    pcp_size: int = 1
-    sp_size: int = 1
-    enable_eplb: bool = False
-    all2all_backend: str = "allgather_reducescatter"
-    use_all2all_kernels: bool = False
-
-
-def layer(**fields):
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-
-    of_layer = {name: fields.pop(name, None) for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")}
-    moe = {
-        "num_experts": 8,
-        "num_local_experts": 8,
-        "experts_per_token": 2,
-        "hidden_dim": 128,
-        "intermediate_size_per_partition": 64,
-        "activation": MoEActivation.SILU,
-        "device": torch.device("cpu"),
-        "moe_backend": "auto",
-        "max_num_tokens": 100,
-        "has_bias": False,
-        "is_lora_enabled": False,
-        "moe_parallel_config": Parallel(),
-    } | fields
-    return types.SimpleNamespace(moe_config=types.SimpleNamespace(**moe), **of_layer)
-
-
-def test_a_plain_layer_is_taken_in_w4a16(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-
-    taken = plan_of(layer(), "model.layers.3.mlp.experts")
-    assert taken.options == {
-        "num_experts": 8,
-        "top_k": 2,
-        "hidden_size": 128,
-        "intermediate_size": 64,
-        "activation": "swiglu",
-        "swiglu_limit": None,
-        "activation_format": "bf16",
-    }
-    assert (taken.name, taken.max_tokens, taken.dummy) == ("model.layers.3.mlp.experts", 100, False)
-
-
-def test_tokens_of_all_data_parallel_ranks_have_room(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-
-    several = Parallel(tp_size=2, sp_size=2, dp_size=4, use_all2all_kernels=True)
-    assert plan_of(layer(moe_parallel_config=several), "l").max_tokens == 408
-
-
-def test_activations_by_vllm_s_names(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
-    def taken(**fields):
-        options = plan_of(layer(**fields), "l").options
-        return options["activation"], options["swiglu_limit"], options.get("swiglu_alpha")
-
-    assert taken(swiglu_limit=10.0) == ("swiglu_clamped", 10.0, None)
-    assert taken(activation=Activation.SWIGLUSTEP) == ("swiglu_step", 7.0, None)
-    oai = {"activation": Activation.SWIGLUOAI_UNINTERLEAVE, "swiglu_limit": 7.0, "swiglu_beta": 1.0}
-    assert taken(**oai, swiglu_alpha=1.702) == ("swiglu_oai", 7.0, 1.702)
-
-
-def test_what_the_user_configures_comes_before_the_environment(vllm_config, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
-    monkeypatch.setenv("NVFP4_MOE_ACTIVATIONS", "int8_block")
-    assert plan_of(layer(), "l").options["activation_format"] == "int8_block"
-    vllm_config.additional_config = {"nvfp4_moe": {"activations": "nvfp4"}, "another": 1}
-    assert plan_of(layer(), "l").options["activation_format"] == "nvfp4"
-    vllm_config.additional_config = {"nvfp4_moe": {"mode": 0}}
-    assert plan_of(layer(), "l") is None
-
-
-def test_batch_invariance_is_asked_for(vllm_config, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert plan_of(layer(), "l").options["batch_invariant"] is True
-
-
-REFUSED = [
-    ({"moe_backend": "marlin"}, "--moe-backend marlin was asked for"),
-    ({"has_bias": True}, "experts with biases in a format for which vLLM has no parameters of biases"),
-    ({"is_lora_enabled": True}, "LoRA"),
-    ({"moe_parallel_config": Parallel(enable_eplb=True)}, "EPLB, which moves rows of parameters"),
-    (
-        {"moe_parallel_config": Parallel(dp_size=2, use_all2all_kernels=True, all2all_backend="deepep_low_latency")},
-        "--all2all-backend deepep_low_latency: expected allgather_reducescatter",
-    ),
-    (
-        {"moe_parallel_config": Parallel(tp_size=2, all2all_backend="passthrough")},
-        "--all2all-backend passthrough: expected allgather_reducescatter",
-    ),
-    ({"intermediate_size_per_partition": 40}, "intermediate_size"),
-    ({"experts_per_token": 9}, "top_k"),
-    ({"device": torch.device("xpu:0")}, "the device xpu"),
-    ({"activation": types.SimpleNamespace(value="gelu")}, "the activation gelu"),
-]
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"), REFUSED, ids=[next(iter(fields)) + f"-{i}" for i, (fields, _) in enumerate(REFUSED)]
-)
-def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, written, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
-    assert plan_of(layer(**fields), "model.layers.12.mlp.experts") is None
-    (line,) = written
-    assert line.startswith("nvfp4-moe leaves layers such as model.layers.*.mlp.experts to vLLM: ") and why in line
-    monkeypatch.setenv("NVFP4_MOE", "1")
-    with pytest.raises(NotImplementedError, match="nvfp4-moe cannot take model.layers.12.mlp.experts: ") as error:
-        plan_of(layer(**fields), "model.layers.12.mlp.experts")
-    assert why in str(error.value)
-
-
-def test_what_vllm_s_kernels_would_compute_otherwise_is_refused(vllm_config, written):
-    from nvfp4_moe.vllm.plan import GPT_OSS, MXFP4, plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
-    assert plan_of(layer(activation=Activation.SWIGLUSTEP, swiglu_limit=3.0), "l") is None
-    assert plan_of(layer(activation=Activation.SWIGLUOAI_UNINTERLEAVE, swiglu_limit=7.0), "l") is None
-    assert plan_of(layer(intermediate_size_per_partition=48), "l", MXFP4) is None
-    assert plan_of(layer(intermediate_size_per_partition=48), "l") is not None
-    assert plan_of(layer(activation=Activation.SWIGLUOAI), "l") is None
-    assert plan_of(layer(), "l", GPT_OSS) is None
-    said = [line.split("vLLM: ")[1] for line in written]
-    assert ["swiglustep", "swigluoai", "MXFP4", "the", "the"] == [line.split()[0] for line in said]
-    assert said[3:] == [
-        "the activation swigluoai over rows of gate and up in halves",
-        "the activation silu over rows of gate and up in turn",
-    ]
-
-
-def test_gpt_oss_and_experts_without_a_gate_are_taken(vllm_config):
-    from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
-    # 720 is gpt-oss' intermediate size over four ranks: 22.5 blocks of 32.
-    of_rank = layer(activation=Activation.SWIGLUOAI, has_bias=True, intermediate_size_per_partition=720)
-    options = plan_of(of_rank, "l", GPT_OSS).options
-    assert options["expert_biases"] is True and options["intermediate_size"] == 736
-    assert (options["activation"], options["swiglu_limit"], options["swiglu_alpha"]) == ("swiglu_oai", 7.0, 1.702)
-    options = plan_of(layer(activation=Activation.RELU2_NO_MUL), "l").options
-    assert options["activation"] == "relu2" and "swiglu_limit" not in options and "expert_biases" not in options
-    assert plan_of(layer(activation=Activation.RELU2), "l") is None, "relu2 of a gate is another activation"

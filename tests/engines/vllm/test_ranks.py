@@ -32,6 +32,7 @@ def two_processes(kind: str, root: Path) -> list[dict]:
         **{name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")},
         "VLLM_BATCH_INVARIANT": "1",  # without which bf16 rows on CPUs depend on how many an expert has
         "VLLM_PLUGINS": "nvfp4_moe",
+        "NVFP4_MOE_ACTIVATIONS": "bf16",
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "NVFP4_MOE_THREADS": "1",

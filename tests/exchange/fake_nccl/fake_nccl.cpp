@@ -144,6 +144,11 @@ struct Communicator {
     std::vector<char> text(bytes);
     std::ifstream(at, std::ios::binary).read(text.data(), static_cast<std::streamsize>(bytes));
     if (setting("spoil") != 0) std::memset(text.data(), 0x11, bytes);
+    // 4 bytes of each message from other ranks, at "spoil at" - 1.
+    const auto at_byte = static_cast<size_t>(setting("spoil at"));
+    const auto word = static_cast<uint32_t>(setting("spoil with"));
+    if (at_byte > 0 && at_byte + 3 <= bytes && from != rank)
+      std::memcpy(text.data() + at_byte - 1, &word, sizeof(word));
     copy(data, text.data(), bytes);
     fs::remove(at, gone);
     return NcclResult::kSuccess;

@@ -54,6 +54,8 @@ struct Device {
   void settle();
   // Whether drain would find nothing to wait for.
   bool is_done(cudaStream_t stream);
+  // Whether launches of other threads wait in this stream.
+  bool others_use(cudaStream_t stream);
   // What this thread's launches have reached once they have ended; null where they have.
   std::shared_ptr<Mark> mark();
   cudaError_t wait_for(const std::shared_ptr<Mark>& mark);

@@ -72,14 +72,15 @@ Queue* Device::own_queue() {
   return nullptr;
 }
 
-bool Device::is_done(cudaStream_t stream) {
-  if (own_queue()) return false;
+bool Device::is_done(cudaStream_t stream) { return !own_queue() && !others_use(stream); }
+
+bool Device::others_use(cudaStream_t stream) {
   // Of streams that every thread has under one name each thread has its own here.
-  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return true;
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return false;
   for (const auto& queue : queues)
     for (const Queue::Chain& chain : queue->chains)
-      if (chain.stream == stream) return false;
-  return true;
+      if (chain.stream == stream && queue->thread != std::this_thread::get_id()) return true;
+  return false;
 }
 
 void Device::fail(const char* report) {
@@ -184,6 +185,8 @@ cudaError_t Device::enqueue(cudaStream_t stream, Launch launch) {
     return !last.run && !last.closed && last.stream == stream && launch.programmatic &&
            last.launches.size() < kMostChained;
   };
+  // In a stream that threads share, what another one has launched comes first.
+  if (others_use(stream)) drain(stream);
   Queue* own = own_queue();
   if (!own || !takes(own->chains.back())) {
     settle();

@@ -107,7 +107,7 @@ class Emulator:
         self.check(self.cuda.cudaMemcpy(to, pointer, ctypes.c_size_t(array.nbytes), DEVICE_TO_HOST))
         return array
 
-    def enqueue(self, kernel, arguments, grid=1, block=32, shared=0, cluster=0, programmatic=False):
+    def enqueue(self, kernel, arguments, grid=1, block=32, shared=0, cluster=0, programmatic=False, stream=None):
         """arguments: device pointers, or ctypes integers and structures by value."""
         attributes = (Attribute * 2)()
         count = 0
@@ -117,7 +117,7 @@ class Emulator:
         if programmatic:
             attributes[count] = Attribute(PROGRAMMATIC, 0, (ctypes.c_uint * 16)(1))
             count += 1
-        config = LaunchConfig(grid, 1, 1, block, 1, 1, shared, None, ctypes.addressof(attributes), count)
+        config = LaunchConfig(grid, 1, 1, block, 1, 1, shared, stream, ctypes.addressof(attributes), count)
         pointers = (ctypes.c_void_p * max(len(arguments), 1))(*(ctypes.addressof(value) for value in arguments))
         self.check(self.cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, pointers, None))
 

@@ -76,6 +76,29 @@ def test_a_launch_runs_though_its_thread_does_not_wait(emulator):
     assert ranks.result(0) == ranks.expected(1)
 
 
+def test_launches_of_two_threads_in_one_stream_follow_each_other(emulator):
+    """Neither thread waits before both have launched: x is doubled, then one more."""
+    body = ".reg .u32 %r_x; ld.global.u32 %r_x, [%rd_x]; CHANGE st.global.u32 [%rd_x], %r_x;"
+    x, stream, launched = emulator.put(np.array([5], np.uint32)), ctypes.c_void_p(), threading.Event()
+    emulator.check(emulator.cuda.cudaStreamCreate(ctypes.byref(stream)))
+    double, add = (
+        emulator.kernel(ptx(body.replace("CHANGE", change), "x"), "test")
+        for change in ("shl.b32 %r_x, %r_x, 1;", "add.u32 %r_x, %r_x, 1;")
+    )
+
+    def first():
+        emulator.enqueue(double, [x], block=1, stream=stream)
+        launched.set()
+
+    def second():
+        assert launched.wait(30)
+        emulator.enqueue(add, [x], block=1, stream=stream)
+        emulator.check(emulator.cuda.cudaStreamSynchronize(stream))
+
+    together([first, second])
+    assert emulator.get(x, 1, np.uint32)[0] == 11
+
+
 def test_a_rank_that_never_comes_ends_by_the_time(emulator):
     ranks, began = Ranks(emulator, 2, limit=SECOND // 4), time.monotonic()
     emulator.launch(ranks.kernel, ranks.arguments(0))

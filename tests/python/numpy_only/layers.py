@@ -17,12 +17,14 @@ def matrices(random: np.random.Generator, experts: int, rows: int, cols: int) ->
     )
 
 
-def weights(seed: int = 0, experts: int = EXPERTS) -> dict[str, tuple[np.ndarray, ...]]:
+def weights(
+    seed: int = 0, experts: int = EXPERTS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE
+) -> dict[str, tuple[np.ndarray, ...]]:
     random = np.random.default_rng(seed)
     return {
-        "gate": matrices(random, experts, INTERMEDIATE, HIDDEN),
-        "up": matrices(random, experts, INTERMEDIATE, HIDDEN),
-        "down": matrices(random, experts, HIDDEN, INTERMEDIATE),
+        "gate": matrices(random, experts, intermediate, hidden),
+        "up": matrices(random, experts, intermediate, hidden),
+        "down": matrices(random, experts, hidden, intermediate),
     }
 
 

@@ -233,6 +233,8 @@ def test_experts_come_back_and_are_replaced_in_place():
         one.expert(6)
     with pytest.raises(ValueError, match=r"gate codes: expected \(48, 32\) uint8 on cpu, contiguous, got \(64, 24\)"):
         one.replace_expert(0, **{name: tuple(part[0] for part in other["down"]) for name in other})
+    with pytest.raises(ValueError, match="stream: expected None for a layer on cpu, got a stream"):
+        one.replace_expert(0, **{name: tuple(part[0] for part in m) for name, m in other.items()}, stream=0)
 
 
 # ---- wrong arguments, in the library's words
@@ -337,6 +339,12 @@ def test_more_wrong_calls():
         ({"intermediate_fixed": 1.0}, "intermediate_fixed: expected none with intermediate_scale dynamic_token, got 1"),
         ({"batch_invariant": 1}, "batch_invariant: expected true or false, got 1"),
         ({"swiglu_alpha": "x"}, 'swiglu_alpha: expected a number, got "x"'),
+        ({"swiglu_alpha": 1.0}, "swiglu_alpha: expected none (1.702) with activation swiglu, got 1"),
+        (
+            {"activation": "relu2", "swiglu_alpha": 2},
+            "swiglu_alpha: expected none (1.702) with activation relu2, got 2",
+        ),
+        ({"static_headroom": 16}, "static_headroom: expected none (1) with activation_scale dynamic_token, got 16"),
         ({"max_router_weight": 0.0}, "max_router_weight: expected finite and > 0, got 0"),
     ],
 )
@@ -375,6 +383,32 @@ def test_wrong_weights_are_named():
     negative[4, 2, 1] |= 0x80
     with pytest.raises(nv.BadInput, match="expert 4: gate block scale: expected E4M3 with sign 0"):
         nv.MoeLayer.from_tensors(config(), **{**w, "gate": (w["gate"][0], negative, w["gate"][2])})
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint16", "bool"])
+def test_biases_of_integers_are_refused(dtype):
+    chosen = config(expert_biases=True)
+    sizes = {"gate": INTERMEDIATE, "up": INTERMEDIATE, "down": HIDDEN}
+    for wrong in sizes:
+        biases = [np.zeros((EXPERTS, size), dtype if name == wrong else "float32") for name, size in sizes.items()]
+        with pytest.raises(ValueError, match=f"biases {wrong}: expected float32, float16, bfloat16 .*, got {dtype}"):
+            nv.MoeLayer.from_tensors(chosen, **weights(), biases=tuple(biases))
+
+
+def test_a_static_scale_beyond_a_float_is_refused_by_name():
+    chosen = config(activation_scale="static", static_headroom=2.0**20)
+    with pytest.raises(ValueError, match="activation_scale static: gate/up input_scale x static_headroom: expected"):
+        nv.MoeLayer.from_tensors(chosen, **weights(), input_scale=(1e33, 1.0))
+    with pytest.raises(ValueError, match="tensor_scale: expected a row scale of at most 2"):
+        nv.quantize(np.ones((1, 16), np.float32), mode="static", tensor_scale=3e38)
+
+
+def test_a_fixed_scale_of_a_limit_that_means_none_is_refused_by_name():
+    chosen = config(activation="swiglu_clamped", swiglu_limit=1e19, intermediate_scale="fixed")
+    with pytest.raises(
+        ValueError, match="intermediate_scale fixed: expected a swiglu_limit .*; give intermediate_fixed"
+    ):
+        nv.MoeLayer.from_tensors(chosen, **weights())
 
 
 def test_a_device_or_backend_that_is_not_here_is_named():

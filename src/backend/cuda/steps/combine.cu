@@ -24,6 +24,8 @@ namespace {
 
 constexpr int kThreads = kCombineThreads;
 constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
+// Up to here each reads a word of the host's memory, which takes about as long as its rows; of more, a kernel does it for all.
+constexpr int64_t kCtasThatAskTheHost = 512;
 // A device calls no constexpr function of the host, but has its result.
 template <DType kOut>
 constexpr uint32_t kOverflowBits = overflow_bits(kOut);
@@ -265,6 +267,13 @@ __global__ void __launch_bounds__(32) await_rows_kernel(const __grid_constant__ 
   ptx::grid_dependency_wait();
 }
 
+// The host's word to the run's own, for a combine of many CTAs.
+__global__ void __launch_bounds__(32) take_link_failure_kernel(const __grid_constant__ AwaitedRows awaited) {
+  ptx::grid_dependency_wait();
+  ptx::launch_dependents();
+  if (threadIdx.x == 0 && ptx::load_volatile(awaited.link_failed) != 0) atomicOr(awaited.failed, kLinkFailed);
+}
+
 template <class Launch>
 Status of_out(DType out, const Launch& go) {
   switch (out) {
@@ -310,11 +319,15 @@ Status combine(const StepContext& step) {
   args.hidden = config->hidden_size;
   const CountArgs counts = count_args(step);
   const bool awaits = step.awaited != nullptr, small = plan.channels == kSmallCombineChannels;
-  const AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
+  AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
   dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
   if (awaits && small) grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
   if (awaited.marks != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
     NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
+  if (awaited.link_failed != nullptr && int64_t{grid.x} * grid.y > kCtasThatAskTheHost) {
+    NVFP4_MOE_TRY(launch<take_link_failure_kernel>("take_link_failure", 1u, 32, 0, step.stream, awaited));
+    awaited.link_failed = nullptr;
+  }
   return of_out(batch.out_dtype, [&](auto out) {
     const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
       return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kThreads, 0, step.stream,

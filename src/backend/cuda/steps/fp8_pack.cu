@@ -49,6 +49,37 @@ __global__ void __launch_bounds__(kThreads) count_fp8_codes(Nvfp4View matrix, un
 
 }  // namespace
 
+int64_t matrix_bytes(const ExpertSource& source) {
+  int64_t size_bytes = 0;
+  for (const Nvfp4View* view : {&source.gate, &source.up, &source.down})
+    size_bytes += view->rows * (view->cols / 16 * 9);
+  return size_bytes;
+}
+
+Result<ExpertSource> copy_to_device(const ExpertSource& source, void* stream, std::byte* memory) {
+  ExpertSource copied = source;
+  copied.on_device = true;
+  copied.stream = stream;
+  auto* next = reinterpret_cast<uint8_t*>(memory);
+  const auto copy = [&](const uint8_t* from, int64_t rows, int64_t row_bytes, int64_t stride) -> Result<uint8_t*> {
+    uint8_t* const to = next;
+    next += rows * row_bytes;
+    const auto width = static_cast<size_t>(row_bytes);
+    NVFP4_MOE_TRY(
+        check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
+                                cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)),
+              "pack: copy"));
+    return to;
+  };
+  for (Nvfp4View* view : {&copied.gate, &copied.up, &copied.down}) {
+    if (view->rows == 0) continue;  // no gate
+    NVFP4_MOE_ASSIGN(const uint8_t* codes, copy(view->codes, view->rows, view->cols / 2, view->codes_stride));
+    NVFP4_MOE_ASSIGN(const uint8_t* scales, copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride));
+    *view = Nvfp4View::contiguous(codes, scales, view->tensor_scale, view->rows, view->cols);
+  }
+  return copied;
+}
+
 Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device, std::byte* scratch) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   auto* const counted = reinterpret_cast<unsigned long long*>(scratch);

@@ -14,6 +14,11 @@ inline constexpr int64_t kFp8CountBytes = 3 * static_cast<int64_t>(sizeof(Fp8His
 // Of an expert on the device, whose block scales have been checked. Runs in source.stream, which it waits for.
 Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device, std::byte* scratch);
 
+// Codes and block scales of an expert.
+int64_t matrix_bytes(const ExpertSource& source);
+// Enqueues copies of an expert's matrices from the host to `memory` on the device, matrix_bytes() of it; the copy's views.
+Result<ExpertSource> copy_to_device(const ExpertSource& source, void* stream, std::byte* memory);
+
 // The numbers of one expert on the device.
 struct DeviceScales {
   TensorScales scales;  // times 2^shift

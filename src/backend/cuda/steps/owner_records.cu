@@ -67,16 +67,22 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* record, i
     rows.out.row_scale[row] = __uint_as_float(scale);
     behind += 4;
   }
-  rows.out.nonfinite[row] = static_cast<uint8_t>(record[behind]);
+  rows.out.nonfinite[row] = record[behind] != std::byte{0};
 }
 
-// By one warp: the headers of all messages.
+// Reads the headers of all messages, with one warp. One that no rank writes is reported as a wrong record.
 __device__ void look_at_headers(const TakeRecords& call) {
   int32_t most = -1;
   uint32_t pair = 0;  // home << 16 | owner
   for (int64_t home = thread_of_cta(); home < call.layout.world; home += 32) {
     const MessageHeader* const header =
         header_at(call.layout, const_cast<std::byte*>(call.messages), home, call.bounds[home]);
+    if (header->most_rank < 0 || header->most_rank >= call.layout.world || header->tokens < 0 ||
+        header->most_tokens < header->tokens) {
+      atomicOr(call.failed, kWrong);
+      atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
+      continue;
+    }
     if (header->most_tokens <= most) continue;
     most = header->most_tokens;
     pair = static_cast<uint32_t>(home) << 16 | static_cast<uint32_t>(header->most_rank);
@@ -166,8 +172,11 @@ struct OwnSlots {
 __device__ void take_slots(const TakeRecords& call, const Received& record, const OwnSlots& slots, bool came,
                            int64_t index, int64_t lane, int64_t step) {
   const WireRecord& layout = call.layout.record;
+  const int32_t first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
   for (int64_t k = lane; k < layout.top_k; k += step) {
-    call.ids[index * layout.top_k + k] = slots.wrong || !came ? -1 : slots.slots[k];
+    // Read a second time, of memory that its home can still write to over peers.
+    const int32_t slot = slots.slots[k];
+    call.ids[index * layout.top_k + k] = slots.wrong || !came || slot < first || slot >= end ? -1 : slot;
     call.weights[index * layout.top_k + k] = reinterpret_cast<const float*>(record.at + layout.weights_at)[k];
   }
   if (lane != 0) return;

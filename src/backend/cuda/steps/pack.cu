@@ -15,6 +15,7 @@
 #include "backend/cuda/steps/fp8_pack.h"
 #include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/pack_rows.cuh"
+#include "backend/cuda/steps/replace.h"
 #include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
@@ -271,19 +272,41 @@ Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_e
               sizeof(numbers.shifts));
 }
 
+// The tiles of an expert whose matrices are on the device, and its numbers.
+Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
+                      const ExpertSource& source, const Fp8ExpertWeights& fp8, DeviceScales& numbers) {
+  auto* const stream = static_cast<cudaStream_t>(source.stream);
+  NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, stream));
+  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles,
+                                 {packed.gated ? &source.gate : &source.up, &source.up}, stream));
+  return pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream);
+}
+
+// Under fp8 the first tile needs the shifts of whole matrices. So the expert is copied whole and measured there: one
+// thread of the host would take several times as long as the copy.
+Status pack_fp8_from_host(const TileFormat& format, PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
+                          const ExpertSource& source, DeviceScales& numbers) {
+  NVFP4_MOE_TRY(reserve_staging(weights, kFp8CountBytes + matrix_bytes(source)));
+  std::byte* const counts = weights.staging.data();
+  NVFP4_MOE_ASSIGN(const ExpertSource copied, copy_to_device(source, kStream, counts + kFp8CountBytes));
+  NVFP4_MOE_ASSIGN(const Fp8ExpertWeights fp8, measure_device_source(copied, weights.device, counts));
+  return pack_on_device(format, weights, packed, local_expert, copied, fp8, numbers);
+}
+
 // The expert, and what it keeps of codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
                                                    PackedExpert& packed, int64_t local_expert,
                                                    const ExpertSource& source) {
-  Fp8ExpertWeights fp8;
-  if (rounds_to_e4m3(weights))
-    fp8 = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
   DeviceScales numbers;
-  NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
-  NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, kStream));
-  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles,
-                            {packed.gated ? &source.gate : &source.up, &source.up}));
-  NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
+  if (rounds_to_e4m3(weights)) {
+    NVFP4_MOE_TRY(pack_fp8_from_host(format, weights, packed, local_expert, source, numbers));
+  } else {
+    NVFP4_MOE_TRY(reserve_staging(weights, packed.staging_bytes));
+    NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, {}, numbers, kStream));
+    NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles,
+                              {packed.gated ? &source.gate : &source.up, &source.up}));
+    NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
+  }
   std::vector<ZeroScaleCodes> kept;
   if (!format.holds_all_codes) {
     keep_zero_scale_codes(source.gate, 0, kept);
@@ -307,10 +330,7 @@ Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, P
     NVFP4_MOE_ASSIGN(fp8, measure_device_source(source, weights.device, weights.staging.data()));
   }
   DeviceScales numbers;
-  NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, stream));
-  NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles,
-                                 {packed.gated ? &source.gate : &source.up, &source.up}, stream));
-  NVFP4_MOE_TRY(pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream));
+  NVFP4_MOE_TRY(pack_on_device(format, weights, packed, local_expert, source, fp8, numbers));
   if (format.holds_all_codes) kept.clear();
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "pack"));
   return kept;
@@ -322,6 +342,13 @@ constinit const TileFormat kBf16Tiles = {launch_pack, launch_unpack, false};
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   return static_cast<size_t>(PackedLayout(config, range).total_bytes);
+}
+
+int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert) {
+  const PackedExpert packed(weights, local_expert);
+  if (!rounds_to_e4m3(weights)) return packed.staging_bytes;
+  const auto bytes_of = [](const Joined& joined) { return joined.projections * joined.rows * (joined.k / 16 * 9); };
+  return std::max(packed.staging_bytes, kFp8CountBytes + bytes_of(packed.gate_up) + bytes_of(packed.down));
 }
 
 Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
 
 namespace nvfp4_moe::cuda {
@@ -90,31 +91,27 @@ Status reach(int device, int other) {
   return {};
 }
 
-Status make_host_words(int device, PeerHostWords** words, PeerHostWords** on_device) {
-  const DeviceGuard guard(device);
-  NVFP4_MOE_TRY(guard.status());
-  const OutsideCaptures outside;
-  void *host = nullptr, *seen = nullptr;
-  NVFP4_MOE_TRY(check(cudaHostAlloc(&host, sizeof(PeerHostWords), cudaHostAllocMapped), "cudaHostAlloc"));
-  if (const Status found = check(cudaHostGetDevicePointer(&seen, host, 0), "cudaHostGetDevicePointer"); !found.ok()) {
-    cudaFreeHost(host);
-    return found;
-  }
-  *words = new (host) PeerHostWords{};
-  *on_device = static_cast<PeerHostWords*>(seen);
-  return {};
-}
+void drop_host_words(int device, PeerHostWords* words) { drop_mapped_host(device, words); }
 
-void drop_host_words(int device, PeerHostWords* words) {
-  const DeviceGuard guard(device);
-  const OutsideCaptures outside;
-  cudaFreeHost(words);
-}
-
-constexpr DevicePeers kPeers = {
-    clear,           stop,      read,          share,       open,        close,        reach,     make_host_words,
-    drop_host_words, meet,      pushes_tokens, push_tokens, assign_rows, push_records, push_rows, sum_small,
-    push_parts,      sum_shard, take_totals};
+constexpr DevicePeers kPeers = {clear,
+                                stop,
+                                read,
+                                share,
+                                open,
+                                close,
+                                reach,
+                                make_mapped_host<PeerHostWords>,
+                                drop_host_words,
+                                meet,
+                                pushes_tokens,
+                                push_tokens,
+                                assign_rows,
+                                push_records,
+                                push_rows,
+                                sum_small,
+                                push_parts,
+                                sum_shard,
+                                take_totals};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

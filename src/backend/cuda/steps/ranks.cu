@@ -4,11 +4,15 @@
 // of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/ptx/system.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/slots.cuh"
 #include "backend/device_ranks.h"
@@ -17,7 +21,8 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of a thread
+constexpr int kElements = 8;           // of a thread
+constexpr unsigned kCheckCtas = 1024;  // a few on each multiprocessor
 
 unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
 
@@ -46,19 +51,33 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRanks call) {
   for (int i = 0; i < kElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
+// Runs after the last collective, which may have ended because the host aborted it. The host sets the word first. It is in the
+// host's memory, far away: each CTA reads it once, and there are few of them.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) count_kernel(const void* values, int64_t count, uint64_t* counter) {
+__global__ void __launch_bounds__(kThreads) check_kernel(CheckSum call) {
+  __shared__ bool failed;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  if (threadIdx.x == 0) failed = call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0;
   unsigned nonfinite = 0;
-  if (first < count) {
+  const auto each = [&](auto body) {
+    for (int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; first < call.count;
+         first += int64_t{gridDim.x} * kThreads * kElements)
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) nonfinite += magnitude_bits(load_element<kType>(values, first + i)) >= kInfBits;
+      for (int i = 0; i < kElements; ++i) body(first + i);
+  };
+  each([&](int64_t i) { nonfinite += magnitude_bits(load_element<kType>(call.values, i)) >= kInfBits; });
+  __syncthreads();
+  if (failed) {
+    nonfinite = 0;
+    each([&](int64_t i) {
+      store_element<kType>(call.values, i, __uint_as_float(0x7FC00000u));
+      ++nonfinite;
+    });
   }
   nonfinite = __reduce_add_sync(0xFFFFFFFFu, nonfinite);
   if (threadIdx.x % 32 == 0 && nonfinite != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(nonfinite));
+    atomicAdd(reinterpret_cast<unsigned long long*>(call.nonfinite), static_cast<unsigned long long>(nonfinite));
 }
 
 Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
@@ -80,20 +99,17 @@ Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   }
 }
 
-Status count_nonfinite(int device, const void* values, DType dtype, int64_t count, uint64_t* counter, void* stream) {
+Status check_sum(int device, const CheckSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const queue = static_cast<cudaStream_t>(stream);
-  NVFP4_MOE_TRY(check(cudaMemsetAsync(counter, 0, sizeof(*counter), queue), "count_nonfinite"));
-  if (count == 0) return {};
-  const unsigned ctas = ctas_of(count / kElements);
-  switch (dtype) {
-    case DType::kF32:
-      return launch<count_kernel<DType::kF32>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
-    case DType::kF16:
-      return launch<count_kernel<DType::kF16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
-    default:
-      return launch<count_kernel<DType::kBf16>>("count_nonfinite", ctas, kThreads, 0, stream, values, count, counter);
+  NVFP4_MOE_TRY(check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
+  if (call.count == 0) return {};
+  const unsigned ctas = std::min(ctas_of(call.count / kElements), kCheckCtas);
+  switch (call.dtype) {
+    case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kThreads, 0, stream, call);
+    case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kThreads, 0, stream, call);
+    default: return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kThreads, 0, stream, call);
   }
 }
 
@@ -126,14 +142,17 @@ void drop_mark(int device, void* mark) {
   if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
 }
 
+void drop_host_word(int device, uint32_t* word) { drop_mapped_host(device, word); }
+
 Status on_device(int device, Status (*body)(void* argument), void* argument) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {slots_of_ids, sum_of_ranks, count_nonfinite, set_mark,
-                                mark_reached, drop_mark,    on_device};
+constexpr DeviceRanks kRanks = {
+    slots_of_ids,   sum_of_ranks, check_sum, set_mark, mark_reached, drop_mark, make_mapped_host<uint32_t>,
+    drop_host_word, on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda

@@ -10,8 +10,8 @@
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kRecordThreads = 128;                               // of the CTA that a record has
-inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4;  // why a run's out is NaN
+inline constexpr int kRecordThreads = 128;  // of the CTA that a record has
+inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4, kLinkFailed = 8;  // why a run's out is NaN
 
 // Record `record` of all messages; it is of rank's.
 __device__ inline std::byte* record_at(const RecordLayout& layout, std::byte* messages, int64_t rank, int64_t record) {

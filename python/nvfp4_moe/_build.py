@@ -1,0 +1,28 @@
+"""Whether this build lacks the CUDA backends on a machine that has a GPU for them."""
+
+from __future__ import annotations
+
+import os
+
+from . import _core
+
+
+def _gpu_is_visible() -> bool:
+    """Whether NVIDIA's driver shows this process a GPU. Reads the names in /dev; CUDA is neither loaded nor initialized."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return False
+    try:
+        names = os.listdir("/dev")
+    except OSError:
+        return False
+    return any(name.startswith("nvidia") and name.removeprefix("nvidia").isdigit() for name in names)
+
+
+def missing_cuda() -> str | None:
+    """A sentence if this build has no CUDA backends and the process sees a GPU, else None."""
+    if _core.built_with_cuda or not _gpu_is_visible():
+        return None
+    return (
+        f"nvfp4_moe {_core.__version__} was built without CUDA, and this machine has an NVIDIA GPU: layers run on the CPU "
+        "only. Install it again with nvcc on PATH (docs/cuda.md)"
+    )

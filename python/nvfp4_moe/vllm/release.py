@@ -1,0 +1,56 @@
+"""Whether the release of vLLM that is here fits, found out when vLLM first asks for one of the plugin's methods."""
+
+from __future__ import annotations
+
+from .._fused_experts import read_settings
+from .._signatures import misfits
+from . import internals
+
+_fitting: frozenset[str] | None = None
+
+
+def fitting() -> frozenset[str]:
+    """The groups of internals.REQUIRED that fit; none without "core". Imports what the plugin uses of vLLM.
+
+    The first call logs each format that does not fit. Under NVFP4_MOE=1 it raises RuntimeError instead.
+    """
+    global _fitting
+    if _fitting is None:
+        _fitting = _compared()
+    return _fitting
+
+
+def forget() -> None:
+    """The next call of fitting() compares again."""
+    global _fitting
+    _fitting = None
+
+
+def _compared() -> frozenset[str]:
+    insists = read_settings().insists
+    missing = misfits(internals.REQUIRED)
+    sentences = [
+        f"vLLM {internals.version()} does not fit nvfp4-moe ({group}): {'; '.join(problems[:3])}"
+        for group, problems in missing.items()
+        if group not in internals.OPTIONAL
+    ]
+    if sentences and insists:
+        raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")
+    for sentence in sentences:
+        internals.logger().warning("%s; vLLM serves these layers by itself", sentence)
+    if "core" in missing:
+        return frozenset()
+    try:
+        from .experts import NvFp4MoeExperts
+
+        if left := sorted(NvFp4MoeExperts.__abstractmethods__):
+            raise TypeError(f"FusedMoEExpertsModular has abstract members that the plugin lacks: {', '.join(left)}")
+    except Exception:
+        # A release that changed where the table does not look: vLLM has to start all the same.
+        if insists:
+            raise
+        internals.logger().exception(
+            "nvfp4-moe cannot register with vLLM %s, which serves without it", internals.version()
+        )
+        return frozenset()
+    return frozenset(internals.REQUIRED).difference(missing)

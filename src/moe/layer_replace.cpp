@@ -1,0 +1,85 @@
+// Replacing an expert of an open layer: at rest, or in the order of a device's stream.
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "moe/layer.h"
+#include "moe/layer_debug.h"
+#include "moe/registry.h"
+
+namespace nvfp4_moe {
+namespace {
+
+// A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks a run waits for others.
+constexpr std::chrono::seconds kLongestWait{10};
+
+Status busy(const WeightUses::Replacement& refused) {
+  const int64_t calls = refused.in_flight();
+  return {Code::kBusy, "replace: expected a layer at rest, got " +
+                           (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
+                           " in flight"};
+}
+
+}  // namespace
+
+Status MoeLayer::note_capture(void* stream) const {
+  if (backend_->memory == nullptr || captured_.load(std::memory_order_relaxed)) return {};
+  NVFP4_MOE_ASSIGN(const uint64_t capture, backend_->memory->capture_id(stream));
+  if (capture != 0) captured_.store(true, std::memory_order_relaxed);
+  return {};
+}
+
+Status MoeLayer::check_replacement(int64_t local_expert, const ExpertSource& source) const {
+  NVFP4_MOE_TRY(check_process("replace"));
+  NVFP4_MOE_TRY(check_local_expert(local_expert));
+  return check_source(source, local_expert);
+}
+
+Status MoeLayer::replace_expert(int64_t local_expert, const ExpertSource& source) {
+  return replace_in_place(local_expert, source, false);
+}
+
+Status MoeLayer::replace_expert_at_rest(int64_t local_expert, const ExpertSource& source) {
+  return replace_in_place(local_expert, source, true);
+}
+
+Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& source, bool captured_too) {
+  NVFP4_MOE_TRY(check_replacement(local_expert, source));
+  const WeightUses::Replacement replacement(uses_);
+  if (!replacement) return busy(replacement);
+  if (captured_.load(std::memory_order_relaxed) && !captured_too)
+    return invalid_argument(
+        "replace: expected a stream, since a graph has captured this layer and may be replayed at any time: call "
+        "replace_expert_on_stream (in Python replace_expert(..., stream=)) with the stream that replays it");
+  // On a device a call that has returned may still run. No new one starts.
+  if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
+  const std::lock_guard no_fork(replacing_);
+  const Status packed = backend_->pack_expert(*weights_, local_expert, source);
+  weights_->staging = {};
+  NVFP4_MOE_TRY(packed);
+  if (debug_ && debug_->reference) return debug_->reference->replace_expert(local_expert, source);
+  return {};
+}
+
+Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream) {
+  NVFP4_MOE_TRY(check_replacement(local_expert, source));
+  const DeviceReplacement* const device = device_replacement(plan_.device.kind);
+  if (device == nullptr)
+    return invalid_argument(std::string("replace: expected no stream (backend ") + backend_->name +
+                            " runs in host memory), got one");
+  NVFP4_MOE_ASSIGN(const uint64_t capture, backend_->memory->capture_id(stream));
+  if (capture != 0) return invalid_argument("replace: expected a stream that is not being captured, got one that is");
+  NVFP4_MOE_ASSIGN(StagedExpert staged, device->stage(*weights_, local_expert, source, backend_->pack_expert));
+  const WeightUses::HoldOff hold_off(uses_);
+  const auto until = std::chrono::steady_clock::now() + kLongestWait;
+  while (true) {
+    // Between the kernels of no run: another thread may be enqueuing one in this very stream.
+    const WeightUses::Replacement replacement(uses_, true);
+    if (replacement) return device->put(*weights_, local_expert, staged, last_replacement_, stream);
+    if (std::chrono::steady_clock::now() > until) return busy(replacement);
+    std::this_thread::yield();
+  }
+}
+
+}  // namespace nvfp4_moe

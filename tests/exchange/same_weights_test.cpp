@@ -1,0 +1,136 @@
+// Ranks that opened other weights, another layer, with another backend or library: none of them forms a world.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "exchange/parallel_case.h"
+#include "moe/registry.h"
+#include "moe/weights_id.h"
+#include "support/checkpoint_builder.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::BuilderOptions;
+using test::on_ranks;
+using test::Over;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+Checkpoint built(const test::TempDir& folder, const std::string& name, const BuilderOptions& options,
+                 const std::function<void(test::CheckpointBuilder&)>& change = {}) {
+  const std::string path = (folder.path() / name).string();
+  test::CheckpointBuilder builder(options);
+  if (change) change(builder);
+  EXPECT_OK(builder.write(path));
+  auto checkpoint = Checkpoint::open(path);
+  EXPECT_OK(checkpoint);
+  return std::move(*checkpoint);
+}
+
+// Each rank's failure to open `layer(rank)` of its checkpoint.
+std::vector<std::string> opened(const std::vector<const Checkpoint*>& checkpoints, const std::vector<int64_t>& layers) {
+  std::vector<std::string> messages(checkpoints.size());
+  on_ranks(Over::kThreads, static_cast<int>(checkpoints.size()), test::kCaseTimeout, [&](Exchange& exchange) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    LayerOptions options;
+    options.limits.max_tokens = 4;
+    options.executor = &serial_executor();
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const auto layer =
+        ExpertParallelLayer::open_checkpoint(*checkpoints[rank], layers[rank], {}, options, {}, borrowed);
+    messages[rank] = layer.status().message();
+    EXPECT_OK(exchange.barrier());
+  });
+  return messages;
+}
+
+std::string differ(const std::string& what, const Checkpoint& first, int64_t first_layer, const Checkpoint& other,
+                   int64_t other_layer) {
+  return "config of rank 1: expected " + what + *weights_id(first, first_layer) + " as on rank 0, got " +
+         *weights_id(other, other_layer);
+}
+
+TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
+  for (const bool stacked : {false, true}) {
+    const test::TempDir folder;
+    BuilderOptions options{.model_type = "qwen3_moe",
+                           .format = stacked ? SourceFormat::kModelOptStacked : SourceFormat::kModelOpt};
+    const Checkpoint one = built(folder, "one", options), copy = built(folder, "copy", options);
+    options.seed = 2;
+    const Checkpoint other = built(folder, "other", options);
+    EXPECT_THAT(opened({&one, &copy}, {1, 1}), Each(""));
+    EXPECT_THAT(opened({&one, &other}, {1, 1}), Each(differ("hash of weights ", one, 1, other, 1)));
+  }
+}
+
+// One expert that differs: the last one, of which rank 0 reads nothing.
+TEST(SameWeights, OneExpertThatDiffersIsSeen) {
+  const test::TempDir folder;
+  const BuilderOptions options{.model_type = "qwen3_moe"};
+  const Checkpoint one = built(folder, "one", options);
+  const Checkpoint other = built(folder, "other", options, [](test::CheckpointBuilder& builder) {
+    builder.matrix(1, 7, "up").tensor_scale *= 2;
+    builder.matrix(1, 7, "gate").tensor_scale *= 2;
+  });
+  EXPECT_EQ(*weights_id(one, 0), *weights_id(other, 0));
+  EXPECT_THAT(opened({&one, &other}, {1, 1}), Each(differ("hash of weights ", one, 1, other, 1)));
+}
+
+TEST(SameWeights, AnotherLayerIsRefused) {
+  const test::TempDir folder;
+  const Checkpoint checkpoint = built(folder, "model", {.model_type = "qwen3_moe"});
+  EXPECT_THAT(opened({&checkpoint, &checkpoint}, {0, 1}),
+              Each("config of rank 1: expected weights of layer 0 as on rank 0, got layer 1"));
+}
+
+TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
+  const test::TempDir folder;
+  const Checkpoint one = built(folder, "one", {.model_type = "qwen3_moe"}),
+                   other = built(folder, "other", {.model_type = "qwen3_moe", .seed = 2});
+  on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
+    LayerOptions options;
+    options.limits.max_tokens = 4;
+    options.executor = &serial_executor();
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    const auto layer = ExpertParallelLayer::open_checkpoint(one, 1, {}, options, {}, borrowed);
+    ASSERT_OK(layer);
+    const std::vector<int64_t> backwards{7, 6, 5, 4, 3, 2, 1, 0};
+    EXPECT_THAT((*layer)->rearrange_checkpoint(backwards, other, 1).message(),
+                HasSubstr("rank 0: weights: expected those that the layer was opened with, of hash"));
+    EXPECT_THAT((*layer)->rearrange_checkpoint(backwards, one, 0).message(), HasSubstr("got those of layer 0"));
+    EXPECT_OK((*layer)->rearrange_checkpoint(backwards, one, 1));
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+TEST(SameBackend, AnotherBackendIsRefused) {
+  Case spec;
+  spec.options.num_experts = 8;
+  spec.options.top_k = 2;
+  spec.options.hidden_size = 64;
+  spec.options.intermediate_size = 48;
+  spec.range = {0, 8};
+  spec.tokens = 4;
+  const auto data = make_case(spec);
+  ASSERT_OK(data);
+  std::vector<std::string> messages(2);
+  on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    LayerOptions options = test::options_of(*data);
+    options.backend = rank == 0 ? "reference" : "cpu";
+    const LayerSource source = test::source_of(*data);
+    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
+    messages[rank] = ExpertParallelLayer::open(data->config, source, options, {}, borrowed).status().message();
+    EXPECT_OK(exchange.barrier());
+  });
+  EXPECT_THAT(messages, Each("config of rank 1: expected backend reference as on rank 0, got cpu"));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -1,0 +1,217 @@
+// Whose entries of the packed cache are believed, who may read them, and what becomes of files that change under it.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "moe/cached_model.h"
+#include "support/as_nobody.h"
+#include "support/attack.h"
+#include "support/forked_child.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using namespace test;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class CacheTrust : public CachedModel {};
+
+// Weights of whoever may write to the folder or the file: neither is believed, checksums or not.
+ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBelieved) {
+  if (geteuid() != 0) GTEST_SKIP() << "giving files away needs root";
+  constexpr uid_t kOther = 4711;
+  const auto ignored = [&](const std::string& words) {
+    for (const bool checksum : {false, true}) {
+      cache_.checksum = checksum;
+      attacked();
+      EXPECT_NE(open(), nullptr);
+      EXPECT_FALSE(outcome_.hit) << words;
+      EXPECT_THAT(outcome_.reason, HasSubstr(words));
+    }
+    cache_.checksum = false;
+  };
+  open();
+  const std::string entry = outcome_.path, folder = cache_.directory;
+  // The file is another user's: it is replaced.
+  ASSERT_EQ(chown(entry.c_str(), kOther, kOther), 0);
+  attacked();
+  open();
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("or of root, got one of user 4711"));
+  open();
+  EXPECT_TRUE(outcome_.hit);
+  // The folder is: nothing is read from it and nothing is written, whoever owns the entry.
+  const auto content = [&] { return read_file(entry); };
+  const std::string before = content();
+  for (const uid_t owner : {uid_t{0}, kOther}) {
+    ASSERT_EQ(chown(folder.c_str(), kOther, kOther), 0);
+    ASSERT_EQ(chown(entry.c_str(), owner, owner), 0);
+    ignored("expected a folder of user 0 or of root, got one of user 4711");
+    EXPECT_EQ(content(), before);
+    ASSERT_EQ(chown(folder.c_str(), 0, 0), 0);
+  }
+  ASSERT_EQ(chown(entry.c_str(), 0, 0), 0);
+  // Others may write to the folder, and so may have put another file there.
+  for (const mode_t mode : {0777, 0775, 0757, 02775}) {
+    ASSERT_EQ(chmod(folder.c_str(), mode), 0);
+    ignored("chmod go-w it");
+    EXPECT_EQ(content(), before);
+  }
+  // Not with the sticky bit: there they cannot. A file of theirs is refused, and this process's own is not.
+  ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
+  open();
+  EXPECT_TRUE(outcome_.hit) << outcome_.reason;
+  ASSERT_EQ(chown(entry.c_str(), kOther, kOther), 0);
+  attacked();
+  open();
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("got one of user 4711"));
+  // A link in a folder's place is followed, and what it leads to is judged.
+  ASSERT_EQ(chmod(folder.c_str(), 0755), 0);
+  fs::create_directory(directory_.file("theirs"));
+  ASSERT_EQ(chown(directory_.file("theirs").c_str(), kOther, kOther), 0);
+  fs::remove_all(folder);
+  fs::create_symlink(directory_.file("theirs"), folder);
+  ignored("got one of user 4711");
+  EXPECT_TRUE(fs::is_empty(directory_.file("theirs")));
+}
+
+// As a user who is not root: the caches of root are used, those of others are not.
+ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRoot) {
+  if (geteuid() != 0) GTEST_SKIP() << "another user's rights need root";
+  fs::permissions(directory_.path(), fs::perms(0755));
+  fs::permissions(model_, fs::perms(0755));
+  for (const auto& entry : fs::directory_iterator(model_)) fs::permissions(entry.path(), fs::perms(0644));
+  const mode_t old = umask(022);
+  open();  // of root
+  const auto as_nobody = [&](const std::string& folder) {
+    attacked();
+    cache_.directory = folder;
+    const AsNobody nobody;
+    open();
+  };
+  as_nobody(cache_.directory);
+  EXPECT_TRUE(outcome_.hit) << outcome_.reason;
+  const std::string theirs = directory_.file("theirs"), own = directory_.file("own");
+  fs::copy(fs::path(outcome_.path).parent_path(), theirs);
+  for (const auto& entry : fs::directory_iterator(theirs)) ASSERT_EQ(chown(entry.path().c_str(), 4711, 4711), 0);
+  as_nobody(theirs);
+  EXPECT_THAT(outcome_.reason, HasSubstr("expected a file of user 65534 or of root, got one of user 4711"));
+  EXPECT_FALSE(outcome_.hit);
+  fs::create_directory(own);
+  ASSERT_EQ(chown(own.c_str(), kNobody, kNobody), 0);
+  as_nobody(own);
+  EXPECT_FALSE(outcome_.hit);
+  as_nobody(own);
+  EXPECT_TRUE(outcome_.hit);
+  // And root does not believe a user's.
+  cache_.directory = own;
+  attacked();
+  open();
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("got one of user 65534"));
+  umask(old);
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat facts {};
+  EXPECT_EQ(stat(path.c_str(), &facts), 0) << path;
+  return facts.st_mode & 07777;
+}
+
+// Who may not read the checkpoint may not read its packed weights.
+TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
+  const mode_t old = umask(022);
+  fs::permissions(directory_.path(), fs::perms(0755));
+  fs::permissions(model_, fs::perms(0755));
+  const std::string shard = model_ + "/model.safetensors";
+  fs::permissions(shard, fs::perms(0644));
+  int number = 0;
+  const auto expect_modes = [&](mode_t folder, mode_t file) {
+    cache_.directory = directory_.file("cache" + std::to_string(number++));
+    open();
+    EXPECT_EQ(mode_of(cache_.directory), folder) << number;
+    EXPECT_EQ(mode_of(outcome_.path), file) << number;
+  };
+  const bool open_above = (mode_of(directory_.path().parent_path().string()) & S_IXOTH) != 0;
+  expect_modes(open_above ? 0755 : 0700, open_above ? 0644 : 0600);
+  fs::permissions(shard, fs::perms(0640));
+  expect_modes(0700, 0600);
+  fs::permissions(shard, fs::perms(0644));
+  fs::permissions(model_, fs::perms(0700));
+  expect_modes(0700, 0600);
+  fs::permissions(model_, fs::perms(0755));
+  fs::permissions(directory_.path(), fs::perms(0710));  // a folder above it
+  expect_modes(0700, 0600);
+  fs::permissions(directory_.path(), fs::perms(0755));
+  umask(077);
+  expect_modes(0700, 0600);
+  umask(0);
+  expect_modes(open_above ? 0755 : 0700, open_above ? 0644 : 0600);
+  umask(old);
+}
+
+// A page that is dirty already is written to without its file's times changing.
+ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
+  for (const char* base : {"", "/dev/shm"}) {  // a disk's file system, and one without times for such writes
+    std::string memory = base + std::string("/nvfp4_moe_test_XXXXXX");
+    const std::string kept = model_;
+    if (*base != 0) {
+      if (::mkdtemp(memory.data()) == nullptr) continue;
+      model_ = memory + "/model";
+      fs::copy(kept, model_);
+    }
+    const std::string shard = model_ + "/model.safetensors";
+    const auto checkpoint = Checkpoint::open(model_);
+    ASSERT_OK(checkpoint);
+    const TensorIndex::Ref ref =
+        checkpoint->index().find(checkpoint->tensor_name(checkpoint->model().layers.at(0), 0, "up"));
+    ASSERT_NE(ref.info, nullptr);
+    const uint64_t at = ref.file->offset(*ref.info);  // a code, far from the sample in the middle
+    const size_t size = fs::file_size(shard);
+    const int file = ::open(shard.c_str(), O_RDWR | O_CLOEXEC);
+    ASSERT_GE(file, 0);
+    auto* const bytes = static_cast<uint8_t*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    ASSERT_NE(bytes, MAP_FAILED);
+    bytes[at] ^= 0x10;  // the page is dirty from here on
+    const auto first_codes = [&] {
+      ExpertBuffers buffers;
+      EXPECT_OK(open()->unpack_expert(0, buffers));
+      return buffers.up.codes.at(0);
+    };
+    EXPECT_EQ(first_codes(), bytes[at]);
+    for (int round = 0; round < 10; ++round) {
+      bytes[at] ^= static_cast<uint8_t>(round % 2 == 0 ? 0x20 : 0x30);
+      attacked();
+      EXPECT_EQ(first_codes(), bytes[at]) << base << " round " << round;
+      EXPECT_FALSE(outcome_.hit) << base << " round " << round;
+      EXPECT_EQ(first_codes(), bytes[at]);
+      EXPECT_TRUE(outcome_.hit) << outcome_.reason;
+    }
+    ::munmap(bytes, size);
+    ::close(file);
+    if (*base != 0) fs::remove_all(memory);
+    model_ = kept;
+  }
+}
+
+// A layer computes with what was read, whatever becomes of the entry.
+ATTACK_TEST_F(kCacheTampering, CacheTrust, AnEntryThatIsCutUnderALayerChangesNothing) {
+  const std::vector<float> expected = run(*open());
+  for (const bool unchecked : {false, true}) {
+    cache_.unchecked = unchecked;
+    EXPECT_NE(open(), nullptr);
+    const auto layer = open();
+    ASSERT_TRUE(outcome_.hit);
+    fs::resize_file(outcome_.path, 0);
+    EXPECT_EQ(in_forked_child([&] { return same_bits(run(*layer), expected) ? 0 : 1; }), 0);
+    EXPECT_TRUE(same_bits(run(*layer), expected));
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

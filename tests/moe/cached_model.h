@@ -1,0 +1,54 @@
+// A small checkpoint and a folder for its packed layer: what tests of the packed cache open.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "moe/packed_cache.h"
+#include "moe/tiny.h"
+#include "support/support.h"
+
+namespace nvfp4_moe::test {
+
+// A copy of the committed checkpoint of ModelOpt's own making, so that it can be touched.
+class CachedModel : public testing::Test {
+ protected:
+  void SetUp() override {
+    model_ = directory_.file("model");
+    std::filesystem::copy(std::filesystem::path(NVFP4_MOE_SOURCE_DIR) / "tests/vectors/modelopt_qwen3_moe", model_);
+    cache_.directory = directory_.file("cache/below");
+    options_ = tiny_layer_options();
+  }
+  std::unique_ptr<MoeLayer> open(CacheOutcome* outcome = nullptr) {
+    const auto checkpoint = Checkpoint::open(model_);
+    EXPECT_OK(checkpoint);
+    auto layer = open_checkpoint_layer(*checkpoint, checkpoint->model().layers.at(0), {}, slice_, options_, cache_, {},
+                                       outcome == nullptr ? &outcome_ : outcome);
+    EXPECT_OK(layer);
+    return layer.ok() ? std::move(*layer) : nullptr;
+  }
+  std::vector<float> run(const MoeLayer& layer) {
+    TinyBatch batch(layer.config().options(), 4);
+    return run_tiny(layer, batch);
+  }
+  static void flip(const std::string& path, uint64_t offset, uint8_t bits) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset));
+    const int byte = file.get();
+    file.seekp(static_cast<std::streamoff>(offset));
+    file.put(static_cast<char>(byte ^ bits));
+  }
+  void overwrite(uint64_t offset, uint8_t bits) { flip(outcome_.path, offset, bits); }
+
+  TempDir directory_;
+  std::string model_;
+  CacheOptions cache_;
+  LayerOptions options_;
+  IntermediateSlice slice_;
+  CacheOutcome outcome_;
+};
+
+}  // namespace nvfp4_moe::test

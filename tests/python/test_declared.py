@@ -1,0 +1,110 @@
+"""The format of a layer's activations by what its checkpoint declares, as the adapters of all engines ask for it."""
+
+import types
+
+import nvfp4_moe
+import pytest
+from nvfp4_moe import _declared
+from nvfp4_moe._declared import Declared, choose_activations, declared_by_arguments, declared_by_modelopt, most_precise
+
+SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32}
+FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
+FP8 = {"num_bits": 8, "type": "float"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "sm100", "sm90", "host"),
+    [("bf16", "bf16", "bf16", "bf16"), ("nvfp4", "nvfp4", "bf16", "int8_block"), ("fp8", "bf16", "fp8", "fp8")],
+)
+def test_auto_is_never_less_precise_than_declared(monkeypatch, declared, sm100, sm90, host):
+    for device, expected in (("sm100", sm100), ("sm90", sm90), ("cpu:avx2", host)):
+        chosen = [{"chosen": False, "backend": "reference"}, {"chosen": True, "backend": device}]
+        monkeypatch.setattr(_declared, "explain", lambda options, backend, device, chosen=chosen: chosen)
+        found, because = choose_activations(SIZES, "cuda:0", "auto", Declared(declared, "quant_algo X"))
+        assert found == expected and because.endswith("(quant_algo X)")
+        order = _declared._DECLARED
+        assert order.index(found) >= order.index(declared)
+
+
+def test_auto_asks_for_the_backend_of_this_device():
+    assert choose_activations(SIZES, "cpu", "auto", Declared("nvfp4", "quant_algo NVFP4")) == (
+        "int8_block",
+        "W4A4 is declared and int8_block is more precise and fast on a host (quant_algo NVFP4)",
+    )
+
+
+def test_what_the_user_asks_for_is_taken_and_said():
+    declared = Declared("bf16", "quant_method mxfp4")
+    assert choose_activations(SIZES, "cpu", "bf16", declared) == ("bf16", "it was asked for")
+    assert choose_activations(SIZES, "cpu", "nvfp4", declared) == (
+        "nvfp4",
+        "it was asked for, less precise than the declared bf16 (quant_method mxfp4)",
+    )
+
+
+def test_sizes_that_make_no_layer_are_left_to_the_refusal():
+    wrong = SIZES | {"intermediate_size": 40}
+    assert choose_activations(wrong, "cpu", "auto", Declared("nvfp4", "w"))[0] == "nvfp4"
+    assert choose_activations(SIZES, "cuda:99", "auto", Declared("nvfp4", "w"))[0] == "nvfp4"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (None, "bf16"),
+        (FP4, "nvfp4"),
+        (FP8, "fp8"),
+        ({"num_bits": 8, "type": "int"}, "bf16"),
+        ({"num_bits": 16, "type": "float"}, "bf16"),
+        (types.SimpleNamespace(num_bits=4, type=types.SimpleNamespace(value="float")), "nvfp4"),
+        (types.SimpleNamespace(num_bits=8, type="float"), "fp8"),
+    ],
+    ids=str,
+)
+def test_input_activations(inputs, expected):
+    assert declared_by_arguments(inputs, "group_0").format == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "groups", "expected"),
+    [
+        ("NVFP4", None, "nvfp4"),
+        ("W4A16_NVFP4", None, "bf16"),
+        ("W4A8_NVFP4_FP8", None, "fp8"),
+        ("NVFP4", {"a": {"weights": FP4, "input_activations": FP4}}, "nvfp4"),
+        ("NVFP4", {"a": {"weights": FP4, "input_activations": None}}, "bf16"),
+        ("NVFP4", {"a": {"weights": FP4}}, "bf16"),
+        ("NVFP4", {"a": {"weights": FP4, "input_activations": FP8}}, "fp8"),
+        ("NVFP4", {"a": {"weights": FP8}, "b": {"weights": FP4, "input_activations": FP4}}, "nvfp4"),
+        ("NVFP4", {"a": {"weights": FP4, "input_activations": FP4}, "b": {"weights": FP4}}, "bf16"),
+    ],
+    ids=str,
+)
+def test_modelopt(algorithm, groups, expected):
+    assert declared_by_modelopt(algorithm, groups).format == expected
+
+
+def test_of_several_matrices_the_most_precise_counts():
+    assert most_precise([Declared("nvfp4", "a"), Declared("bf16", "b"), Declared("fp8", "c")]) == Declared("bf16", "b")
+    assert most_precise([Declared("nvfp4", "a"), Declared("fp8", "c")]).format == "fp8"
+
+
+def test_quantized_layers_are_read_matrix_by_matrix():
+    def named(**algorithms):
+        return {name.replace("__", "."): {"quant_algo": algo} for name, algo in algorithms.items()}
+
+    below = named(m__0__experts__0__up="nvfp4", m__0__experts__1__down="FP8", m__1__experts__0__up="FP8")
+    ask = _declared.modelopt_algorithms
+    assert ask(below, ("m.0.experts",), ("up",)) == {"m.0.experts.0.up": "NVFP4", "m.0.experts.1.down": "FP8"}
+    assert ask(named(m__0__experts="NVFP4"), ("m.0.experts",), ()) == {"m.0.experts": "NVFP4"}
+    beside = named(m__0__up="NVFP4", m__0__gate="FP8")
+    assert ask(beside, ("m.0.experts",), ("up", "down")) == {"m.0.up": "NVFP4"}
+    known = {"NVFP4", "W4A16_NVFP4"}
+    assert _declared.mixture({"a": "NVFP4", "b": "W4A16_NVFP4"}, known) is None
+    said = _declared.mixture({"a": "NVFP4", "b": "NVFP4", "c": "FP8"}, known)
+    assert said == "matrices in different formats, expected one: a: NVFP4; c: FP8"
+
+
+def test_an_unknown_declaration_is_refused_by_the_library():
+    with pytest.raises(nvfp4_moe.InvalidArgument):
+        nvfp4_moe.choose_activation_format("int8_block", "cpu")

@@ -1,0 +1,133 @@
+// The file of quantize --input-scales: every layer once, exact integers, scales that a float can have.
+#include "convert/input_scales.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "convert/quantize_checkpoint.h"
+#include "convert/synthesize.h"
+#include "support/attack.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::attacked;
+using test::TempDir;
+using testing::HasSubstr;
+
+const std::vector<int64_t> kLayers = {0, 1, 3};
+
+std::string entry(const std::string& layer, const std::string& hidden = "0.5", const std::string& inner = "0.25") {
+  return R"({"layer": )" + layer + R"(, "hidden_scale": )" + hidden + R"(, "intermediate_scale": )" + inner + "}";
+}
+
+std::string file_of(const std::vector<std::string>& entries) {
+  std::string text = R"({"schema": 1, "layers": [)";
+  for (size_t i = 0; i < entries.size(); ++i) text += (i == 0 ? "" : ", ") + entries[i];
+  return text + "]}";
+}
+
+TEST(InputScales, AreTheNumbersOfTheFile) {
+  const std::string text = file_of({entry("3", "1e-3", "null"), entry("0"), entry("1", "3.4e38", "1.2e-38")});
+  const auto scales = parse_input_scales(text, kLayers, kLayers);
+  ASSERT_OK(scales);
+  ASSERT_EQ(scales->size(), 3u);
+  EXPECT_EQ(scales->at(0).hidden, 0.5f);
+  EXPECT_EQ(scales->at(0).intermediate, 0.25f);
+  EXPECT_EQ(scales->at(1).hidden, 3.4e38f);
+  EXPECT_EQ(scales->at(3).hidden, 1e-3f);
+  EXPECT_EQ(scales->at(3).intermediate, std::nullopt);  // null: not calibrated
+  // A layer that is not quantized may be there, and need not be.
+  EXPECT_OK(parse_input_scales(text, kLayers, {1}));
+  EXPECT_OK(parse_input_scales(file_of({entry("1")}), kLayers, {1}));
+}
+
+ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
+  struct Case {
+    std::vector<std::string> entries;
+    const char* words;
+  };
+  const std::string zero = entry("0"), one = entry("1"), three = entry("3");
+  const std::vector<Case> cases = {
+      {{zero, one, entry("-1")}, "layer -1: the checkpoint has no such MoE layer"},
+      {{zero, one, entry("2")}, "layer 2: the checkpoint has no such MoE layer"},
+      {{zero, one, entry("1.5")}, "layer: expected an integer, got 1.5"},
+      {{zero, one, entry("3.0")}, "layer: expected an integer, got 3.0"},
+      {{zero, one, entry("1e300")}, "layer: expected an integer, got 1e+300"},
+      {{zero, one, entry("18446744073709551615")}, "layer: expected an integer, got 18446744073709551615"},
+      {{zero, one, entry("\"3\"")}, "layer: expected an integer, got \"3\""},
+      {{zero, one, entry("null")}, "layer: expected an integer, got none"},
+      {{zero, one, three, entry("1", "0.125")}, "layer 1: expected each layer once, got it again"},
+      {{zero, entry("3")}, "got none of 1: calibrate"},
+      {{}, "expected scales of all 3 layers that are quantized, got none of 0, 1, 3"},
+      {{zero, one, entry("3", "0")}, "layer 3: hidden_scale: expected a positive normal number"},
+      {{zero, one, entry("3", "-0.5")}, "layer 3: hidden_scale: "},
+      {{zero, one, entry("3", "1e39")}, "layer 3: hidden_scale: "},
+      {{zero, one, entry("3", "1e300")}, "layer 3: hidden_scale: "},
+      {{zero, one, entry("3", "1e-39")}, "layer 3: hidden_scale: "},
+      {{zero, one, entry("3", "1e-400")}, "layer 3: hidden_scale: "},
+      {{zero, one, entry("3", "0.5", "\"inf\"")}, "layer 3: intermediate_scale: "},
+      {{zero, one, entry("3", "0.5", "true")}, "layer 3: intermediate_scale: "},
+      {{zero, one, entry("3", "0.5", "[1]")}, "got an array of 1"},
+      {{zero, one, R"({"layer": 3, "hidden_scale": 0.5})"}, "layer 3: expected intermediate_scale, got none"},
+      {{zero, one, R"({"layer": 3, "layer": 3, "hidden_scale": 0.5, "intermediate_scale": 1})"}, "duplicate key"},
+      {{zero, one, "7"}, "layer: expected an integer, got none"},
+  };
+  for (const Case& c : cases) {
+    attacked();
+    const Status status = parse_input_scales(file_of(c.entries), kLayers, kLayers).status();
+    EXPECT_EQ(status.code(), Code::kBadInput) << c.words;
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
+  }
+  for (const char* text :
+       {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})", "{\"layers\": [NaN]}"}) {
+    attacked();
+    EXPECT_EQ(parse_input_scales(text, kLayers, kLayers).status().code(), Code::kBadInput) << text;
+  }
+}
+
+ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
+  const TempDir dir;
+  attacked();
+  EXPECT_THAT(read_input_scales("/dev/zero", kLayers, kLayers).status().message(),
+              HasSubstr("/dev/zero: expected a regular file, got a character device"));
+  ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);
+  attacked();
+  EXPECT_THAT(read_input_scales(dir.file("pipe"), kLayers, kLayers).status().message(), HasSubstr("got a FIFO"));
+  std::ofstream(dir.file("large")) << "{";
+  std::filesystem::resize_file(dir.file("large"), (size_t{16} << 20) + 1);
+  attacked();
+  EXPECT_THAT(read_input_scales(dir.file("large"), kLayers, kLayers).status().message(),
+              HasSubstr("expected at most 16777216 bytes, got 16777217"));
+  std::ofstream(dir.file("scales.json")) << file_of({entry("0"), entry("1")});
+  EXPECT_THAT(read_input_scales(dir.file("scales.json"), kLayers, kLayers).status().message(),
+              HasSubstr(dir.file("scales.json") + ": expected scales of all 3 layers"));
+  EXPECT_OK(read_input_scales(dir.file("scales.json"), kLayers, {0, 1}));
+}
+
+// The same of callers who pass scales without a file.
+TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
+  const TempDir dir;
+  SynthesizeOptions small;
+  small.layers = 2;
+  small.num_experts = 2;
+  small.top_k = 1;
+  small.hidden_size = 32;
+  small.intermediate_size = 16;
+  small.vocab_size = 16;
+  ASSERT_OK(synthesize_checkpoint(dir.file("in"), small));
+  for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MIN}) {
+    QuantizeOptions options;
+    options.input_scales[layer] = {0.5f, 0.5f};
+    const Status status = quantize_checkpoint(dir.file("in"), dir.file("out"), options).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(": the checkpoint has no such MoE layer"));
+    EXPECT_FALSE(std::filesystem::exists(dir.file("out")));
+  }
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

@@ -37,13 +37,14 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   hasher.text(to_string(model.format));
   hasher.text(model.quant_method);
   hasher.text(model.quant_algo);
+  const auto& order = checkpoint.options().gate_up_order;
+  hasher.text(order ? to_string(*order) : "");
   std::set<int64_t> experts{0, options.num_experts / 2, options.num_experts - 1};
   if (options.shared_intermediate_size > 0) experts.insert(kSharedExpert);
   constexpr std::array kProjections = {"gate", "up", "down"};
   const auto& tensors = checkpoint.index().tensors();
   for (const int64_t expert : experts) {
-    std::set<std::string>
-        modules;  // of which the expert's tensors are: "...experts.7.up_proj.", or "...experts." of stacks
+    std::set<std::string> modules;  // of the expert's tensors: "...experts.7.up_proj.", or "...experts." of stacks
     for (size_t p = static_cast<size_t>(first_matrix(options.activation)); p < kProjections.size(); ++p) {
       const std::string name = checkpoint.tensor_name(layer, expert, kProjections[p]);
       modules.insert(name.substr(0, name.rfind('.') + 1));

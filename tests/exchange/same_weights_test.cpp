@@ -69,6 +69,14 @@ TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
   }
 }
 
+TEST(SameWeights, TheSameStackReadInAnotherOrderIsRefused) {
+  const test::TempDir folder;
+  const Checkpoint one = built(folder, "one", {.model_type = "qwen3_moe", .format = SourceFormat::kModelOptStacked});
+  const auto up_first = Checkpoint::open((folder.path() / "one").string(), {.gate_up_order = GateUpOrder::kUpFirst});
+  ASSERT_OK(up_first);
+  EXPECT_THAT(opened({&one, &*up_first}, {1, 1}), Each(differ("hash of weights ", one, 1, *up_first, 1)));
+}
+
 // One expert that differs: the last one, of which rank 0 reads nothing.
 TEST(SameWeights, OneExpertThatDiffersIsSeen) {
   const test::TempDir folder;

@@ -171,7 +171,7 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
             return Status();
           },
       .synchronize = [](int) { return Status(); },
-      .capture_id = nullptr,
+      .capture_id = [](void*) -> Result<uint64_t> { return uint64_t{0}; },
       .allocate = nullptr,
       .gather_rows = nullptr,
   };
@@ -195,6 +195,8 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
               for (const Status& status : calls())
                 if (status.code() != Code::kUnsupported || status.message().find("forked") == std::string::npos)
                   return 1;
+              if (layer->replace_expert_on_stream(0, tiny.experts[0].source(), nullptr).code() != Code::kUnsupported)
+                return 3;
               return layer->warmup(workspace.data(), workspace.size_bytes()).code() == Code::kUnsupported ? 0 : 2;
             }),
             0);

@@ -180,12 +180,7 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
   declined(config, "SiTU");
   config["model_type"] = "some_new_moe";
   declined(config, "'some_new_moe' is not known; docs/checkpoints.md lists those that are");
-  for (const char* type :
-       {"deepseek_v2", "deepseek_v32", "deepseek_v4", "kimi_k25", "kimi_linear", "qwen2_moe", "qwen3_5_moe_text",
-        "qwen3_6_moe", "qwen3_vl_moe", "glm4_moe_lite", "glm4v_moe", "glm_moe_dsa", "glm5_next", "minimax_m2",
-        "minimax_m3_vl", "mixtral", "llama4", "llama4_text", "motif"}) {
-    declined(config, type);
-  }
+  EXPECT_LT(parse(config).status().message().size(), 120u);  // and no list of all that are
   config = config_of("qwen3_moe");
   config["hidden_act"] = "situ";
   declined(config, "SiTU");

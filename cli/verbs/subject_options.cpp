@@ -23,7 +23,8 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   NVFP4_MOE_TRY(chosen_layers(subject.checkpoint->model(), fmt::format("{}", layer)).status());
   NVFP4_MOE_ASSIGN(subject.options, subject.checkpoint->layer_options(layer));
   NVFP4_MOE_TRY(options.choices.apply(subject.options));
-  if (options.choices.chooses_format()) {
+  // A device that is not there is refused where the layer is opened on it.
+  if (options.choices.chooses_format() && device_facts(device).ok()) {
     LayerOptions layer_options;
     layer_options.backend = backend;
     layer_options.device = device;

@@ -86,7 +86,8 @@ Result<QuantDeclaration> parse_compressed_tensors(const Json& quantization, Quan
   if (groups == nullptr || (groups->is_object() && groups->empty())) {
     const bool mxfp4 = format == "mxfp4-pack-quantized";
     if (!mxfp4 && format != "nvfp4-pack-quantized") return out;  // the KV cache alone, or nothing, is quantized
-    ModuleScheme scheme = scheme_of_algo(mxfp4 ? "W4A16_MXFP4" : "W4A16_NVFP4", SourceFormat::kCompressedTensors, "format");
+    ModuleScheme scheme =
+        scheme_of_algo(mxfp4 ? "W4A16_MXFP4" : "W4A16_NVFP4", SourceFormat::kCompressedTensors, "format");
     scheme.why = fmt::format("format {} without config_groups", format);
     out.algo = scheme.algo;
     out.format = scheme.format;

@@ -304,10 +304,12 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
   CheckpointBuilder builder({.model_type = "qwen3_moe", .layers = 3, .hf_quant_config = false});
   nlohmann::json layers;
   for (int64_t e = 0; e < 8; ++e) {
-    const std::string name = ".mlp.experts." + std::to_string(e) + ".up_proj";
-    layers["model.layers.0" + name] = {{"quant_algo", "FP8"}};
-    layers["model.layers.1" + name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
-    layers["model.layers.2" + name] = {{"quant_algo", "w4a16_nvfp4"}, {"group_size", 16}};
+    for (const char* projection : {"gate_proj", "up_proj", "down_proj"}) {
+      const std::string name = ".mlp.experts." + std::to_string(e) + "." + projection;
+      layers["model.layers.0" + name] = {{"quant_algo", "FP8"}};
+      layers["model.layers.1" + name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+      layers["model.layers.2" + name] = {{"quant_algo", "w4a16_nvfp4"}, {"group_size", 16}};
+    }
   }
   builder.config()["quantization_config"] = {
       {"quant_method", "modelopt"}, {"quant_algo", "mixed_precision"}, {"quantized_layers", layers}};
@@ -318,7 +320,8 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(checkpoint->layer_options(1)->activation_format, ActivationFormat::kNvfp4);
   EXPECT_EQ(checkpoint->layer_options(2)->activation_format, ActivationFormat::kBf16);
-  EXPECT_THAT(checkpoint->expert(0, 0).status().message(), HasSubstr("quant_algo FP8: FP8 experts are not NVFP4"));
+  EXPECT_THAT(checkpoint->expert(0, 0).status().message(),
+              HasSubstr("quantized_layers: quant_algo FP8: FP8 experts are not NVFP4"));
 }
 
 // A layer quantizes the activations of both or of neither.

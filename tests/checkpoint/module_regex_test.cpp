@@ -69,7 +69,8 @@ TEST(ModuleRegex, MatchesAsPythonDoes) {
       {"a$", "a\n", true},
       {"a\\Z", "a\n", false},
   };
-  for (const auto& one : cases) EXPECT_EQ(matches(one.expression, one.name), one.expected) << one.expression << " on " << one.name;
+  for (const auto& one : cases)
+    EXPECT_EQ(matches(one.expression, one.name), one.expected) << one.expression << " on " << one.name;
 }
 
 TEST(ModuleRegex, GlobsMatchAsFnmatchDoes) {
@@ -78,11 +79,15 @@ TEST(ModuleRegex, GlobsMatchAsFnmatchDoes) {
     const char* name;
     bool expected;
   } cases[] = {
-      {"*.attn.*", "layers.0.attn.wq", true},  {"model.layers.*.mlp.gate", "model.layers.3.mlp.gate", true},
+      {"*.attn.*", "layers.0.attn.wq", true},
+      {"model.layers.*.mlp.gate", "model.layers.3.mlp.gate", true},
       {"model.layers.*.mlp.gate", "model.layers.3.mlp.gate_proj", false},
-      {"model.layers.[!0-2].*", kDown, true},  {"model.layers.?.*", "model.layers.12.mlp", false},
-      {"*[]]", "a]", true},                    {"[a", "[a", true},
-      {"*down", kDown, false},                 {"*", "", true},
+      {"model.layers.[!0-2].*", kDown, true},
+      {"model.layers.?.*", "model.layers.12.mlp", false},
+      {"*[]]", "a]", true},
+      {"[a", "[a", true},
+      {"*down", kDown, false},
+      {"*", "", true},
   };
   for (const auto& one : cases) {
     const Result<ModuleRegex> glob = ModuleRegex::glob(one.pattern);
@@ -114,9 +119,16 @@ ATTACK_TEST(kHostileFiles, ModuleRegex, HostileExpressionsEnd) {
   std::string deep, empty = "()";
   for (int i = 0; i < 5000; ++i) deep += '(';
   for (int i = 0; i < 8; ++i) empty = "(" + empty + "){1000}";
-  const std::vector<std::string> expressions = {
-      "(a+)+$", "model\\.(a|aa)+$b", "model\\.(a*)*(a*)*(a*)*!", "(.*.*.*.*.*.*.*.*)*!", "((((a{1000}){1000}){1000}){1000})",
-      "(?:(?=(?:(?=.*.*.*x).)*y).)*z", deep, empty, std::string(5000, 'a'), "(?<=" + std::string(3000, '.') + ")a"};
+  const std::vector<std::string> expressions = {"(a+)+$",
+                                                "model\\.(a|aa)+$b",
+                                                "model\\.(a*)*(a*)*(a*)*!",
+                                                "(.*.*.*.*.*.*.*.*)*!",
+                                                "((((a{1000}){1000}){1000}){1000})",
+                                                "(?:(?=(?:(?=.*.*.*x).)*y).)*z",
+                                                deep,
+                                                empty,
+                                                std::string(5000, 'a'),
+                                                "(?<=" + std::string(3000, '.') + ")a"};
   for (const std::string& expression : expressions) {
     attacked();
     const Result<ModuleRegex> regex = ModuleRegex::regex(expression);

@@ -38,27 +38,6 @@ TEST_F(PackedCacheTest, SecondOpenIsAHitWithTheSameBytes) {
   EXPECT_EQ(files, 1u);  // nothing half-written is left beside it
 }
 
-// "auto" is resolved before the key is made: a layer in another format is another entry.
-TEST_F(PackedCacheTest, TheFormatOfAutoIsPartOfTheKey) {
-  const auto chosen = open();
-  EXPECT_EQ(chosen->config()->activation_format, ActivationFormat::kInt8Block);  // W4A4 is declared, on a host
-  const auto checkpoint = Checkpoint::open(model_);
-  ASSERT_OK(checkpoint);
-  const int64_t layer = checkpoint->model().layers.at(0);
-  auto options = checkpoint->layer_options(layer);
-  ASSERT_OK(options);
-  EXPECT_EQ(options->activation_format, ActivationFormat::kNvfp4);
-  const auto as_declared = open_checkpoint_layer(*checkpoint, layer, *options, {}, options_, cache_, {}, &outcome_);
-  ASSERT_OK(as_declared);
-  EXPECT_FALSE(outcome_.hit);
-  EXPECT_THAT((*as_declared)->describe_json(), HasSubstr("it was asked for; declared: nvfp4 (quant_algo NVFP4)"));
-  options->activation_format = ActivationFormat::kInt8Block;
-  ASSERT_OK(open_checkpoint_layer(*checkpoint, layer, *options, {}, options_, cache_, {}, &outcome_));
-  EXPECT_FALSE(outcome_.hit);  // the entry has the format that was asked for last
-  open();
-  EXPECT_TRUE(outcome_.hit);
-}
-
 // Shifts and counts lie in the file, beside the tensor scales.
 TEST_F(PackedCacheTest, Fp8WeightsComeBack) {
   const auto checkpoint = Checkpoint::open(model_);

@@ -214,20 +214,26 @@ void Tensor::borrow_slow() {
 }
 
 void Tensor::check_writable() const {
-  const std::string expected = std::string(name_) + ": expected an array that can be written, got ";
+  const auto refuse = [this](const char* got) {
+    fail(std::string(name_) + ": expected an array that can be written, got " + got);
+  };
   if (torch_) {
-    if (!nb::getattr(object_, "requires_grad").is(nb::handle(Py_True))) return;
+    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+    const nb::object wanted = nb::steal(PyObject_GetAttr(object_.ptr(), requires_grad));
+    if (!wanted.is_valid()) nb::raise_python_error();
+    if (!wanted.is(nb::handle(Py_True))) return;
     if (nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False))) return;
-    fail(expected + "a tensor that requires grad, which autograd would not see change");
+    refuse("a tensor that requires grad, which autograd would not see change");
   }
   const nb::object writeable = nb::getattr(nb::getattr(object_, "flags", nb::none()), "writeable", nb::none());
   if (writeable.is(nb::handle(Py_True))) return;  // NumPy: nothing else is asked
-  if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_)) fail(expected + "a read-only one");
-  if (const nb::object why = call_arrays("immutable", object_); !why.is_none()) fail(expected + nb::str(why).c_str());
+  if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_)) refuse("a read-only one");
+  if (const nb::object why = call_arrays("immutable", object_); !why.is_none()) refuse(nb::str(why).c_str());
 }
 
 nb::object Tensor::in_framework(const nb::object& made) const {
-  return exchange_ != nullptr ? made : call_arrays("in_framework", made, object_);
+  const bool is_made_so = exchange_ != nullptr || Py_TYPE(object_.ptr()) == Py_TYPE(made.ptr());
+  return is_made_so ? made : call_arrays("in_framework", made, object_);
 }
 
 bool Tensor::is_contiguous() const {

@@ -52,7 +52,8 @@ from ._core import (
 from .config import MoeConfig
 from .config import dump_options as _dump_options
 from .exchange import callback_exchange, torch_exchange
-from .layer import MoeLayer, Nvfp4Linear
+from .layer import MoeLayer
+from .linear import Nvfp4Linear
 from .router import RouterConfig, router_gemm, select_experts
 
 __all__ = [

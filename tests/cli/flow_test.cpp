@@ -132,16 +132,6 @@ TEST(Flow, InspectAndVerifyAgainstTheOriginalPass) {
   EXPECT_THAT(verify.out, Not(HasSubstr("unchecked  weights: ")));
 }
 
-TEST(Flow, VerifyNamesWhatItDidNotCheck) {
-  const ToolRun alone = run_tool({"verify", made().packed, "--layers", "1", "--tokens", "4", "--json"});
-  EXPECT_EQ(alone.exit_code, 0) << alone.err;
-  const nlohmann::json unchecked = alone.json()["unchecked"];
-  ASSERT_EQ(unchecked.size(), 2u) << unchecked;
-  EXPECT_EQ(unchecked[0]["what"], "weights");
-  EXPECT_THAT(unchecked[0]["why"].get<std::string>(), HasSubstr("without --against only illegal bytes are errors"));
-  EXPECT_EQ(unchecked[1]["what"], "input_scale");
-}
-
 TEST(Flow, AnSqnrLimitFailsOnlyWhenAsked) {
   const ToolRun strict = run_tool(
       {"verify", made().packed, "--against", made().floats, "--tokens", "0", "--limit", "40", "--layers", "1"});

@@ -176,5 +176,18 @@ ATTACK_TEST(kHostileFiles, Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNob
   EXPECT_EQ(run_tool({"inspect", dir.file("model"), "--quiet"}).exit_code, 1);
 }
 
+// Without the original nothing is known of the weights' and input scales' values, and the output says so.
+TEST(Verify, NamesWhatItDidNotCheck) {
+  const TempDir dir;
+  ASSERT_OK(CheckpointBuilder({.format = SourceFormat::kModelOpt}).write(dir.file("sound")));
+  const ToolRun alone = run_tool({"verify", dir.file("sound"), "--tokens", "4", "--json"});
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  const nlohmann::json unchecked = alone.json()["unchecked"];
+  ASSERT_EQ(unchecked.size(), 2u) << unchecked;
+  EXPECT_EQ(unchecked[0]["what"], "weights");
+  EXPECT_THAT(unchecked[0]["why"].get<std::string>(), HasSubstr("without --against only illegal bytes are errors"));
+  EXPECT_EQ(unchecked[1]["what"], "input_scale");
+}
+
 }  // namespace
 }  // namespace nvfp4_moe::test

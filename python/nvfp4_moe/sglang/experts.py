@@ -36,7 +36,6 @@ from torch import Tensor
 from .. import Error, InvalidArgument, Unsupported, release_workspaces
 from .._fused_experts import (
     FusedExperts,
-    LoadLog,
     Placement,
     make_legal,
     mark_missing,
@@ -46,6 +45,7 @@ from .._fused_experts import (
     replace_fused,
 )
 from .._fused_parameters import FusedParameters
+from .._load_log import LoadLog
 from . import internals
 from .runner import MAX_TOKENS
 

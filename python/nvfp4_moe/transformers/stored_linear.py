@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _core, dequantize
-from ..layer import Nvfp4Linear
+from ..linear import Nvfp4Linear
 from .stored import StoredTensor
 
 CODES = ("U8", "I8", "F4")

@@ -19,7 +19,6 @@ from torch import Tensor
 from .. import Error
 from .._fused_experts import (
     FusedExperts,
-    LoadLog,
     OverRanks,
     Placement,
     layer_device,
@@ -30,6 +29,7 @@ from .._fused_experts import (
     replace_fused,
 )
 from .._fused_parameters import FusedParameters
+from .._load_log import LoadLog
 from . import internals, weights
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern

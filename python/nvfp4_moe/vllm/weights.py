@@ -36,7 +36,7 @@ def loader_of(layer: Any, loader: Callable[..., Any]) -> Callable[..., Any]:
     """
     function: Callable[..., Any] = loader
     if is_method := isinstance(loader, types.MethodType) and loader.__self__ is layer:
-        function = loader.__func__  # type: ignore[attr-defined]
+        function = loader.__func__
 
     @functools.wraps(function)
     def load(*inputs: Any, **named: Any) -> Any:

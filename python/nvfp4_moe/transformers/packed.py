@@ -57,12 +57,12 @@ def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
     reference, stock = weakref.ref(model), type(model)
 
     def enable_input_require_grads() -> None:
-        here = reference()
+        here: Any = reference()
         here.disable_input_require_grads()  # a second call would lose the first one's hooks
         stock.enable_input_require_grads(here)
 
     def gradient_checkpointing_disable() -> None:
-        here = reference()
+        here: Any = reference()
         stock.gradient_checkpointing_disable(here)
         here.disable_input_require_grads()
 

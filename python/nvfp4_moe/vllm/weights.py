@@ -34,8 +34,9 @@ def loader_of(layer: Any, loader: Callable[..., Any]) -> Callable[..., Any]:
     vLLM's reload makes parameters of fresh memory: without the marks an expert that the checkpoint lacks would be whatever
     was there. A method of the layer stays one, since vLLM takes the layer out of methods that it keeps.
     """
-    is_method = isinstance(loader, types.MethodType) and loader.__self__ is layer
-    function = loader.__func__ if is_method else loader
+    function: Callable[..., Any] = loader
+    if is_method := isinstance(loader, types.MethodType) and loader.__self__ is layer:
+        function = loader.__func__
 
     @functools.wraps(function)
     def load(*inputs: Any, **named: Any) -> Any:

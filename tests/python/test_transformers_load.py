@@ -105,6 +105,22 @@ def test_activation_formats_of_experts_and_linears(checkpoint, activation_format
     assert not any(judge.outside(model, calls, directory, tiny.paths_of(model, stems)).values())
 
 
+@pytest.mark.parametrize(("algorithm", "expected"), [("NVFP4", "int8_block"), ("W4A16_NVFP4", "bf16")])
+def test_experts_run_in_what_the_checkpoint_declares_or_more_precisely(checkpoint, caplog, algorithm, expected):
+    """And the log says once why."""
+    _, directory = checkpoint()
+    tiny.change_config(directory, quantization_config={"quant_method": "modelopt", "quant_algo": algorithm})
+    (directory / "hf_quant_config.json").unlink(missing_ok=True)
+    for given in ({}, {"activation_format": "auto"}):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "nvfp4_moe.transformers"):
+            model = load(directory, **given)
+        formats = {layer.mlp.experts.packed.config.activation_format for layer in model.model.layers}
+        assert formats == {expected}
+        (line,) = [record.message for record in caplog.records if record.message.startswith("activations: ")]
+        assert line.startswith(f"activations: {expected}, because ")
+
+
 def test_static_scales_are_the_files(checkpoint):
     _, directory = checkpoint()
     tiny.quantize_linears(directory, "q_proj$", output_format="modelopt", input_scale=0.011)

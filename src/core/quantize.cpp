@@ -148,13 +148,13 @@ float power_of_two_scale(double bound, double range) {
   return static_cast<float>(std::ldexp(1.0, std::clamp(exponent, -126, 127)));
 }
 
-Result<float> static_row_scale(ActivationFormat format, const std::string& name, float input_scale, float factor) {
+Result<float> static_row_scale(ActivationFormat format, std::string_view name, float input_scale, float factor) {
   const double range = row_scale_range(format);
   const double bound = kNvfp4Range * static_cast<double>(input_scale) * static_cast<double>(factor);  // exact
   if (bound <= std::ldexp(range, 127)) return power_of_two_scale(bound, range);
   char got[80];
   std::snprintf(got, sizeof got, "%.9g times %.9g", static_cast<double>(input_scale), static_cast<double>(factor));
-  return invalid_argument(name + ": expected a row scale of at most 2^127, got " + got);
+  return invalid_argument(std::string(name) + ": expected a row scale of at most 2^127, got " + got);
 }
 
 bool is_power_of_two(float x) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/config.h"
 #include "core/enum_names.h"
@@ -102,7 +103,7 @@ float power_of_two_scale(double bound, double range);
 // The smallest power of two >= 2^-126 that gives the format's rows the range of NVFP4 ones under factor * input_scale,
 // 2688 times that number. kInvalidArgument, with `name` in front, if the scale would be beyond 2^127. The format has row
 // scales; input_scale and factor are positive and finite, factor a power of two.
-Result<float> static_row_scale(ActivationFormat format, const std::string& name, float input_scale, float factor);
+Result<float> static_row_scale(ActivationFormat format, std::string_view name, float input_scale, float factor);
 bool is_power_of_two(float x);  // positive, finite, normal
 
 }  // namespace nvfp4_moe

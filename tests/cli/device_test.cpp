@@ -95,8 +95,8 @@ TEST_F(OnGpu, VerifyComparesEveryBackendOfTheDevice) {
 
 TEST_F(OnGpu, RunsDumpsAndReplaysTheSameBits) {
   const std::string dump = tiny().dir.file("call.safetensors");
-  const nlohmann::json json = run({"run", tiny().path, "--layer", "0", "--input", tiny().states, "--output",
-                                   tiny().dir.file("out.safetensors"), "--dump", dump})
+  const nlohmann::json json = run({"run", tiny().path, "--activation-format", "nvfp4", "--layer", "0", "--input",
+                                   tiny().states, "--output", tiny().dir.file("out.safetensors"), "--dump", dump})
                                   .json();
   EXPECT_EQ(json["device"], "cuda:0");
   EXPECT_GT(json["quantized"][0]["blocks"], 0);

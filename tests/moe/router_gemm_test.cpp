@@ -13,6 +13,7 @@
 #include "core/random.h"
 #include "moe/router.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
+#include "support/support.h"
 
 namespace nvfp4_moe::router {
 namespace {

@@ -145,7 +145,7 @@ void report_fp8(const VerifyReport& verified, Report& report) {
   if (!layers.empty()) report.json()["fp8_weights"] = layers;
 }
 
-// What no check above looks at, so that a "pass" is not read as more than it is.
+// Lists what was not checked, so that a "pass" is not read as more than it is.
 void report_unchecked(bool against_original, Report& report) {
   Json unchecked = Json::array();
   const auto add = [&](const char* what, const char* why) {

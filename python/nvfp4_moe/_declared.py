@@ -9,7 +9,7 @@ from typing import Any
 from . import Error, choose_activation_format, explain
 
 NVFP4_ALGORITHMS = frozenset({"NVFP4", "W4A16_NVFP4"})
-# What a checkpoint may declare for activations, from the least precise.
+# The formats that a checkpoint may declare for activations, from the least precise.
 _DECLARED = ("nvfp4", "int8_block", "fp8", "bf16")
 _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp8"}  # others quantize weights only
 

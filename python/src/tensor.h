@@ -37,7 +37,7 @@ std::string to_string(const Device& device);  // "cpu", "cuda:0"
 Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and where it cannot.
 const DeviceMemory* memory_of(const Device& device);
-// Of an integer, or an object with cuda_stream; ValueError for another.
+// The address of a stream: an integer, or an object with cuda_stream. Raises ValueError for anything else.
 void* stream_address(nb::handle given);
 
 using Sizes = std::vector<int64_t>;
@@ -61,7 +61,7 @@ class Tensor {
   // A fresh row-major array to be written: of this one's framework and device, or a NumPy array for a framework that has
   // no exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if such an array is on no host.
   Tensor empty_like(const Sizes& shape, DType dtype) const;
-  // What empty_like or new_like made, once it is written, as an array of this one's framework: what a call returns.
+  // Turns an array that empty_like or new_like made into one of this array's framework, once it is written: a call's result.
   nb::object in_framework(const nb::object& made) const;
   nb::object in_framework(const Tensor& made) const { return in_framework(made.object()); }
   // This array's numbers in host memory, row-major, as F32, F64 or I64.

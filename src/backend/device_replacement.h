@@ -15,7 +15,7 @@ struct StagedExpert {
   std::shared_ptr<void*> release_in;  // the stream in which the memory is given back, while others may still run
 };
 
-// The last expert that was put into a layer; null: none. Dropping it waits for that.
+// The last expert that was put into a layer; null if there is none. Dropping it waits for that.
 using ReplacementMark = std::shared_ptr<void>;
 
 // No call disturbs captures of other threads.

@@ -127,7 +127,7 @@ class Checkpoint {
 
   // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
-  // What layer_options has as activation_format, with its reason.
+  // The activation_format of layer_options, with its reason.
   Result<DeclaredActivations> declared_activations(int64_t layer) const;
   // The largest over all experts, which unusable input scales are left out of, and reported (docs/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;

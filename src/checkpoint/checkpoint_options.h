@@ -1,4 +1,4 @@
-// What a caller decides of a checkpoint whose files leave it open.
+// A caller's decisions about a checkpoint whose files leave them open.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ struct EnumNames<GateUpOrder> {
 };
 
 struct CheckpointOptions {
-  // Of every tensor that holds gate and up of routed or shared experts. Without it the order comes from the family and
+  // For every tensor that holds gate and up of routed or shared experts. Without it the order comes from the family and
   // the tensor's name, and a layer is refused if they do not give it.
   std::optional<GateUpOrder> gate_up_order = {};
   // Names of tensors that may lie in an experts' module although no format has them. '*' matches any characters. They

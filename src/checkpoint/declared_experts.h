@@ -1,4 +1,4 @@
-// What a config declares of a layer's experts, asked matrix by matrix, and whether the files agree. Private to the room.
+// The declarations of a config for a layer's experts, matrix by matrix, and whether the files agree. Private to the room.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ struct DeclaredExperts {
   Status rotation;                  // why they are not loaded, floats or not
 
   const Status& refusal_of(bool floats) const { return floats || !rotation.ok() ? rotation : refusal; }
-  // Of experts that are stored like this.
+  // The declaration for experts that are stored like this.
   DeclaredActivations activations_of(const FormatParts& parts) const;
 };
 
-// Of the routed experts `experts`, or of the shared one ({-1}). Errors are the config's.
+// For the routed experts `experts`, or for the shared one ({-1}). Errors are the config's.
 Result<DeclaredExperts> declared_experts(const ModelInfo& model, const ExpertNames& names,
                                          std::span<const int64_t> experts);
 

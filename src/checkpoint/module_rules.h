@@ -21,7 +21,7 @@
 
 namespace nvfp4_moe {
 
-// What a config file declares of some modules.
+// The declarations of a config file for some modules.
 struct ModuleScheme {
   std::string algo;  // "NVFP4", "W4A16_NVFP4", "MXFP4", "FP8", ...
   SourceFormat format = SourceFormat::kFloat;
@@ -36,7 +36,7 @@ class ModuleRules {
   explicit ModuleRules(Dialect dialect) : dialect_(dialect) {}
 
   size_t add(ModuleScheme scheme);
-  // Of a target that two schemes have, the one with the more precise activations holds.
+  // If two schemes have the same target, the one with the more precise activations holds.
   Status target(std::string_view target, size_t scheme);
   Status ignore(std::string_view entry);
   const std::vector<ModuleScheme>& schemes() const { return schemes_; }
@@ -60,7 +60,7 @@ class ModuleRules {
   Dialect dialect_;
   std::vector<ModuleScheme> schemes_;
   std::map<std::string, size_t, std::less<>> names_;     // as canonical() has them
-  std::set<std::string, std::less<>> ignored_names_;     // alike
+  std::set<std::string, std::less<>> ignored_names_;     // the same for ignore
   std::vector<Pattern> ignored_, patterns_;              // the latter in the order of their texts
   std::map<std::string, size_t, std::less<>> of_class_;  // "Linear"
   bool ignores_class_ = false;

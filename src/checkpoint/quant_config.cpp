@@ -56,7 +56,7 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
   return {};
 }
 
-// config_groups beside ModelOpt's own algorithms: only the activations of 4-bit float groups are read.
+// config_groups next to ModelOpt's own algorithms: only the activations of 4-bit float groups are read.
 Status read_modelopt_groups(const Json& quantization, int64_t group_size, QuantDeclaration& out) {
   const Json* groups = member(quantization, "config_groups");
   if (groups == nullptr || !groups->is_object() || groups->empty()) return {};

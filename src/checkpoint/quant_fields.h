@@ -1,4 +1,4 @@
-// What the dialects of quant_config.h share: fields of a config as checked values, algorithms by name. Private to the room.
+// Shared by the dialects of quant_config.h: fields of a config as checked values, algorithms by name. Private to the room.
 #pragma once
 
 #include <initializer_list>

@@ -257,8 +257,8 @@ class TcpTransport : public Transport {
     }
   }
 
-  // Of a world of two, each sees all blocks. A rank that finds none of its own wrong learns here of two others', so that a call is done on all ranks or
-  // on none.
+  // A rank whose own blocks all fit learns here that two others disagree, so that a call succeeds on all ranks or on none. In a
+  // world of two each rank sees all blocks.
   bool all_agree(const AllToAll& call) {
     uint64_t sum = balance_of(call, rank_, world_);
     for (int peer = 0; peer < world_; ++peer) sum += peer == rank_ ? 0 : flow(peer).theirs.balance;

@@ -9,7 +9,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// What multiplies in a backend, by its name: engines ask on machines whose build does not have that backend.
+// The arithmetic of a backend, by its name: engines ask on machines whose build does not have that backend.
 enum class Arithmetic { kUnknown, kHost, kBf16TensorCores, kFp4TensorCores };
 Arithmetic arithmetic_of(std::string_view backend) {
   if (backend == "sm100" || backend == "sm120") return Arithmetic::kFp4TensorCores;

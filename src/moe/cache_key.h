@@ -30,7 +30,7 @@ struct CacheSubject {
 
 // state: cache_source_state() of the subject.
 Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum, const ContentHash& state);
-// What is known of the source by place and time. Two equal states with a load between them: nobody wrote meanwhile.
+// A hash of the source's place and times. If it is equal before and after a load, nobody wrote meanwhile.
 Result<ContentHash> cache_source_state(const CacheSubject& subject);
 // The part of it that reads the experts: their scalars, and the middle of each of their matrices, or all of it.
 Result<ContentHash> cache_sample_hash(const CacheSubject& subject, bool whole = false);

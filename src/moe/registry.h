@@ -22,7 +22,7 @@ std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null where there is none
 std::string backend_names();                         // "auto, cpu, cpu:avx2, ..., reference", for messages
 
-// What a user should know before trusting a backend with activations of a format, a sentence each; mostly nothing.
+// Warnings about a backend with activations of a format, a sentence each; mostly none.
 std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format);
 
 // The name that an option stands for: NVFP4_MOE_BACKEND if it is "auto" and the variable is set. kInvalidArgument, naming

@@ -42,7 +42,7 @@ class CountingIterator {
   const char** seen_;
 };
 
-// What stands at a syntax error, of which nlohmann gives the position of the last byte read, from 1.
+// The word at a syntax error. nlohmann gives the position of the last byte read, from 1.
 std::string offending_word(std::string_view text, size_t position) {
   if (position == 0 || position > text.size()) return "the end of the text";
   size_t begin = position - 1;

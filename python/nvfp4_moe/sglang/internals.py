@@ -75,7 +75,7 @@ def _quantization_config(model: str, revision: str | None) -> Mapping[str, Any]:
 
 
 def config_groups() -> Any:
-    """config_groups beside ModelOpt's quant_algo, which SGLang's config does not keep; None if there are none."""
+    """config_groups next to ModelOpt's quant_algo, which SGLang's config does not keep; None if there are none."""
     model = server_argument("model_path")
     if not isinstance(model, str):
         return None

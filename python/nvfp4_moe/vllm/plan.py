@@ -36,7 +36,7 @@ MXFP4 = Form(mxfp4=True, biases=True)
 GPT_OSS = Form(mxfp4=True, interleaved=True, biases=True)
 
 
-# What no format of activations is lost by: of a layer whose checkpoint says nothing.
+# No declared format is lost by this one. For layers whose checkpoint declares nothing.
 WEIGHT_ONLY = Declared("bf16", "nothing is declared")
 
 

@@ -59,7 +59,7 @@ def _of_modelopt_fp4(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _config_groups() -> Any:
-    """config_groups beside ModelOpt's quant_algo in the model's config.json, which vLLM's config does not keep."""
+    """config_groups next to ModelOpt's quant_algo in the model's config.json, which vLLM's config does not keep."""
     model = getattr(_current_config(), "model_config", None)
     quantization = getattr(getattr(model, "hf_config", None), "quantization_config", None)
     return quantization.get("config_groups") if isinstance(quantization, Mapping) else None

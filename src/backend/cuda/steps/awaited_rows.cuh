@@ -36,7 +36,7 @@ __device__ inline bool rows_failed(const AwaitedRows& awaited, const int32_t* ro
       late |= !row_came(awaited, row_of_assignment, token * top_k + k, mark);
     if (late) atomicOr(awaited.failed, kPeerIsLate);
   }
-  // What a kernel of this rank has found wrong, or another token's CTA; or the host, of the link.
+  // Set by a kernel of this rank or another token's CTA that found a fault, or by the host if the link has failed.
   const bool failed =
       threadIdx.x == 0 && (ptx::load_volatile(awaited.failed) != 0 ||
                            (awaited.link_failed != nullptr && ptx::load_volatile(awaited.link_failed) != 0));

@@ -1,4 +1,4 @@
-// What replacing an expert needs of packing (steps/pack.cu).
+// The part of packing (steps/pack.cu) that replacing an expert needs.
 #pragma once
 
 #include "backend/backend.h"

@@ -13,7 +13,7 @@ cmake -S "$work/embed" -B "$work/build" -G "$generator" -DCMAKE_CXX_COMPILER="$c
       -DCMAKE_PREFIX_PATH="$work/prefix" >"$work/configure.log" || { cat "$work/configure.log"; exit 1; }
 cmake --build "$work/build" >"$work/build.log" || { cat "$work/build.log"; exit 1; }
 "$work/build/embed" "$source_dir/tests/vectors/modelopt_qwen3_moe" 1 | tee "$work/out"
-grep -q '"activation_format":"nvfp4"' "$work/out"
+grep -q '"activation_format":"int8_block"' "$work/out"  # a host's choice for declared NVFP4 activations
 grep -q '^token 3: ' "$work/out"
 # A directory that is no model: an ordinary error.
 if "$work/build/embed" "$work/prefix" 2>"$work/error"; then exit 1; fi

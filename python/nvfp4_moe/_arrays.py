@@ -6,6 +6,7 @@ torch is never imported here.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -70,8 +71,8 @@ def in_framework(made: Any, like: Any) -> Any:
     """A NumPy array that a call has filled, as an array of the framework of its input: a JAX array on its device."""
     if not _is_jax(like):
         return made
-    import jax
-    import ml_dtypes  # which JAX needs itself
+    jax = sys.modules["jax"]
+    ml_dtypes = importlib.import_module("ml_dtypes")  # JAX needs it
 
     bits_of_bfloat16 = made.dtype == np.uint16
     return jax.device_put(made.view(ml_dtypes.bfloat16) if bits_of_bfloat16 else made, next(iter(like.devices())))

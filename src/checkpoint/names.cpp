@@ -228,7 +228,9 @@ std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::stri
     std::string_view rest = name;
     if (block.empty() || !take(rest, block) || !take(rest, ".")) continue;
     if (in_shared(rest)) return ExpertsModule{*layer, true};
-    if (take(rest, "experts.")) return ExpertsModule{*layer, false};
+    if (!take(rest, "experts.")) continue;
+    if (rest == "e_score_correction_bias") return std::nullopt;  // the router's, which Laguna keeps here
+    return ExpertsModule{*layer, false};
   }
   return std::nullopt;
 }

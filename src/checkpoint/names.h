@@ -81,7 +81,7 @@ struct ExpertsModule {
   int64_t layer = 0;
   bool shared = false;
 };
-// Also understood with the prefix that PEFT adds (base_model.model.).
+// Also understood with the prefix that PEFT adds (base_model.model.). A router's tensor is none of them, wherever it is.
 std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::string_view name);
 
 // "gate_proj", "w3", "gate_up_proj"; empty where a spelling has no word for it.

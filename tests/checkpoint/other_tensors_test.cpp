@@ -129,7 +129,8 @@ TEST(OtherTensors, OtherModulesMayHoldAnything) {
       open_with(kQwen,
                 {"model.layers.1.self_attn.k_proj.k_scale", "model.layers.1.self_attn.q_proj.lora_A.weight",
                  "model.layers.1.mlp.gate.rotation", "model.layers.1.mlp.e_score_correction_bias",
-                 "model.layers.7.mlp.experts.0.up_proj.lora_A", "mtp.layers.0.mlp.experts.0.up_proj.rotation"},
+                 "model.layers.1.mlp.experts.e_score_correction_bias", "model.layers.7.mlp.experts.0.up_proj.lora_A",
+                 "mtp.layers.0.mlp.experts.0.up_proj.rotation"},
                 {}, dir);
   ASSERT_OK(checkpoint);
   EXPECT_EQ(find(checkpoint->findings(), "unknown_expert_tensor"), nullptr);

@@ -45,7 +45,7 @@ def example(capsys):
     return run
 
 
-@pytest.mark.parametrize(("words", "format_"), [((), "nvfp4"), (("--activation-format", "bf16"), "bf16")])
+@pytest.mark.parametrize(("words", "format_"), [((), "int8_block"), (("--activation-format", "bf16"), "bf16")])
 def test_a_checkpoint_generates_text(made, example, words, format_):
     counts, experts, text = example(made / "nvfp4", *words)
     assert counts == "2 layers of experts, 0 linears in NVFP4"

@@ -18,6 +18,7 @@ import nvfp4_moe as nv  # noqa: E402
 from fused_layers import INNER, E, H, K, inputs, opened, parameters, run  # noqa: E402
 from nvfp4_moe import _fused_experts as fused  # noqa: E402
 from nvfp4_moe._fused_parameters import FusedParameters  # noqa: E402
+from nvfp4_moe._load_log import LoadLog  # noqa: E402
 from nvfp4_moe._mxfp4 import cast_mxfp4  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -353,7 +354,7 @@ def test_kernels_that_engines_go_before_are_taken_only_where_the_user_insists(mo
 
 def test_what_a_load_tells():
     now, lines = [0.0], []
-    log = fused.LoadLog(lines.append, every=4, clock=lambda: now[0])
+    log = LoadLog(lines.append, every=4, clock=lambda: now[0])
     experts = opened(parameters())
     for _ in range(9):
         log.plan()
@@ -377,7 +378,7 @@ def test_what_a_load_tells():
 
 def test_a_load_says_once_why_activations_have_their_format():
     lines = []
-    log = fused.LoadLog(lines.append)
+    log = LoadLog(lines.append)
     experts = opened(parameters())
     whys = ["bf16, because nothing is declared", "bf16, because nothing is declared", "fp8, because it is declared"]
     for _ in whys:

@@ -16,7 +16,9 @@ SIXTH = 0.16666667163372040  # fl32(1/6), 0x3E2AAAAB
 #   times the sum: 1.7e-3 of the sum at K = 7168. With gate and up, h is off by d = 2.3e-3 (rms), 1.9e-3 in the mean.
 # - Codes of E4M3 are at most s = 2^-3 apart. An error d changes a code with probability d / s, and then by s: rms sqrt(d s) = 1.5e-2.
 # The limit has two thirds more for K, clamps and heavier tails than those of a normal distribution.
-TOLERANCE = {"bf16": (1e-2, 2e-2), "nvfp4": (2e-2, 6e-2), "fp8": (2.5e-2, 6e-2)}
+# A token whose output is mostly one value of h is off by a whole step if that code changes: s of its norm, which limits the worst
+# token. (Qwen3-Next, 4096 tokens: 0.061, of which one code is 99 %.)
+TOLERANCE = {"bf16": (1e-2, 2e-2), "nvfp4": (2e-2, 6e-2), "fp8": (2.5e-2, 0.125)}
 
 
 def e4m3_power(scales: torch.Tensor) -> torch.Tensor:

@@ -195,7 +195,8 @@ def bench_figures(recorded):
     """A reader of bench_hopper_layers' lines, with the H200's microseconds of the recorded table beside them."""
 
     def read(text):
-        h200 = {(row["shape"], row["T"], row["format"]): row["us"] for row in json.loads(recorded.read_text())["rows"]}
+        rows = json.loads(recorded.read_text())["rows"]  # of all libraries' layers
+        h200 = {(row["shape"], row["tokens"], row["layer"].removeprefix("nvfp4_moe_")): row["us"] for row in rows}
         cells, format_, configuration = [], "", None
         for line in text.splitlines():
             if head := HEAD_OF_BENCH.match(line):

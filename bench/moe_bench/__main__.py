@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import shlex
 import subprocess
@@ -18,7 +17,7 @@ import torch
 
 from . import reference
 from .layers import KINDS, Layer, compiler, opener, version
-from .record import OURS, Record
+from .record import OURS, Record, text
 from .roofline import floor
 from .shapes import HARD_LIMIT, HARD_SHAPE, HARD_TOKENS, SHAPES, TOKENS, Shape, steps
 from .table import summary
@@ -119,7 +118,7 @@ class Run:
 
     def save(self) -> None:
         if self.options.json:
-            Path(self.options.json).write_text(json.dumps(self.record, indent=1) + "\n")
+            Path(self.options.json).write_text(text(self.record))
 
     def late(self) -> bool:
         return time.monotonic() - self.start > self.options.budget

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests/acceptance/recorded"
-H200 = ROOT / "bench/results/moe-bench-h200.json"
+H200 = ROOT / "bench/results/moe-layers-h200.json"
 
 
 def recorded(name: str) -> str:
@@ -115,7 +115,7 @@ def test_the_bench_stands_beside_the_recorded_table():
         next(
             row["us"]
             for row in json.loads(H200.read_text())["rows"]
-            if (row["shape"], row["T"], row["format"]) == ("v4flash", 64, "nvfp4")
+            if (row["shape"], row["tokens"], row["layer"]) == ("v4flash", 64, "nvfp4_moe_nvfp4")
         )
     )
     assert cells["qwen30b", 1, "bf16"]["backend"] == "sm120"

@@ -76,7 +76,7 @@ def steps_of(options, tools, capability):
     emulated = options.emulate is not None
     preset = "cpu" if emulated else "gpu"
     build = f"build/{preset}"
-    # The same programs, linked with the emulator (tests/ptxemu/emulated_room.cmake).
+    # The same programs, linked with the emulator (tests/emulated/emulated_room.cmake).
     prefix = "emulated_" if emulated else ""
     targets = [
         prefix + name for name in ("test_cuda", "test_steps", "test_layer", "device_probes", "bench_hopper_layers")

@@ -47,6 +47,8 @@ ALLOWED = {
     "cli/bench/": [*MOE, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
     "cli/": [*MOE, "convert/", "verify/", "cli/", "nvfp4_moe/"],
     "python/": [*MOE, "convert/", "verify/", "nvfp4_moe/"],
+    # A project of its own: nothing of the library.
+    "ptxemu/": ["cudart/", "order/", "runtime/", "cutlass/", "cute/"],
 }
 # The reference judges core's codec, so it must not use it.
 FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
@@ -89,9 +91,17 @@ def violations(file, path, room):
                 yield f"{path}:{number}: {prefix} may not include <{name}>"
 
 
+def names_of_the_library():
+    """Lines of ptxemu/, which anybody can take by itself, that name the library."""
+    for file in sorted(path for path in (ROOT / "ptxemu").rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if re.search(r"nvfp4[_-]moe", line, re.IGNORECASE):
+                yield f"{file.relative_to(ROOT).as_posix()}:{number}: ptxemu/ may not name the library"
+
+
 def main():
-    bad = []
-    for top in ("src", "include", "cli", "python"):
+    bad = [*names_of_the_library()]
+    for top in ("src", "include", "cli", "python", "ptxemu"):
         for file in sorted((ROOT / top).rglob("*")):
             path = file.relative_to(ROOT).as_posix()
             if file.suffix in (".h", ".hpp", ".cpp", ".cu", ".cuh") and room_of(path):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Puts CUTLASS's headers into DIR/include, for the layout oracle (tests/formats/cute) and tests/ptxemu/cutlass. They come out of the
+# Puts CUTLASS's headers into DIR/include, for the layout oracle (tests/formats/cute) and ptxemu/cutlass. They come out of the
 # flashinfer-python wheel on PyPI, which carries them whole, so that no access to GitHub is needed.
 # usage: scripts/fetch_cutlass.sh DIR        then: cmake -DNVFP4_MOE_CUTLASS_DIR=DIR (default: .deps/cutlass)
 # The version and its hash are fixed: the oracle must not change by itself. PYTHON names an interpreter with pip.

@@ -3,7 +3,7 @@ target_sources(test_cli PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/cli/run_tool.cpp)
 target_link_libraries(test_cli PRIVATE nvfp4_moe_cli_verbs)
 target_compile_definitions(test_cli PRIVATE NVFP4_MOE_TOOL="$<TARGET_FILE:nvfp4-moe>")
 add_dependencies(test_cli nvfp4-moe)
-if(NVFP4_MOE_EMULATE AND NVFP4_MOE_WITH_CUDA)  # ranks_test.cpp; ptxemu/room.cmake and exchange/room.cmake make them
+if(NVFP4_MOE_EMULATE AND NVFP4_MOE_WITH_CUDA)  # ranks_test.cpp; emulated/room.cmake and exchange/room.cmake make them
   target_compile_definitions(test_cli PRIVATE NVFP4_MOE_EMULATED_TOOL="$<TARGET_FILE:emulated_nvfp4-moe>"
                                               NVFP4_MOE_FAKE_NCCL="$<TARGET_FILE:fake_nccl_named>")
   add_dependencies(test_cli emulated_nvfp4-moe fake_nccl_named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import check_docs
+import check_includes
 import check_rooms
 import check_words
 import pytest
@@ -43,7 +44,7 @@ def test_an_allowed_word_does_not_hide_another_in_the_same_place():
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """An empty repository."""
-    for module in (check_words, check_rooms):
+    for module in (check_words, check_rooms, check_includes):
         monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(
         check_rooms,
@@ -93,6 +94,18 @@ def test_long_files_give_a_reason(tree, capsys):
     assert "src/core/a.h: 401 lines" in capsys.readouterr().out
     write(tree, "src/core/a.h", "// A table.\n// Long because it has one line a code.\n" + "int a;\n" * 400)
     assert check_rooms.main() == 0
+
+
+def test_the_emulator_knows_nothing_of_the_library(tree, capsys):
+    write(tree, "ptxemu/cudart/a.h", '#include "runtime/b.h"\n')
+    assert check_includes.main() == 0
+    write(tree, "ptxemu/cudart/a.h", '#include "core/status.h"\n')
+    write(tree, "ptxemu/README.md", "For nvfp4-moe.\n")
+    assert check_includes.main() == 1
+    assert capsys.readouterr().out == (
+        "ptxemu/README.md:1: ptxemu/ may not name the library\n"
+        "ptxemu/cudart/a.h:1: ptxemu/ may not include core/status.h\n"
+    )
 
 
 PAGE = """

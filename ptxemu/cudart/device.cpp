@@ -270,7 +270,8 @@ const char* cudaGetErrorString(cudaError_t error) {
   }
 }
 
-// The report of the launch that failed, "" where none did: of the emulator alone.
+// The two functions that CUDA does not have. The report of the launch that failed, "" if none did; and this library's version.
 const char* ptxemu_last_report() { return device().failure.c_str(); }
+const char* ptxemu_version() { return PTXEMU_VERSION; }
 
 }  // extern "C"

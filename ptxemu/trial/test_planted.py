@@ -8,17 +8,16 @@ import sys
 
 from trial.emulator import ROOT
 
-FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "tests/ptxemu/runtime/planted.def").read_text(), re.M)
+FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "runtime/planted.def").read_text(), re.M)
 SURVIVORS = ()  # faults that no test can see, with the reason beside each
 
 
 def seen_by(names):
     """The first test that fails, by fault; "" for none."""
-    here = ROOT / "tests/ptxemu"
     command = [sys.executable, "-m", "trial.planted"]
     environment = os.environ | {"PTXEMU_PATIENCE": "15"}  # faults of waits make others wait in vain
     done = subprocess.run(
-        command, cwd=here, env=environment, input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True
+        command, cwd=ROOT, env=environment, input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True
     )
     return dict(line.split("\t") for line in done.stdout.splitlines())
 

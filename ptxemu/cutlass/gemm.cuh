@@ -1,6 +1,6 @@
 // Kernels out of CUTLASS's builders, and their launch. A kernel is a `Config`: tiles, types and schedules.
-#ifndef NVFP4_MOE_TESTS_PTXEMU_CUTLASS_GEMM_CUH_
-#define NVFP4_MOE_TESTS_PTXEMU_CUTLASS_GEMM_CUH_
+#ifndef PTXEMU_CUTLASS_GEMM_CUH_
+#define PTXEMU_CUTLASS_GEMM_CUH_
 
 #include <cuda_runtime_api.h>
 
@@ -236,4 +236,4 @@ constexpr Kernel entry(const char* name) {
 
 }  // namespace cutlass_oracle
 
-#endif  // NVFP4_MOE_TESTS_PTXEMU_CUTLASS_GEMM_CUH_
+#endif  // PTXEMU_CUTLASS_GEMM_CUH_

@@ -179,14 +179,14 @@ bool translate(const std::filesystem::path& ptx, const std::string& kernel, cons
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// A kernel's text with a fault planted in it (PTXEMU_EDIT: its name in trial/kernel_faults.py), or as it was.
+// A kernel's text as it was, or as the command PTXEMU_EDIT left it: COMMAND KERNEL FILE may edit the file in place.
 const std::string* edited(const std::string* text, const std::string& kernel, const std::filesystem::path& folder) {
-  const char* fault = std::getenv("PTXEMU_EDIT");
-  if (!fault || !*fault) return text;
+  const char* edit = std::getenv("PTXEMU_EDIT");
+  if (!edit || !*edit) return text;
   const std::filesystem::path draft = folder / ("edit-" + std::to_string(getpid()) + ".ptx");
   std::ofstream(draft, std::ios::binary) << *text;
   std::ostringstream command;
-  command << python() << " -m trial.kernel_faults '" << fault << "' '" << kernel << "' '" << draft.string() << "'";
+  command << "LD_PRELOAD= " << edit << " '" << kernel << "' '" << draft.string() << "'";
   const int status = std::system(command.str().c_str());
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) std::abort();
   const auto* after = new std::string(contents(draft));  // as long-lived as the module

@@ -1,6 +1,6 @@
 // One launch of a kernel over products of these sizes, judged.
-#ifndef NVFP4_MOE_TESTS_PTXEMU_CUTLASS_CHECK_H_
-#define NVFP4_MOE_TESTS_PTXEMU_CUTLASS_CHECK_H_
+#ifndef PTXEMU_CUTLASS_CHECK_H_
+#define PTXEMU_CUTLASS_CHECK_H_
 
 #include <random>
 #include <string>
@@ -32,4 +32,4 @@ std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data dat
 
 }  // namespace cutlass_oracle
 
-#endif  // NVFP4_MOE_TESTS_PTXEMU_CUTLASS_CHECK_H_
+#endif  // PTXEMU_CUTLASS_CHECK_H_

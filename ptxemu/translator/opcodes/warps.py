@@ -20,6 +20,7 @@ def shfl(kernel, match, operands):
 
 @form("vote", r"\.sync\.(?P<mode>all|any|uni)\.pred")
 @form("vote", r"\.sync\.(?P<mode>ballot)\.b32")
+@form("vote", r"\.(?P<mode>ballot)\.sync\.b32")  # as CUB has it, and ptxas takes it
 def vote(kernel, match, operands):
     values = f"{kernel.predicate(operands[1])},{kernel.get(operands[2], 32)}"
     return kernel.put(operands[0], f"vote(T,Vote::k{match['mode'].capitalize()},{values})")

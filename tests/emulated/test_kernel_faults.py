@@ -4,13 +4,13 @@ there, by its values or by the checker of order. Minutes of compiling: only wher
 
 import concurrent.futures
 import os
+import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
-
-from trial.emulator import BUILD, ROOT
-from trial.kernel_faults import FAULTS
+from kernel_faults import FAULTS
 
 # Faults that no test sees, with the reason.
 SURVIVORS = {
@@ -19,7 +19,8 @@ SURVIVORS = {
     "dequantized_without_proxy_fence": "who multiplies has one of its own",
     "real_values_beyond_k": "weights are 0 there, and what stands at the row's beginning is read instead",
 }
-KNOWN = ROOT / "tests/ptxemu/known_orders.txt"
+HERE = pathlib.Path(__file__).resolve().parent
+PROGRAMS = HERE.parents[1] / "build/cpu/tests"
 
 
 def run(test, fault, checked, multiprocessors):
@@ -27,13 +28,13 @@ def run(test, fault, checked, multiprocessors):
     capability, program, name = test.split()
     environment = os.environ | {
         "PTXEMU_CC": capability,
-        "PTXEMU_EDIT": fault,
+        "PTXEMU_EDIT": f"'{sys.executable}' -S -E '{HERE / 'kernel_faults.py'}' {fault}",
         "PTXEMU_ORDER": "at-once",
         "PTXEMU_SMS": str(multiprocessors),
         "PTXEMU_CHECK": "order" if checked else "",
-        "PTXEMU_CHECK_KNOWN": str(KNOWN),
+        "PTXEMU_CHECK_KNOWN": str(HERE / "known_orders.txt"),
     }
-    command = [str(BUILD / "tests" / f"emulated_{program}"), f"--gtest_filter={name}"]
+    command = [str(PROGRAMS / f"emulated_{program}"), f"--gtest_filter={name}"]
     try:
         done = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200

@@ -1,7 +1,7 @@
 """Faults planted in the project's own kernels, as edits of their PTX, and the test that should see each.
 
-python -m trial.kernel_faults NAME KERNEL FILE edits the kernel in place, which PTXEMU_EDIT=NAME asks for when a kernel is
-first launched. Standard library only: the emulator's interpreter runs it.
+python kernel_faults.py NAME KERNEL FILE edits the kernel in place: the command that test_kernel_faults.py gives the emulator as
+PTXEMU_EDIT, which runs it when a kernel is first launched. Standard library only.
 """
 
 import dataclasses

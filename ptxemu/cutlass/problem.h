@@ -2,8 +2,8 @@
 //
 // An element is an integer over 2^unit_bits: of NVFP4 the code in halves times the scale in 2^-9, of bf16 a value of few
 // enough exponents. So each product and each sum of products is an int64 without rounding.
-#ifndef NVFP4_MOE_TESTS_PTXEMU_CUTLASS_PROBLEM_H_
-#define NVFP4_MOE_TESTS_PTXEMU_CUTLASS_PROBLEM_H_
+#ifndef PTXEMU_CUTLASS_PROBLEM_H_
+#define PTXEMU_CUTLASS_PROBLEM_H_
 
 #include <cstdint>
 #include <random>
@@ -59,4 +59,4 @@ int output_bits(Output output);
 
 }  // namespace cutlass_oracle
 
-#endif  // NVFP4_MOE_TESTS_PTXEMU_CUTLASS_PROBLEM_H_
+#endif  // PTXEMU_CUTLASS_PROBLEM_H_

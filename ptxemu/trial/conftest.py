@@ -10,7 +10,7 @@ from trial.emulator import BUILD, Emulator
 @pytest.fixture(scope="session", autouse=True)
 def built():
     if not (BUILD / "libptxemu.so").exists():
-        pytest.skip("the emulator is built on x86-64 with nvcc alone (NVFP4_MOE_EMULATE)")
+        pytest.skip("the emulator is built on x86-64 with nvcc alone (PTXEMU_BUILD names another folder)")
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ function(emulated_tests out capability tier)
   set(patterns "")
   foreach(line ${lines})
     if(NOT line MATCHES "^([0-9.]+|\\*) +(quick|long|never|checked) +([^ ]+)")
-      message(FATAL_ERROR "tests/ptxemu/tiers.txt: expected CAPABILITY TIER PATTERN, found: ${line}")
+      message(FATAL_ERROR "tests/emulated/tiers.txt: expected CAPABILITY TIER PATTERN, found: ${line}")
     endif()
     if(CMAKE_MATCH_2 STREQUAL tier AND (CMAKE_MATCH_1 STREQUAL capability OR CMAKE_MATCH_1 STREQUAL "*"))
       list(APPEND patterns ${CMAKE_MATCH_3})
@@ -53,7 +53,7 @@ function(add_emulated_room room)
     if(checked AND room STREQUAL cuda)
       add_test(NAME emulated/${capability}/checked
                COMMAND ${CMAKE_COMMAND} -E env PTXEMU_CC=${capability} PTXEMU_CHECK=order
-                       PTXEMU_CHECK_KNOWN=${PROJECT_SOURCE_DIR}/tests/ptxemu/known_orders.txt
+                       PTXEMU_CHECK_KNOWN=${PROJECT_SOURCE_DIR}/tests/emulated/known_orders.txt
                        $<TARGET_FILE:${name}> --gtest_filter=${checked})
       set_tests_properties(emulated/${capability}/checked PROPERTIES LABELS emulated COST 60 TIMEOUT 900)
     endif()

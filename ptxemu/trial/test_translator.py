@@ -1,4 +1,4 @@
-"""The emulator's translator (tests/ptxemu): what it takes, and that it refuses everything else by file and line."""
+"""The translator: what it takes, and that it refuses everything else by file and line."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HOME = pathlib.Path(__file__).resolve().parents[1] / "ptxemu"
+HOME = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(HOME))
 
 from translator.errors import TranslationError  # noqa: E402

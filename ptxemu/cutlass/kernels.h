@@ -2,15 +2,15 @@
 //
 // Nothing of CUTLASS is seen here: each kernel is compiled in a file of its own, since one takes up to a minute and
 // 5 GiB, and the driver is plain C++.
-#ifndef NVFP4_MOE_TESTS_PTXEMU_CUTLASS_KERNELS_H_
-#define NVFP4_MOE_TESTS_PTXEMU_CUTLASS_KERNELS_H_
+#ifndef PTXEMU_CUTLASS_KERNELS_H_
+#define PTXEMU_CUTLASS_KERNELS_H_
 
 #include <string>
 #include <vector>
 
 namespace cutlass_oracle {
 
-// D = alpha A B^T + beta C. Pointers are the device's. Scales lie in 128x4 tiles (docs/layouts.md).
+// D = alpha A B^T + beta C. Pointers are the device's. Scales lie in tiles of 128x4, as CUTLASS has them.
 struct Gemm {
   int m, n, k;
   const void* a;         // (m, k) E2M1 codes, two a byte, or bf16; row-major
@@ -44,4 +44,4 @@ extern const Kernel kSm120Dense, kSm120Grouped, kSm120GroupedPingpong, kSm120Fp4
 
 }  // namespace cutlass_oracle
 
-#endif  // NVFP4_MOE_TESTS_PTXEMU_CUTLASS_KERNELS_H_
+#endif  // PTXEMU_CUTLASS_KERNELS_H_

@@ -7,8 +7,9 @@ import pathlib
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
-BUILD = pathlib.Path(os.environ.get("PTXEMU_BUILD", ROOT / "build" / "cpu"))
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Where libptxemu.so is: the folder of a build of its own, or that of the project around it.
+BUILD = pathlib.Path(os.environ.get("PTXEMU_BUILD", ROOT.parent / "build" / "cpu"))
 LIBRARIES = {}
 
 

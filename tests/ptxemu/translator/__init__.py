@@ -1,1 +1,0 @@
-"""PTX to C++: each kernel becomes a function that one fiber runs for one PTX thread (docs/emulator.md)."""

@@ -20,7 +20,7 @@
 #include "backend/sm120/config.h"
 #include "core/config.h"
 #include "core/random.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 #if __has_include("backend/sm100/config.h")
 #include "backend/sm100/config.h"
 #define NVFP4_MOE_HAS_SM100

@@ -19,13 +19,14 @@ CONTRACT = [
     "backend/layer_steps.h",
     "backend/wire_record.h",
 ]
-CHECKPOINT = ["core/", "safetensors/", "gguf/", "checkpoint/"]
+CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]
 # room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
 ALLOWED = {
     "src/core/": ["core/"],
-    "src/safetensors/": ["core/", "safetensors/"],
-    "src/gguf/": ["core/", "safetensors/", "gguf/"],
+    "src/io/": ["core/", "io/"],
+    "src/safetensors/": ["core/", "io/", "safetensors/"],
+    "src/gguf/": ["core/", "io/", "safetensors/", "gguf/"],
     "src/checkpoint/": CHECKPOINT,
     "src/convert/": [*CHECKPOINT, "convert/"],
     "src/judge/": ["core/", "judge/"],
@@ -42,7 +43,7 @@ ALLOWED = {
     "src/verify/": [*MOE, "verify/"],
     "src/c_api/": [*MOE, "c_api/", "nvfp4_moe/"],
     "include/": ["nvfp4_moe/"],
-    "cli/console/": ["core/", "safetensors/json.h", "cli/console/"],
+    "cli/console/": ["core/", "io/json.h", "cli/console/"],
     # target.h: macros alone, for the loops that measure what an instruction set does at most
     "cli/bench/": [*MOE, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
     "cli/": [*MOE, "convert/", "verify/", "cli/", "nvfp4_moe/"],
@@ -62,10 +63,11 @@ OUTSIDE = {
     "python/": r"(cuda|nlohmann)",
     "src/": r"(torch|CLI)",
 }
-OUTSIDE["src/safetensors/"] = r"cuda"
+OUTSIDE["src/io/"] = r"cuda"
 # The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
 OUTSIDE |= {
-    f"src/{room}/": r"(cuda|nlohmann)" for room in ("gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
+    f"src/{room}/": r"(cuda|nlohmann)"
+    for room in ("safetensors", "gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
 }
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 

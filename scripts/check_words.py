@@ -70,10 +70,8 @@ ALLOWED = [
     Allowed("line", "cli/*", r"\w*[Ll]ines?\w*", "a line of text on a terminal"),
     Allowed("line", "src/convert/quantize_checkpoint.cpp", r"\blines?\b", "of JSON lines"),
     Allowed("line", "src/safetensors/file.cpp", r"\blines?\b", "of /proc/self/smaps"),
-    Allowed("line", "src/safetensors/files.*", r"\bbreak a line\b|\bline and paragraph separators\b", "of text"),
-    Allowed(
-        "line", "src/safetensors/json_builder.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"
-    ),
+    Allowed("line", "src/io/files.*", r"\bbreak a line\b|\bline and paragraph separators\b", "of text"),
+    Allowed("line", "src/io/json_builder.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"),
     Allowed("chunk", "src/backend/cpu/*", r"\w*[Cc]hunks?\w*", "64 values along K of a packed panel (docs/layouts.md)"),
     Allowed("choice", "*", r"(?i)\b(named|numeric)[ _]?choices?\b|\bNumericChoices\b", "of the numeric contract"),
     Allowed("choice", "python/nvfp4_moe/sglang/*", r"(?i)\w+_choices\b", "of SGLang's command line"),

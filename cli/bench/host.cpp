@@ -15,7 +15,7 @@
 #include <string_view>
 #include <thread>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe::cli {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe::cli {
 

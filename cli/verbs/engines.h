@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/status.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe::cli {
 

@@ -4,8 +4,8 @@
 
 #include <filesystem>
 
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/output_file.h"
 
 namespace nvfp4_moe::cli {
 

@@ -1,10 +1,10 @@
 // The C interface: checkpoints, and layers opened from them.
 
 #include "c_api/layer.h"
+#include "io/json.h"
 #include "moe/activation_choice.h"
 #include "moe/config_json.h"
 #include "moe/packed_cache.h"
-#include "safetensors/json.h"
 
 using nvfp4_moe::Json;
 using nvfp4_moe::Status;

@@ -2,10 +2,10 @@
 #include "c_api/layer.h"
 
 #include "backend/layer_steps.h"
+#include "io/json.h"
+#include "io/output_file.h"
 #include "moe/batch_check.h"
 #include "moe/repro.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
 
 namespace nvfp4_moe::c_api {
 

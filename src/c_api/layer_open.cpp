@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "c_api/layer.h"
+#include "io/json.h"
 #include "moe/batch_check.h"
 #include "moe/registry.h"
-#include "safetensors/json.h"
 
 namespace nvfp4_moe::c_api {
 

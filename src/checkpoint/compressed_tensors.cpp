@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/quant_fields.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

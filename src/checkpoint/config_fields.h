@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "core/status.h"
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 

@@ -6,7 +6,7 @@
 
 #include "checkpoint/quant_config.h"
 #include "core/activation_precision.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

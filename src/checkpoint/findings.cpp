@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 

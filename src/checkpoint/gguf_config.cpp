@@ -7,7 +7,7 @@
 
 #include "checkpoint/model_config.h"
 #include "core/printable.h"
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

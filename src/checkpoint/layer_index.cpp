@@ -14,7 +14,7 @@
 #include "checkpoint/other_tensors.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/row_order.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -16,8 +16,8 @@
 #include "checkpoint/model_types.h"
 #include "checkpoint/names.h"
 #include "checkpoint/quant_config.h"
-#include "safetensors/files.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

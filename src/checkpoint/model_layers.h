@@ -7,7 +7,7 @@
 
 #include "checkpoint/model_types.h"
 #include "core/status.h"
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 

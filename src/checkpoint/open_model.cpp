@@ -8,7 +8,7 @@
 #include "checkpoint/gguf_config.h"
 #include "checkpoint/model_config.h"
 #include "gguf/gguf.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

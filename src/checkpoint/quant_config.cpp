@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "checkpoint/quant_fields.h"
-#include "safetensors/files.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

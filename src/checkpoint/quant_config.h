@@ -12,7 +12,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/module_rules.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -9,7 +9,7 @@
 #include "checkpoint/module_rules.h"
 #include "checkpoint/quant_config.h"
 #include "core/status.h"
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 

@@ -8,7 +8,7 @@
 
 #include "gguf/gguf.h"
 #include "gguf/imatrix.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 #include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {

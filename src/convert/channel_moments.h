@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "safetensors/content_hash.h"
+#include "io/content_hash.h"
 #include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe {

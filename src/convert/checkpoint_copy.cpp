@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/output_file.h"
 
 namespace nvfp4_moe {
 

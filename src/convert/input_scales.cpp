@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "safetensors/files.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -18,9 +18,9 @@
 #include "convert/output_plan.h"
 #include "convert/quantize_config.h"
 #include "convert/unfinished_output.h"
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output_file.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {

@@ -1,6 +1,6 @@
 #include "convert/quantize_config.h"
 
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe {
 namespace {

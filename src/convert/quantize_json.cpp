@@ -1,7 +1,7 @@
 // QuantizeResult as JSON: one object, a schema number, units in the names; an infinite SQNR is null.
 
 #include "convert/quantize_checkpoint.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -21,7 +21,7 @@
 #include "convert/output_plan.h"
 #include "convert/quantize_checkpoint.h"
 #include "core/status.h"
-#include "safetensors/content_hash.h"
+#include "io/content_hash.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "convert/quantize_plan.h"
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

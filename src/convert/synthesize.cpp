@@ -15,9 +15,9 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output_file.h"
 #include "safetensors/sharded_writer.h"
 
 namespace nvfp4_moe {

@@ -10,8 +10,8 @@
 #include <filesystem>
 
 #include "convert/checkpoint_copy.h"
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/output_file.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -11,9 +11,9 @@
 #include "checkpoint/names.h"
 #include "convert/checkpoint_copy.h"
 #include "convert/quantize_checkpoint.h"
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output_file.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "gguf/gguf.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 #include "safetensors/shape.h"
 
 namespace nvfp4_moe {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <set>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

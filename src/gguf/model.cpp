@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "gguf/gguf.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

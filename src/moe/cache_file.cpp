@@ -11,8 +11,8 @@
 #include <cstddef>
 #include <cstring>
 
+#include "io/files.h"
 #include "moe/cache_parts.h"
-#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 namespace {

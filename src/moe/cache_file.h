@@ -20,8 +20,8 @@
 #include "core/buffer.h"
 #include "core/executor.h"
 #include "core/status.h"
+#include "io/content_hash.h"
 #include "moe/cache_folder.h"
-#include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
 

@@ -13,8 +13,8 @@
 #include <filesystem>
 #include <set>
 
+#include "io/files.h"
 #include "moe/config_json.h"
-#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -13,8 +13,8 @@
 
 #include <string>
 
+#include "io/content_hash.h"
 #include "moe/layer.h"
-#include "safetensors/content_hash.h"
 
 namespace nvfp4_moe {
 

@@ -11,9 +11,9 @@
 #include <ctime>
 #include <utility>
 
-#include "safetensors/content_hash.h"
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/content_hash.h"
+#include "io/files.h"
+#include "io/output_file.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <charconv>
 
-#include "safetensors/json.h"
-#include "safetensors/json_strict.h"
+#include "io/json.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "core/config.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe {
 

@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 
+#include "io/json.h"
 #include "moe/config_json.h"
 #include "moe/device_dispatch.h"
 #include "moe/device_reduce.h"
@@ -14,7 +15,6 @@
 #include "moe/peer_dispatch.h"
 #include "moe/registry.h"
 #include "moe/weights_id.h"
-#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {

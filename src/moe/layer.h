@@ -63,7 +63,7 @@ Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales
 
 struct LayerDebug;
 
-class Json;  // safetensors/json.h
+class Json;  // io/json.h
 
 // Under fp8, over all matrices of a layer: their shifts, and how many of the weights E4M3 does not hold exactly.
 struct Fp8LayerWeights {

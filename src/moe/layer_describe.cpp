@@ -3,12 +3,12 @@
 #include <algorithm>
 
 #include "backend/layer_steps.h"
+#include "io/json.h"
 #include "moe/activation_choice.h"
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
-#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 

@@ -4,12 +4,12 @@
 #include <limits>
 
 #include "core/quantize.h"
+#include "io/json.h"
 #include "moe/batch_check.h"
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 #include "moe/workspace_claim.h"
-#include "safetensors/json.h"
 
 namespace nvfp4_moe {
 namespace {

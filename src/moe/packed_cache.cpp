@@ -4,13 +4,13 @@
 
 #include <cerrno>
 
+#include "io/files.h"
 #include "moe/activation_choice.h"
 #include "moe/cache_file.h"
 #include "moe/cache_folder.h"
 #include "moe/cache_key.h"
 #include "moe/cache_parts.h"
 #include "moe/registry.h"
-#include "safetensors/files.h"
 
 namespace nvfp4_moe {
 

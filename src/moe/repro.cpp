@@ -4,10 +4,10 @@
 #include <cstring>
 #include <map>
 
+#include "io/json.h"
 #include "moe/config_json.h"
 #include "moe/placed_batch.h"
 #include "moe/registry.h"
-#include "safetensors/json.h"
 #include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "backend/backend.h"
-#include "safetensors/content_hash.h"
+#include "io/content_hash.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "safetensors/files.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json_strict.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 

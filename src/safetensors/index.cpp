@@ -13,8 +13,8 @@
 #include <optional>
 #include <set>
 
-#include "safetensors/files.h"
-#include "safetensors/json_strict.h"
+#include "io/files.h"
+#include "io/json_strict.h"
 #include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {

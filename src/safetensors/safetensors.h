@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "core/status.h"
-#include "safetensors/content_hash.h"
-#include "safetensors/output_file.h"
+#include "io/content_hash.h"
+#include "io/output_file.h"
 #include "safetensors/tensor_file.h"
 
 namespace nvfp4_moe {

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <optional>
 
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output_file.h"
 #include "safetensors/plan.h"
 
 namespace nvfp4_moe {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "safetensors/content_hash.h"
+#include "io/content_hash.h"
 #include "safetensors/safetensors.h"
 
 namespace nvfp4_moe {

@@ -10,8 +10,8 @@
 #include <cerrno>
 #include <utility>
 
-#include "safetensors/files.h"
-#include "safetensors/open_file.h"
+#include "io/files.h"
+#include "io/open_file.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <set>
 
-#include "safetensors/files.h"
-#include "safetensors/json.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/json.h"
+#include "io/output_file.h"
 #include "safetensors/plan.h"
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/float_formats.h"
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

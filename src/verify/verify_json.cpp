@@ -1,7 +1,7 @@
 // VerifyReport and Calibration as JSON: one object, a schema number, units in the names. A number that is infinite (an
 // SQNR where nothing was lost) is null.
 
-#include "safetensors/json.h"
+#include "io/json.h"
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 

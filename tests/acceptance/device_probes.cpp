@@ -14,9 +14,9 @@
 
 #include "acceptance/seen_kernels.h"
 #include "core/float_formats.h"
+#include "io/json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
-#include "safetensors/json.h"
 #include "support/case_run.h"
 
 namespace nvfp4_moe {

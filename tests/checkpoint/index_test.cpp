@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/checkpoint.h"
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 #include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"

@@ -1,13 +1,13 @@
 // Strict JSON, and text that is safe to print.
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/files.h"
+#include "io/output_file.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

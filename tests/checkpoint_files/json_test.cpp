@@ -1,5 +1,5 @@
 // Json: the text that nlohmann::ordered_json writes, from the same expressions and from the same text.
-#include "safetensors/json.h"
+#include "io/json.h"
 
 #include <cmath>
 #include <limits>

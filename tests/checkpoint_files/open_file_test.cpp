@@ -1,14 +1,14 @@
 // What each reader of files says of a name under which no regular file lies.
-#include "safetensors/open_file.h"
+#include "io/open_file.h"
 
 #include <sys/stat.h>
 
 #include <fstream>
 #include <functional>
 
-#include "safetensors/content_hash.h"
-#include "safetensors/files.h"
-#include "safetensors/output_file.h"
+#include "io/content_hash.h"
+#include "io/files.h"
+#include "io/output_file.h"
 #include "safetensors/safetensors.h"
 #include "support/support.h"
 

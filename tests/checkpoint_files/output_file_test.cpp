@@ -1,5 +1,5 @@
 // OutputFile: whole files or none, and nothing replaced but regular files.
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 #include <fstream>
 #include <functional>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 #include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/support.h"

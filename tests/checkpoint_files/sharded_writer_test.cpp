@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 #include "support/read_tensor.h"
 #include "support/support.h"
 

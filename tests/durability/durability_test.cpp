@@ -5,7 +5,7 @@
 
 #include "durability/crash_images.h"
 #include "durability/small_model.h"
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 #include "safetensors/safetensors.h"
 #include "support/attack.h"
 

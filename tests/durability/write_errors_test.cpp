@@ -3,7 +3,7 @@
 
 #include "durability/recorded_calls.h"
 #include "durability/small_model.h"
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 #include "support/attack.h"
 
 namespace nvfp4_moe {

@@ -6,7 +6,7 @@
 #include "checkpoint/model_config.h"
 #include "checkpoint/quant_config.h"
 #include "fuzz/require.h"
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 using namespace nvfp4_moe;
 

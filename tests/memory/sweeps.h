@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "core/executor.h"
+#include "io/files.h"
 #include "memory/operations.h"
-#include "safetensors/files.h"
 #include "support/attack.h"
 
 namespace nvfp4_moe::test {

@@ -16,8 +16,8 @@
 #include <filesystem>
 #include <random>
 
+#include "io/output_file.h"
 #include "moe/cache_parts.h"
-#include "safetensors/output_file.h"
 #include "support/attack.h"
 #include "support/support.h"
 

@@ -1,4 +1,4 @@
-#include "safetensors/json_builder.h"
+#include "io/json_builder.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <cctype>
 #include <limits>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 namespace {

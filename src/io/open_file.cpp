@@ -1,5 +1,5 @@
 // Regular files alone are opened for reading; see open_file.h.
-#include "safetensors/open_file.h"
+#include "io/open_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-#include "safetensors/files.h"
+#include "io/files.h"
 
 namespace nvfp4_moe {
 

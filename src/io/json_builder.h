@@ -1,6 +1,6 @@
 // What nlohmann's SAX parser calls: builds a Json and stops at the first thing it refuses.
 //
-// Private to src/safetensors.
+// Private to src/io.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "safetensors/json.h"
-#include "safetensors/json_strict.h"
+#include "io/json.h"
+#include "io/json_strict.h"
 
 namespace nvfp4_moe {
 

@@ -1,5 +1,5 @@
 // Reading whole text files; see files.h.
-#include "safetensors/files.h"
+#include "io/files.h"
 
 #include <dirent.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <memory>
 #include <system_error>
 
-#include "safetensors/open_file.h"
+#include "io/open_file.h"
 
 namespace nvfp4_moe {
 bool is_git_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }

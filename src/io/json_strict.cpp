@@ -1,5 +1,5 @@
 // Strict JSON: nlohmann's SAX parser over a JsonBuilder that refuses more than the grammar does; see json_strict.h.
-#include "safetensors/json_strict.h"
+#include "io/json_strict.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <iterator>
 #include <limits>
 
-#include "safetensors/files.h"
-#include "safetensors/json_builder.h"
+#include "io/files.h"
+#include "io/json_builder.h"
 
 namespace nvfp4_moe {
 namespace {

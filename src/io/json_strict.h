@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "core/status.h"
-#include "safetensors/json.h"
+#include "io/json.h"
 
 namespace nvfp4_moe {
 

@@ -1,4 +1,4 @@
-#include "safetensors/content_hash.h"
+#include "io/content_hash.h"
 
 #define XXH_INLINE_ALL
 #include <fcntl.h>
@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <vector>
 
-#include "safetensors/files.h"
-#include "safetensors/open_file.h"
+#include "io/files.h"
+#include "io/open_file.h"
 
 namespace nvfp4_moe {
 

@@ -1,5 +1,5 @@
 // Temporary file, sync, rename, sync of the folder; see output_file.h.
-#include "safetensors/output_file.h"
+#include "io/output_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,8 +13,8 @@
 #include <new>
 #include <vector>
 
-#include "safetensors/files.h"
-#include "safetensors/open_file.h"
+#include "io/files.h"
+#include "io/open_file.h"
 
 namespace nvfp4_moe {
 namespace {

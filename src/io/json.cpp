@@ -1,13 +1,13 @@
 // See json.h. Arrays and objects nest to a bounded depth only: 256 levels where text is read, few where code builds
 // them; so destruction and writing recurse.
-#include "safetensors/json.h"
+#include "io/json.h"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "safetensors/json_builder.h"
+#include "io/json_builder.h"
 
 namespace nvfp4_moe {
 namespace {

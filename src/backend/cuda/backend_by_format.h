@@ -4,7 +4,7 @@
 #pragma once
 
 #include "backend/cuda/layer.h"
-#include "backend/cuda/steps/pack.h"
+#include "backend/cuda/pack/pack.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {

@@ -1,7 +1,7 @@
 #include "backend/cuda/layer.h"
 
 #include "backend/cuda/device/device.h"
-#include "backend/cuda/steps/router.h"
+#include "backend/cuda/router/router.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {

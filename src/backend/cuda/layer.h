@@ -4,8 +4,8 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "backend/cuda/pack/pack.h"
 #include "backend/cuda/run_plan.h"
-#include "backend/cuda/steps/pack.h"
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cuda {

@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
-#include "backend/cuda/steps/pack_rows.cuh"
+#include "backend/cuda/pack/pack_rows.cuh"
 #include "backend/sm100/pack.h"
 #include "backend/sm100/weight_tile.h"
 

@@ -1,7 +1,7 @@
 // Tiles for block-scaled FP4 products as the shared packer fills them.
 #pragma once
 
-#include "backend/cuda/steps/pack.h"
+#include "backend/cuda/pack/pack.h"
 
 namespace nvfp4_moe::sm120 {
 

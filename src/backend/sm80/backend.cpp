@@ -5,10 +5,10 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/layer.h"
+#include "backend/cuda/pack/pack.h"
 #include "backend/cuda/plain/architecture.h"
+#include "backend/cuda/router/router.h"
 #include "backend/cuda/steps/format.h"
-#include "backend/cuda/steps/pack.h"
-#include "backend/cuda/steps/router.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe {

@@ -6,7 +6,7 @@
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
-#include "backend/cuda/steps/pack_rows.cuh"
+#include "backend/cuda/pack/pack_rows.cuh"
 #include "backend/sm90/fp8_tile.h"
 #include "backend/sm90/pack.h"
 

@@ -1,7 +1,7 @@
 // Packing into the tiles of fp8_tile.h.
 #pragma once
 
-#include "backend/cuda/steps/pack.h"
+#include "backend/cuda/pack/pack.h"
 
 namespace nvfp4_moe::sm90 {
 

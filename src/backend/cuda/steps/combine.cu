@@ -13,9 +13,9 @@
 #include <type_traits>
 
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/awaited_rows.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
-#include "backend/cuda/steps/awaited_rows.cuh"
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/steps.h"
 

@@ -16,11 +16,11 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/layer.h"
+#include "backend/cuda/pack/fp8_pack.h"
+#include "backend/cuda/pack/pack.h"
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/fp8_pack.h"
-#include "backend/cuda/steps/pack.h"
 #include "backend/cuda/steps/steps.h"
 
 namespace nvfp4_moe::cuda {

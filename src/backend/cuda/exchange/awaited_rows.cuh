@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "backend/cuda/steps/peers.cuh"
-#include "backend/cuda/steps/records.cuh"
+#include "backend/cuda/exchange/peers.cuh"
+#include "backend/cuda/exchange/records.cuh"
 #include "backend/layer_steps.h"
 
 namespace nvfp4_moe::cuda {

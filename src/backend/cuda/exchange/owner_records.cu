@@ -7,13 +7,13 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/awaited_rows.cuh"
+#include "backend/cuda/exchange/peers.cuh"
+#include "backend/cuda/exchange/records.cuh"
+#include "backend/cuda/exchange/records.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/steps/awaited_rows.cuh"
-#include "backend/cuda/steps/peers.cuh"
 #include "backend/cuda/steps/quantize.cuh"
-#include "backend/cuda/steps/records.cuh"
-#include "backend/cuda/steps/records.h"
 #include "backend/cuda/steps/route.cuh"
 
 namespace nvfp4_moe::cuda {

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/pack/fp8_pack.h"
 #include "backend/cuda/packed_tile.h"
-#include "backend/cuda/steps/fp8_pack.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // Memory that several ranks' devices reach, and the table of their kernels.
-#include "backend/cuda/steps/peers.h"
+#include "backend/cuda/exchange/peers.h"
 
 #include <cuda_runtime_api.h>
 

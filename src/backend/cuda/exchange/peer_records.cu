@@ -11,12 +11,12 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/awaited_rows.cuh"
+#include "backend/cuda/exchange/peer_records.cuh"
+#include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
-#include "backend/cuda/steps/awaited_rows.cuh"
-#include "backend/cuda/steps/peer_records.cuh"
-#include "backend/cuda/steps/peers.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -11,11 +11,11 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/peer_records.cuh"
+#include "backend/cuda/exchange/peers.h"
+#include "backend/cuda/exchange/slots.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/steps/peer_records.cuh"
-#include "backend/cuda/steps/peers.h"
 #include "backend/cuda/steps/quantize.cuh"
-#include "backend/cuda/steps/slots.cuh"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -12,12 +12,12 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/peers.cuh"
+#include "backend/cuda/exchange/peers.h"
+#include "backend/cuda/exchange/records.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/peers.cuh"
-#include "backend/cuda/steps/peers.h"
-#include "backend/cuda/steps/records.cuh"
 #include "core/shard.h"
 
 namespace nvfp4_moe::cuda {

@@ -7,7 +7,7 @@
 namespace nvfp4_moe::cuda {
 
 template <class Byte>
-struct DeviceRows;  // steps/pack_rows.cuh
+struct DeviceRows;  // pack/pack_rows.cuh
 
 // The order that a layer's tiles keep codes and scales in, by the kernels that write and read it; a tile has kTileBytes
 // whatever the order. vecs: of 16 bytes of codes, a thread each. Both only enqueue.

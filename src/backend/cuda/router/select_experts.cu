@@ -7,8 +7,8 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
-#include "backend/cuda/steps/router.h"
-#include "backend/cuda/steps/select_experts.cuh"
+#include "backend/cuda/router/router.h"
+#include "backend/cuda/router/select_experts.cuh"
 
 namespace nvfp4_moe::cuda {
 namespace {

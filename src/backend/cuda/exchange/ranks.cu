@@ -10,11 +10,11 @@
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
+#include "backend/cuda/exchange/slots.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/system.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/slots.cuh"
 #include "backend/device_ranks.h"
 
 namespace nvfp4_moe::cuda {

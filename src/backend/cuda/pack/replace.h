@@ -1,4 +1,4 @@
-// The part of packing (steps/pack.cu) that replacing an expert needs.
+// The part of packing (pack/pack.cu) that replacing an expert needs.
 #pragma once
 
 #include "backend/backend.h"

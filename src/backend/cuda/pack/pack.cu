@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/pack/fp8_pack.h"
+#include "backend/cuda/pack/pack.h"
+#include "backend/cuda/pack/pack_rows.cuh"
+#include "backend/cuda/pack/replace.h"
+#include "backend/cuda/pack/source_check.h"
 #include "backend/cuda/packed_layout.h"
-#include "backend/cuda/steps/fp8_pack.h"
-#include "backend/cuda/steps/pack.h"
-#include "backend/cuda/steps/pack_rows.cuh"
-#include "backend/cuda/steps/replace.h"
-#include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -10,8 +10,8 @@
 #include <tuple>
 
 #include "backend/cuda/device/device.h"
+#include "backend/cuda/pack/source_check.h"
 #include "backend/cuda/packed_tile.h"
-#include "backend/cuda/steps/source_check.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -9,8 +9,8 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
+#include "backend/cuda/router/router.h"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/cuda/steps/router.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

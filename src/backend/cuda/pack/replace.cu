@@ -12,8 +12,8 @@
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/outside_captures.h"
+#include "backend/cuda/pack/replace.h"
 #include "backend/cuda/packed_layout.h"
-#include "backend/cuda/steps/replace.h"
 #include "backend/device_replacement.h"
 #include "core/fork.h"
 

@@ -8,16 +8,11 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CONTRACT = [
     "backend/backend.h",
-    "backend/device_formats.h",
-    "backend/device_ranks.h",
-    "backend/device_records.h",
-    "backend/device_replacement.h",
+    "backend/device_exchange.h",
+    "backend/device_functions.h",
     "backend/device_peers.h",
-    "backend/device_router.h",
-    "backend/device_topology.h",
-    "backend/packed_biases.h",
+    "backend/device_replacement.h",
     "backend/layer_steps.h",
-    "backend/wire_record.h",
 ]
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
 MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]

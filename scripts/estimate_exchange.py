@@ -85,7 +85,7 @@ def all_reduce_us(size, ranks):
 
 
 def record_bytes(model):
-    """A token in NVFP4 on the wire, as src/backend/wire_record.h lays it out."""
+    """A token in NVFP4 on the wire, as src/backend/device_exchange.h lays it out."""
     activations = model["hidden"] // 2 + model["hidden"] // 16 + 4 + 1
     return -(-(-(-activations // 4) * 4 + 8 * model["top_k"] + 4) // 16) * 16
 

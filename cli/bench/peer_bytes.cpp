@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "backend/wire_record.h"
+#include "backend/device_exchange.h"
 #include "moe/peer_reduce.h"
 
 namespace nvfp4_moe::cli {

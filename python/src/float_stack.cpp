@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "backend/device_formats.h"
+#include "backend/device_functions.h"
 #include "checkpoint/float_source.h"
 #include "moe/registry.h"
 

@@ -1,5 +1,5 @@
 // What ranks do on devices that write into each other's memory: the steps of all_reduce and all_to_all that a library's
-// calls would do else (device_ranks.h, device_records.h).
+// calls would do else (device_exchange.h).
 //
 // Each function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow
 // each other on its device, in the same order on all ranks.
@@ -19,12 +19,23 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "backend/device_ranks.h"
-#include "backend/device_records.h"
+#include "backend/device_exchange.h"
 #include "core/peer_memory.h"
+#include "core/status.h"
 
 namespace nvfp4_moe {
+
+// Where a GPU is in its host, and which others it reaches: queried before ranks share memory, and named by a refusal.
+struct DeviceTopology {
+  // "0000:3B:00.0": the same in all processes of a host, whichever devices they see and in whichever order.
+  Result<std::string> (*pci_address)(int device);
+  // Whether device's kernels reach the memory of the one at that address.
+  Result<PeerReach> (*reach)(int device, const std::string& pci_address);
+};
+
+extern const DeviceTopology kCudaTopology;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
 
 // Tokens at home -> a record in the region of each rank, at [home][token]. A rank without any of the token's experts gets slots of
 // -1 alone.

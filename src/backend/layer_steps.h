@@ -51,7 +51,7 @@ LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, in
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
 struct RunPlan;      // of device backends (backend/cuda/run_plan.h): what one run does
-struct AwaitedRows;  // of all_to_all on devices (backend/device_records.h)
+struct AwaitedRows;  // of all_to_all on devices (backend/device_exchange.h)
 
 struct StepContext {
   const PackedWeights& weights;

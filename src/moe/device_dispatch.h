@@ -18,7 +18,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/device_records.h"
+#include "backend/device_exchange.h"
 #include "backend/layer_steps.h"
 #include "exchange/exchange.h"
 #include "moe/device_all_to_all.h"

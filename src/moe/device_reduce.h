@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/device_ranks.h"
+#include "backend/device_exchange.h"
 #include "exchange/exchange.h"
 #include "moe/device_slots.h"
 #include "moe/layer.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/device_ranks.h"
+#include "backend/device_exchange.h"
 #include "exchange/placement.h"
 #include "moe/layer.h"
 

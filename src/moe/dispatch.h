@@ -13,8 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "backend/device_exchange.h"
 #include "backend/layer_steps.h"
-#include "backend/wire_record.h"
 #include "exchange/exchange.h"
 #include "exchange/placement.h"
 #include "moe/layer.h"

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "backend/device_records.h"
+#include "backend/device_exchange.h"
 #include "backend/layer_steps.h"
 #include "core/arena.h"
 #include "moe/layer.h"

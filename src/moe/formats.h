@@ -1,6 +1,6 @@
 // The format functions (docs/format.md) on a caller's arrays, on the host or in a device's memory: the one front that C
 // and Python call. Arguments are checked here, once and with one set of messages; then core's functions do the work, or
-// the device's (backend/device_formats.h), which give the same bits.
+// the device's (backend/device_functions.h), which give the same bits.
 //
 // On the host the work is done when a function returns. On a device it is enqueued in the place's stream: nothing is
 // allocated, waited for or read back, so that a graph can hold it. So only a host refuses the numbers in an array, and
@@ -15,7 +15,7 @@
 #include <optional>
 #include <utility>
 
-#include "backend/device_formats.h"
+#include "backend/device_functions.h"
 #include "core/config.h"
 #include "core/dtype.h"
 #include "core/quantize.h"

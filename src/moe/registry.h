@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/device_formats.h"
+#include "backend/device_exchange.h"
+#include "backend/device_functions.h"
 #include "backend/device_peers.h"
-#include "backend/device_ranks.h"
-#include "backend/device_records.h"
 #include "backend/device_replacement.h"
-#include "backend/device_router.h"
-#include "backend/device_topology.h"
 #include "moe/env.h"
 
 namespace nvfp4_moe {

@@ -7,7 +7,7 @@
 
 #include <array>
 
-#include "backend/device_router.h"
+#include "backend/device_functions.h"
 #include "core/router.h"
 #include "core/router_gemm.h"
 #include "core/status.h"

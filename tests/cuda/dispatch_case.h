@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/wire_record.h"
+#include "backend/device_exchange.h"
 #include "cuda/graph.h"
 #include "cuda/ranks_case.h"
 #include "support/case_run.h"

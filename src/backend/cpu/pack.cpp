@@ -1,8 +1,8 @@
 #include "backend/cpu/pack.h"
 
+#include "backend/backend.h"
 #include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
-#include "backend/packed_biases.h"
 
 namespace nvfp4_moe::cpu {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <string>
 
-#include "backend/packed_biases.h"
+#include "backend/backend.h"
 #include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 

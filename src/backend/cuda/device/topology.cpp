@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/device/check.h"
-#include "backend/device_topology.h"
+#include "backend/device_peers.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

@@ -1,4 +1,4 @@
-// Rows of other ranks that combine waits for (backend/device_records.h), and counts of an owner that its home takes over.
+// Rows of other ranks that combine waits for (backend/device_exchange.h), and counts of an owner that its home takes over.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Records to what the owner's gemm1 reads, and its rows to where the records ask for them (backend/device_records.h).
+// Records to what the owner's gemm1 reads, and its rows to where the records ask for them (backend/device_exchange.h).
 //
 // A CTA has a record. Codes and block scales become the operand that quantize would have made of the token; slots of other
 // ranks and rows beyond their message are found here. Of few records one more CTA reads all slots, and routes them meanwhile.

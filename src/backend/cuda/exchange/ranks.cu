@@ -15,7 +15,7 @@
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/ptx/system.cuh"
 #include "backend/cuda/steps/formats.cuh"
-#include "backend/device_ranks.h"
+#include "backend/device_exchange.h"
 
 namespace nvfp4_moe::cuda {
 namespace {

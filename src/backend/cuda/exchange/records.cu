@@ -1,4 +1,4 @@
-// Tokens to records at their home (backend/device_records.h).
+// Tokens to records at their home (backend/device_exchange.h).
 //
 //   count, scan   a CTA a rank counts its tokens and slots, then scans them: which record, which rows
 //   pack          a CTA a record: activations, slots and weights as they go over the wire

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/steps/thread_group.cuh"
-#include "backend/device_records.h"
+#include "backend/device_exchange.h"
 
 namespace nvfp4_moe::cuda {
 

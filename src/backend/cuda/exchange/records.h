@@ -1,7 +1,7 @@
 // The owner's functions of DeviceRecords.
 #pragma once
 
-#include "backend/device_records.h"
+#include "backend/device_exchange.h"
 
 namespace nvfp4_moe::cuda {
 

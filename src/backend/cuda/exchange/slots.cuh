@@ -1,11 +1,11 @@
-// An id to one of its expert's slots (backend/device_ranks.h).
+// An id to one of its expert's slots (backend/device_exchange.h).
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "backend/device_ranks.h"
+#include "backend/device_exchange.h"
 
 namespace nvfp4_moe::cuda {
 

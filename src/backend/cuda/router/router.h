@@ -1,7 +1,7 @@
-// A router on a CUDA device (backend/device_router.h).
+// A router on a CUDA device (backend/device_functions.h).
 #pragma once
 
-#include "backend/device_router.h"
+#include "backend/device_functions.h"
 
 namespace nvfp4_moe::cuda {
 

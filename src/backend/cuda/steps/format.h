@@ -1,7 +1,7 @@
-// The format functions on a CUDA device (backend/device_formats.h).
+// The format functions on a CUDA device (backend/device_functions.h).
 #pragma once
 
-#include "backend/device_formats.h"
+#include "backend/device_functions.h"
 
 namespace nvfp4_moe::cuda {
 

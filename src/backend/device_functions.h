@@ -1,14 +1,16 @@
-// The format functions (docs/format.md) on arrays in a device's memory, bit for bit the host's (core/quantize.h,
-// core/dequantize.h, core/activation.h, core/scale_layout.h).
+// Functions of the library on arrays in a device's memory, bit for bit the host's: the formats (docs/format.md;
+// core/quantize.h, core/dequantize.h, core/activation.h, core/scale_layout.h) and a router (core/router_gemm.h, core/router.h).
 //
-// Each enqueues its kernels in `stream` and returns: it allocates nothing, waits for nothing, and can be captured. So
-// nothing is refused for the numbers in an array; where a host function refuses them, a scale is NaN here.
+// Each enqueues its kernels in `stream` and returns: it allocates nothing, does not synchronize, and can be captured. So no
+// function refuses the numbers in an array; if a host function refuses them, a scale is NaN here.
 #pragma once
 
 #include <cstdint>
 
 #include "core/activation.h"
 #include "core/dtype.h"
+#include "core/router.h"
+#include "core/router_gemm.h"
 #include "core/status.h"
 
 namespace nvfp4_moe {
@@ -57,6 +59,13 @@ struct DeviceFormats {
                     uint8_t* swizzled, void* stream);
   Status (*unswizzle)(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t scale_cols,
                       uint8_t* linear, void* stream);
+};
+
+struct DeviceRouter {
+  // Precondition: as router_gemm of the host.
+  Status (*router_gemm)(int device, const RouterGemm& call, void* stream);
+  // Precondition: as select_experts of the host. bad_ids lies on the device too.
+  Status (*select_experts)(int device, const SelectExperts& call, void* stream);
 };
 
 }  // namespace nvfp4_moe

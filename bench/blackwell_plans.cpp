@@ -1,5 +1,5 @@
 // The work of the Blackwell GEMMs as their plan and scheduler deal it out, without a device: one JSON object, for
-// scripts/estimate_blackwell.py.
+// bench/estimate_blackwell.py.
 //
 //   bench_blackwell_plans
 //

@@ -1,6 +1,6 @@
 # What a fault in a parser meets before it is an attack: stack protectors, checked copies, and no writable table of
 # addresses to jump through. For every room that reads files, text or a caller's memory; core and the backends compute
-# and parse nothing. scripts/check_hardening.py reads what the linker made of it.
+# and parse nothing. tools/check/check_hardening.py reads what the linker made of it.
 add_library(nvfp4_moe_hardening INTERFACE)
 if(NOT NVFP4_MOE_SANITIZE)  # the sanitizers check more, and fortified functions hide reads from them
   target_compile_options(nvfp4_moe_hardening INTERFACE

@@ -21,7 +21,7 @@ namespace nvfp4_moe::c_api {
 nvfp4_moe_code fail(Code code, const char* message) noexcept;
 
 // Runs a body that returns Status, and lets nothing through but a code. The whole body of every function of the C
-// interface that returns one (scripts/check_boundaries.py).
+// interface that returns one (tools/check/check_boundaries.py).
 template <class Body>
 nvfp4_moe_code guarded(Body&& body) noexcept {
   try {

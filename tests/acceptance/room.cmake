@@ -1,4 +1,4 @@
-# What a run on a new GPU measures besides the tests (scripts/acceptance.py): no test, it judges nothing.
+# What a run on a new GPU measures besides the tests (tests/acceptance/acceptance.py): no test, it judges nothing.
 if(NOT NVFP4_MOE_WITH_CUDA)
   return()
 endif()

@@ -1,4 +1,4 @@
-// The safetensors package's own file, read and written again; made by scripts/make_safetensors_vectors.py.
+// The safetensors package's own file, read and written again; made by tests/vectors/make_safetensors_vectors.py.
 #include <nlohmann/json.hpp>
 
 #include "safetensors/safetensors.h"

@@ -5,7 +5,7 @@ target_link_options(test_cuda PRIVATE LINKER:--wrap=cudaMalloc,--wrap=cudaFree,-
 add_dependencies(test_cuda fake_nccl)  # ranks_test.cpp; exchange/room.cmake makes it
 target_compile_definitions(test_cuda PRIVATE NVFP4_MOE_FAKE_NCCL="${PROJECT_BINARY_DIR}/tests/fake_nccl/libfake_nccl")
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
-add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_ptxas.py
+add_test(NAME cuda/ptxas COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/check/check_ptxas.py
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_cuda_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm80_objects.dir
                                  ${PROJECT_BINARY_DIR}/src/CMakeFiles/nvfp4_moe_sm90_objects.dir

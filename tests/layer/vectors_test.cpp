@@ -1,4 +1,4 @@
-// The committed layers that torch computed (scripts/make_layer_vectors.py): the reference gives them bit for bit, every
+// The committed layers that torch computed (tests/vectors/make_layer_vectors.py): the reference gives them bit for bit, every
 // other host backend within the limits of a whole layer.
 #include <gtest/gtest.h>
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))  # the tests run the scripts that make the committed vectors
+for folder in ("tools", "tools/check", "tools/release", "tests/vectors", "tests/acceptance", "bench"):
+    sys.path.insert(0, str(ROOT / folder))  # what the tests run and try besides the library
 sys.path.append(str(ROOT))  # bench.moe_bench
 
 import attack_summary  # noqa: E402

@@ -1,4 +1,4 @@
-"""scripts/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
+"""tests/acceptance/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
 the tools' form (ctest, bench), and whole runs with stand-ins for the tools.
 
 Long because it plays every tool that a step runs.
@@ -234,10 +234,11 @@ def kit(tmp_path):
     """Call: kit(options..., VARIABLE=value) -> (exit code, what it said, the report); kit.ran is what the tools were called with."""
     tree = tmp_path / "tree"
     (tree / "src/backend/sm120").mkdir(parents=True)
-    (tree / "scripts").mkdir()
-    for script in ROOT.glob("scripts/acceptance*.py"):
-        shutil.copy(script, tree / "scripts")
-    (tree / "scripts/check_ptxas.py").write_text(
+    (tree / "tests/acceptance").mkdir(parents=True)
+    for script in ROOT.glob("tests/acceptance/acceptance*.py"):
+        shutil.copy(script, tree / "tests/acceptance")
+    (tree / "tools/check").mkdir(parents=True)
+    (tree / "tools/check/check_ptxas.py").write_text(
         "import os, sys\nprint('gemm: registers 68 of', sys.argv[1])\nsys.exit(int(os.environ.get('SPILLS', 0)))\n"
     )
     (tree / "bench/results").mkdir(parents=True)
@@ -260,7 +261,7 @@ def kit(tmp_path):
             **variables,
         }
         done = subprocess.run(
-            [sys.executable, tree / "scripts/acceptance.py", *options],
+            [sys.executable, tree / "tests/acceptance/acceptance.py", *options],
             env=environment,
             capture_output=True,
             text=True,
@@ -326,7 +327,7 @@ def test_nothing_runs_on_a_build_that_failed(kit):
 
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(kit):
-    script = kit.tree / "scripts/acceptance.py"
+    script = kit.tree / "tests/acceptance/acceptance.py"
     text = script.read_text()
     assert '"the case table through every step", "steps", 3600' in text
     script.write_text(

@@ -1,4 +1,4 @@
-"""scripts/attack_summary.py: what the attack tests tried, from their JUnit files, and when that is not enough."""
+"""tools/attack_summary.py: what the attack tests tried, from their JUnit files, and when that is not enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-import attack_summary  # conftest puts scripts/ on the path
+import attack_summary  # conftest puts tools/ on the path
 import pytest
 
 KINDS = attack_summary.kinds()

@@ -1,9 +1,9 @@
-"""scripts/check_boundaries.py: a function of the C interface that could throw is named."""
+"""tools/check/check_boundaries.py: a function of the C interface that could throw is named."""
 
 import importlib.util
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_boundaries.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "check" / "check_boundaries.py"
 spec = importlib.util.spec_from_file_location("check_boundaries", SCRIPT)
 check_boundaries = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check_boundaries)

@@ -1,4 +1,4 @@
-"""scripts/check_ptxas.py on trial: reports and objects as nvcc leaves them, and what must fail. Planted kernels of a real
+"""tools/check/check_ptxas.py on trial: reports and objects as nvcc leaves them, and what must fail. Planted kernels of a real
 nvcc are in test_check_ptxas_compiled.py."""
 
 from __future__ import annotations

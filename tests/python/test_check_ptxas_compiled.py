@@ -1,4 +1,4 @@
-"""scripts/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile: for every target a spill, for
+"""tools/check/check_ptxas.py over planted kernels that this machine's nvcc and ptxas compile: for every target a spill, for
 Hopper a serialized wgmma, for Blackwell products of another format, each of which must fail, and their good twins."""
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def check(tmp_path, monkeypatch, capsys):
     def run(listed: str, name: str, text: str, *command: str) -> tuple[int, str]:
         source, out = tmp_path / name, tmp_path / "planted.cu.o"
         source.write_text(text)
-        keep = ROOT / "scripts/keep_compiler_report.sh"
+        keep = ROOT / "tools/check/keep_compiler_report.sh"
         done = subprocess.run(
             ["sh", keep, out, *command, source, "-o", out], capture_output=True, text=True, check=False
         )

@@ -208,11 +208,11 @@ def test_gpu_acceptance_hands_its_options_on(dev):
     code, ran, said = dev("gpu", "--acceptance", "--resume")
     assert (code, ran) == (2, "") and "nvidia-smi lists none" in said
     code, ran, said = dev("gpu", "--acceptance", "--emulate", "12.0")
-    assert (code, ran) == (3, "python3 scripts/acceptance.py --emulate 12.0\n"), said
+    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --emulate 12.0\n"), said
     dev.stand_in("nvidia-smi", LISTS_A_GPU)
     dev.stand_in("c++", "#!/bin/sh\n! grep -q CLI\n")
     code, ran, said = dev("gpu", "--acceptance", "--resume")
-    assert (code, ran) == (3, "python3 scripts/acceptance.py --resume --no-command-line\n"), said
+    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --resume --no-command-line\n"), said
     assert dev("gpu", "--accept")[0] == 2
 
 
@@ -249,12 +249,12 @@ def test_attack_runs_and_records_what_is_marked(tested):
         pytest_call, summary = calls(ran, "python")
         assert f"-m {marker} --junitxml build/attack.pytest.xml" in pytest_call
         assert summary.endswith(
-            f"scripts/attack_summary.py --tier {tier} --record tests/attack.json "
+            f"tools/attack_summary.py --tier {tier} --record tests/attack.json "
             "build/attack.ctest.xml build/attack.pytest.xml"
         )
 
 
-@pytest.mark.parametrize("fails", ["scripts/attack_summary.py", "-m pytest"])
+@pytest.mark.parametrize("fails", ["tools/attack_summary.py", "-m pytest"])
 def test_attack_fails_with_its_tests_or_its_summary(tested, fails):
     code, ran, _ = tested("attack", FAILS=fails)
     assert code == 1

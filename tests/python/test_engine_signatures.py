@@ -165,7 +165,9 @@ def test_an_unknown_kind_is_an_error(engine, tmp_path):
 
 # ---- the committed table
 
-spec = importlib.util.spec_from_file_location("check_engine_signatures", ROOT / "scripts/check_engine_signatures.py")
+spec = importlib.util.spec_from_file_location(
+    "check_engine_signatures", ROOT / "tools/check/check_engine_signatures.py"
+)
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
 RECORD = json.loads(script.RECORD.read_text())
@@ -182,7 +184,7 @@ def test_the_record_is_of_the_adapters_table_and_releases(name):
         pytest.skip(f"no {script.ENGINES[name][0]} in this tree")
     found = RECORD[name]
     assert found["table"] == script.digest(adapter.REQUIRED), (
-        "the adapter's table changed since the wheels were read: run scripts/check_engine_signatures.py " + name
+        "the adapter's table changed since the wheels were read: run tools/check/check_engine_signatures.py " + name
     )
     for version, problems in found["releases"].items():
         assert script.supported(version, adapter.RELEASES) == (not problems), version

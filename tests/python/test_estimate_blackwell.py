@@ -1,4 +1,4 @@
-"""scripts/estimate_blackwell.py and sass_loops.py on trial: loops in listings, clocks of work that is known, and that the
+"""bench/estimate_blackwell.py and sass_loops.py on trial: loops in listings, clocks of work that is known, and that the
 recorded estimate and its page follow from what they name."""
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_plans_of_this_tree_are_those_of_the_record(result):
     plans = json.loads(subprocess.run([program], capture_output=True, check=True).stdout)
     chips = {cell["chip"] for cell in plans["cells"]}
     recorded = [cell for cell in result["plans"]["cells"] if cell["chip"] in chips]
-    assert plans["cells"] == recorded, "run scripts/estimate_blackwell.py again"
+    assert plans["cells"] == recorded, "run bench/estimate_blackwell.py again"
 
 
 def test_machine_code_of_this_tree_is_that_of_the_record(result):

@@ -1,4 +1,4 @@
-"""scripts/estimate_exchange.py on trial: that it gives back what was measured, work that is known, and the page's tables."""
+"""bench/estimate_exchange.py on trial: that it gives back what was measured, work that is known, and the page's tables."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def test_the_page_has_the_tables_of_the_script():
     lines = [text for text in estimate.tables().splitlines() if text.strip()]
     assert len(lines) > 20
     for text in lines:
-        assert text in page, "run scripts/estimate_exchange.py again"
+        assert text in page, "run bench/estimate_exchange.py again"

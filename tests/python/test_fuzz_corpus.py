@@ -1,4 +1,4 @@
-"""The committed seeds of the fuzz targets are what scripts/make_fuzz_corpus.py writes."""
+"""The committed seeds of the fuzz targets are what tests/fuzz/make_fuzz_corpus.py writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def files(under: Path) -> list[Path]:
 
 
 def test_the_committed_seeds_are_what_the_script_writes(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ROOT / "scripts/make_fuzz_corpus.py", tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, ROOT / "tests/fuzz/make_fuzz_corpus.py", tmp_path], check=True, timeout=60)
     committed = ROOT / "tests/fuzz"
     assert files(tmp_path) == files(committed)
     _, differing, missing = filecmp.cmpfiles(tmp_path, committed, files(committed), shallow=False)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import check_hardening  # conftest puts scripts/ on the path
+import check_hardening  # conftest puts tools/check/ on the path
 import nvfp4_moe as nv
 import pytest
 

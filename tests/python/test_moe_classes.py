@@ -30,7 +30,7 @@ def classes():
 
 def test_the_page_is_made_of_the_record():
     text = check.PAGE.read_text()
-    assert check.page(text, RECORD) == text, "run scripts/check_moe_classes.py"
+    assert check.page(text, RECORD) == text, "run tools/check/check_moe_classes.py"
 
 
 def test_the_record_has_every_class(classes):

@@ -1,5 +1,5 @@
 """The oracle of the layer tests on trial: its roundings against torch, ml_dtypes and exact fractions, its layers against
-the committed ones (scripts/make_layer_vectors.py, written apart from it)."""
+the committed ones (tests/vectors/make_layer_vectors.py, written apart from it)."""
 
 from __future__ import annotations
 

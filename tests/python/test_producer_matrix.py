@@ -1,6 +1,6 @@
 """ModelOpt's and llm-compressor's exports of transformers' mixture-of-experts classes: docs/producers.json says what becomes of each
 here, and the second tier exports and judges them anew. llm-compressor needs an environment of its own, whose interpreter is named by
-NVFP4_MOE_LLM_COMPRESSOR (scripts/producer_exports.py)."""
+NVFP4_MOE_LLM_COMPRESSOR (tools/check/producer_exports.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [(producer, name) for producer, found in RECORD.items() for name in foun
 
 def test_the_page_is_made_of_the_record():
     text = classes.PAGE.read_text()
-    assert check.page(text, RECORD) == text, "run scripts/check_producers.py"
+    assert check.page(text, RECORD) == text, "run tools/check/check_producers.py"
 
 
 def test_both_producers_are_there_with_classes_that_load():

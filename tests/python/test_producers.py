@@ -1,5 +1,5 @@
 """Checkpoints written by nvidia-modelopt's and compressed-tensors' own export code load, decode to the producers' own
-values, and verify. The exports run here, from transformers models with random weights (scripts/
+values, and verify. The exports run here, from transformers models with random weights (tests/vectors/
 make_checkpoint_vectors.py); the Qwen3-MoE ones are also committed under tests/vectors, for hosts without the producers.
 """
 

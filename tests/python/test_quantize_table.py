@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs/quantize.md").read_text()
 
 
 def test_the_table_is_the_benchs():
-    spec = importlib.util.spec_from_file_location("table", ROOT / "scripts/quantize_quality_table.py")
+    spec = importlib.util.spec_from_file_location("table", ROOT / "bench/quantize_quality_table.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     table = module.table(BENCH)

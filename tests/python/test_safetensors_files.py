@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors")
-import make_safetensors_vectors  # noqa: E402  (conftest puts scripts/ on the path)
+import make_safetensors_vectors  # noqa: E402  (conftest puts tests/vectors/ on the path)
 from safetensors import SafetensorError, safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 

@@ -1,6 +1,6 @@
 """The package as a user installs it: sdist, wheel, an environment without torch, types.
 
-The fast tier links the build tree's library into the wheel of this Python (scripts/build_wheels.py --library) and
+The fast tier links the build tree's library into the wheel of this Python (tools/release/build_wheels.py --library) and
 compiles the bindings alone; the long tier makes the wheels of the other Pythons that are found, and `pip install` of a
 fresh clone, which compiles everything. Both install from the package index.
 """
@@ -15,7 +15,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-import build_wheels  # conftest puts scripts/ on the path
+import build_wheels  # conftest puts tools/release/ on the path
 import nvfp4_moe as nv
 import pytest
 

@@ -2,7 +2,7 @@
 //
 // ATTACK_TEST, ATTACK_TEST_F and ATTACK_TEST_P stand for TEST, TEST_F and TEST_P with the kind of attack in front. CMake
 // reads these lines and gives the tests the label `attack`. At the end of each such test, skipped ones included,
-// stdout has the line "attacked: KIND COUNT", which scripts/attack_summary.py adds up.
+// stdout has the line "attacked: KIND COUNT", which tools/attack_summary.py adds up.
 #pragma once
 
 #include <gtest/gtest.h>

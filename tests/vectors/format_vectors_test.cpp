@@ -1,4 +1,4 @@
-// The committed vectors (scripts/make_format_vectors.py): what ModelOpt, torchao and compressed-tensors made of inputs
+// The committed vectors (tests/vectors/make_format_vectors.py): what ModelOpt, torchao and compressed-tensors made of inputs
 // that lie at no tie and no guard, so that there is one right answer; and torchao's 128x4 layout.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// The committed checkpoints that nvidia-modelopt and compressed-tensors exported (scripts/make_checkpoint_vectors.py):
+// The committed checkpoints that nvidia-modelopt and compressed-tensors exported (tests/vectors/make_checkpoint_vectors.py):
 // opened, validated and loaded without Python. Both quantize the same weights, so their decoded values lie close.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (scripts/make_checkpoint_vectors.py): they
+// Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (tests/vectors/make_checkpoint_vectors.py): they
 // load, unpack to their own bytes, and run as the reference says.
 #include "support/support.h"
 #include "verify/verify.h"

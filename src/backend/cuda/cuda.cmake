@@ -17,8 +17,11 @@ function(cuda_room name)
   target_compile_options(nvfp4_moe_${name}_objects PRIVATE
     "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false;-Xptxas=-v;-Xcompiler=-Wall,-Wextra;-Wno-deprecated-gpu-targets>")
   set_target_properties(nvfp4_moe_${name}_objects PROPERTIES
-    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
-    RULE_LAUNCH_COMPILE "sh ${PROJECT_SOURCE_DIR}/scripts/keep_compiler_report.sh <OBJECT>")
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF)
+  set(report ${PROJECT_SOURCE_DIR}/tools/check/keep_compiler_report.sh)  # not in the source distribution
+  if(EXISTS ${report})
+    set_target_properties(nvfp4_moe_${name}_objects PROPERTIES RULE_LAUNCH_COMPILE "sh ${report} <OBJECT>")
+  endif()
   if(ROOM_ARCHITECTURES)
     set_target_properties(nvfp4_moe_${name}_objects PROPERTIES CUDA_ARCHITECTURES ${ROOM_ARCHITECTURES})
   endif()

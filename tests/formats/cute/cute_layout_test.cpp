@@ -1,5 +1,5 @@
 // The 128x4 layout against CUTLASS: Sm1xxBlockScaledConfig<16>::tile_atom_to_shape_SFA and _SFB, evaluated on the host.
-// An executable of its own, since only this file pays for compiling CuTe. CUTLASS comes from scripts/fetch_cutlass.sh.
+// An executable of its own, since only this file pays for compiling CuTe. CUTLASS comes from tools/fetch_cutlass.sh.
 #include "core/scale_layout.h"
 #include "support/support.h"
 
@@ -50,7 +50,7 @@ TEST(CuteLayout, ScalesOfAMatchCutlass) {
           BlockScaled::tile_atom_to_shape_SFA(cute::make_shape(shape.rows, 64, shape.scale_cols * 16, experts)), shape,
           experts);
 #else
-  GTEST_SKIP() << "CUTLASS not found: run scripts/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
+  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
 #endif
 }
 
@@ -62,7 +62,7 @@ TEST(CuteLayout, ScalesOfBMatchCutlass) {
           BlockScaled::tile_atom_to_shape_SFB(cute::make_shape(64, shape.rows, shape.scale_cols * 16, experts)), shape,
           experts);
 #else
-  GTEST_SKIP() << "CUTLASS not found: run scripts/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
+  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
 #endif
 }
 
@@ -87,7 +87,7 @@ TEST(CuteLayout, SwizzledBytesMatchCutlass) {
     EXPECT_EQ(back, linear) << shape.rows << " x " << shape.scale_cols;
   }
 #else
-  GTEST_SKIP() << "CUTLASS not found: run scripts/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
+  GTEST_SKIP() << "CUTLASS not found: run tools/fetch_cutlass.sh and set NVFP4_MOE_CUTLASS_DIR";
 #endif
 }
 

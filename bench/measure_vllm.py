@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""What a model does in vLLM by one NVFP4 MoE backend: time to ready, memory, tokens per second of decode and prefill.
+
+    python bench/measure_vllm.py MODEL OUT.json --backend nvfp4_moe|marlin|humming --commit SHA
+
+One backend a process; run it once for each, one after the other, on one GPU. Decode at a batch of B: B prompts of
+PROMPT tokens, DECODE tokens each; the time of generating 1 token is subtracted, and the least of REPEATS counts, so
+that neither prefill nor a disturbed run stands in it. Prefill: 8 prompts of 4096 tokens, one token each. Memory: what
+the device has in use, sampled through the whole life of the engine, less what it had before; the KV cache's size is
+given, the same for all. The engine's log goes to OUT.log. MODEL: bench/make_serving_model.py writes one.
+
+With --gate FILE an engine that is ready makes FILE.ready and measures once FILE is there: several start at once on one
+GPU and measure by turns, the others idle. Their memory and time to ready are not told, since they share the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+PROMPT, DECODE, REPEATS = 32, 128, 3
+KV_CACHE_BYTES = 8 << 30
+LOG_LINES = re.compile(
+    "Model loading took|Graph capturing finished|torch.compile took|MoE backend|nvfp4-moe", re.IGNORECASE
+)
+
+
+def ask_device(what: str) -> str:
+    """From nvidia-smi, so that this process makes no CUDA context of its own beside the engine's."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits", "--id=0"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+class Memory:
+    """MiB of the device in use, above those at the beginning: now, and at their highest."""
+
+    def __init__(self) -> None:
+        self.before = int(ask_device("memory.used"))
+        self.peak = 0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def used(self) -> int:
+        return int(ask_device("memory.used")) - self.before
+
+    def watch(self) -> None:
+        while not self.ended.wait(0.1):
+            self.peak = max(self.peak, self.used())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--backend", required=True, choices=("nvfp4_moe", "marlin", "humming"))
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--batches", default="1,8,64,256")
+    parser.add_argument("--no-prefill", action="store_true")
+    parser.add_argument("--gate", type=Path)
+    parser.add_argument("--attention", help="vLLM's attention backend, where its own choice is not to be had")
+    asked = parser.parse_args()
+    ours = asked.backend == "nvfp4_moe"
+    os.environ["NVFP4_MOE"] = "1" if ours else "0"
+
+    # The engine's core is a process of its own, whose log is the inherited stderr: into a file, to be read at the end.
+    log = asked.out.with_suffix(".log")
+    terminal = os.fdopen(os.dup(1), "w")
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    memory = Memory()
+    import torch
+    import vllm
+
+    options: dict[str, object] = {} if ours else {"moe_backend": asked.backend}
+    if asked.gate:
+        options["gpu_memory_utilization"] = 0.3  # what it asks to be free as it starts, beside the other engine
+    if asked.attention:
+        options["attention_backend"] = asked.attention
+    begun = time.perf_counter()
+    llm = vllm.LLM(
+        asked.model, skip_tokenizer_init=True, max_model_len=8192, max_num_seqs=256, max_num_batched_tokens=8192,
+        enable_prefix_caching=False, kv_cache_memory_bytes=KV_CACHE_BYTES, seed=0, **options,
+    )  # fmt: skip
+    ready = time.perf_counter() - begun
+    in_use = memory.used()
+    if asked.gate:
+        asked.gate.with_suffix(".ready").touch()
+        while not asked.gate.exists():
+            time.sleep(0.1)
+    random = torch.Generator().manual_seed(1)
+
+    def seconds(prompts: int, length: int, tokens: int) -> float:
+        ids = torch.randint(10, 30000, (prompts, length), generator=random).tolist()
+        sampling = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        done = llm.generate([{"prompt_token_ids": row} for row in ids], sampling, use_tqdm=False)
+        taken = time.perf_counter() - start
+        assert all(len(one.outputs[0].token_ids) == tokens for one in done)
+        return taken
+
+    runs: list[dict[str, object]] = []
+    for batch in map(int, asked.batches.split(",")):
+        seconds(batch, PROMPT, 4)
+        first = min(seconds(batch, PROMPT, 1) for _ in range(REPEATS))
+        all_of_them = [seconds(batch, PROMPT, 1 + DECODE) - first for _ in range(REPEATS)]
+        runs.append({
+            "what": "decode", "batch": batch,
+            "tokens_per_s": [round(batch * DECODE / s, 1) for s in all_of_them],
+            "best_tokens_per_s": round(batch * DECODE / min(all_of_them), 1),
+        })  # fmt: skip
+        print(runs[-1], file=terminal, flush=True)
+    if not asked.no_prefill:
+        seconds(8, 4096, 1)
+        prefills = [seconds(8, 4096, 1) for _ in range(REPEATS)]
+        runs.append({
+            "what": "prefill", "batch": 8, "prompt": 4096,
+            "tokens_per_s": [round(8 * 4096 / s, 1) for s in prefills],
+            "best_tokens_per_s": round(8 * 4096 / min(prefills), 1),
+        })  # fmt: skip
+        print(runs[-1], file=terminal, flush=True)
+    memory.ended.set()
+    memory.thread.join()
+    result = {
+        "schema": 1,
+        "what": "one model in vLLM by one MoE backend",
+        "device": ask_device("name"),
+        "commit": asked.commit,
+        "command": f"python bench/measure_vllm.py MODEL OUT.json --backend {asked.backend}",
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "backend": asked.backend,
+        **(
+            {}
+            if asked.gate
+            else {
+                "ready_s": round(ready, 1),
+                "in_use_when_ready_mib": in_use,
+                "in_use_at_end_mib": memory.used(),
+                "peak_mib": memory.peak,
+            }
+        ),  # fmt: skip
+        "kv_cache_mib": KV_CACHE_BYTES >> 20,
+        "log": [line for line in log.read_text(errors="replace").splitlines() if LOG_LINES.search(line)],
+        "runs": runs,
+    }
+    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    print({key: value for key, value in result.items() if key not in ("runs", "log")}, file=terminal, flush=True)
+
+
+if __name__ == "__main__":
+    main()

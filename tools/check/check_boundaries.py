@@ -1,0 +1,40 @@
+#!/usr/bin/env python3
+"""Every function of the C interface that answers with a code is one call of guarded(): nothing else of it could throw.
+
+guarded() turns an exception, memory that runs out above all, into a code. A function that forgets it would end the
+host's process, and no test that has enough memory would see it.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTION = re.compile(r"^nvfp4_moe_code (nvfp4_moe_\w+)\([^;{]*\)\s*\{\n(.*?)^\}", re.M | re.S)
+# counted() of format.cpp is guarded() and what it counted.
+GUARDED = re.compile(r"  return (?:api::guarded|counted)\(.*\);\n", re.S)
+STATEMENT = re.compile(r"^  [^ })]", re.M)
+DECLARED = re.compile(r"^NVFP4_MOE_API nvfp4_moe_code (nvfp4_moe_\w+)\(", re.M)
+
+
+def unguarded(text):
+    """Names of the functions in `text` whose body is anything but one call of guarded()."""
+    return [
+        name for name, body in FUNCTION.findall(text) if not GUARDED.fullmatch(body) or len(STATEMENT.findall(body)) > 1
+    ]
+
+
+def main():
+    bad, seen = [], set()
+    for file in sorted((ROOT / "src" / "c_api").glob("*.cpp")):
+        text = file.read_text()
+        seen |= {name for name, _ in FUNCTION.findall(text)}
+        bad += [f"{file.relative_to(ROOT)}: {name}: expected a body that is one guarded()" for name in unguarded(text)]
+    declared = set(DECLARED.findall((ROOT / "include" / "nvfp4_moe" / "nvfp4_moe.h").read_text()))
+    bad += [f"{name}: declared, but no definition was found in src/c_api" for name in sorted(declared - seen)]
+    print("\n".join(bad), end="\n" if bad else "")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Which releases of vLLM and SGLang have what the adapters rely on: the wheels' source against the adapters' own tables.
+
+Writes docs/engines-compatibility.json and the page made of it. Each wheel is downloaded by pip, read where it lies by its
+syntax trees (nothing of it is imported or run), and deleted: 30 to 550 MB each, one at a time.
+
+usage: check_engine_signatures.py [vllm] [sglang] [--since VERSION] [--folder DIR] [--table ENGINE=FILE]
+  --folder: unpacked wheels, DIR/NAME-VERSION/, in place of downloads. --table: an adapter's requirements from another tree.
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python/nvfp4_moe"
+RECORD = ROOT / "docs/engines-compatibility.json"
+PAGE = ROOT / "docs/engines-compatibility.md"
+# The file with REQUIRED and RELEASES, and the first release of interest: the one before the first that fits, where it is not the first.
+ENGINES = {"vllm": ("vllm/internals.py", "0.24.0"), "sglang": ("sglang/required.py", "0.5.18")}
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def load(path):
+    """A file of the package as a module of its own, without the package and its compiled part."""
+    spec = importlib.util.spec_from_file_location(f"_{path.parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def table(engine):
+    """The adapter's module of requirements, or None in a tree that has no such adapter."""
+    path = PACKAGE / ENGINES[engine][0]
+    return load(path) if path.exists() else None
+
+
+def digest(required):
+    """What changes whenever a requirement does."""
+    return hashlib.sha256(repr({group: list(entries) for group, entries in required.items()}).encode()).hexdigest()[:16]
+
+
+def key(version):
+    """Versions in order; a post-release after its release."""
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def is_release(version):
+    return re.fullmatch(r"[0-9.]+(\.post[0-9]+)?", version) is not None
+
+
+def versions(engine):
+    command = [sys.executable, "-m", "pip", "index", "versions", engine]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [name for name in re.search(r"Available versions: (.*)", out)[1].split(", ") if is_release(name)]
+
+
+def read_wheel(engine, version, required, signatures):
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", folder]
+        subprocess.run([*command, f"{engine}=={version}"], check=True, stderr=subprocess.DEVNULL)
+        (wheel,) = pathlib.Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as opened:
+            return signatures.misfits_in(signatures.wheel_reader(opened), required)
+
+
+def supported(version, releases):
+    """Whether a list of releases has a version: itself, or the minor release that it belongs to."""
+    return any(version == release or version.startswith(release + ".") for release in releases)
+
+
+def render(record):
+    """The page of a record."""
+    lines = [
+        "# Which engine releases fit",
+        "",
+        "Written by `tools/check/check_engine_signatures.py`, which reads each release's wheel and compares it with what the adapter calls,",
+        "overrides and reads: the adapter's own table, which it checks again when an engine loads it. A release that fits has every",
+        "member with the parameters that are relied on; what ran is in the adapter's page. Of a group that does not fit the engine keeps",
+        "the layers, of `core` all. A newer release than those below is judged by the same table when it is loaded.",
+    ]
+    for engine, found in record.items():
+        lines += ["", f"## {TITLES[engine]}", "", "| release | |", "|---|---|"]
+        for version, groups in found["releases"].items():
+            cell = "fits"
+            if groups:
+                cell = "; ".join(f"{group}: " + ", ".join(f"`{why}`" for why in whys) for group, whys in groups.items())
+            lines.append(f"| {version} | {cell} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engines", nargs="*", help="vllm, sglang; all by default")
+    parser.add_argument("--since", help="the first release to read")
+    parser.add_argument("--folder", type=pathlib.Path, help="unpacked wheels, NAME-VERSION each")
+    parser.add_argument("--table", action="append", default=[], help="ENGINE=FILE: requirements from another file")
+    args = parser.parse_args()
+    unknown = [name for name in args.engines if name not in ENGINES]
+    if unknown:
+        parser.error(f"expected vllm or sglang, got {unknown[0]}")
+    tables = {name: load(pathlib.Path(file)) for name, _, file in (given.partition("=") for given in args.table)}
+    signatures = load(PACKAGE / "_signatures.py")
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    failed = False
+    for engine in args.engines or ENGINES:
+        adapter = tables.get(engine) or table(engine)
+        if adapter is None:
+            print(f"{engine}: this tree has no {ENGINES[engine][0]}: skipped")
+            continue
+        since = key(args.since or ENGINES[engine][1])
+        if args.folder:
+            names = [folder.name.removeprefix(engine + "-") for folder in args.folder.glob(engine + "-*")]
+        else:
+            names = versions(engine)
+        releases = {}
+        for version in sorted((name for name in names if key(name) >= since), key=key):
+            if args.folder:
+                read = signatures.folder_reader(args.folder / f"{engine}-{version}")
+                releases[version] = signatures.misfits_in(read, adapter.REQUIRED)
+            else:
+                releases[version] = read_wheel(engine, version, adapter.REQUIRED, signatures)
+            found = releases[version]
+            print(f"{engine} {version}: {'fits' if not found else found}", flush=True)
+            if supported(version, adapter.RELEASES) != (not found):
+                print(f"{engine} {version}: RELEASES of the adapter says otherwise")
+                failed = True
+        record[engine] = {"table": digest(adapter.REQUIRED), "releases": releases}
+    record = {engine: record[engine] for engine in ENGINES if engine in record}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(render(record))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

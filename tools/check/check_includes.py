@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Checks who includes whom (the layering of docs/architecture.md). Prints every violation; exit status 1 if there is one."""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CONTRACT = [
+    "backend/backend.h",
+    "backend/device_exchange.h",
+    "backend/device_functions.h",
+    "backend/device_peers.h",
+    "backend/device_replacement.h",
+    "backend/layer_steps.h",
+]
+CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
+MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]
+# room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
+ALLOWED = {
+    "src/core/": ["core/"],
+    "src/io/": ["core/", "io/"],
+    "src/safetensors/": ["core/", "io/", "safetensors/"],
+    "src/gguf/": ["core/", "io/", "safetensors/", "gguf/"],
+    "src/checkpoint/": CHECKPOINT,
+    "src/convert/": [*CHECKPOINT, "convert/"],
+    "src/judge/": ["core/", "judge/"],
+    "src/exchange/": ["core/", "exchange/"],
+    "src/backend/": ["core/", *CONTRACT],
+    "src/backend/reference/": ["core/", *CONTRACT, "backend/reference/"],
+    "src/backend/cpu/": ["core/", *CONTRACT, "backend/cpu/"],
+    "src/backend/cuda/": ["core/", *CONTRACT, "backend/cuda/"],
+    "src/backend/sm80/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm80/"],
+    "src/backend/sm90/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm90/"],
+    "src/backend/sm100/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm100/"],
+    "src/backend/sm120/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm120/"],
+    "src/moe/": MOE,
+    "src/verify/": [*MOE, "verify/"],
+    "src/c_api/": [*MOE, "c_api/", "nvfp4_moe/"],
+    "include/": ["nvfp4_moe/"],
+    "cli/console/": ["core/", "io/json.h", "cli/console/"],
+    # target.h: macros alone, for the loops that measure what an instruction set does at most
+    "cli/bench/": [*MOE, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
+    "cli/": [*MOE, "convert/", "verify/", "cli/", "nvfp4_moe/"],
+    "python/": [*MOE, "convert/", "verify/", "nvfp4_moe/"],
+    # A project of its own: nothing of the library.
+    "ptxemu/": ["cudart/", "order/", "runtime/", "cutlass/", "cute/"],
+}
+# The reference judges core's codec, so it must not use it.
+FORBIDDEN = {"src/backend/reference/": ["core/float_formats.h", "core/quantize.h", "core/dequantize.h"]}
+# Outside headers that stop at a border.
+OUTSIDE = {
+    "src/core/": r"(nlohmann|fmt|CLI|cuda)",
+    "include/": r"(nlohmann|fmt|CLI|cuda|torch)",
+    "src/backend/cpu/": r"cuda",
+    "src/backend/reference/": r"cuda",
+    "cli/": r"(cuda|nlohmann)",
+    "python/": r"(cuda|nlohmann)",
+    "src/": r"(torch|CLI)",
+}
+OUTSIDE["src/io/"] = r"cuda"
+# The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
+OUTSIDE |= {
+    f"src/{room}/": r"(cuda|nlohmann)"
+    for room in ("safetensors", "gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
+}
+INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
+
+
+def room_of(path):
+    return max((room for room in ALLOWED if path.startswith(room)), key=len, default=None)
+
+
+def violations(file, path, room):
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quoted, name = match.group(1) == '"', match.group(2)
+        beside = (file.parent / name).exists()
+        if quoted and not beside and not any(name.startswith(prefix) for prefix in ALLOWED[room]):
+            yield f"{path}:{number}: {room} may not include {name}"
+        for prefix, names in FORBIDDEN.items():
+            if path.startswith(prefix) and name in names:
+                yield f"{path}:{number}: {prefix} keeps tables of its own, not {name}"
+        for prefix, pattern in OUTSIDE.items():
+            if path.startswith(prefix) and not quoted and re.match(pattern, name):
+                yield f"{path}:{number}: {prefix} may not include <{name}>"
+
+
+def names_of_the_library():
+    """Lines of ptxemu/, which anybody can take by itself, that name the library."""
+    for file in sorted(path for path in (ROOT / "ptxemu").rglob("*") if path.is_file() and path.suffix != ".pyc"):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if re.search(r"nvfp4[_-]moe", line, re.IGNORECASE):
+                yield f"{file.relative_to(ROOT).as_posix()}:{number}: ptxemu/ may not name the library"
+
+
+def main():
+    bad = [*names_of_the_library()]
+    for top in ("src", "include", "cli", "python", "ptxemu"):
+        for file in sorted((ROOT / top).rglob("*")):
+            path = file.relative_to(ROOT).as_posix()
+            if file.suffix in (".h", ".hpp", ".cpp", ".cu", ".cuh") and room_of(path):
+                bad += violations(file, path, room_of(path))
+    print("\n".join(bad), end="\n" if bad else "")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

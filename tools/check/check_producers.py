@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""What ModelOpt and llm-compressor export of transformers' mixture-of-experts classes, loaded here: docs/producers.json and the
+table of docs/checkpoints.md that is made of it.
+
+Every layer of an export must hold the original weights, each within what NVFP4 rounds, and compute what the class's own experts
+compute with them (check_moe_classes.py). Each export runs in a process of its own.
+
+usage: PYTHONPATH=build/cpu/python check_producers.py PRODUCER [--python INTERPRETER] [MODEL_TYPE ...]
+  --python: the interpreter of an environment that has the producer (producer_exports.py); this one by default
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import check_moe_classes as classes
+import moe_classes
+import nvfp4_moe as nv
+import own_experts
+import torch
+import transformers
+
+RECORD = classes.ROOT / "docs/producers.json"
+BEGIN, END = "<!-- producers: begin -->", "<!-- producers: end -->"
+SCRIPT = classes.ROOT / "tools/check/producer_exports.py"
+# What the producer's last line says, shortened to its first sentence.
+LONGEST = 160
+
+
+def run_export(python: str, producer: str, model_type: str, out: pathlib.Path) -> dict[str, str] | str:
+    """The producer's versions, or why it exported nothing."""
+    command = [python, str(SCRIPT), producer, model_type, str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if done.returncode == 0:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    raised = [line for line in done.stderr.splitlines() if line and not line.startswith((" ", "Traceback"))]
+    return f"not exported: {raised[-1] if raised else done.returncode}"[:LONGEST]
+
+
+def judge(model_class: moe_classes.ModelClass, out: pathlib.Path) -> str:
+    """ "yes", or why the export does not load. Judged where it loads as something else than the original."""
+    model = model_class.model.from_pretrained(out / "original", dtype=torch.float32).eval()
+    found = [one for one in moe_classes.experts_of(model) if "talker" not in one.path]
+    try:
+        inspected = nv.inspect(out / "export", layers=[])
+        errors = [finding["text"] for finding in inspected["findings"] if finding["severity"] == "error"]
+        if errors:
+            return errors[0].split(" (and ")[0]
+        for _ in classes.layers_of(out / "export", found, own_experts.batches(model, found), "export"):
+            pass
+    except nv.Error as error:
+        return classes.reason(error, out / "export")
+    return "yes" if inspected["format"] != "float" else "experts left in floats"
+
+
+def judged(python: str, producer: str, model_class: moe_classes.ModelClass) -> tuple[dict[str, str], str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        out = pathlib.Path(scratch)
+        made = run_export(python, producer, model_class.model_type, out)
+        return ({}, made) if isinstance(made, str) else (made, judge(model_class, out))
+
+
+def render(record: dict[str, Any]) -> str:
+    lines = [BEGIN, ""]
+    for producer, found in record.items():
+        names = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        yes = [name for name, verdict in found["classes"].items() if verdict == "yes"]
+        lines += [f"**{producer}** ({names}), {len(yes)} classes load: {', '.join(yes)}.", ""]
+        others = {name: verdict for name, verdict in found["classes"].items() if verdict != "yes"}
+        if others:
+            lines += ["| `model_type` | its export |", "|---|---|"]
+            lines += [f"| {name} | {classes.cell(verdict)} |" for name, verdict in others.items()]
+            lines.append("")
+    return "\n".join([*lines, END])
+
+
+def page(text: str, record: dict[str, Any]) -> str:
+    return classes.between(text, BEGIN, END, render(record))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("producer", choices=["modelopt", "llm-compressor"])
+    parser.add_argument("model_types", nargs="*")
+    parser.add_argument("--python", default=sys.executable)
+    args = parser.parse_intermixed_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    found = record.get(args.producer, {"versions": {}, "classes": {}})
+    loads = {name for name, row in json.loads(classes.RECORD.read_text())["classes"].items() if row["loads"] == "yes"}
+    failed = False
+    for model_class in moe_classes.model_classes():
+        name = model_class.model_type
+        if name not in (args.model_types or loads):
+            continue
+        try:
+            made, verdict = judged(args.python, args.producer, model_class)
+        except own_experts.Judged as error:
+            failed, made, verdict = True, {}, f"FAILED: {error}"
+        print(f"{name}: {verdict}", flush=True)
+        if not verdict.startswith("FAILED"):
+            found["classes"][name] = verdict
+        found["versions"] = made or found["versions"]
+        found["classes"] = dict(sorted(found["classes"].items()))
+        record = dict(sorted({**record, args.producer: found}.items()))
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    classes.PAGE.write_text(page(classes.PAGE.read_text(), record))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(classes.ROOT / "tests/python"))
+    sys.exit(main())

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Counts home-made words where the field has a word of its own (CONTRIBUTING.md, "Words"), in comments, messages and names.
+
+Names are split at _ and capitals. Prints the lines that count and exits with 1 where there are any. A word that means
+something else somewhere stands in ALLOWED, with what it means there.
+"""
+
+import collections
+import fnmatch
+import io
+import pathlib
+import re
+import sys
+import tokenize
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOPS = ("src", "include", "cli", "python")
+GPU = ("src/backend/",)
+
+
+class Word(NamedTuple):
+    forms: str  # blank-separated, lower case
+    instead: str  # the field's word
+    rooms: tuple[str, ...] = TOPS  # where it counts
+    names_only: bool = False  # good English in a sentence, but not in a name
+
+
+WORDS = {
+    "line": Word("line lines", "token (of the layer's input), row (of a GEMM's activations)"),
+    "choice": Word("choice choices", "assignment"),
+    "piece": Word("piece pieces", "split-K partial, k-block, range"),
+    "unit": Word("unit units", "work tile", GPU),
+    "chunk": Word("chunk chunks", "tile, k-block", GPU),
+    "slab": Word("slab slabs", "tile, stage"),
+    "team": Word("team teams", "cta, warpgroup"),
+    "eight": Word("eight eights", "vec8", names_only=True),
+    "place": Word("place places", "offset, address", GPU, names_only=True),
+    "widen": Word("widen widens widened widening", "dequantize"),
+    "flagged": Word("flagged", "nonfinite"),
+    "told": Word("told", "reported, said to be"),
+    "tell": Word("tell tells", "report", names_only=True),
+    "noticed": Word("noticed", "reported, detected"),
+    "carve": Word("carve carves carved carving", "place (in an arena)"),
+    "begun": Word("begun", "stage state, barrier phase", GPU),
+    "sums": Word("sums", "accumulator, partial", GPU),
+    "finish": Word("finish finishes", "epilogue", GPU, names_only=True),
+    "box": Word("box boxes", "TMA tile", GPU),
+    "few": Word("few", "small batch", GPU, names_only=True),
+    "here": Word("here", "fused routing", GPU, names_only=True),
+}
+# Types that may hold device pointers are not the host's.
+NAMES = ("HostCall", "HostPart", "HostBuffers", "HostSteps", "HostActivations")
+
+
+class Allowed(NamedTuple):
+    word: str
+    files: str  # a pattern over paths
+    context: str  # a regular expression: what it matches on a line does not count
+    reason: str
+
+
+ALLOWED = [
+    Allowed("line", "*", r"\bgetline\b|\blog_line\b|__LINE__|\bcommand[ -]lines?\b", "names of other things"),
+    Allowed("line", "*", r"(?i)\bcache[ _-]?lines?\b|kCacheLine\w*", "of a cache"),
+    Allowed("line", "src/moe/log*", r"\w*[Ll]ines?\w*", "of a log"),
+    Allowed("line", "src/core/memory_nodes.cpp", r"\bline\b", "of a file under /sys"),
+    Allowed("line", "src/moe/registry.cpp", r"\blines?\b", "of /proc/cpuinfo, and of the list of backends"),
+    Allowed("line", "*", r"\b(one|several) lines?\b", "of text: messages and tables"),
+    Allowed("line", "cli/*", r"\w*[Ll]ines?\w*", "a line of text on a terminal"),
+    Allowed("line", "src/convert/quantize_checkpoint.cpp", r"\blines?\b", "of JSON lines"),
+    Allowed("line", "src/safetensors/file.cpp", r"\blines?\b", "of /proc/self/smaps"),
+    Allowed("line", "src/io/files.*", r"\bbreak a line\b|\bline and paragraph separators\b", "of text"),
+    Allowed("line", "src/io/json_builder.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"),
+    Allowed("chunk", "src/backend/cpu/*", r"\w*[Cc]hunks?\w*", "64 values along K of a packed panel (docs/layouts.md)"),
+    Allowed("choice", "*", r"(?i)\b(named|numeric)[ _]?choices?\b|\bNumericChoices\b", "of the numeric contract"),
+    Allowed("choice", "python/nvfp4_moe/sglang/*", r"(?i)\w+_choices\b", "of SGLang's command line"),
+    Allowed("choice", "cli/verbs/*", r"\w*[Cc]hoices?\w*", "of the numeric contract, and of a backend (explain)"),
+    Allowed("unit", "*", r"\bcompute_units\b", "multiprocessors or cores, of either kind of device"),
+    Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),
+]
+
+
+def prose_and_code_cpp(line):
+    code, prose = [], []
+    for match in re.finditer(r'"(?:\\.|[^"\\])*"|//.*|[^"/]+|.', line):
+        text = match.group(0)
+        (prose if text.startswith(('"', "//")) else code).append(text)
+    return " ".join(prose), "".join(code)
+
+
+def prose_and_code(path, text):
+    """(number, line, prose, code) of each line."""
+    lines = text.splitlines()
+    if not path.endswith(".py"):
+        for number, line in enumerate(lines, 1):
+            yield number, line, *prose_and_code_cpp(line)
+        return
+    names = collections.defaultdict(list)
+    prose = collections.defaultdict(list)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            names[token.start[0]].append(token.string)
+        elif token.type in (tokenize.COMMENT, tokenize.STRING):
+            for at, part in enumerate(token.string.splitlines(), token.start[0]):
+                prose[at].append(part)
+    for number, line in enumerate(lines, 1):
+        yield number, line, " ".join(prose[number]), " ".join(names[number])
+
+
+def parts_of(name):
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def words_in(prose, code):
+    """(lower-case word, whether it is part of a name)."""
+    for text, is_code in ((prose, False), (code, True)):
+        for name in re.findall(r"[A-Za-z_][A-Za-z0-9_]*", text):
+            parts = parts_of(name)
+            for part in parts:
+                yield part, is_code or len(parts) > 1
+            if name in NAMES:
+                yield name, True
+
+
+FORMS = {form: word for word, entry in WORDS.items() for form in entry.forms.split()} | {name: name for name in NAMES}
+MAY_COUNT = re.compile("|".join(sorted(FORMS, key=len, reverse=True)), re.IGNORECASE)
+
+
+def found_in(path, text):
+    """(word, line number, line) of every home-made word that is not allowed where it stands."""
+    allowed = [entry for entry in ALLOWED if fnmatch.fnmatch(path, entry.files)]
+    for number, line, prose, code in prose_and_code(path, text):
+        if not MAY_COUNT.search(line) or line.lstrip().startswith("#include"):
+            continue
+        stripped = {}  # without what is allowed, by word
+        for word in {entry.word for entry in allowed}:
+            contexts = "|".join(f"(?:{entry.context})" for entry in allowed if entry.word == word).replace("(?i)", "")
+            stripped[word] = [re.sub(contexts, " ", half, flags=re.IGNORECASE) for half in (prose, code)]
+        for part, in_name in words_in(prose, code):
+            word = FORMS.get(part)
+            entry = WORDS.get(word)
+            if word is None or (entry and (not path.startswith(entry.rooms) or (entry.names_only and not in_name))):
+                continue
+            if word in stripped and part not in {other for other, _ in words_in(*stripped[word])}:
+                continue
+            yield word, number, line.strip()
+
+
+def main():
+    found = []
+    for top in TOPS:
+        for file in sorted((ROOT / top).rglob("*")):
+            if file.suffix not in (".h", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".c", ".inc"):
+                continue
+            path = file.relative_to(ROOT).as_posix()
+            for word, number, line in found_in(path, file.read_text()):
+                instead = WORDS[word].instead if word in WORDS else "a name without Host"
+                found.append(f'{path}:{number}: "{word}" (say: {instead}): {line}')
+    print("\n".join([*dict.fromkeys(found), f"home-made words: {len(found)}"]))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

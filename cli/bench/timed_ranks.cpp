@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cli/bench/peer_bytes.h"
-#include "exchange/ranks_progress.h"
 
 namespace nvfp4_moe::cli {
 namespace {
@@ -55,10 +54,10 @@ Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, co
   TimedRanks timed(hosts, subject, divided);
   const LocalRanks& ranks = hosts.ranks();
   for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
-  NVFP4_MOE_ASSIGN(const auto combined, RanksProgress::connect(ranks, progress));
+  RanksProgress combined(ranks, progress);
   std::vector<Status> opened(timed.ranks_.size());
   NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
-    opened[static_cast<size_t>(index)] = timed.open_rank(index, subject, backend, combined->of_rank(index));
+    opened[static_cast<size_t>(index)] = timed.open_rank(index, subject, backend, combined.of_rank(index));
     return {};  // collective as well
   }));
   NVFP4_MOE_TRY(opened.front());

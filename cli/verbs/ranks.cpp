@@ -1,32 +1,67 @@
 #include "cli/verbs/ranks.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "cli/console/lists.h"
-#include "exchange/launcher.h"
-#include "exchange/tcp.h"
+#include "exchange/callback.h"
+#include "nvfp4_moe/nvfp4_moe.h"
 
 namespace nvfp4_moe::cli {
+namespace {
+
+constexpr const char* kAdapter = "libnvfp4_moe_mpi.so";
+
+// Whether this process is one of several that a launcher with this variable started.
+bool one_of_several(const char* number_of_ranks) {
+  const char* const value = std::getenv(number_of_ranks);
+  return value != nullptr && std::atoi(value) > 1;
+}
+
+// The ranks of mpirun or srun, over the adapter of examples/mpi.
+Result<VerbRanks> connect_mpi(int ranks) {
+  const char* const asked = std::getenv("NVFP4_MOE_MPI");
+  const char* const path = asked != nullptr && *asked != 0 ? asked : kAdapter;
+  void* const library = ::dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr)
+    return unsupported(
+        fmt::format("--ep: several processes of mpirun or srun need the MPI adapter: expected {}, got {} "
+                    "(build examples/mpi, and set NVFP4_MOE_MPI to its path)",
+                    path, ::dlerror()));
+  using Connect = int32_t(nvfp4_moe_exchange_callbacks*, int32_t*, int32_t*, int32_t*, char*, size_t);
+  auto* const connect = reinterpret_cast<Connect*>(::dlsym(library, "nvfp4_moe_mpi_connect"));
+  if (connect == nullptr) return unsupported(fmt::format("--ep: {}: expected nvfp4_moe_mpi_connect, got none", path));
+  nvfp4_moe_exchange_callbacks callbacks{};
+  int32_t rank = 0, world = 0, local_rank = 0;
+  char error[512] = {};
+  if (connect(&callbacks, &rank, &world, &local_rank, error, sizeof(error)) != 0)
+    return io_error(fmt::format("--ep: {}: {}", path, std::string_view(error, ::strnlen(error, sizeof(error)))));
+  if (world != ranks)
+    return invalid_argument(fmt::format("--ep: expected {}, the ranks that MPI has, got {}", world, ranks));
+  NVFP4_MOE_ASSIGN(auto exchange,
+                   connect_callbacks({callbacks.user, callbacks.all_to_all_v, callbacks.abort}, rank, world));
+  return VerbRanks{LocalRanks::process(std::move(exchange)), true, local_rank};
+}
+
+}  // namespace
 
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what) {
-  verb.add_option("--ep", ranks,
-                  what + ": threads of this process, or the processes that torchrun, mpirun or srun started")
+  verb.add_option("--ep", ranks, what + ": threads of this process, or the processes of mpirun or srun")
       ->check(CLI::Range(1, 64));
 }
 
 Result<VerbRanks> connect_ranks(int ranks) {
-  if (is_launched()) {
-    NVFP4_MOE_ASSIGN(const LaunchedRank launched, launched_rank());
-    if (launched.world > 1) {
-      if (launched.world != ranks)
-        return invalid_argument(fmt::format("--ep: expected {}, the ranks that {} started, got {}", launched.world,
-                                            launched.launcher, ranks));
-      NVFP4_MOE_ASSIGN(auto exchange, connect_tcp(launched.address, launched.port, launched.rank, launched.world));
-      return VerbRanks{LocalRanks::process(std::move(exchange), launched.address), true, launched.local_rank};
-    }
-  }
+  if (one_of_several("OMPI_COMM_WORLD_SIZE") || one_of_several("PMI_SIZE") ||
+      (std::getenv("SLURM_STEP_ID") != nullptr && one_of_several("SLURM_NTASKS")))
+    return connect_mpi(ranks);
+  if (std::getenv("TORCHELASTIC_RUN_ID") != nullptr && one_of_several("WORLD_SIZE"))
+    return unsupported(
+        "--ep: expected no launcher, mpirun or srun, got torchrun (run `torchrun -m nvfp4_moe.verify` or "
+        "`torchrun -m nvfp4_moe.bench`)");
   NVFP4_MOE_ASSIGN(LocalRanks threads, LocalRanks::threads(ranks));
   return VerbRanks{std::move(threads), false, 0};
 }

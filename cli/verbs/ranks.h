@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::cli {
 
-// what: "Over so many ranks against one", for the help. 0: not given.
+// what: "Over N ranks against one", for the help. 0: not given.
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what);
 
 struct VerbRanks {
@@ -19,8 +19,9 @@ struct VerbRanks {
   int local_rank = 0;     // of a launched one: its number on its host
   const char* over() const { return launched ? "processes" : "threads"; }
 };
-// The ranks of torchrun, mpirun or srun where one of them has started this process as one of several; else threads.
-// kInvalidArgument where a launcher has started another number than `ranks`.
+// Threads of this process, or the ranks of mpirun or srun if one of them started this process as one of several; then the MPI
+// adapter is loaded (examples/mpi). kInvalidArgument if MPI has another number of ranks, kUnsupported without the adapter and
+// under torchrun.
 Result<VerbRanks> connect_ranks(int ranks);
 
 // --over. several: a list, all of which take turns.

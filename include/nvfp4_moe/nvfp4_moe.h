@@ -191,14 +191,11 @@ typedef struct nvfp4_moe_exchange_callbacks {
   /* Makes the other ranks end, as well as the host can. At most once, from any thread, one of the library's own included,
    * and also while all_to_all_v is in flight on another. May be NULL: they end by their timeout. */
   void (*abort)(void* user, const char* message);
-  /* 0: ranks see at once where another one's process has ended, also while they make no call, by a TCP connection between
-   * each two of them, on loopback where all are of one host; where not all can be had, there are none. Not 0 on any rank:
-   * there are none, and such an end is seen in calls alone. */
-  int32_t no_links;
-  int32_t reserved; /* 0 */
 } nvfp4_moe_exchange_callbacks;
 
-/* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and refuses a world whose ranks do not agree who they are. Any thread. */
+/* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and fails on all if they disagree on rank or world size. Ranks of
+ * one host also poll each other's processes, so that a rank that dies or gives up is reported within a second, whether or not a
+ * call is in progress. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
                                                         int32_t world, int64_t timeout_ms,
                                                         nvfp4_moe_exchange** exchange);
@@ -208,11 +205,6 @@ NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
 /* Waits for all ranks of the group, each in a thread of its own. timeout_ms 0: 30000. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
                                                          int64_t timeout_ms, nvfp4_moe_exchange** exchange);
-/* This process as the rank that torchrun, mpirun or srun says it is, by TCP to the others (docs/expert-parallel.md: which
- * variables say so, and where rank 0 listens). local_rank, which may be NULL, gets the rank's number on its host. Waits
- * for all ranks. timeout_ms 0: 30000. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms, int32_t* local_rank,
-                                                              nvfp4_moe_exchange** exchange);
 /* Collective: gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs
  * need. library: a path or name; NULL: the process's own copy, else libnccl.so.2. communicator: an ncclComm_t of the
  * exchange's ranks, best one that does not block (ncclConfig_t::blocking 0), which stays the caller's and lives until the
@@ -223,9 +215,6 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exc
  * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not, with both devices named and why. Runs of layers
  * over it follow each other on each rank's device, in one stream or by events. Before the first layer over it. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
-/* Not collective and without waiting: the failure that has ended the exchange, or that it sees now, another rank's end by
- * name; NVFP4_MOE_OK where there is none, or while a call is in flight. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_look(nvfp4_moe_exchange* exchange);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 

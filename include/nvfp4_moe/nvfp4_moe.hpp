@@ -113,24 +113,13 @@ class Exchange {
     check(nvfp4_moe_thread_group_join(group, rank, world, timeout_ms, &handle));
     handle_.reset(handle);
   }
-  // As the rank that a launcher says this process is.
-  static Exchange launched(std::int64_t timeout_ms = 0, std::int32_t* local_rank = nullptr) {
-    nvfp4_moe_exchange* handle = nullptr;
-    check(nvfp4_moe_exchange_join_launched(timeout_ms, local_rank, &handle));
-    Exchange exchange;
-    exchange.handle_.reset(handle);
-    return exchange;
-  }
   void use_nccl(const char* device, const char* library = nullptr, void* communicator = nullptr) {
     check(nvfp4_moe_exchange_use_nccl(handle_.get(), device, library, communicator));
   }
   void use_peers(const char* device) { check(nvfp4_moe_exchange_use_peers(handle_.get(), device)); }
-  // Throws what has ended the exchange, without waiting.
-  void look() { check(nvfp4_moe_exchange_look(handle_.get())); }
   nvfp4_moe_exchange* get() const noexcept { return handle_.get(); }
 
  private:
-  Exchange() = default;
   struct Close {
     void operator()(nvfp4_moe_exchange* handle) const noexcept { nvfp4_moe_exchange_close(handle); }
   };

@@ -46,7 +46,6 @@ from ._core import (
     ThreadGroup,
     Unsupported,
     __version__,
-    launched_exchange,
     propose_placement,
 )
 from .config import MoeConfig
@@ -85,7 +84,6 @@ __all__ = [
     "expert_scale_row",
     "explain",
     "inspect",
-    "launched_exchange",
     "load_expert",
     "pack",
     "propose_placement",

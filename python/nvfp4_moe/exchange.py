@@ -16,9 +16,7 @@ _ROLL_CALL_SECONDS = 3.0
 AllToAll = Callable[[memoryview, "list[int]", memoryview, "list[int]", float], None]
 
 
-def callback_exchange(
-    all_to_all_v: AllToAll, rank: int, world: int, *, timeout: float = 30.0, links: bool = True
-) -> Exchange:
+def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout: float = 30.0) -> Exchange:
     """This process as a rank over all_to_all_v(send, send_bytes, recv, recv_bytes, timeout).
 
     send and recv are memoryviews of bytes, a block for and from each rank in order, this one included; send_bytes and
@@ -26,24 +24,21 @@ def callback_exchange(
     exchange with its text, so it names the rank that is missing where it knows it. It keeps neither view. It is called
     from the thread that calls a layer, one call at a time.
 
-    links: each two ranks have a TCP connection of their own besides, on loopback where all are of one host, on which nothing
-    is said but failures: by it a rank sees at once, also while it makes no call and replays graphs, that another one's
-    process has ended. The ranks agree on it by the function; where one wants none, or a connection cannot be had within 3
-    seconds, there are none, and Exchange.no_links says why. A process takes world - 1 open files for it, at most a quarter of
-    those that it may have.
+    The function reports a rank that died only in a call. Ranks of one host also poll each other's processes, so that such a
+    rank is named within a second while others make no call and replay graphs. Nothing listens and nothing is connected for it.
 
     Waits for all ranks. Raises IoError with the function's failure, ValueError where ranks disagree who they are.
     """
-    return connect_exchange(all_to_all_v, rank, world, timeout, links)
+    return connect_exchange(all_to_all_v, rank, world, timeout)
 
 
-def torch_exchange(group: Any = None, *, timeout: float = 30.0, links: bool = True) -> Exchange:
+def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     """This process's rank of a torch.distributed group (None: all ranks), over a gloo group of its own.
 
     Collective: every rank of the group calls it; others need not. A transfer that fails or takes longer than timeout
     seconds (half an hour where ranks that open or rearrange a layer wait for the slowest to load) ends all ranks, and
-    names the ranks that gave no word in the seconds after. links, as in callback_exchange: a rank whose process ends is
-    also named at once to ranks that make no call.
+    names the ranks that did not report in the seconds after. On one host ranks poll each other's processes, as in
+    callback_exchange.
     """
     import torch
     from torch import distributed
@@ -85,4 +80,4 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0, links: bool = Tr
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(text + missing()) from error
 
-    return connect_exchange(all_to_all_v, rank, world, timeout, links)
+    return connect_exchange(all_to_all_v, rank, world, timeout)

@@ -11,8 +11,6 @@
 #include "errors.h"
 #include "exchange/balance.h"
 #include "exchange/callback.h"
-#include "exchange/launcher.h"
-#include "exchange/tcp.h"
 #include "exchange/threads.h"
 #include "interpreter.h"
 
@@ -69,12 +67,12 @@ struct PyExchange {
   std::shared_ptr<Exchange> exchange;
 };
 
-// transport: what the exchange calls, which goes behind it; null where it has its own.
+// transport: what the exchange calls, dropped after it; null if it has its own.
 PyExchange held(std::unique_ptr<Exchange> exchange, std::shared_ptr<PyTransport> transport = nullptr) {
   return {{exchange.release(), [transport = std::move(transport)](Exchange* old) { DeleteWithoutLock()(old); }}};
 }
 
-PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout, bool links) {
+PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeout) {
   const Timeout wait = timeout_of(timeout);
   // What holds a Python function goes with the interpreter lock, whoever drops the exchange last; and stays where the
   // interpreter itself drops it at its end, when the lock can no longer be asked for.
@@ -83,24 +81,14 @@ PyExchange connect(nb::callable all_to_all_v, int rank, int world, double timeou
     const WithLock lock;
     in_python([old] { delete old; });
   });
-  LinkOptions options;
-  options.wanted = links;
   const WithoutLock unlocked;
-  return held(take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait, options)),
-              transport);
+  return held(take(connect_callbacks({transport.get(), PyTransport::call, nullptr}, rank, world, wait)), transport);
 }
 
 struct PyThreadGroup {
   std::shared_ptr<ThreadGroup> group;
   int world;
 };
-
-PyExchange launched(double timeout) {
-  const Timeout limit = timeout_of(timeout);
-  const LaunchedRank rank = take(launched_rank());
-  const WithoutLock unlocked;
-  return held(take(connect_tcp(rank.address, rank.port, rank.rank, rank.world, limit)));
-}
 
 PyExchange join(const PyThreadGroup& self, int rank, double timeout) {
   const Timeout wait = timeout_of(timeout);
@@ -170,11 +158,10 @@ std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields) {
 }
 
 void bind_exchange(nb::module_& m) {
-  nb::class_<PyExchange>(
-      m, "Exchange",
-      "One rank's end of what connects it with others: for MoeLayer's exchange. Made by\n"
-      "ThreadGroup.join, launched_exchange, torch_exchange or callback_exchange. All ranks make the same calls in the\n"
-      "same order; a rank that is gone or late is named by those that wait for it.")
+  nb::class_<PyExchange>(m, "Exchange",
+                         "One rank's end of what connects it with others: for MoeLayer's exchange. Made by\n"
+                         "ThreadGroup.join, torch_exchange or callback_exchange. All ranks make the same calls in the\n"
+                         "same order; a rank that is gone or late is named by those that wait for it.")
       .def_prop_ro(
           "rank", [](const PyExchange& self) { return self.exchange->rank(); }, "This rank, from 0.")
       .def_prop_ro(
@@ -187,22 +174,6 @@ void bind_exchange(nb::module_& m) {
             check(exchange->barrier());
           },
           "Waits until every rank is here. Raises IoError, naming who is missing.")
-      .def(
-          "look",
-          [](const PyExchange& self) {
-            const std::shared_ptr<Exchange> exchange = self.exchange;
-            const WithoutLock unlocked;
-            check(exchange->look());
-          },
-          "Raises what has ended the exchange, or what it sees now: IoError that names a rank whose process has ended, "
-          "or\n"
-          "what another rank gave up for. Not collective, and waits for nothing; does nothing while a call is in "
-          "flight. "
-          "Over\n"
-          "functions of a caller without links it sees this rank's calls alone.")
-      .def_prop_ro(
-          "no_links", [](const PyExchange& self) { return self.exchange->sees_ends().message(); },
-          "Why look() does not see at once that another rank's process has ended; empty where it does.")
       .def(
           "use_nccl", &connect_devices, nb::arg("device"), nb::arg("library") = nb::none(),
           nb::arg("communicator") = nb::none(),
@@ -255,16 +226,9 @@ void bind_exchange(nb::module_& m) {
         "load: how often each expert was chosen (MoeLayer.load()). slots_per_rank: at least experts / world; more of\n"
         "them hold second slots of the experts with the most load. The same on all ranks for the same load. Raises\n"
         "ValueError where the slots do not hold every expert.");
-  m.def("launched_exchange", &launched, nb::arg("timeout") = 30.0,
-        "This process as the rank that torchrun, mpirun or srun says it is, by TCP to the others and without torch; "
-        "waits\n"
-        "for all, at most timeout seconds. Raises ValueError where no launcher's variables are set, or ranks disagree "
-        "who\n"
-        "they are; IoError, naming who is missing.");
   m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),
-        nb::arg("links"),
         nb::sig("def connect_exchange(all_to_all_v: Callable[[memoryview, list[int], memoryview, list[int], float], "
-                "None], rank: int, world: int, timeout: float, links: bool) -> Exchange"));
+                "None], rank: int, world: int, timeout: float) -> Exchange"));
 }
 
 }  // namespace nvfp4_moe::python

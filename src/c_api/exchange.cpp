@@ -4,8 +4,6 @@
 #include "c_api/layer.h"
 #include "exchange/balance.h"
 #include "exchange/callback.h"
-#include "exchange/launcher.h"
-#include "exchange/tcp.h"
 #include "exchange/threads.h"
 
 struct nvfp4_moe_thread_group {
@@ -79,13 +77,10 @@ nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* ca
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe_exchange_callbacks given, api::read_struct("callbacks", callbacks));
-    NVFP4_MOE_TRY(api::check_zero("callbacks.reserved", given.reserved));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    nvfp4_moe::LinkOptions links;
-    links.wanted = given.no_links == 0;
-    NVFP4_MOE_ASSIGN(handle->exchange, nvfp4_moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank,
-                                                                    world, timeout, links));
+    NVFP4_MOE_ASSIGN(handle->exchange,
+                     nvfp4_moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank, world, timeout));
     *exchange = handle.release();
     return {};
   });
@@ -116,29 +111,6 @@ nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_
     NVFP4_MOE_ASSIGN(handle->exchange, meeting->join(rank, world, timeout));
     *exchange = handle.release();
     return {};
-  });
-}
-
-nvfp4_moe_code nvfp4_moe_exchange_join_launched(int64_t timeout_ms, int32_t* local_rank,
-                                                nvfp4_moe_exchange** exchange) {
-  return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
-    *exchange = nullptr;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::LaunchedRank launched, nvfp4_moe::launched_rank());
-    auto handle = std::make_unique<nvfp4_moe_exchange>();
-    NVFP4_MOE_ASSIGN(handle->exchange,
-                     nvfp4_moe::connect_tcp(launched.address, launched.port, launched.rank, launched.world, timeout));
-    if (local_rank != nullptr) *local_rank = launched.local_rank;
-    *exchange = handle.release();
-    return {};
-  });
-}
-
-nvfp4_moe_code nvfp4_moe_exchange_look(nvfp4_moe_exchange* exchange) {
-  return api::guarded([&]() -> Status {
-    NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
-    return exchange->exchange->look();
   });
 }
 

@@ -1,28 +1,29 @@
-// A host's functions as a transport, and the links beside them: bytes go by the former, ends and failures by the latter.
+// The caller's functions as a transport, and beside them the ranks' processes: the functions move bytes, the processes report
+// ends and failures.
 //
-// A call does not ask the links first. Where this rank has nothing for another one, that one may have done its last call
-// and left before this rank comes to the same call, which goes well.
+// A call does not poll the processes first. If this rank has no bytes for another one, that rank may have done its last call
+// and left before this rank makes the same call, which then succeeds.
 #include "exchange/callback.h"
 
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "exchange/socket.h"
+#include "exchange/processes.h"
 
 namespace nvfp4_moe {
 namespace {
 
-constexpr Timeout kEndComes{200};  // by a link, behind the failure of the host's function that it is the cause of
+constexpr Timeout kEndComes{200};  // for the end of a process that made the caller's function fail
 
 class CallbackTransport : public Transport {
  public:
   explicit CallbackTransport(const ExchangeCallbacks& callbacks) : callbacks_(callbacks) {}
 
-  // Once, before the first call that may meet another thread's.
-  void set_links(Result<std::unique_ptr<Transport>> links) {
-    no_links_ = links.status();
-    if (links.ok()) links_ = std::move(*links);
+  // Once, before the first call that another thread may make.
+  void set_processes(Result<std::unique_ptr<RankProcesses>> processes) {
+    can_poll_ = processes.status();
+    if (processes.ok()) processes_ = std::move(*processes);
   }
 
   Status all_to_all_v(const AllToAll& call) override {
@@ -36,23 +37,24 @@ class CallbackTransport : public Transport {
   }
   void abort(const Status& why) override {
     if (callbacks_.abort != nullptr) callbacks_.abort(callbacks_.user, why.message().c_str());
-    if (links_) links_->abort(why);
+    if (processes_) processes_->give_up(why);
   }
-  Status look() override { return links_ ? links_->look() : Status(); }
-  Status sees_ends() const override { return no_links_; }
+  Status poll() override { return processes_ ? processes_->poll() : Status(); }
+  Status can_poll() const override { return can_poll_; }
   void drop_in_child() override {
-    if (links_) links_.release()->drop_in_child();
+    if (processes_) processes_->drop_in_child();
+    processes_.reset();
   }
 
  private:
-  // A host's function may not know whose end it failed by. The other ranks hear of either.
+  // The caller's function may not know which rank's end made it fail. The other ranks get it either way.
   Status with_end(const Status& failure) {
-    if (!links_) return failure;
+    if (!processes_) return failure;
     Status seen;
-    for (const Deadline deadline(kEndComes); seen.ok() && !deadline.passed(); seen = links_->look())
+    for (const Deadline deadline(kEndComes); seen.ok() && !deadline.passed(); seen = processes_->poll())
       std::this_thread::sleep_for(Timeout{5});
     if (seen.ok()) {
-      links_->abort(failure);
+      processes_->give_up(failure);
       return failure;
     }
     if (failure.message().find(seen.message()) != std::string::npos) return failure;
@@ -60,21 +62,21 @@ class CallbackTransport : public Transport {
   }
 
   const ExchangeCallbacks callbacks_;
-  std::unique_ptr<Transport> links_;  // on which no call goes
-  Status no_links_;                   // why there are none
+  std::unique_ptr<RankProcesses> processes_;
+  Status can_poll_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
-                                                    Timeout timeout, const LinkOptions& links) {
+                                                    Timeout timeout) {
   if (callbacks.all_to_all_v == nullptr) return invalid_argument("all_to_all_v: expected a function, got null");
   auto made = std::make_unique<CallbackTransport>(callbacks);
   CallbackTransport& transport = *made;
   NVFP4_MOE_ASSIGN(auto exchange, Exchange::connect(std::move(made), rank, world, timeout));
-  auto connected = connect_links(*exchange, links);
-  NVFP4_MOE_TRY(exchange->look());  // what ended the host's functions meanwhile
-  transport.set_links(std::move(connected));
+  auto processes = RankProcesses::open(*exchange);
+  NVFP4_MOE_TRY(exchange->poll());  // a failure of the caller's functions meanwhile
+  transport.set_processes(std::move(processes));
   return exchange;
 }
 

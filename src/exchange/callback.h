@@ -1,4 +1,4 @@
-// Ranks that a host's own communication connects: torch.distributed, MPI, whatever the caller has.
+// Ranks that the caller's own communication connects: torch.distributed, MPI, or any other.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/links.h"
 
 namespace nvfp4_moe {
 
@@ -25,9 +24,9 @@ struct ExchangeCallbacks {
   void (*abort)(void* user, const char* message) = nullptr;
 };
 
-// Beside the host's functions, which say nothing of a rank whose process ends between two calls, ranks have connections of
-// their own; where those are not wanted or cannot be had, the exchange goes without, and its sees_ends() says why.
+// Ranks of one host also poll each other's processes (processes.h), since the functions report the end of a rank only in a
+// call. If they cannot, the exchange works without, and its can_poll() returns the reason.
 Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
-                                                    Timeout timeout = kExchangeTimeout, const LinkOptions& links = {});
+                                                    Timeout timeout = kExchangeTimeout);
 
 }  // namespace nvfp4_moe

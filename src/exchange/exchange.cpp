@@ -11,12 +11,12 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a hello of this library, in this order of bytes
+constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
 
 // Of what a rank says in check_same: a placement of very many slots, and room.
 constexpr int64_t kLongestText = int64_t{64} << 20;
 
-struct Hello {
+struct Handshake {
   uint64_t magic = 0;
   int32_t rank = 0;
   int32_t world = 0;
@@ -80,12 +80,12 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 
 }  // namespace
 
-// Takes the exchange for one call. Two at once on one rank would meet other ranks' calls in no order. A look is none of
-// them: it lasts for a moment, for which a call waits.
+// Takes the exchange for one call. Two at once on one rank would reach the other ranks in no defined order. A poll takes only
+// a moment, for which a call waits.
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
-    if (exchange_.forked()) return;  // a thread of the parent's may have been in a call or a look
+    if (exchange_.forked()) return;  // a thread of the parent's may have been in a call or a poll
     Use found = Use::kNone;
     while (!exchange_.in_use_.compare_exchange_weak(found, use)) {
       if (found == Use::kCall) return;
@@ -180,23 +180,23 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
                                                     Timeout timeout) {
   NVFP4_MOE_TRY(check_rank(rank, world, timeout));
   std::unique_ptr<Exchange> exchange(new Exchange(std::move(transport), rank, world, timeout));
-  Hello mine{kMagic, rank, world, {}};
+  Handshake mine{kMagic, rank, world, {}};
   std::string_view(NVFP4_MOE_VERSION).copy(mine.version, sizeof(mine.version) - 1);
-  std::vector<Hello> all(static_cast<size_t>(world));
-  NVFP4_MOE_TRY(exchange->gather("hello", &mine, sizeof(mine), all.data(), timeout));
+  std::vector<Handshake> all(static_cast<size_t>(world));
+  NVFP4_MOE_TRY(exchange->gather("handshake", &mine, sizeof(mine), all.data(), timeout));
   for (int r = 0; r < world; ++r) {
-    Hello& hello = all[static_cast<size_t>(r)];
-    if (hello.magic != kMagic)
-      return invalid_argument("exchange: expected a hello of this library from rank " + std::to_string(r) +
+    Handshake& other = all[static_cast<size_t>(r)];
+    if (other.magic != kMagic)
+      return invalid_argument("exchange: expected a handshake of this library from rank " + std::to_string(r) +
                               ", got other bytes");
-    hello.version[sizeof(hello.version) - 1] = 0;
-    if (std::strcmp(hello.version, all[0].version) != 0)
+    other.version[sizeof(other.version) - 1] = 0;
+    if (std::strcmp(other.version, all[0].version) != 0)
       return invalid_argument("exchange: expected nvfp4-moe " + std::string(all[0].version) + " on rank " +
-                              std::to_string(r) + " as on rank 0, got " + hello.version);
-    if (hello.rank == r && hello.world == world) continue;
+                              std::to_string(r) + " as on rank 0, got " + other.version);
+    if (other.rank == r && other.world == world) continue;
     return invalid_argument("exchange: expected rank " + std::to_string(r) + " of a world of " + std::to_string(world) +
-                            " in place " + std::to_string(r) + ", got rank " + std::to_string(hello.rank) +
-                            " of a world of " + std::to_string(hello.world));
+                            " in place " + std::to_string(r) + ", got rank " + std::to_string(other.rank) +
+                            " of a world of " + std::to_string(other.world));
   }
   return exchange;
 }
@@ -359,11 +359,11 @@ Status Exchange::aborted() {
   return aborted_;
 }
 
-Status Exchange::look() {
-  const Call call(*this, Use::kLook);
+Status Exchange::poll() {
+  const Call call(*this, Use::kPoll);
   if (const Status status = call.status(); !status.ok()) return forked() ? status : Status();
   if (broken_.ok()) broken_ = aborted();
-  if (broken_.ok()) broken_ = transport_->look();
+  if (broken_.ok()) broken_ = transport_->poll();
   return broken_;
 }
 

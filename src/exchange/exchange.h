@@ -1,11 +1,11 @@
-// Exchange: what ranks that each hold some of a layer's experts say to each other.
+// Exchange: the communication of ranks that each hold some of a layer's experts.
 //
 // One rank holds one Exchange. Everything here is collective: all ranks call the same function in the same order, and
 // each gets the same Status where it fails as a whole. What moves bytes is a Transport, which does a single thing
 // (all_to_all_v); sums, agreement and barriers are made of it here, so that their bits and their messages are the same
 // over every transport.
 // Once a transport has failed, the exchange is broken: its first failure is what every later call returns, at once.
-// A process that is forked from a rank's is no rank: there every call is refused, and nothing that is the rank's is touched.
+// A forked child is not a rank. Every call in it fails and leaves the parent's state alone.
 #pragma once
 
 #include <atomic>
@@ -36,6 +36,15 @@ inline constexpr Timeout kExchangeTimeout{30000};
 // Longer than any job waits, and far from what an addition to a clock's time overflows by.
 inline constexpr Timeout kLongestExchangeTimeout{1'000'000'000};
 
+class Deadline {
+ public:
+  explicit Deadline(Timeout timeout) : end_(std::chrono::steady_clock::now() + timeout) {}
+  bool passed() const { return std::chrono::steady_clock::now() >= end_; }
+
+ private:
+  std::chrono::steady_clock::time_point end_;
+};
+
 // The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
 inline constexpr int kMostRanks = 1024;
 
@@ -57,10 +66,10 @@ class Transport {
   // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
   // From any thread, also while a call is in flight.
   virtual void abort(const Status& why) = 0;
-  // Whether another rank is known to have left or failed, without waiting. Ok where the transport cannot tell.
-  virtual Status look() { return {}; }
-  // Ok where look sees the end of every other rank's process by itself; else why it does not.
-  virtual Status sees_ends() const { return {}; }
+  // The failure of another rank, or that it has left, as far as the transport knows. Does not wait.
+  virtual Status poll() { return {}; }
+  // Ok if poll reports the end of every other rank's process; else why only a call or its timeout does.
+  virtual Status can_poll() const { return {}; }
   // In a child that was forked from the rank's process, instead of its end: takes no lock, says nothing to anybody, and
   // gives back what the child has as copies of its own.
   virtual void drop_in_child() {}
@@ -123,8 +132,8 @@ class Exchange {
   ~Exchange();
   Exchange(const Exchange&) = delete;
   Exchange& operator=(const Exchange&) = delete;
-  // Says hello to all ranks, and so refuses a world whose ranks do not agree who they are. kInvalidArgument for a rank
-  // outside [0, world); what the transport says where a rank is missing.
+  // Performs a handshake with all ranks and fails if they disagree on rank or world size. kInvalidArgument for a rank
+  // outside [0, world); the transport's failure if a rank is missing.
   static Result<std::unique_ptr<Exchange>> connect(std::unique_ptr<Transport> transport, int rank, int world,
                                                    Timeout timeout = kExchangeTimeout);
 
@@ -154,11 +163,11 @@ class Exchange {
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Status check_same(std::string_view what, const Facts& mine);
 
-  // Not collective: the failure that ended the exchange, or that the transport sees now. Ok while a call is in flight.
-  // kUnsupported in a forked child, as every call there.
-  Status look();
-  // Ok where look sees another rank's end without a call; else why only a call does. The same on all ranks.
-  Status sees_ends() const { return transport_->sees_ends(); }
+  // Not collective and does not wait: the failure that ended the exchange, or that the transport reports now. Ok while a call
+  // is in flight. kUnsupported in a forked child, as every call there.
+  Status poll();
+  // As the transport's. The same on all ranks.
+  Status can_poll() const { return transport_->can_poll(); }
   // For layers on devices, either of the two; null: none. Set once, before such a layer opens; it goes before the exchange
   // does.
   void set_device(std::unique_ptr<DeviceTransport> device) { device_ = std::move(device); }
@@ -195,7 +204,7 @@ class Exchange {
   const int rank_, world_;
   const Timeout timeout_;
   const uint32_t process_ = fork_count();
-  enum class Use : uint8_t { kNone, kCall, kLook };
+  enum class Use : uint8_t { kNone, kCall, kPoll };
   std::atomic<Use> in_use_{Use::kNone};
   Status broken_;  // guarded by in_use_
   std::mutex abort_mutex_;

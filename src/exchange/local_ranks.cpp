@@ -50,9 +50,8 @@ Result<LocalRanks> LocalRanks::threads(int world, Timeout timeout) {
   return ranks;
 }
 
-LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange, const std::string& address) {
+LocalRanks LocalRanks::process(std::unique_ptr<Exchange> exchange) {
   LocalRanks ranks;
-  ranks.address_ = address;
   ranks.exchanges_.push_back(std::move(exchange));
   return ranks;
 }
@@ -70,6 +69,28 @@ Status LocalRanks::each(const std::function<Status(int index)>& body) const {
   });
   for (const Status& status : statuses) NVFP4_MOE_TRY(status);
   return {};
+}
+
+ProgressFn RanksProgress::of_rank(int index) {
+  return [this, index](const Progress& mine) {
+    const std::lock_guard lock(mutex_);
+    Progress& kept = ranks_[static_cast<size_t>(index)];
+    kept = mine;
+    kept.what = kept.item = {};  // which end with this call
+    if (!progress_) return true;
+    const std::string item = "rank " + std::to_string(first_rank_ + index) + ": " + std::string(mine.item);
+    Progress all;
+    for (const Progress& rank : ranks_) {
+      all.done += rank.done;
+      all.total += rank.total;
+      all.done_bytes += rank.done_bytes;
+      all.total_bytes += rank.total_bytes;
+    }
+    all.what = "load";
+    all.item = item;
+    all.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    return progress_(all);
+  };
 }
 
 }  // namespace nvfp4_moe

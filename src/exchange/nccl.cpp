@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "exchange/nccl_library.h"
-#include "exchange/socket.h"
 #include "exchange/watch.h"
 
 namespace nvfp4_moe {
@@ -50,9 +49,9 @@ class NcclTransport : public DeviceTransport {
     static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.marks.drop(call.mark);
     for (void* mark : free_marks_) options_.marks.drop(mark);
-    // The exchange may have failed since the watch last looked. A communicator whose ranks do not all end is not destroyed, which
+    // The exchange may have failed since the watch last polled. A communicator whose ranks do not all end is not destroyed, which
     // waits for them, but aborted.
-    const bool failed = !watch_.failure().ok() || !exchange_.look().ok();
+    const bool failed = !watch_.failure().ok() || !exchange_.poll().ok();
     // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
     end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
     end_.wait(captured_ ? kGraphs

@@ -1,6 +1,6 @@
 // Ranks on GPUs, over NCCL: bytes from device memory to device memory, in the order of a stream.
 //
-// A rank has an Exchange first, over processes or a host's functions: through it go NCCL's unique id, what ranks have to
+// A rank has an Exchange first: through it go NCCL's unique id, what ranks have to
 // agree on, and the failures that NCCL itself never hears of. No call here waits for a device, so that all of them can be
 // captured into a graph; a thread of its own watches what has been enqueued.
 #pragma once

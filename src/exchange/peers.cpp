@@ -192,7 +192,7 @@ class Peers : public PeerMemory {
     if (!lost) return {};
     Watch::Lock lock = watch_->lock();
     if (!watch_->failure().ok()) return watch_->failure();
-    if (const Status why = late(); !why.ok()) return watch_->fail_all(lock, why);  // the watch has not looked yet
+    if (const Status why = late(); !why.ok()) return watch_->fail_all(lock, why);  // the watch has not polled yet
     return {};
   }
   void abort(const Status& why) override {

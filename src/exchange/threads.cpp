@@ -18,7 +18,7 @@ class ThreadGroup::Rank : public Transport {
     const std::lock_guard lock(group_->mutex_);
     group_->fail(why);
   }
-  Status look() override {
+  Status poll() override {
     const std::lock_guard lock(group_->mutex_);
     return group_->failure_;
   }

@@ -5,20 +5,20 @@
 namespace nvfp4_moe {
 
 Watch::Watch(Exchange& exchange, Watched watched) : exchange_(exchange), watched_(std::move(watched)) {
-  looking_->thread = std::thread([this] { run(); });
+  poller_->thread = std::thread([this] { run(); });
 }
 
 void Watch::end() {
   if (process_ != fork_count()) {
-    static_cast<void>(looking_.release());
+    static_cast<void>(poller_.release());
     return;
   }
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
   }
-  looking_->changed.notify_all();
-  if (looking_->thread.joinable()) looking_->thread.join();
+  poller_->changed.notify_all();
+  if (poller_->thread.joinable()) poller_->thread.join();
 }
 
 const Status& Watch::fail(const Status& why) {
@@ -37,16 +37,16 @@ Status Watch::fail_all(Lock& lock, const Status& why) {
 
 void Watch::run() {
   Lock lock(mutex_);
-  while (!looking_->changed.wait_for(lock, kInterval, [this] { return ends_; })) {
+  while (!poller_->changed.wait_for(lock, kInterval, [this] { return ends_; })) {
     if (!failure_.ok()) return;
-    if (const Status seen = watched_.look(); !seen.ok()) {
+    if (const Status seen = watched_.poll(); !seen.ok()) {
       const Status failure = fail_all(lock, seen);
       static_cast<void>(failure);  // what the next call returns
       return;
     }
-    // Not under the mutex: a run that enqueues does not wait for what the transport has to say.
+    // Not under the mutex: a run that enqueues does not wait for the transport.
     lock.unlock();
-    const Status others = exchange_.look();
+    const Status others = exchange_.poll();
     lock.lock();
     if (!others.ok() && !ends_) fail(others);
   }

@@ -1,7 +1,7 @@
-// The watch over what a rank has enqueued on its device: no call waits for it, so that a thread looks.
+// Watches what a rank has enqueued on its device. No call waits for that work, so a thread polls.
 //
-// What the device says, and ranks that are gone or have failed, end the link between the devices. The first failure is the one
-// that stays. What only this rank sees goes to the other ranks by the exchange; what the exchange says they have heard.
+// A failure that the device reports, or a rank that has left or failed, ends the link between the devices. The first failure is
+// the one that stays. The exchange passes on a failure that only this rank knows.
 #pragma once
 
 #include <condition_variable>
@@ -21,26 +21,26 @@ class Watch {
   using Lock = std::unique_lock<ForkMutex>;
   // What is watched. Both are called under the watch's mutex, from any thread.
   struct Watched {
-    std::function<Status()> look;                  // does not wait; no longer asked once anything has failed
+    std::function<Status()> poll;                  // does not wait; not called again after a failure
     std::function<void(const Status& why)> fails;  // once, by the first failure: ends what is enqueued
   };
 
-  // Looks from here on, every kInterval. The exchange outlives it.
+  // Polls from here on, every kInterval. The exchange outlives it.
   Watch(Exchange& exchange, Watched watched);
   ~Watch() { end(); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // No look is under way when it returns, and none follows. In a forked child there is no thread to wait for.
+  // No poll is in progress when it returns, and none follows. In a forked child there is no thread to wait for.
   void end();
 
-  // For whoever changes what `look` and `fails` read.
+  // For code that changes what `poll` and `fails` read.
   Lock lock() { return Lock(mutex_); }
   // Under the mutex. Ok while there is none.
   const Status& failure() const { return failure_; }
   // Under the mutex: of this rank alone. What comes back is the failure that stays.
   const Status& fail(const Status& why);
-  // Under the mutex, which it gives back: the other ranks hear of it too.
+  // Under the mutex, which it gives back: passes the failure on to the other ranks.
   Status fail_all(Lock& lock, const Status& why);
 
   static constexpr Timeout kInterval{50};
@@ -49,7 +49,7 @@ class Watch {
   void run();
 
   // What a forked child can neither wait for nor destroy: the thread is not there, and counts as one that waits.
-  struct Looking {
+  struct Poller {
     std::condition_variable_any changed;
     std::thread thread;
   };
@@ -60,7 +60,7 @@ class Watch {
   ForkMutex mutex_{ForkMutex::AtFork::kAbandoned};  // guards what is below
   Status failure_;
   bool ends_ = false;
-  std::unique_ptr<Looking> looking_ = std::make_unique<Looking>();
+  std::unique_ptr<Poller> poller_ = std::make_unique<Poller>();
 };
 
 }  // namespace nvfp4_moe

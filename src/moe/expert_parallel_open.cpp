@@ -239,11 +239,11 @@ std::string ExpertParallelLayer::describe_json() const {
   json["shared_intermediate_size"] = config_->shared_intermediate_size;
   json["max_tokens"] = max_tokens_;
   json["workspace_bytes"] = workspace_bytes();
-  const Status seen = exchange_->sees_ends();
+  const Status polls = exchange_->can_poll();
   json["expert_parallel"] = {{"rank", exchange_->rank()},
                              {"world", exchange_->world()},
                              {"over", device_slots_ ? exchange_->device_link()->describe() : "host"},
-                             {"ends", seen.ok() ? "seen at once" : "seen in calls alone: " + seen.message()},
+                             {"ends", polls.ok() ? "polled" : "reported by calls: " + polls.message()},
                              {"combine", to_string(options_.combine)},
                              {"capacity", options_.capacity},
                              {"placement", placement_.to_string()}};

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "core/dequantize.h"
-#include "exchange/ranks_progress.h"
 #include "moe/activation_choice.h"
 #include "moe/placed_batch.h"
 
@@ -162,12 +161,12 @@ Status verify_rank(const std::string& path, const RanksOptions& options, std::sh
 Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
                                              const RanksOptions& options) {
   std::vector<RanksCheck> checks;
-  NVFP4_MOE_ASSIGN(const auto progress, RanksProgress::connect(ranks, options.progress));
+  RanksProgress progress(ranks, options.progress);
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / ranks.here());
   NVFP4_MOE_TRY(ranks.each([&](int index) {
     const std::string device = options.device ? options.device(index) : "cpu";
-    return verify_rank(path, options, ranks.exchange(index), device, threads, progress->of_rank(index), checks);
+    return verify_rank(path, options, ranks.exchange(index), device, threads, progress.of_rank(index), checks);
   }));
   return checks;
 }

@@ -1,4 +1,4 @@
-// verify --ep and bench --ep: over threads of the tool, over processes that a launcher's variables connect, and what they
+// verify --ep and bench --ep: over threads of the tool, over processes of mpirun, and what they
 // refuse.
 #include <filesystem>
 #include <map>
@@ -9,7 +9,6 @@
 #include "cli/bench/rank_batches.h"
 #include "cli/run_tool.h"
 #include "exchange/balance.h"
-#include "exchange/socket.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -35,7 +34,7 @@ const std::string& packed() {
   return path;
 }
 
-// Over ranks: threads of the tool, and processes that a launcher's variables connect.
+// Over ranks: threads of the tool, and processes of mpirun.
 TEST(Ranks, VerifyOverRanksGivesTheBitsOfOne) {
   for (const std::string combine : {"all_to_all", "all_reduce"}) {
     const ToolRun run = run_tool({"verify", packed(), "--ep", "3", "--combine", combine, "--json"});
@@ -68,42 +67,29 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   EXPECT_THAT(refused({"--device", "cuda", "--over", "nccl,peers"}), HasSubstr("--over: expected one way"));
   EXPECT_THAT(refused({"--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
   EXPECT_THAT(refused({"--ep", "99"}), HasSubstr("--ep"));
-  EXPECT_THAT(refused({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "9"}}),
-              HasSubstr("--ep: expected 2, the ranks that torchrun started, got 3"));
+  EXPECT_THAT(refused({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "1"}}),
+              HasSubstr("got torchrun (run `torchrun -m nvfp4_moe.verify`"));
+  for (const char* number_of_ranks : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    EXPECT_THAT(refused({}, {{number_of_ranks, "3"}, {"NVFP4_MOE_MPI", "/nonesuch.so"}}),
+                AllOf(HasSubstr("need the MPI adapter: expected /nonesuch.so"), HasSubstr("build examples/mpi")));
+  EXPECT_THAT(refused({}, {{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "3"}, {"NVFP4_MOE_MPI", "libm.so.6"}}),
+              HasSubstr("--ep: libm.so.6: expected nvfp4_moe_mpi_connect, got none"));
   const std::string few = run_tool({"verify", packed(), "--ep", "9"}).err;  // of 8 experts
   EXPECT_THAT(few, HasSubstr("rank 0: "));
   EXPECT_EQ(few.find("rank 0: "), few.rfind("rank 0: ")) << few;
 }
 
-// As under torchrun: a process a rank. env and tool: as run_tool has them.
-std::vector<ToolRun> run_launched(const std::vector<std::string>& arguments, int world,
-                                  const std::map<std::string, std::string>& env = {}, const std::string& tool = "") {
-  const auto taken = listen_on("127.0.0.1", 0);
-  EXPECT_OK(taken);
-  const int port = *local_port(*taken) - 1;
-  const_cast<Socket&>(*taken).close();
-  std::vector<ToolRun> runs(static_cast<size_t>(world));
-  std::vector<std::thread> ranks;
-  for (int rank = 0; rank < world; ++rank)
-    ranks.emplace_back([&, rank] {
-      std::map<std::string, std::string> of_rank = env;
-      of_rank.insert({{"RANK", std::to_string(rank)},
-                      {"WORLD_SIZE", std::to_string(world)},
-                      {"MASTER_ADDR", "127.0.0.1"},
-                      {"MASTER_PORT", std::to_string(port)}});
-      runs[static_cast<size_t>(rank)] = run_tool(arguments, of_rank, Stdout::kFile, tool);
-    });
-  for (std::thread& rank : ranks) rank.join();
-  return runs;
-}
-
-// Each process is one rank, and rank 0 says it for all.
-TEST(Ranks, VerifyOverProcessesThatALauncherStarted) {
-  const std::vector<ToolRun> runs = run_launched({"verify", packed(), "--ep", "2"}, 2);
-  for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_THAT(runs[0].out, HasSubstr("2 ranks (processes)"));
-  EXPECT_THAT(runs[0].out, HasSubstr("equal"));
-  EXPECT_THAT(runs[1].out, Not(HasSubstr("equal")));
+TEST(Ranks, VerifyUnderMpi) {
+  if (!has_mpi()) GTEST_SKIP() << kNoMpi;
+  for (const char* combine : {"all_to_all", "all_reduce"}) {
+    const ToolRun run = run_under_mpi({"verify", packed(), "--ep", "2", "--combine", combine});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    EXPECT_THAT(run.out, HasSubstr("2 ranks (processes)"));
+    EXPECT_THAT(run.out, HasSubstr("pass"));
+  }
+  const ToolRun other = run_under_mpi({"verify", packed(), "--ep", "3"});
+  EXPECT_NE(other.exit_code, 0);
+  EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the ranks that MPI has, got 3"));
 }
 
 // Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44, then 2 slots and 2
@@ -265,16 +251,14 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
   EXPECT_LE(report["timings"][9]["busiest_over_even"].get<double>(), 1.5) << "of 12 assignments, 4 each at best";
 }
 
-TEST(Ranks, BenchOverProcessesThatALauncherStarted) {
-  const std::vector<ToolRun> runs = run_launched({"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0",
-                                                  "--threads", "1", "--routing", "zipf", "--balance"},
-                                                 2);
-  for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_THAT(runs[0].out, HasSubstr("2 processes of 1 thread each"));
-  for (const char* way : {"one_rank", "own_experts", "all_to_all", "all_reduce", "balanced"}) {
-    EXPECT_THAT(runs[0].out, HasSubstr(way));
-    EXPECT_THAT(runs[1].out, Not(HasSubstr(way)));
-  }
+TEST(Ranks, BenchUnderMpi) {
+  if (!has_mpi()) GTEST_SKIP() << kNoMpi;
+  const ToolRun run = run_under_mpi({"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0", "--threads",
+                                     "1", "--routing", "zipf", "--balance"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("2 processes of 1 thread each"));
+  for (const char* way : {"one_rank", "own_experts", "all_to_all", "all_reduce", "balanced"})
+    EXPECT_THAT(run.out, HasSubstr(way));
 }
 
 TEST(Ranks, BenchSaysWhatItCannot) {
@@ -321,23 +305,26 @@ TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
 class RanksOnEmulatedGpus : public ::testing::Test {
  protected:
 #ifdef NVFP4_MOE_EMULATED_TOOL
-  std::vector<ToolRun> run(std::vector<std::string> words) {
+  void SetUp() override {
+    if (!has_mpi()) GTEST_SKIP() << kNoMpi;
+  }
+  ToolRun run(std::vector<std::string> words) {
     const std::string nccl = dir_.file("libnccl.so.2");
     std::error_code there;
     std::filesystem::create_symlink(NVFP4_MOE_FAKE_NCCL, nccl, there);
     words.insert(words.begin() + 1, {narrow(), "--ep", "2", "--device", "cuda:0", "--quiet", "--json"});
     const std::string folder = std::filesystem::path(nccl).parent_path().string();
-    std::vector<ToolRun> runs = run_launched(words, 2,
-                                             {{"LD_LIBRARY_PATH", folder},
-                                              { "PTXEMU_CC",
-                                                "8.0" }},
-                                             NVFP4_MOE_EMULATED_TOOL);
-    for (const ToolRun& run : runs) EXPECT_EQ(run.exit_code, 0) << run.err << run.out;
-    return runs;
+    const ToolRun made = run_under_mpi(words,
+                                       {{"LD_LIBRARY_PATH", folder},
+                                        { "PTXEMU_CC",
+                                          "8.0" }},
+                                       NVFP4_MOE_EMULATED_TOOL);
+    EXPECT_EQ(made.exit_code, 0) << made.err << made.out;
+    return made;
   }
 #else
   void SetUp() override { GTEST_SKIP() << "built without the emulator of CUDA (NVFP4_MOE_EMULATE)"; }
-  std::vector<ToolRun> run(const std::vector<std::string>&) { return std::vector<ToolRun>(2); }
+  ToolRun run(const std::vector<std::string>&) { return {}; }
 #endif
 
  private:
@@ -346,7 +333,7 @@ class RanksOnEmulatedGpus : public ::testing::Test {
 
 TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
   for (const std::string combine : {"all_to_all", "all_reduce"}) {
-    const nlohmann::json report = run({"verify", "--tokens", "6", "--combine", combine})[0].json();
+    const nlohmann::json report = run({"verify", "--tokens", "6", "--combine", combine}).json();
     EXPECT_EQ(report["device"], "cuda:0");
     EXPECT_EQ(report["over"], "nccl");
     ASSERT_TRUE(report.contains("checks")) << report.dump();
@@ -363,7 +350,7 @@ TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
 
 TEST_F(RanksOnEmulatedGpus, BenchTellsWhatTheExchangeAdds) {
   const nlohmann::json report = run({"bench", "--tokens", "2", "--routing", "hot", "--combine", "all_to_all",
-                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"})[0]
+                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"})
                                     .json();
   ASSERT_TRUE(report.contains("timings")) << report.dump();
   std::vector<std::string> order;

@@ -80,6 +80,34 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
   return result;
 }
 
+bool has_mpi() {
+#ifdef NVFP4_MOE_MPI_ADAPTER
+  return true;
+#else
+  return false;
+#endif
+}
+
+ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::string, std::string> env,
+                      const std::string& tool) {
+#ifdef NVFP4_MOE_MPI_ADAPTER
+  env.insert({"NVFP4_MOE_MPI", NVFP4_MOE_MPI_ADAPTER});
+  std::vector<std::string> rank = {tool.empty() ? NVFP4_MOE_TOOL : tool};
+  rank.insert(rank.end(), arguments.begin(), arguments.end());
+  // Memory between the ranks, loopback between mpirun and them.
+  std::vector<std::string> words = {
+      "--allow-run-as-root", "--oversubscribe", "--bind-to",          "none", "--mca", "btl",
+      "self,vader",          "--mca",           "oob_tcp_if_include", "lo",   "-n",    "1"};
+  words.insert(words.end(), rank.begin(), rank.end());
+  for (const char* word : {":", "-n", "1", "sh", "-c", "exec \"$0\" \"$@\" >/dev/null"}) words.push_back(word);
+  words.insert(words.end(), rank.begin(), rank.end());
+  return run_tool(words, env, Stdout::kFile, NVFP4_MOE_MPIEXEC);
+#else
+  static_cast<void>(arguments), static_cast<void>(env), static_cast<void>(tool);
+  return {};
+#endif
+}
+
 int count_lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
 }  // namespace nvfp4_moe::test

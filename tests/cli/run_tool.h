@@ -23,6 +23,12 @@ enum class Stdout { kFile, kClosedPipe, kFull, kTerminal };
 ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env = {},
                  Stdout where = Stdout::kFile, const std::string& tool = "");
 
+// Two processes of mpirun, a rank each, where the build has MPI. What rank 0 wrote to stdout, and both to stderr.
+ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::string, std::string> env = {},
+                      const std::string& tool = "");
+bool has_mpi();
+inline constexpr const char* kNoMpi = "built without MPI (libopenmpi-dev)";
+
 int count_lines(const std::string& text);
 
 }  // namespace nvfp4_moe::test

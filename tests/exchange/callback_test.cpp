@@ -40,7 +40,7 @@ TEST(Exchange, AnAbortThatMeetsACallInFlightIsWhatLaterCallsReturn) {
   (*exchange)->abort(Status(Code::kIo, "again"));
   host.holds = false;
   caller.join();
-  EXPECT_EQ((*exchange)->look().message(), "rank 0: stopped");
+  EXPECT_EQ((*exchange)->poll().message(), "rank 0: stopped");
   EXPECT_EQ((*exchange)->barrier().message(), "rank 0: stopped");
   EXPECT_EQ((*exchange)->barrier().code(), Code::kCancelled);
 }
@@ -53,7 +53,6 @@ TEST(Exchange, ATimeoutThatNoClockHoldsIsRefused) {
   };
   EXPECT_EQ(connect(Timeout{INT64_MAX}).message(), expected);
   EXPECT_OK(connect(kLongestExchangeTimeout));
-  EXPECT_EQ(connect_tcp("127.0.0.1", 1, 0, 1, Timeout{INT64_MAX}).status().message(), expected);
   const auto group = ThreadGroup::make(2);
   ASSERT_OK(group);
   EXPECT_EQ((*group)->join(0, 2, Timeout{INT64_MAX}).status().message(), expected);

@@ -28,7 +28,7 @@ struct EchoPeer {
     const int64_t echoed = size < send_bytes[0] ? size : send_bytes[0];
     if (echoed > 0) std::memcpy(received, own, static_cast<size_t>(echoed));
     constexpr int32_t kRank = 1;
-    if (self.calls == 0) std::memcpy(received + sizeof(uint64_t), &kRank, sizeof(kRank));  // its hello
+    if (self.calls == 0) std::memcpy(received + sizeof(uint64_t), &kRank, sizeof(kRank));  // its handshake
     if (self.change) self.change(self.calls, {received, static_cast<size_t>(size)});
     ++self.calls;
     return 0;

@@ -33,7 +33,6 @@ struct ForkedRank {
 void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
   const auto group = ThreadGroup::make(kWorld);
   ASSERT_OK(group);
-  const int port = test::free_port();
   ranks.resize(kWorld);
   on_threads(kWorld, [&](int rank) {
     ForkedRank& made = ranks[static_cast<size_t>(rank)];
@@ -41,11 +40,10 @@ void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
       auto called_back = test::CalledBack::connect(**group, rank, kWorld, kLong);
       ASSERT_OK(called_back);
       made.called_back = std::move(*called_back);
-      EXPECT_OK(made.exchange().sees_ends());
+      EXPECT_OK(made.exchange().can_poll());
       return;
     }
-    auto exchange =
-        over == Over::kTcp ? connect_tcp("127.0.0.1", port, rank, kWorld, kLong) : (*group)->join(rank, kWorld, kLong);
+    auto exchange = (*group)->join(rank, kWorld, kLong);
     ASSERT_OK(exchange);
     made.own = std::move(*exchange);
   });
@@ -58,7 +56,7 @@ int first_that_is_not_refused(Exchange& exchange) {
   float value = 0;
   int call = 0;
   for (const Status& status :
-       {exchange.look(), exchange.barrier(), exchange.agree({}), exchange.agree(Status(Code::kIo, "mine")),
+       {exchange.poll(), exchange.barrier(), exchange.agree({}), exchange.agree(Status(Code::kIo, "mine")),
         exchange.all_gather(&one, sizeof(one), to), exchange.all_reduce(&value, 1, DType::kF32),
         exchange.all_to_all_v(from, bytes, to, bytes), exchange.check_same("config", {{"top_k", "8"}})}) {
     ++call;
@@ -69,7 +67,7 @@ int first_that_is_not_refused(Exchange& exchange) {
 
 // Dropped in the child whole, as a host's exit does it: the other rank's exchange goes on.
 ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsName) {
-  for (const Over over : {Over::kThreads, Over::kCallbacks, Over::kTcp}) {
+  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
     std::vector<ForkedRank> ranks;
     connect_ranks(over, ranks);
@@ -81,7 +79,7 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
                 return 0;
               }),
               0);
-    for (const ForkedRank& rank : ranks) EXPECT_OK(rank.exchange().look());
+    for (const ForkedRank& rank : ranks) EXPECT_OK(rank.exchange().poll());
     on_threads(kWorld, [&](int rank) {
       Exchange& exchange = ranks[static_cast<size_t>(rank)].exchange();
       int64_t mine = rank + 5, all[kWorld] = {};
@@ -94,7 +92,7 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
 // The other rank hears of the parent's end, which a child's copies of the connections would hide: of one that drops the
 // exchange, and of one that knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
-  for (const Over over : {Over::kCallbacks, Over::kTcp}) {
+  for (const Over over : {Over::kCallbacks}) {
     for (const bool drops : {false, true}) {
       SCOPED_TRACE(std::string(name_of(over)) + (drops ? ", dropped" : ", not dropped"));
       std::vector<ForkedRank> ranks;
@@ -108,8 +106,8 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
         EXPECT_EQ(::read(forked[0], &word, 1), 1);
         ranks[0] = {};
         const Deadline deadline(Timeout{5000});
-        while (ranks[1].exchange().look().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-        EXPECT_EQ(ranks[1].exchange().look().message(), "exchange: expected rank 0, got none: it has left");
+        while (ranks[1].exchange().poll().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+        EXPECT_EQ(ranks[1].exchange().poll().message(), "exchange: expected rank 0, got none: it has left");
         EXPECT_EQ(::write(heard[1], &word, 1), 1);
       });
       // The child is there until the parent has heard.
@@ -125,23 +123,23 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
   }
 }
 
-// The child forks while the watch waits, looks, or holds its mutex.
+// The child forks while the watch waits, polls, or holds its mutex.
 ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
   const auto group = ThreadGroup::make(1);
   ASSERT_OK(group);
   const std::unique_ptr<Exchange> exchange = std::move(*(*group)->join(0, 1, kLong));
-  const auto watched = [](std::atomic<int>& looks, Timeout each) {
-    return Watch::Watched{[&looks, each]() -> Status {
-                            ++looks;
+  const auto watched = [](std::atomic<int>& polls, Timeout each) {
+    return Watch::Watched{[&polls, each]() -> Status {
+                            ++polls;
                             std::this_thread::sleep_for(each);
                             return {};
                           },
                           [](const Status&) {}};
   };
   for (const Timeout each : {Timeout{0}, Timeout{300}}) {
-    std::atomic<int> looks{0};
-    auto watch = std::make_unique<Watch>(*exchange, watched(looks, each));
-    while (looks == 0) std::this_thread::yield();
+    std::atomic<int> polls{0};
+    auto watch = std::make_unique<Watch>(*exchange, watched(polls, each));
+    while (polls == 0) std::this_thread::yield();
     EXPECT_EQ(in_forked_child([&] {
                 {
                   const Watch::Lock lock = watch->lock();
@@ -152,8 +150,8 @@ ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
                 return 0;
               }),
               0);
-    const int before = looks;
-    while (looks == before) std::this_thread::yield();  // the parent's goes on
+    const int before = polls;
+    while (polls == before) std::this_thread::yield();  // the parent's goes on
   }
 }
 

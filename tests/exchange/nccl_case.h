@@ -45,9 +45,9 @@ inline NcclOptions fake() {
   return options;
 }
 
-// Every rank of a world with NCCL, over TCP as processes are.
+// Every rank of a world with NCCL, over a host's functions as processes are.
 inline void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
-                       const NcclOptions& options = fake(), Over over = Over::kTcp) {
+                       const NcclOptions& options = fake(), Over over = Over::kCallbacks) {
   on_ranks(over, world, timeout, [&](Exchange& exchange) {
     auto device = connect_nccl(exchange, options);
     ASSERT_OK(device);

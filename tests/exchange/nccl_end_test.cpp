@@ -86,7 +86,7 @@ TEST(NcclEnd, DroppingDoesNotWaitForGraphs) {
 }
 
 TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
-  while_graphs_hold_them(Over::kTcp, [](Exchange& exchange, DeviceTransport& device) {
+  while_graphs_hold_them(Over::kCallbacks, [](Exchange& exchange, DeviceTransport& device) {
     if (exchange.rank() == 1) {
       EXPECT_LT(test::seconds_of([&] {
                   exchange.abort(Status(Code::kIo, "over"));
@@ -100,11 +100,11 @@ TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
 
-// The watch looks every 50 ms. A communicator that is destroyed waits for the other ranks, one of which may be stopped.
+// The watch polls every 50 ms. A communicator that is destroyed waits for the other ranks, one of which may be stopped.
 TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   {
     const Setting never_ends("graphs");
-    on_ranks(Over::kTcp, 2, kLong, [](Exchange& exchange) {
+    on_ranks(Over::kCallbacks, 2, kLong, [](Exchange& exchange) {
       auto device = connect_nccl(exchange, fake());
       ASSERT_OK(device);
       calls();
@@ -143,7 +143,7 @@ TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
     if (child == 0) {
       ::alarm(30);
       static const Setting* const graphs = new Setting("graphs");
-      auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
+      auto exchange = (*ThreadGroup::make(1))->join(0, 1, kLong);
       if (!exchange.ok()) ::_exit(2);
       auto device = connect_nccl(**exchange, fake());
       if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);
@@ -164,7 +164,7 @@ void drop_the_graph_at_last() {
     if (communicators() != 0) ::_exit(5);
   });
   static const Setting* const graphs = new Setting("graphs");
-  auto exchange = connect_tcp("127.0.0.1", test::free_port(), 0, 1, kLong);
+  auto exchange = (*ThreadGroup::make(1))->join(0, 1, kLong);
   if (!exchange.ok()) ::_exit(2);
   auto device = connect_nccl(**exchange, fake());
   if (!device.ok() || !capture(**exchange, **device).ok()) ::_exit(3);

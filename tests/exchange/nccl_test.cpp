@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/float_formats.h"
+#include "exchange/board.h"
 #include "exchange/nccl_case.h"
 #include "exchange/nccl_library.h"
 #include "support/support.h"
@@ -295,9 +296,11 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
 }
 
 // A rank of three, in a process of its own: one call after the other until one fails.
-Status run_until_it_fails(int port, int rank, const std::function<void(int call)>& each) {
+Status run_until_it_fails(const std::shared_ptr<test::Board>& board, int rank,
+                          const std::function<void(int call)>& each) {
   std::optional<Blocks> blocks;  // until the communicator has ended, whose threads write to them
-  auto exchange = connect_tcp("127.0.0.1", port, rank, 3, kLong);
+  test::BoardRank end(board, rank, 3);
+  auto exchange = end.connect(kLong);
   NVFP4_MOE_TRY(exchange.status());
   auto device = connect_nccl(**exchange, fake());
   NVFP4_MOE_TRY(device.status());
@@ -310,18 +313,18 @@ Status run_until_it_fails(int port, int rank, const std::function<void(int call)
 }
 
 TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
-  const int port = test::free_port();
+  const auto board = test::Board::make();
   const std::string expected = "expected rank 1, got none: it has left";
   pid_t children[2];
   for (int child = 0; child < 2; ++child) {
     children[child] = ::fork();
     if (children[child] != 0) continue;
     ::alarm(30);
-    const Status status = run_until_it_fails(port, child + 1, [](int) {});
+    const Status status = run_until_it_fails(board, child + 1, [](int) {});
     ::_exit(status.message().find(expected) != std::string::npos ? 0 : 1);
   }
   const double took = test::seconds_of([&] {
-    const Status status = run_until_it_fails(port, 0, [&](int call) {
+    const Status status = run_until_it_fails(board, 0, [&](int call) {
       if (call == 10) ::kill(children[0], SIGKILL);
     });
     EXPECT_THAT(status.message(), HasSubstr(expected));

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/board.h"
 #include "exchange/echo_peer.h"
 #include "exchange/ranks.h"
 #include "support/attack.h"
@@ -165,9 +166,7 @@ ATTACK_TEST(kReceivedPackets, Peers, AnAddressThatNobodyOfferedIsRefused) {
     peer.change = [&](int64_t, std::span<std::byte> received) {
       if (changes && received.size() == kOffer) std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
     };
-    LinkOptions links;
-    links.wanted = false;
-    const auto exchange = connect_callbacks({&peer, test::EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong, links);
+    const auto exchange = connect_callbacks({&peer, test::EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong);
     ASSERT_OK(exchange);
     const auto connect = [&] {
       return connect_peers(**exchange, std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers())).status();
@@ -231,10 +230,11 @@ TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
 
 // Two processes with a device each, both their cuda:0. What this one's connect_peers says.
 Status between_processes(const DeviceDouble::Answers& answers) {
-  const int port = test::free_port();
+  const auto board = test::Board::make();
   const auto connect = [&](int rank) -> Status {
     Counts counts;
-    NVFP4_MOE_ASSIGN(const auto exchange, connect_tcp("127.0.0.1", port, rank, 2, kLong));
+    test::BoardRank end(board, rank, 2);
+    NVFP4_MOE_ASSIGN(const auto exchange, end.connect(kLong));
     const Status status = connect_peers(*exchange, std::make_unique<DeviceDouble>(0, counts, answers)).status();
     NVFP4_MOE_TRY(exchange->barrier());
     if (counts.opened != 0 || counts.allocations != 0) return check_failed("memory is left");

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 
 #include <chrono>
 #include <functional>
@@ -12,8 +11,6 @@
 #include <vector>
 
 #include "exchange/callback.h"
-#include "exchange/socket.h"
-#include "exchange/tcp.h"
 #include "exchange/threads.h"
 #include "support/support.h"
 
@@ -29,26 +26,10 @@ inline void on_threads(int ranks, const std::function<void(int rank)>& body) {
 inline constexpr Timeout kLong{20000};  // that no test waits for
 
 // How the ranks of a test talk to each other.
-enum class Over { kThreads, kCallbacks, kTcp };
+enum class Over { kThreads, kCallbacks };
 inline const char* name_of(Over over) {
-  constexpr const char* kNames[] = {"threads", "callbacks", "tcp"};
+  constexpr const char* kNames[] = {"threads", "callbacks"};
   return kNames[static_cast<int>(over)];
-}
-
-// A port of this host that nobody listens on.
-inline int free_port() {
-  const auto listener = listen_on("127.0.0.1", 0);
-  return *local_port(*listener);
-}
-
-// A connection, both ends in this process.
-struct Pair {
-  Socket mine, other;
-};
-inline Pair socket_pair() {
-  int fds[2] = {-1, -1};
-  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds), 0);
-  return {Socket(fds[0]), Socket(fds[1])};
 }
 
 // An exchange over a host's functions, the host being one over threads: what a caller's own communication is to the
@@ -87,13 +68,8 @@ class CalledBack {
 inline void on_ranks(Over over, int world, Timeout timeout, const std::function<void(Exchange&)>& body) {
   const auto group = ThreadGroup::make(world);
   ASSERT_OK(group);
-  const int port = over == Over::kTcp ? free_port() : 0;
   on_threads(world, [&](int rank) {
-    if (over == Over::kTcp) {
-      auto exchange = connect_tcp("127.0.0.1", port, rank, world, timeout);
-      ASSERT_OK(exchange);
-      body(**exchange);
-    } else if (over == Over::kThreads) {
+    if (over == Over::kThreads) {
       auto exchange = (*group)->join(rank, world, timeout);
       ASSERT_OK(exchange);
       body(**exchange);

@@ -10,8 +10,9 @@
 
 #include "exchange/callback.h"
 #include "exchange/echo_peer.h"
-#include "exchange/hostile.h"
 #include "exchange/parallel_case.h"
+#include "exchange/received.h"
+#include "moe/announcement.h"
 #include "support/attack.h"
 #include "support/backends.h"
 
@@ -55,9 +56,7 @@ struct Received {
 class RankZero {
  public:
   RankZero(const Backend& backend, const CaseData& data, int64_t capacity) : data_(data) {
-    LinkOptions links;
-    links.wanted = false;
-    auto connected = connect_callbacks({&peer_, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout, links);
+    auto connected = connect_callbacks({&peer_, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
     EXPECT_OK(connected);
     ExpertParallelOptions options;
     options.capacity = capacity;
@@ -152,9 +151,7 @@ TEST(ReceivedPacket, ARanksOwnAnnouncementComesBackAsItWas) {
       return code;
     }
   } host;
-  LinkOptions links;
-  links.wanted = false;
-  auto connected = connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout, links);
+  auto connected = connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
   ASSERT_OK(connected);
   const LayerSource source = source_of(data);
   const auto layer = ExpertParallelLayer::open(data.config, source, options_of(data), {},
@@ -165,6 +162,22 @@ TEST(ReceivedPacket, ARanksOwnAnnouncementComesBackAsItWas) {
   PoisonedWorkspace workspace((*layer)->workspace_bytes(kTokens));
   EXPECT_THAT((*layer)->run(data.batch(out.data()), workspace.data(), workspace.size_bytes()).message(),
               HasSubstr("announcement: expected this rank's own bytes back"));
+}
+
+ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRanks) {
+  for (const int64_t wrong : {int64_t{-1}, int64_t{-5}, INT64_MIN}) {
+    for (const bool tokens : {false, true}) {
+      attacked();
+      on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+        Announcement announcement(2, 3);
+        const bool lies = exchange.rank() == 1;
+        const int64_t counts[3] = {4, lies && !tokens ? wrong : 5, 6};
+        const Status status = announcement.gather(exchange, lies && tokens ? wrong : 7, {}, counts);
+        EXPECT_EQ(status.code(), Code::kIo);
+        EXPECT_EQ(status.message(), "announcement of rank 1: expected counts from 0, got " + std::to_string(wrong));
+      });
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, ::testing::ValuesIn(host_backends()), hardware_test_name<Backend>);

@@ -1,4 +1,4 @@
-// The thread that watches what a device does: when it looks, what ends by a failure, and who hears of it.
+// The thread that watches what a device does: when it polls, what ends by a failure, and who hears of it.
 #include "exchange/watch.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 struct Watching {
   explicit Watching(Exchange& exchange)
       : watch(exchange, {[this] {
-                           ++looks;
+                           ++polls;
                            return seen;
                          },
                          [this](const Status& why) { ended.push_back(why.message()); }}) {}
@@ -44,28 +44,28 @@ struct Watching {
     for (const Deadline deadline(kLong); state().ok() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
     return state();
   }
-  void wait_for_looks(int more) {
-    const int until = looks + more;
-    for (const Deadline deadline(kLong); looks < until && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
-    EXPECT_GE(looks, until);
+  void wait_for_polls(int more) {
+    const int until = polls + more;
+    for (const Deadline deadline(kLong); polls < until && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    EXPECT_GE(polls, until);
   }
 
-  std::atomic<int> looks{0};
+  std::atomic<int> polls{0};
   Status seen;                     // guarded by the watch
   std::vector<std::string> ended;  // guarded by the watch
   Watch watch;                     // last: it reads the others
 };
 
-TEST(Watch, LooksUntilItsEndAndNoLonger) {
-  on_ranks(Over::kTcp, 2, kLong, [](Exchange& exchange) {
+TEST(Watch, PollsUntilItsEndAndNoLonger) {
+  on_ranks(Over::kCallbacks, 2, kLong, [](Exchange& exchange) {
     Watching device(exchange);
-    device.wait_for_looks(3);
+    device.wait_for_polls(3);
     EXPECT_OK(device.state());
     device.watch.end();
-    const int looks = device.looks;
+    const int polls = device.polls;
     device.sees(Status(Code::kIo, "too late"));
     std::this_thread::sleep_for(3 * Watch::kInterval);
-    EXPECT_EQ(device.looks, looks);
+    EXPECT_EQ(device.polls, polls);
     EXPECT_OK(device.state());
     device.watch.end();  // again, as its destructor does
     ASSERT_OK(exchange.barrier());
@@ -74,12 +74,12 @@ TEST(Watch, LooksUntilItsEndAndNoLonger) {
 }
 
 // Whoever drops a rank's link does not wait for the next look.
-TEST(Watch, EndsBetweenLooks) {
+TEST(Watch, EndsBetweenPolls) {
   on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
     double shortest = 1;  // of several: a busy machine is slow to wake a thread
     for (int i = 0; i < 10; ++i) {
       Watching device(exchange);
-      device.wait_for_looks(1);
+      device.wait_for_polls(1);
       shortest = std::min(shortest, test::seconds_of([&] { device.watch.end(); }));
     }
     EXPECT_LT(shortest, std::chrono::duration<double>(Watch::kInterval).count() / 2);
@@ -87,7 +87,7 @@ TEST(Watch, EndsBetweenLooks) {
 }
 
 TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
-  for (const Over over : {Over::kThreads, Over::kTcp}) {
+  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
     std::atomic<int> heard{0};
     on_ranks(over, 3, kLong, [&](Exchange& exchange) {
@@ -106,7 +106,7 @@ TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
 }
 
 TEST(Watch, ARankThatLeavesEndsTheOthers) {
-  for (const Over over : {Over::kThreads, Over::kTcp}) {
+  for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
     on_ranks(over, 2, kLong, [](Exchange& exchange) {
       ASSERT_OK(exchange.barrier());
@@ -133,10 +133,10 @@ TEST(Watch, TheFirstFailureStays) {
         EXPECT_EQ(device.watch.fail(Status(Code::kUnsupported, "first")).message(), "first");
         EXPECT_EQ(device.watch.fail(Status(Code::kIo, "second")).message(), "first");
       }
-      const int looks = device.looks;
+      const int polls = device.polls;
       std::this_thread::sleep_for(3 * Watch::kInterval);
-      EXPECT_EQ(device.looks, looks);
-      EXPECT_OK(exchange.look());  // fail is of this rank alone
+      EXPECT_EQ(device.polls, polls);
+      EXPECT_OK(exchange.poll());  // fail is of this rank alone
       Watch::Lock lock = device.watch.lock();
       EXPECT_EQ(device.watch.fail_all(lock, Status(Code::kIo, "fourth")).message(), "first");
       EXPECT_FALSE(lock.owns_lock());

@@ -1,11 +1,8 @@
 // What another rank may say, and the C interface of exchanges, placements and rearranging with arguments of every kind.
 //
-// One input is a peer's side of a talk, mostly with headers that fit, so that what they announce is reached; or what a peer
-// sends of a layer's runs, changed in some places; or a list of calls on a layer over a world of one rank, where no call can wait
-// for anybody. Checked besides crashes and leaks: codes are known ones, every failure has a text of one line, and nothing takes
+// One input is what another rank sends of a layer's runs, changed in some places; or a list of calls on a layer over a world of one
+// rank, where no call can wait for anybody. Checked besides crashes and leaks: codes are known ones, every failure has a text of one line, and nothing takes
 // longer than its timeout.
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -13,7 +10,6 @@
 #include <vector>
 
 #include "exchange/echo_peer.h"
-#include "exchange/tcp.h"
 #include "fuzz/c_api_arguments.h"
 #include "fuzz/require.h"
 #include "nvfp4_moe/nvfp4_moe.h"
@@ -23,103 +19,6 @@ using nvfp4_moe::fuzz::Arguments;
 namespace {
 
 using namespace nvfp4_moe;  // NOLINT: a target is one file
-
-void check_said(const Status& status) {
-  REQUIRE(status.code() >= Code::kOk && status.code() <= Code::kCancelled);
-  REQUIRE(status.ok() == status.message().empty());
-  REQUIRE(status.message().find('\n') == std::string::npos);
-}
-
-// As tcp.cpp lays it out.
-struct Header {
-  uint32_t kind = 1, call = 0;
-  int64_t bytes = 0, expects = 0;
-  char what[16] = {};
-  uint64_t balance = 0;
-};
-
-// What rank 1 says: a message of each call of `talk`, in their order.
-class Peer {
- public:
-  explicit Peer(Arguments& a) : a_(a) {}
-  std::vector<uint8_t> said;
-
-  // sends, expects: what rank 0 counts on.
-  void say(const char* what, int64_t sends, int64_t expects, std::vector<uint8_t> payload = {}) {
-    Header header;
-    header.call = ++calls_;
-    header.bytes = a_.rarely() ? a_.bad_size() : sends;
-    header.expects = a_.rarely() ? a_.any_int64() : expects;
-    std::strncpy(header.what, what, sizeof(header.what) - 1);
-    if (a_.rarely()) header.kind = static_cast<uint32_t>(a_.any_int64());
-    if (a_.rarely()) header.call = static_cast<uint32_t>(a_.any_int64());
-    add(&header, sizeof(header));
-    if (sends == 0) return;
-    header.kind = a_.rarely() ? static_cast<uint32_t>(a_.pick(5)) : 2;
-    add(&header, sizeof(header));
-    const uint8_t* const rest = a_.bytes(sends);
-    payload.resize(static_cast<size_t>(sends));
-    for (size_t i = 0; i < payload.size(); ++i)
-      if (a_.rarely(5)) payload[i] = rest[i];
-    add(payload.data(), payload.size());
-  }
-  template <class Struct>
-  void say_struct(const char* what, const Struct& value) {
-    const auto* const bytes = reinterpret_cast<const uint8_t*>(&value);
-    say(what, sizeof(value), sizeof(value), {bytes, bytes + sizeof(value)});
-  }
-
- private:
-  void add(const void* from, size_t size) {
-    const auto* const bytes = static_cast<const uint8_t*>(from);
-    said.insert(said.end(), bytes, bytes + size);
-  }
-  Arguments& a_;
-  uint32_t calls_ = 0;
-};
-
-Status talk(std::vector<Socket> peers) {
-  NVFP4_MOE_ASSIGN(const auto exchange, connect_peers(std::move(peers), 0, Timeout{200}));
-  check_said(exchange->agree({}));
-  NVFP4_MOE_TRY(exchange->look());
-  check_said(exchange->check_same("config", {{"k", "8"}}));
-  float values[4] = {1, 2, 3, 4};
-  NVFP4_MOE_TRY(exchange->all_reduce(values, 4, DType::kF32));
-  check_said(exchange->look());
-  return exchange->barrier();
-}
-
-void hear_a_peer(Arguments& a) {
-  struct Hello {
-    uint64_t magic = 0x3145504534504656;
-    int32_t rank = 1, world = 2;
-    char version[24] = {};
-  } hello;
-  std::strncpy(hello.version, nvfp4_moe_version(), sizeof(hello.version) - 1);
-  struct Verdict {
-    int32_t code = 0;
-    char message[508] = {};
-  } verdict;
-  verdict.code = a.enumerator(12);
-  std::strncpy(verdict.message, "no such expert", sizeof(verdict.message) - 1);
-  Peer peer(a);
-  peer.say_struct("hello", hello);
-  peer.say_struct("agree", verdict);
-  peer.say_struct("check_same", a.rarely(2) ? a.bad_size() : int64_t{4});
-  peer.say("check_same", 4, 4, {'k', 0, '8', 0});
-  peer.say("all_reduce", 8, 8);
-  peer.say("all_reduce", 8, 8);
-  peer.say("barrier", 1, 1);
-  if (a.rarely(1)) peer.said.resize(static_cast<size_t>(a.in(0, static_cast<int64_t>(peer.said.size()))));
-  int fds[2] = {-1, -1};
-  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
-  std::vector<Socket> peers(2);
-  peers[1] = Socket(fds[0]);
-  const Socket other(fds[1]);
-  REQUIRE(write_all(other, std::as_bytes(std::span(peer.said)), Deadline(Timeout{1000})));
-  ::shutdown(other.fd(), SHUT_WR);
-  check_said(talk(std::move(peers)));
-}
 
 // ---- the C interface, over a world of one
 
@@ -327,7 +226,6 @@ void take_a_peers_packets(Arguments& a) {
   callbacks.struct_size = sizeof(callbacks);
   callbacks.user = &peer;
   callbacks.all_to_all_v = test::EchoPeer::all_to_all_v;
-  callbacks.no_links = 1;
   nvfp4_moe_exchange* exchange = nullptr;
   if (!check(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 50, &exchange))) return;
   Calls(a, exchange).play_as_rank_0([&] { opened = peer.calls; });
@@ -337,10 +235,9 @@ void take_a_peers_packets(Arguments& a) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Arguments a(data, size);
-  switch (a.pick(3)) {
-    case 0: hear_a_peer(a); break;
-    case 1: Calls(a).play(); break;
-    default: take_a_peers_packets(a);
-  }
+  if (a.pick(2) == 0)
+    Calls(a).play();
+  else
+    take_a_peers_packets(a);
   return 0;
 }

@@ -1,10 +1,9 @@
-"""One rank of several, each a process, over launched_exchange or torch_exchange: what test_cuda_processes.py starts and kills.
+"""One rank of several, each a process, over torch_exchange: what test_cuda_processes.py starts and kills.
 
-    rank_process.py WHAT OUT WAY      with a launcher's variables RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+    rank_process.py WHAT OUT WAY      with RANK, 0 or 1, in the environment
 
 WHAT is a function of SCENARIOS; OUT a directory in which rank r leaves r.txt, how it ended, and r.pt, the outputs by
-name; WAY one of WAYS: how devices are connected, or "host" for ranks on the CPU, with OVER_TORCH behind it where
-torch.distributed connects the ranks. The cases that the ranks run and what
+name; WAY one of WAYS: how devices are connected, or "host" for ranks on the CPU. The cases that the ranks run and what
 one process makes of them (expected) are here too, so that both have the same.
 """
 
@@ -35,8 +34,6 @@ WAYS: dict[str, Callable[[nv.Exchange, str], None]] = {
     "peers": lambda exchange, device: exchange.use_peers(device),
     "host": lambda exchange, device: None,
 }
-# The same ways over an exchange of torch.distributed's functions: "nccl over torch".
-OVER_TORCH = " over torch"
 
 
 def config(activation_format: str = "nvfp4", top_k: int = TOP_K) -> nv.MoeConfig:
@@ -134,7 +131,7 @@ class Rank:
     """This process, once it has met the others."""
 
     def __init__(self, out: Path, way: str) -> None:
-        self.out, self.way, self.over_torch = out, way.removesuffix(OVER_TORCH), way.endswith(OVER_TORCH)
+        self.out, self.way = out, way
         self.rank = int(os.environ["RANK"])
         self.device = "cpu" if self.way == "host" else f"cuda:{self.rank}"
         if self.way != "host":
@@ -157,12 +154,9 @@ class Rank:
             time.sleep(0.01)
 
     def connect(self, timeout: float = 30, use: Callable[[nv.Exchange, str], None] | None = None) -> None:
-        if self.over_torch:
-            torch.distributed.init_process_group("gloo")
-            self.exchange = nv.torch_exchange(timeout=timeout)
-            assert self.exchange.no_links == "", self.exchange.no_links
-        else:
-            self.exchange = nv.launched_exchange(timeout=timeout)
+        store = f"file://{self.out.resolve()}/store"
+        torch.distributed.init_process_group("gloo", store, rank=self.rank, world_size=2)
+        self.exchange = nv.torch_exchange(timeout=timeout)
         (use or WAYS[self.way])(self.exchange, self.device)
 
     def layer(
@@ -294,18 +288,6 @@ def replay_loop(rank: Rank, **options: object) -> None:
     rank.until_it_fails(step)
 
 
-def looks(rank: Rank) -> None:
-    """Makes no call, as a rank does that replays graphs: what sees an end there sees it here."""
-    rank.connect(30)
-    layer = rank.layer(**SUM)
-    layer.run(*on(rank.device, batch(8, 0, "spread")))
-    rank.until_it_fails(rank.exchange.look)
-
-
-def other_world(rank: Rank) -> None:
-    rank.connect(10)
-
-
 def other_config(rank: Rank) -> None:
     rank.connect()
     rank.layer(top_k=TOP_K if rank.rank == 0 else 2)
@@ -345,10 +327,8 @@ SCENARIOS: dict[str, Callable[[Rank], None]] = {
     "eager capacity": lambda rank: eager_loop(rank, 30, **CAPACITY),
     "replayed sum": lambda rank: replay_loop(rank, **SUM),
     "replayed capacity": lambda rank: replay_loop(rank, **CAPACITY),
-    "looks": looks,
     "stopped sum": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **SUM),
     "stopped capacity": lambda rank: eager_loop(rank, STOPPED_TIMEOUT[rank.way], **CAPACITY),
-    "other world": other_world,
     "other config": other_config,
     "missing nccl": missing_nccl,
     "one captures": one_captures,

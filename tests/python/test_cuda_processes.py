@@ -14,12 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-import nvfp4_moe as nv
 import pytest
 from gpu import torch, why_not
-from rank_process import OVER_TORCH, STOPPED_TIMEOUT, expected
+from rank_process import STOPPED_TIMEOUT, expected
 from rank_replays import AFTER, SCENARIOS
-from test_launched_exchange import master_port
 
 RANK = Path(__file__).with_name("rank_process.py")
 REPLAYS = Path(__file__).with_name("rank_replays.py")
@@ -33,13 +31,10 @@ GPU_WAYS = ("nccl", "peers")
 
 def there(way: str) -> str:
     """The way, where this machine and this version have it."""
-    link = way.removesuffix(OVER_TORCH)
     if way == "host" and not why_not():
         pytest.skip("the host's ranks run where there is no GPU, whose time is dear")
-    if link != "host" and NO_GPUS:
+    if way != "host" and NO_GPUS:
         pytest.skip(NO_GPUS)
-    if link != "host" and not hasattr(nv.Exchange, f"use_{link}"):
-        pytest.skip(f"this version has no Exchange.use_{link}")
     return way
 
 
@@ -64,15 +59,12 @@ class Ranks:
         out: Path,
         way: str,
         limit: float = 150,
-        worlds: tuple[int, int] = (2, 2),
         script: Path = RANK,
     ) -> None:
         self.out, self.limit = out, limit
         known = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NVFP4_MOE_CHECK", "NVFP4_MOE_DUMP")
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(master_port()),
             "GLOO_SOCKET_IFNAME": "lo",
             "NVFP4_MOE_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -84,7 +76,7 @@ class Ranks:
                 self.processes.append(
                     subprocess.Popen(
                         [sys.executable, str(script), what, str(out), way],
-                        env=environment | {"RANK": str(rank), "WORLD_SIZE": str(worlds[rank])},
+                        env=environment | {"RANK": str(rank)},
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
@@ -158,9 +150,8 @@ def test_a_killed_rank_is_named(way: str, what: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["replayed sum", "replayed capacity"])
-@pytest.mark.parametrize("over", ["", OVER_TORCH])
-def test_a_rank_killed_under_replays_is_named(gpu_way: str, over: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, gpu_way + over) as ranks:
+def test_a_rank_killed_under_replays_is_named(gpu_way: str, what: str, tmp_path: Path) -> None:
+    with Ranks(what, tmp_path, gpu_way) as ranks:
         ranks.wait_until_they_run()
         ranks.processes[1].kill()
         message = ranks.end(0, SOON)  # before the exchange's own timeout would end it
@@ -181,15 +172,6 @@ def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what
     assert message.startswith("IoError: ") and "rank 1" in message, message
 
 
-@pytest.mark.parametrize("over", ["", OVER_TORCH])
-def test_a_rank_killed_while_the_other_makes_no_call_is_named(way: str, over: str, tmp_path: Path) -> None:
-    with Ranks("looks", tmp_path, way + over) as ranks:
-        ranks.wait_until_they_run()
-        ranks.processes[1].kill()
-        message = ranks.end(0, SOON)
-    assert message == "IoError: exchange: expected rank 1, got none: it has left", message
-
-
 @pytest.mark.parametrize("what", ["stopped sum", "stopped capacity"])
 def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tmp_path: Path) -> None:
     with Ranks(what, tmp_path, way) as ranks:
@@ -203,11 +185,6 @@ def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tm
     assert "rank 1" in message or "a rank has stopped" in message, message
     assert took > STOPPED_TIMEOUT[way] / 2
     assert way == "host" or took < STOPPED_TIMEOUT[way] + GONE, f"gone after {took:.1f} s: {message}"
-
-
-def test_worlds_that_differ_are_named(way: str, tmp_path: Path) -> None:
-    messages = ended("other world", tmp_path, way, worlds=(2, 3))
-    assert all("world of 3" in message and "world of 2" in message for message in messages), messages
 
 
 def test_configs_that_differ_are_named(way: str, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ ALLOWED = [
     Allowed("chunk", "src/backend/cpu/*", r"\w*[Cc]hunks?\w*", "64 values along K of a packed panel (docs/layouts.md)"),
     Allowed("choice", "*", r"(?i)\b(named|numeric)[ _]?choices?\b|\bNumericChoices\b", "of the numeric contract"),
     Allowed("choice", "python/nvfp4_moe/sglang/*", r"(?i)\w+_choices\b", "of SGLang's command line"),
+    Allowed("choice", "python/nvfp4_moe/_ranks.py", r"\bchoices\b", "an argument of argparse"),
+    Allowed("choice", "python/nvfp4_moe/_ranks.py", r"\bchoices=", "argparse's"),
     Allowed("choice", "cli/verbs/*", r"\w*[Cc]hoices?\w*", "of the numeric contract, and of a backend (explain)"),
     Allowed("unit", "*", r"\bcompute_units\b", "multiprocessors or cores, of either kind of device"),
     Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),

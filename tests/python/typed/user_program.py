@@ -41,7 +41,7 @@ def convert(source: Path, out: Path) -> int:
 
 
 def ranks(communicator: int) -> tuple[int, int]:
-    exchange: nv.Exchange = nv.launched_exchange(timeout=10.0)
+    exchange: nv.Exchange = nv.torch_exchange(timeout=10.0)
     exchange.use_nccl("cuda:0")
     exchange.use_peers("cuda:0")
     exchange.use_nccl("cuda:0", library="libnccl.so.2", communicator=communicator)

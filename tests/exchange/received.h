@@ -1,4 +1,4 @@
-// What tests of hostile peers share.
+// Shared by tests of what another rank sends.
 #pragma once
 
 #include <gmock/gmock.h>

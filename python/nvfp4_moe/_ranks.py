@@ -1,0 +1,113 @@
+"""What `python -m nvfp4_moe.verify` and `python -m nvfp4_moe.bench` share: the ranks of torchrun, and their batches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import distributed
+
+from . import Checkpoint, Error, Exchange, MoeLayer, torch_exchange
+
+Arrays = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def parser(module: str, what: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog=f"torchrun --nproc-per-node N -m nvfp4_moe.{module}", description=what)
+    made.add_argument("checkpoint", help="a checkpoint directory, one safetensors file or a GGUF file")
+    made.add_argument("--layer", type=int, action="append", help="a MoE layer; may be repeated (default: see the verb)")
+    made.add_argument("--combine", choices=("all_to_all", "all_reduce"), default="all_to_all")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each rank has the GPU LOCAL_RANK")
+    made.add_argument("--over", choices=("nccl", "peers"), default="nccl", help="between GPUs")
+    made.add_argument("--backend", default="auto")
+    made.add_argument("--activation-format", default="auto")
+    made.add_argument("--timeout", type=float, default=30.0, help="seconds that a rank waits for the others")
+    made.add_argument("--random-state", type=int, default=1)
+    return made
+
+
+class Ranks:
+    """This process as a rank of torchrun; a world of one if nothing started it."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+            os.environ.setdefault(name, value)
+        if "MASTER_PORT" not in os.environ:  # a world of one needs no port
+            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        elif not distributed.is_initialized():
+            distributed.init_process_group("gloo")
+        self.device = "cpu"
+        self.exchange: Exchange = torch_exchange(timeout=asked.timeout)
+        if asked.device == "cuda":
+            self.device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(self.device)
+            {"nccl": self.exchange.use_nccl, "peers": self.exchange.use_peers}[asked.over](self.device)
+
+    @property
+    def rank(self) -> int:
+        return self.exchange.rank
+
+    @property
+    def world(self) -> int:
+        return self.exchange.world
+
+    def open(self, checkpoint: Checkpoint, layer: int, tokens: int, capacity: int = 0) -> MoeLayer:
+        """This rank's part of a layer. The bits of one rank need batch_invariant on GPUs."""
+        options = {"batch_invariant": True} if self.device != "cpu" and self.asked.combine == "all_to_all" else {}
+        return MoeLayer.from_checkpoint(
+            checkpoint,
+            layer,
+            max_tokens=tokens,
+            exchange=self.exchange,
+            combine=self.asked.combine,
+            capacity=capacity,
+            **self.common(),
+            **options,
+        )
+
+    def common(self) -> dict[str, Any]:
+        asked = self.asked
+        return {"device": self.device, "backend": asked.backend, "activation_format": asked.activation_format}
+
+    def batch(self, config: Any, tokens: int) -> Arrays:
+        """hidden (T, H) bf16, topk_ids (T, k) int32, topk_weights (T, k) fp32 of all ranks, alike on each of them."""
+        random = torch.Generator().manual_seed(self.asked.random_state)
+        hidden = torch.randn(tokens, config.hidden_size, generator=random).bfloat16()
+        ids = torch.rand(tokens, config.num_experts, generator=random).topk(config.top_k, dim=1).indices.int()
+        weights = torch.softmax(torch.randn(tokens, config.top_k, generator=random), dim=1)
+        return hidden, ids, weights
+
+    def mine(self, arrays: Arrays) -> Arrays:
+        """This rank's tokens: a share under all_to_all, all of them under all_reduce."""
+        tokens = arrays[0].shape[0]
+        part = slice(tokens * self.rank // self.world, tokens * (self.rank + 1) // self.world)
+        if self.asked.combine == "all_reduce":
+            part = slice(None)
+        hidden, ids, weights = (array[part].contiguous().to(self.device) for array in arrays)
+        return hidden, ids, weights
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank has, on every rank."""
+        parts: list[Any] = [None] * self.world
+        distributed.all_gather_object(parts, mine)
+        return parts
+
+
+def print_table(rows: list[dict[str, str]]) -> None:
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    for row in [{name: name for name in widths}, *rows]:
+        print("  ".join(row[name].rjust(width) for name, width in widths.items()))
+
+
+def main(verb: Any, asked: argparse.Namespace) -> None:
+    """Exit status 1 if the verb returns False or fails. A failure is one line, from the rank that has it."""
+    try:
+        passed = verb(Ranks(asked))
+    except Error as error:
+        print(f"rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr)
+        passed = False
+    sys.exit(0 if passed else 1)

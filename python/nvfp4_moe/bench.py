@@ -1,0 +1,73 @@
+"""Times an MoE layer over the ranks of torchrun.
+
+    torchrun --nproc-per-node 2 -m nvfp4_moe.bench MODEL --device cuda --tokens 1,64,1024
+
+Each run begins with a barrier and ends on each rank when its output is there; the time is the slowest rank's, the median of
+the runs. On GPUs a run is a replay of a CUDA graph. `nvfp4-moe bench --ep` times threads and MPI, in more detail.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from . import Checkpoint
+from ._ranks import Ranks, main, parser, print_table
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        run()
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    return replay
+
+
+def bench(ranks: Ranks) -> bool:
+    asked = ranks.asked
+    checkpoint = Checkpoint(asked.checkpoint)
+    number = asked.layer[0] if asked.layer else checkpoint.model()["layers"][0]
+    most = max(asked.tokens)
+    # A graph has messages of one size, into which all tokens of a rank fit.
+    capacity = most if asked.device == "cuda" and asked.combine == "all_to_all" else 0
+    layer = ranks.open(checkpoint, number, most, capacity)
+    rows = []
+    for tokens in asked.tokens:
+        mine = ranks.mine(ranks.batch(layer.config, tokens))
+        out = torch.empty_like(mine[0])
+
+        def run(mine: tuple[torch.Tensor, ...] = mine, out: torch.Tensor = out) -> None:
+            layer.run(*mine, out=out)
+
+        timed = captured(run) if asked.device == "cuda" else run
+        times = []
+        for _ in range(asked.runs + 2):
+            ranks.exchange.barrier()
+            begin = time.perf_counter()
+            timed()
+            times.append(1e6 * (time.perf_counter() - begin))
+        slowest = [max(of_run) for of_run in zip(*ranks.gather(times[2:]), strict=True)]
+        rows.append({"tokens": str(tokens), "us": f"{statistics.median(slowest):.1f}", "least": f"{min(slowest):.1f}"})
+    if ranks.rank == 0:
+        over = asked.over if asked.device == "cuda" else "torch.distributed"
+        described = layer.describe()
+        print(f"{asked.checkpoint}, layer {number}: {ranks.world} ranks, {asked.combine} over {over}")
+        print(f"{described['backend']}, activations {described['activation_format']}, medians of {asked.runs} runs")
+        print_table(rows)
+    return True
+
+
+if __name__ == "__main__":
+    options = parser("bench", "Times a layer over ranks (default: the first MoE layer).")
+    options.add_argument("--tokens", type=lambda text: [int(each) for each in text.split(",")], default=[1, 64, 512])
+    options.add_argument("--runs", type=int, default=30)
+    main(bench, options.parse_args())

@@ -1,0 +1,261 @@
+// Ranks poll each other's processes: ends and failures are reported without a call, and what keeps a rank from polling.
+#include "exchange/processes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exchange/board.h"
+#include "exchange/ranks.h"
+#include "support/support.h"
+
+namespace nvfp4_moe {
+namespace {
+
+using test::Board;
+using test::BoardRank;
+using test::kLong;
+using test::on_threads;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+std::string polled(Exchange& exchange, Timeout within = Timeout{2000}) {
+  const Deadline deadline(within);
+  while (exchange.poll().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+  return exchange.poll().message();
+}
+
+// Each rank on a thread of this process. The exchanges go when all bodies have returned.
+void on_board(int world, const std::function<void(Exchange& exchange, BoardRank& rank)>& body) {
+  const auto board = Board::make();
+  std::vector<std::unique_ptr<BoardRank>> ranks;
+  std::vector<std::unique_ptr<Exchange>> exchanges(static_cast<size_t>(world));
+  for (int rank = 0; rank < world; ++rank) ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
+  on_threads(world, [&](int rank) {
+    auto exchange = ranks[static_cast<size_t>(rank)]->connect(kLong);
+    ASSERT_OK(exchange);
+    exchanges[static_cast<size_t>(rank)] = std::move(*exchange);
+  });
+  for (const auto& exchange : exchanges) ASSERT_NE(exchange, nullptr);
+  on_threads(world, [&](int rank) { body(*exchanges[static_cast<size_t>(rank)], *ranks[static_cast<size_t>(rank)]); });
+}
+
+// A child that is a rank. It writes a byte once it is connected, then makes no call: exits with 0 once it polls what is part of
+// `expected`.
+pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected, const std::string& expected) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  ::alarm(30);
+  BoardRank end(board, rank, world);
+  auto exchange = end.connect(kLong);
+  if (!exchange.ok() || !(*exchange)->can_poll().ok()) ::_exit(3);
+  if (::write(connected, &rank, 1) != 1) ::_exit(4);
+  const std::string seen = polled(**exchange, kLong);
+  ::_exit(seen.find(expected) != std::string::npos && seen.find("got none: it has left") != std::string::npos ? 0 : 1);
+}
+
+// Processes 1 to world - 1 beside this one, rank 0; `killed` are, once all are connected. What this rank polls.
+void kill_ranks(int world, const std::vector<int>& killed, const std::string& expected) {
+  const auto board = Board::make();
+  std::array<int, 2> connected{};
+  ASSERT_EQ(::pipe(connected.data()), 0);
+  std::vector<pid_t> children(1, -1);
+  for (int rank = 1; rank < world; ++rank) children.push_back(start_rank(board, rank, world, connected[1], expected));
+  ::close(connected[1]);  // a child that ends before is read as an end
+  BoardRank end(board, 0, world);
+  auto exchange = end.connect(kLong);
+  ASSERT_OK(exchange);
+  EXPECT_OK((*exchange)->can_poll());
+  char word = 0;
+  for (int rank = 1; rank < world; ++rank) ASSERT_EQ(::read(connected[0], &word, 1), 1);
+  EXPECT_OK((*exchange)->poll());
+  for (const int rank : killed) ::kill(children[static_cast<size_t>(rank)], SIGKILL);
+  const double took = test::seconds_of(
+      [&] { EXPECT_THAT(polled(**exchange), AllOf(HasSubstr(expected), HasSubstr("got none: it has left"))); });
+  EXPECT_LT(took, 1);
+  EXPECT_THAT((*exchange)->barrier().message(), HasSubstr(expected));
+  for (int rank = 1; rank < world; ++rank) {
+    int exit = 0;
+    EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0), children[static_cast<size_t>(rank)]);
+    const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
+    // One of several may have seen another one's end before its own.
+    if (!was_killed || exit != 0 || killed.size() == 1) {
+      EXPECT_EQ(exit, was_killed ? SIGKILL : 0) << "rank " << rank;
+    }
+  }
+  ::close(connected[0]);
+}
+
+TEST(Processes, AKilledOneIsNamedByAllOthersWithoutACall) {
+  for (const int killed : {1, 2, 3}) kill_ranks(4, {killed}, "expected rank " + std::to_string(killed));
+}
+
+TEST(Processes, OfSeveralKilledOnesOneIsNamed) { kill_ranks(5, {1, 3, 4}, "exchange: expected rank "); }
+
+// by_a_call: else no rank makes any.
+void stop_a_rank(bool by_a_call, const std::string& expected) {
+  const auto board = Board::make();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(30);
+    BoardRank end(board, 1, 2);
+    auto exchange = end.connect(kLong);
+    while (exchange.ok() && (*exchange)->barrier().ok() && by_a_call) {
+    }
+    if (!by_a_call) ::sleep(30);
+    ::_exit(0);
+  }
+  BoardRank end(board, 0, 2);
+  auto exchange = end.connect(Timeout{500});
+  ASSERT_OK(exchange);
+  ASSERT_OK((*exchange)->barrier());
+  ::kill(child, SIGSTOP);
+  Status status;
+  const double took = test::seconds_of([&] {
+    while (status.ok()) status = by_a_call ? (*exchange)->barrier() : (*exchange)->poll();
+  });
+  EXPECT_THAT(status.message(), HasSubstr(expected));
+  EXPECT_LT(took, 3);
+  ::kill(child, SIGKILL);
+  int exit = 0;
+  EXPECT_EQ(::waitpid(child, &exit, 0), child);
+}
+
+TEST(Processes, ARankThatIsStoppedIsNamedByACallsTimeout) { stop_a_rank(true, "no bytes of rank 1"); }
+
+TEST(Processes, ARankThatIsStoppedIsNamedWithoutACall) {
+  stop_a_rank(false, "exchange: expected rank 1 to run, got a process that was stopped for 500 ms (SIGSTOP)");
+}
+
+TEST(Processes, ARankThatLeavesAfterItsLastCallFailsNoCallOfOthers) {
+  std::atomic<int> seen{0};
+  const auto board = Board::make();
+  on_threads(3, [&](int rank) {
+    BoardRank end(board, rank, 3);
+    auto exchange = end.connect(kLong);
+    ASSERT_OK(exchange);
+    EXPECT_OK((*exchange)->barrier());
+    if (rank == 1) {
+      exchange->reset();
+    } else {
+      EXPECT_EQ(polled(**exchange), "exchange: expected rank 1, got none: it has left");
+      ++seen;
+    }
+    while (seen < 2) std::this_thread::sleep_for(Timeout{1});
+  });
+}
+
+TEST(Processes, AnAbortIsPolledThoughTheHostHasNone) {
+  on_board(3, [](Exchange& exchange, BoardRank&) {
+    EXPECT_OK(exchange.poll());
+    EXPECT_OK(exchange.barrier());
+    if (exchange.rank() == 2) return exchange.abort(Status(Code::kCancelled, "stopped by its user"));
+    EXPECT_EQ(polled(exchange), "rank 2: stopped by its user");
+    EXPECT_EQ(exchange.barrier().code(), Code::kCancelled);
+  });
+}
+
+TEST(Processes, AMessageOfAnyLengthIsCut) {
+  on_board(2, [](Exchange& exchange, BoardRank&) {
+    EXPECT_OK(exchange.barrier());
+    if (exchange.rank() == 1) return exchange.abort(Status(Code::kIo, std::string(4000, 'x')));
+    const std::string message = polled(exchange);
+    EXPECT_EQ(message.substr(0, 12), "rank 1: xxxx");
+    EXPECT_EQ(message.size(), 503u);
+  });
+}
+
+TEST(Processes, AFailureOfTheHostsFunctionIsPolledByTheOthers) {
+  on_board(2, [](Exchange& exchange, BoardRank& rank) {
+    const std::string expected = "exchange: barrier: code 42 of the caller's function";
+    if (exchange.rank() == 0) {
+      rank.fails = true;
+      EXPECT_EQ(exchange.barrier().message(), expected);
+    } else {
+      EXPECT_EQ(polled(exchange), expected);
+    }
+  });
+}
+
+TEST(Processes, AHostsFunctionNeedNotKnowWhoseEndMadeItFail) {
+  const auto board = Board::make();
+  std::atomic<bool> over{false};
+  on_threads(2, [&](int rank) {
+    BoardRank end(board, rank, 2);
+    auto exchange = end.connect(kLong);
+    ASSERT_OK(exchange);
+    EXPECT_OK((*exchange)->barrier());
+    if (rank == 1) {
+      std::this_thread::sleep_for(Timeout{50});  // the other one's call has failed by then, and waits for the cause
+      exchange->reset();
+      while (!over) std::this_thread::sleep_for(Timeout{1});
+      return;
+    }
+    end.fails = true;
+    EXPECT_EQ((*exchange)->barrier().message(),
+              "exchange: barrier: code 42 of the caller's function; exchange: expected rank 1, got none: it has left");
+    over = true;
+  });
+}
+
+TEST(Processes, AWorldOfOnePolls) {
+  on_board(1, [](Exchange& exchange, BoardRank&) {
+    EXPECT_OK(exchange.can_poll());
+    EXPECT_OK(exchange.poll());
+    EXPECT_OK(exchange.barrier());
+  });
+}
+
+ptrdiff_t open_files() {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return std::distance(begin(all), end(all));
+}
+
+TEST(Processes, AProcessThatMayOpenNoMoreFilesGoesWithoutOnAllRanks) {
+  rlimit files{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
+  const ptrdiff_t before = open_files();
+  const rlimit fewer{static_cast<rlim_t>(before) + 2, files.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &fewer), 0);
+  on_board(4, [](Exchange& exchange, BoardRank&) {
+    EXPECT_EQ(exchange.can_poll().code(), Code::kUnsupported);
+    EXPECT_THAT(exchange.can_poll().message(),
+                AllOf(HasSubstr("processes: expected "), HasSubstr("Too many open files")));
+    EXPECT_OK(exchange.barrier());
+    EXPECT_OK(exchange.poll());
+    EXPECT_OK(exchange.barrier());
+  });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &files), 0);
+  EXPECT_EQ(open_files(), before) << "a file stays open";
+}
+
+TEST(Processes, NothingStaysOpenAndNothingListens) {
+  const ptrdiff_t before = open_files();
+  on_board(3, [](Exchange& exchange, BoardRank&) {
+    EXPECT_OK(exchange.barrier());
+    // Sockets are links of the form socket:[NUMBER].
+    for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      const std::string target = std::filesystem::read_symlink(file, gone).string();
+      EXPECT_NE(target.substr(0, 7), "socket:");
+    }
+    EXPECT_OK(exchange.barrier());
+  });
+  EXPECT_EQ(open_files(), before) << "a file stays open";
+}
+
+}  // namespace
+}  // namespace nvfp4_moe

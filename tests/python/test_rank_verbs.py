@@ -1,0 +1,145 @@
+"""`python -m nvfp4_moe.verify` and `.bench` under torchrun, and that no exchange of ours listens on a socket."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.distributed")
+
+CHECKPOINT = str(Path(__file__).resolve().parents[1] / "vectors/modelopt_qwen3_moe")
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join(sys.path),
+    "NVFP4_MOE_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def torchrun(module: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(ranks), "-m", f"nvfp4_moe.{module}", CHECKPOINT, *options]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.parametrize("combine", ["all_to_all", "all_reduce"])
+def test_layers_over_ranks_are_those_of_one(combine: str) -> None:
+    done = torchrun("verify", "--combine", combine, "--tokens", "9")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{CHECKPOINT}: 2 ranks, {combine} over torch.distributed"
+    assert [line.split()[-1] for line in lines[2:]] == ["passed"] * 2, done.stdout
+    if combine == "all_to_all":
+        assert all(" equal " in line for line in lines[2:]), done.stdout
+
+
+def test_a_failure_is_one_line_of_each_rank_that_has_it() -> None:
+    done = torchrun("verify", "--layer", "7")
+    assert done.returncode != 0
+    assert "rank 0: " in done.stderr and "layer" in done.stderr, done.stderr
+    assert "Error: " not in [line[:7] for line in done.stdout.splitlines()]
+
+
+def test_a_layer_is_timed() -> None:
+    done = torchrun("bench", "--tokens", "1,8", "--runs", "3")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"{CHECKPOINT}, layer 0: 2 ranks, all_to_all over torch.distributed"
+    assert [line.split()[0] for line in lines[-2:]] == ["1", "8"], done.stdout
+    assert all(float(line.split()[1]) > 0 for line in lines[-2:]), done.stdout
+
+
+# ---- sockets
+
+# Two processes over pipes, so that a socket of theirs could only be the library's.
+RANK = r"""
+import os, sys
+import numpy as np
+import nvfp4_moe
+
+rank, read, write = (int(word) for word in sys.argv[1:4])
+
+def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
+    first = send_bytes[0]
+    blocks = [bytes(send[:first]), bytes(send[first : first + send_bytes[1]])]
+    os.write(write, blocks[1 - rank])
+    other = b""
+    while len(other) < recv_bytes[1 - rank]:
+        other += os.read(read, recv_bytes[1 - rank] - len(other))
+    both = [blocks[0], other] if rank == 0 else [other, blocks[1]]
+    recv[: len(both[0]) + len(both[1])] = both[0] + both[1]
+
+def listening():
+    mine = {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+    found = [name for name in mine if name.startswith("socket:")]
+    for table in ("tcp", "tcp6", "udp", "udp6", "unix"):
+        with open(f"/proc/self/net/{table}") as lines:
+            found += [line for line in lines if any(f"socket:[{word}]" in mine for word in line.split())]
+    return found
+
+exchange = nvfp4_moe.callback_exchange(all_to_all_v, rank, 2)
+layer = nvfp4_moe.MoeLayer.from_checkpoint(sys.argv[4], 0, max_tokens=8, exchange=exchange)
+assert layer.describe()["expert_parallel"]["ends"] == "polled", layer.describe()
+rng = np.random.default_rng(5)
+config = layer.config
+hidden = rng.standard_normal((8, config.hidden_size), dtype=np.float32)
+ids = rng.integers(0, config.num_experts, (8, config.top_k), dtype=np.int64)
+out = layer.run(hidden, ids, rng.random((8, config.top_k), dtype=np.float32))
+assert np.isfinite(out.astype(np.float32)).all()
+assert listening() == [], listening()
+exchange.barrier()
+print("ok", rank)
+"""
+
+
+def test_processes_over_a_callers_pipes_have_no_socket() -> None:
+    pipes = [os.pipe(), os.pipe()]
+    ranks = []
+    for rank in (0, 1):
+        ends = pipes[1 - rank][0], pipes[rank][1]
+        command = [sys.executable, "-c", RANK, str(rank), *map(str, ends), CHECKPOINT]
+        ranks.append(
+            subprocess.Popen(
+                command,
+                env=ENVIRONMENT,
+                pass_fds=ends,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    for end in (*pipes[0], *pipes[1]):
+        os.close(end)
+    for rank, process in enumerate(ranks):
+        said, _ = process.communicate(timeout=60)
+        assert said.strip().endswith(f"ok {rank}"), said
+
+
+@pytest.mark.parametrize("verb", ["verify", "bench"])
+def test_the_command_line_over_threads_has_no_socket(verb: str) -> None:
+    tool = os.environ.get("NVFP4_MOE_TOOL")
+    if not tool:
+        pytest.skip("NVFP4_MOE_TOOL names no command line tool")
+    options = ["--seconds", "0.2", "--tokens", "4"] if verb == "bench" else []
+    process = subprocess.Popen(
+        [tool, verb, CHECKPOINT, "--ep", "2", "--quiet", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    polls = 0
+    while process.poll() is None:
+        try:
+            folder = Path(f"/proc/{process.pid}/fd")
+            targets = [os.readlink(file) for file in folder.iterdir()]
+        except OSError:  # a file or the process is gone meanwhile
+            continue
+        polls += 1
+        assert not [target for target in targets if target.startswith("socket:")]
+    assert process.returncode == 0
+    assert polls > 0

@@ -6,8 +6,8 @@ output in fp32. The truth is the same layer in float64 with the weights that wer
 model computes, without its roundings. Relative L2 over all tokens, against that truth and against W4A16 (whose weights
 are the same NVFP4, so that activations alone differ, and under fp8 the weights' rounding to E4M3).
 
-    PYTHONPATH=build/cpu/python python3 bench/activation_accuracy.py --out bench/results/activation-accuracy-cpu.json
-    python3 bench/activation_accuracy.py --table bench/results/activation-accuracy-cpu.json
+    PYTHONPATH=build/cpu/python python3 bench/activation_accuracy.py --out bench/results/activation-accuracy-cpu-990086d.json
+    python3 bench/activation_accuracy.py --table bench/results/activation-accuracy-cpu-990086d.json
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import records
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = {"2048 x 768": (2048, 768), "2880 x 2880": (2880, 2880), "7168 x 2048": (7168, 2048)}
@@ -173,7 +174,7 @@ def main() -> None:
         "tokens": TOKENS,
         "results": measure(options.backend),
     }
-    text = json.dumps(bench, indent=2) + "\n"
+    text = records.text(bench)
     if options.out:
         Path(options.out).write_text(text)
     print(table(bench))

@@ -3,7 +3,7 @@
 
     bench_blackwell_plans >plans.json
     bench/estimate_blackwell.py --plans plans.json --objects FOLDER_OF_OBJECTS... [--nvdisasm PATH] [--commit C] --out FILE
-    bench/estimate_blackwell.py --from bench/results/blackwell-estimate.json        the tables of docs/blackwell-estimate.md
+    bench/estimate_blackwell.py --from bench/results/blackwell-estimate-b8c9577.json        the tables of docs/blackwell-estimate.md
 
 Bytes, tiles, splits and the longest cta are the kernels' own plan and schedule; instructions are counted in their machine
 code; rates of chips are those of CHIPS, each with its source. docs/blackwell-estimate.md has the model in words.
@@ -15,10 +15,11 @@ import pathlib
 import shutil
 import sys
 
+import records
 import sass_loops
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RECORD = ROOT / "bench/results/hopper-layers-h200.json"
+RECORD = ROOT / "bench/results/hopper-layers-h200-1a49611.json"
 TILE_M, BYTES_A_VALUE = 128, 0.5625  # 4 bits of code and 8 bits of scale for 16
 ROW_BYTES = 144  # of a k-block of 256: codes and scales (fp4_operand.h)
 FILL_BYTES_A_CLOCK = 64  # from L2 into a multiprocessor
@@ -211,23 +212,6 @@ def anchors(cells):
                 }  # fmt: skip
 
 
-def dumped(result):
-    """As JSON with a line for each of what there are many of."""
-    result, marks = dict(result), {}
-    for path in (("cells",), ("trial_on_h200",), ("anchors",), ("plans", "cells")):
-        owner = result
-        for key in path[:-1]:
-            owner[key] = dict(owner[key])
-            owner = owner[key]
-        mark = f"@{len(marks)}@"
-        marks[f'"{mark}"'] = "[\n  " + ",\n  ".join(json.dumps(one) for one in owner[path[-1]]) + "\n ]"
-        owner[path[-1]] = mark
-    text = json.dumps(result, indent=1)
-    for mark, text_of in marks.items():
-        text = text.replace(mark, text_of)
-    return text + "\n"
-
-
 def line(cells):
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -298,7 +282,7 @@ def main():
             **estimate(plans, code, json.loads(RECORD.read_text())),
         }
         result["plans"] = plans
-        options.out.write_text(dumped(result))
+        options.out.write_text(records.text(result))
     print("\n".join(tables(result)))
 
 

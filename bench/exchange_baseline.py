@@ -33,6 +33,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import records
+
 ROOT = Path(__file__).resolve().parent.parent
 ROUTINGS = ("uniform", "zipf", "hot")
 REPLAYED = 8  # calls in a graph
@@ -340,7 +342,7 @@ def main() -> None:
             "results": results,
         }
         if options.out:
-            Path(options.out).write_text(json.dumps(bench, indent=2) + "\n")
+            Path(options.out).write_text(records.text(bench))
         print(table(bench))
     torch.distributed.destroy_process_group()
 

@@ -26,6 +26,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import records
+
 ROOT = Path(__file__).resolve().parents[1]
 SETS = ["layers", "instruction_sets", "reference_shapes", "reference_backend", "run", "scaling"]
 # As many experts as make a few hundred megabytes.
@@ -254,7 +256,7 @@ def main() -> None:
         result["sets"][name] = getattr(measurement, name)()
         print(f"\n{name}\n\n{markdown(name, result['sets'][name])}", flush=True)
         if options.out:
-            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            options.out.write_text(records.text(result))
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import nvfp4_moe
+import records
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,7 +176,7 @@ def main() -> None:
         "captured_sizes_over_largest_workspace": round(of_sizes / largest, 4),
         "figures": figures,
     }
-    text = json.dumps(result, indent=2)
+    text = records.text(result).rstrip()
     print(text)
     if arguments.out:
         Path(arguments.out).write_text(text + "\n")

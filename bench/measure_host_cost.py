@@ -10,13 +10,13 @@ no run waits for the device. A burst gives the mean of its runs; reported are th
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
 import numpy as np
 import nvfp4_moe
+import records
 import torch
 
 EXPERTS, TOP_K, HIDDEN, INTER = 128, 8, 2048, 768
@@ -78,7 +78,7 @@ def main() -> None:
         "command": "python bench/measure_host_cost.py OUT.json",
         "runs": [measure(f, tokens) for f in ("bf16", "nvfp4") for tokens in (1, 8, 256)],
     }
-    text = json.dumps(result, indent=2)
+    text = records.text(result).rstrip()
     print(text)
     Path(arguments.out).write_text(text + "\n")
 

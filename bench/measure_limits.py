@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What limits the Hopper GEMMs, by ncu: one launch of gemm1 and of gemm2 a cell, W4A16, as the layer benchmark runs them.
 
-    bench/measure_limits.py --out bench/results/ncu-limits-h200.json [--bench build/gpu/bench/bench_hopper_layers]
+    bench/measure_limits.py --out bench/results/ncu-limits-h200-1a49611.json [--bench build/gpu/bench/bench_hopper_layers]
 
 Shares are of what the machine sustains over the kernel's own time, at the clock of the moment and with whatever L2
 holds; ncu runs kernels one after another, so neither overlaps its neighbour. Stalls: of a warp's cycles between two
@@ -11,10 +11,12 @@ instructions, the largest reason.
 import argparse
 import csv
 import io
-import json
+import pathlib
 import re
 import subprocess
 import sys
+
+import records
 
 CELLS = {
     "v4pro_ep8": [1, 64, 1024, 4096],
@@ -107,9 +109,7 @@ def main():
             us = "-" if row["us"] is None else f"{row['us']:.1f}"
             print("| " + " | ".join([shape, str(tokens), name, us, *cells_text, stalls]) + " |", flush=True)
         if options.out:
-            with open(options.out, "w") as file:
-                json.dump(result, file, indent=1)
-                file.write("\n")
+            pathlib.Path(options.out).write_text(records.text(result))
 
 
 if __name__ == "__main__":

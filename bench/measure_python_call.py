@@ -8,7 +8,6 @@ A batch of no tokens: the library returns after its checks, so that all the time
 
 from __future__ import annotations
 
-import json
 import platform
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import nvfp4_moe
 import nvfp4_moe.torch_op  # noqa: F401
+import records
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def main() -> None:
         "torch": torch.__version__,
         "calls": rows,
     }
-    text = json.dumps(result, indent=2)
+    text = records.text(result).rstrip()
     print(text)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(text + "\n")

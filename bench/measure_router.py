@@ -11,11 +11,11 @@ and weights. The floor is the bytes of a call over the memory's bandwidth; both 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import nvfp4_moe as nv
+import records
 import torch
 
 COPIES, ROUNDS = 20, 30
@@ -133,7 +133,7 @@ def main() -> None:
         "gemms": [measured_gemm(name, *gate, tokens) for name, gate in GATES.items() for tokens in (1, 2, 4, 8, 16)],
         "runs": runs,
     }
-    asked.out.write_text(json.dumps(said, indent=1) + "\n")
+    asked.out.write_text(records.text(said))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ and the device's, after the load and at its highest.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
 from pathlib import Path
+
+import records
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -139,7 +140,7 @@ def main() -> None:
         "end_device_mib": used_mib() - before,
         "runs": runs,
     }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    asked.out.write_text(records.text(result))
     print({key: value for key, value in result.items() if key != "runs"})
 
 

@@ -16,13 +16,14 @@ GPU and measure by turns, the others idle. Their memory and time to ready are no
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import threading
 import time
 from pathlib import Path
+
+import records
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -154,7 +155,7 @@ def main() -> None:
         "log": [line for line in log.read_text(errors="replace").splitlines() if LOG_LINES.search(line)],
         "runs": runs,
     }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
+    asked.out.write_text(records.text(result))
     print({key: value for key, value in result.items() if key not in ("runs", "log")}, file=terminal, flush=True)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import json
 import os
 import re
 import shlex
@@ -30,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import nvfp4_moe as nv
+import records
 import torch
 
 warnings.filterwarnings("ignore")
@@ -249,7 +249,7 @@ def main() -> None:
         "results": table,
     }
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+        arguments.out.write_text(records.text(result))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The table of docs/quantize.md from the JSON of bench/quantize_quality.py; a test holds them together.
 
-bench/quantize_quality_table.py bench/results/quantize-quality-cpu.json
+bench/quantize_quality_table.py bench/results/quantize-quality-cpu-ac116c0.json
 """
 
 import json

@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from bench.records import text
+
 from . import reference
 from .layers import KINDS, Layer, compiler, opener, version
-from .record import OURS, Record, text
+from .record import OURS, Record
 from .roofline import floor
 from .shapes import HARD_LIMIT, HARD_SHAPE, HARD_TOKENS, SHAPES, TOKENS, Shape, steps
 from .table import summary

@@ -19,21 +19,6 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def text(record: dict[str, Any]) -> str:
-    """A record as JSON with each layer and each row on a line of its own, so that a diff shows what changed."""
-    parts = []
-    for key, value in record.items():
-        if key == "rows":
-            shown = "[\n" + ",\n".join("  " + json.dumps(row) for row in value) + "\n ]" if value else "[]"
-        elif key == "layers":
-            lines = (f"  {json.dumps(name)}: {json.dumps(layer)}" for name, layer in value.items())
-            shown = "{\n" + ",\n".join(lines) + "\n }" if value else "{}"
-        else:
-            shown = json.dumps(value)
-        parts.append(f" {json.dumps(key)}: {shown}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
 class Record:
     """A file that `python3 -m bench.moe_bench --json` wrote."""
 

@@ -13,7 +13,7 @@ import pytest
 import sass_loops
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "bench/results/blackwell-estimate.json"
+RESULT = ROOT / "bench/results/blackwell-estimate-b8c9577.json"
 PAGE = ROOT / "docs/blackwell-estimate.md"
 
 LISTING = """
@@ -93,7 +93,6 @@ def test_the_recorded_estimate_follows_from_its_plans_and_machine_code(result):
     assert {key: result[key] for key in again} == again
     assert result["chips"] == json.loads(json.dumps(estimate.CHIPS))
     assert "was measured on such a chip" in result["what"] and "no figure" in result["what"]
-    assert json.loads(estimate.dumped(result)) == result
     assert RESULT.read_text() == estimate.dumped(result)
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BENCH = json.loads((ROOT / "bench/results/quantize-quality-cpu.json").read_text())
+BENCH = json.loads((ROOT / "bench/results/quantize-quality-cpu-ac116c0.json").read_text())
 PAGE = (ROOT / "docs/quantize.md").read_text()
 
 

@@ -20,7 +20,7 @@ CHECKPOINT, SERVE = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 (GPU_LAYER,) = re.findall(
     r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL
 )
-CARDS = {"H100": "moe-layers-h100.json", "H200": "moe-layers-h200.json"}
+CARDS = {"H100": "moe-layers-h100-bba0682.json", "H200": "moe-layers-h200-bba0682.json"}
 
 
 @pytest.mark.parametrize("example", [LAYER, CHECKPOINT, SERVE, GPU_LAYER], ids=["layer", "checkpoint", "serve", "gpu"])

@@ -1,10 +1,11 @@
-"""The figures of docs/cpu.md, docs/expert-parallel.md and docs/transformers.md are those of their records in bench/results."""
+"""Records are current and claimed, and the figures of docs/cpu.md, docs/expert-parallel.md and docs/transformers.md are those of their records in bench/results."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
+import records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,6 +40,27 @@ def check(cell, *values):
         assert abs(float(text) - value) <= 0.501 * step, (cell, values)
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "bench/results").iterdir()), ids=lambda path: path.stem)
+def test_a_record_is_current_and_claimed(path):
+    """A row on a line, its commit in its name, and a page (not only a log) that takes a figure from it."""
+    text = path.read_text()
+    assert text == records.text(json.loads(text))
+    commit = re.fullmatch(r"[a-z0-9-]+-([0-9a-f]{7})\.json", path.name)[1]
+    assert commit in text
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert any(path.name in page.read_text() for page in pages), "no page names it: history keeps superseded records"
+
+
+def test_records_show_rows():
+    value = {"what": "a", "rows": [{"us": 1, "of": [1, 2]}, {"us": 2}], "sizes": {"k": 1}, "long": ["x" * 200, "y"]}
+    assert records.text(value) == (
+        '{\n "what": "a",\n "rows": [{"us": 1, "of": [1, 2]}, {"us": 2}],\n "sizes": {"k": 1},\n'
+        f' "long": ["{"x" * 200}", "y"]\n}}\n'
+    )
+    value["rows"] *= 9
+    assert records.text(value).splitlines()[2:5] == [' "rows": [', '  {"us": 1, "of": [1, 2]},', '  {"us": 2},']
+
+
 # ---- docs/cpu.md, section 9
 
 PEERS = {
@@ -51,7 +73,7 @@ PEERS = {
 }
 
 
-@pytest.mark.parametrize("number, name", enumerate(["cpu-peers-2-cores", "cpu-peers-16-threads"]))
+@pytest.mark.parametrize("number, name", enumerate(["cpu-peers-2-cores-2aadaa0", "cpu-peers-16-threads-82392dd"]))
 def test_other_libraries_on_cpus(number, name):
     rows = {
         (row["library"], row["weights"], row.get("activations"), row["tokens"]): row
@@ -68,7 +90,7 @@ def test_other_libraries_on_cpus(number, name):
 FORMATS = {"W4A4": "nvfp4", "W4A16": "bf16", "W4A8": "int8_block"}
 
 
-@pytest.mark.parametrize("name", ["cpu-layers-2-cores", "cpu-layers-16-threads"])
+@pytest.mark.parametrize("name", ["cpu-layers-2-cores-a749783", "cpu-layers-16-threads-4dd05ff"])
 def test_layers_on_cpus(name):
     """The gigabytes and shares of one token, GFLOP/s from 64 tokens on."""
     timings = {
@@ -97,7 +119,7 @@ def test_layers_on_cpus(name):
 
 
 def test_instruction_sets():
-    data = record("cpu-instruction-sets-2-cores")["sets"]["instruction_sets"]
+    data = record("cpu-instruction-sets-2-cores-55097bc")["sets"]["instruction_sets"]
     rates = {
         (layer["layer"][-1], row["backend"].partition(":")[2], row["activation_format"]): row["gflop_per_s"]
         for layer in data
@@ -154,7 +176,7 @@ def test_balanced_ranks_on_two_gpus():
 
 
 def test_transformers_speed():
-    ours, bf16 = record("transformers-h200")["experts"]
+    ours, bf16 = record("transformers-h200-781823d")["experts"]
     (shown,) = tables("transformers.md", "| | this library | bf16 `grouped_mm` |")
     runs = list(zip(ours["runs"], bf16["runs"], strict=True))
     wanted = [(a["moe_ms_per_step"], b["moe_ms_per_step"], "time") for a, b in runs]

@@ -183,6 +183,8 @@ class Peers : public PeerMemory {
   const PeerLink& link() const override { return link_; }
 
   Status state() override {
+    // At once, not with the watch's next poll: a run that began a collective call first would wait for the late rank again.
+    NVFP4_MOE_TRY(state_of_work());
     const Watch::Lock lock = watch_->lock();
     return watch_->failure();
   }

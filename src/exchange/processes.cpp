@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -38,36 +38,51 @@ struct ProcessIdentity {
 
 constexpr Timeout kLookInterval{500};
 
-// A field of /proc/PID/stat from the third on; empty if there is no such process.
-std::string stat_field(int32_t pid, int wanted) {
-  std::string text;
-  std::getline(std::ifstream("/proc/" + std::to_string(pid) + "/stat"), text);
-  const size_t name_end = text.rfind(')');  // a name may hold anything
-  if (name_end == std::string::npos) return "";
-  std::istringstream fields(text.substr(name_end + 1));
+Status cannot_poll(const std::string& why) { return unsupported("processes: " + why); }
+
+// The first bytes of a small file under /proc, by system calls, so that a failure has its reason.
+Result<std::string> read_proc(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  char text[1024];
+  const ssize_t size = file < 0 ? -1 : ::read(file, text, sizeof(text));
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (size < 0) return cannot_poll("expected " + path + ", got " + std::strerror(error));
+  return std::string(text, static_cast<size_t>(size));
+}
+
+// A field of /proc/PID/stat from the third on.
+Result<std::string> stat_field(int32_t pid, int wanted) {
+  NVFP4_MOE_ASSIGN(const std::string text, read_proc("/proc/" + std::to_string(pid) + "/stat"));
+  std::istringstream fields(text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));  // a name may hold anything
   std::string field;
   for (int number = 3; number <= wanted; ++number) fields >> field;
   return field;
 }
 
 // When the process began, in clock ticks.
-uint64_t start_time_of(int32_t pid) { return std::strtoull(stat_field(pid, 22).c_str(), nullptr, 10); }
-bool is_stopped(int32_t pid) { return stat_field(pid, 3) == "T"; }
+Result<uint64_t> start_time_of(int32_t pid) {
+  NVFP4_MOE_ASSIGN(const std::string field, stat_field(pid, 22));
+  return static_cast<uint64_t>(std::strtoull(field.c_str(), nullptr, 10));
+}
 
-ProcessIdentity this_process(int page_fd) {
+bool is_stopped(int32_t pid) {
+  const Result<std::string> state = stat_field(pid, 3);
+  return state.ok() && *state == "T";
+}
+
+Result<ProcessIdentity> this_process(int page_fd) {
   ProcessIdentity mine;
-  std::string host;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), host);
+  NVFP4_MOE_ASSIGN(std::string host, read_proc("/proc/sys/kernel/random/boot_id"));
+  host.resize(std::min(host.size(), host.find('\n')));
   struct stat numbers {};
   if (::stat("/proc/self/ns/pid", &numbers) == 0) host += "/" + std::to_string(numbers.st_ino);
   host.copy(mine.host, sizeof(mine.host) - 1);
   mine.pid = ::getpid();
-  mine.start_time = start_time_of(mine.pid);
+  NVFP4_MOE_ASSIGN(mine.start_time, start_time_of(mine.pid));
   mine.page_fd = page_fd;
   return mine;
 }
-
-Status cannot_poll(const std::string& why) { return unsupported("processes: " + why); }
 
 }  // namespace
 
@@ -87,8 +102,8 @@ Status RankProcesses::open_other(int rank, int32_t pid, uint64_t start_time, int
   if (other.process < 0) return cannot_poll("expected " + process + ", got " + std::strerror(errno));
   others_.push_back(other);
   // After it was opened: until then the number could have become another process's.
-  if (start_time == 0 || start_time_of(pid) != start_time)
-    return cannot_poll("expected " + process + ", got another process with this number");
+  NVFP4_MOE_ASSIGN(const uint64_t found, start_time_of(pid));
+  if (found != start_time) return cannot_poll("expected " + process + ", got another process with this number");
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(page_fd);
   const int page = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat size {};
@@ -107,8 +122,13 @@ Status RankProcesses::open_other(int rank, int32_t pid, uint64_t start_time, int
 
 Result<std::unique_ptr<RankProcesses>> RankProcesses::open(Exchange& exchange) {
   std::unique_ptr<RankProcesses> made(new RankProcesses(exchange.timeout()));
-  NVFP4_MOE_TRY(exchange.agree(made->make_page()));
-  const ProcessIdentity mine = this_process(made->page_fd_);
+  ProcessIdentity mine;
+  const auto begin = [&]() -> Status {
+    NVFP4_MOE_TRY(made->make_page());
+    NVFP4_MOE_ASSIGN(mine, this_process(made->page_fd_));
+    return {};
+  };
+  NVFP4_MOE_TRY(exchange.agree(begin()));
   std::vector<ProcessIdentity> all(static_cast<size_t>(exchange.world()));
   NVFP4_MOE_TRY(exchange.all_gather(&mine, sizeof(mine), all.data()));
   const auto open_all = [&]() -> Status {

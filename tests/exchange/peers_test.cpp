@@ -297,19 +297,21 @@ TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
 // Who asks before the watch has looked tells the others too.
 TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
   Counts counts;
-  on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
-    const DeviceDouble& kernels = *device;
-    auto peers = connect_peers(exchange, std::move(device));
-    ASSERT_OK(peers);
-    ASSERT_OK(exchange.barrier());
-    if (exchange.rank() == 0) {
-      std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
-      EXPECT_THAT((*peers)->state_of_work().message(), HasSubstr("expected rank 1 on the device"));
-    } else {
-      EXPECT_THAT(exchange.barrier().message(), HasSubstr("rank 0: peers: expected rank 1 on the device"));
-    }
-  });
+  for (const bool by_state : {false, true})
+    on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
+      auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
+      const DeviceDouble& kernels = *device;
+      auto peers = connect_peers(exchange, std::move(device));
+      ASSERT_OK(peers);
+      ASSERT_OK(exchange.barrier());
+      if (exchange.rank() == 0) {
+        std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
+        EXPECT_THAT((by_state ? (*peers)->state() : (*peers)->state_of_work()).message(),
+                    HasSubstr("expected rank 1 on the device"));
+      } else {
+        EXPECT_THAT(exchange.barrier().message(), HasSubstr("rank 0: peers: expected rank 1 on the device"));
+      }
+    });
 }
 
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {

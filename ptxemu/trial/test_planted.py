@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from trial.emulator import ROOT
 
 FAULTS = re.findall(r"^PLANTED\((\w+), \"(.*)\"\)", (ROOT / "runtime/planted.def").read_text(), re.M)
@@ -22,6 +24,7 @@ def seen_by(names):
     return dict(line.split("\t") for line in done.stdout.splitlines())
 
 
+@pytest.mark.long  # three minutes of a core
 def test_every_planted_fault_is_seen(capsys):
     names = [name for name, _ in FAULTS]
     assert len(names) >= 30

@@ -118,12 +118,6 @@ Status dequantize(const Nvfp4View& view, DType out_dtype, void* out) {
   return {};
 }
 
-int64_t fp8_scale_count(const Nvfp4View& view, const Fp8Scaling& scaling) {
-  if (scaling.block_rows <= 0 || scaling.block_cols <= 0) return 1;
-  return ((view.rows + scaling.block_rows - 1) / scaling.block_rows) *
-         ((view.cols + scaling.block_cols - 1) / scaling.block_cols);
-}
-
 Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t* out, float* scales) {
   if (!whole_tensor(scaling) && (scaling.block_rows <= 0 || scaling.block_cols <= 0))
     return invalid_argument("convert_to_fp8: expected 0 x 0 or positive scale blocks, got " +

@@ -18,10 +18,8 @@ struct Fp8Scaling {
   int64_t block_rows = 0;  // 0 x 0: one scale for the whole tensor; 128 x 128: DeepSeek's block scaling
   int64_t block_cols = 0;
 };
-// Number of float scales convert_to_fp8 writes: ceil(rows/block_rows) * ceil(cols/block_cols), or 1.
-int64_t fp8_scale_count(const Nvfp4View& view, const Fp8Scaling& scaling);
-
-// out: (rows, cols) E4M3 bytes; scales: fp8_scale_count floats, row-major over blocks, to be multiplied:
+// out: (rows, cols) E4M3 bytes; scales: ceil(rows/block_rows) * ceil(cols/block_cols) floats, row-major over blocks, or one
+// for the whole tensor; to be multiplied:
 // value ~= e4m3(out) * scale, scale = fl32(amax/448) (1 for a block of zeros), one rounding from the exact quotient.
 Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t* out, float* scales);
 

@@ -47,16 +47,6 @@ Result<Placement> Placement::contiguous(int64_t num_experts, int world) {
   return make(num_experts, std::move(experts), std::move(first));
 }
 
-Result<Placement> Placement::round_robin(int64_t num_experts, int world) {
-  NVFP4_MOE_TRY(check_sizes(num_experts, world));
-  std::vector<int64_t> experts, first{0};
-  for (int64_t rank = 0; rank < world; ++rank) {
-    for (int64_t expert = rank; expert < num_experts; expert += world) experts.push_back(expert);
-    first.push_back(static_cast<int64_t>(experts.size()));
-  }
-  return make(num_experts, std::move(experts), std::move(first));
-}
-
 Result<Placement> Placement::of_map(int64_t num_experts, int world, std::vector<int64_t> expert_of_slot) {
   NVFP4_MOE_TRY(check_sizes(num_experts, world));
   const auto slots = static_cast<int64_t>(expert_of_slot.size());

@@ -16,8 +16,6 @@ class Placement {
  public:
   // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument where a rank would hold none.
   static Result<Placement> contiguous(int64_t num_experts, int world);
-  // Rank r holds experts r, r + world, r + 2 world, ...
-  static Result<Placement> round_robin(int64_t num_experts, int world);
   // expert_of_slot: (world * slots of a rank), as many for each rank. kInvalidArgument, naming slot or expert, where one
   // is out of range, an expert has no slot, or a rank has an expert twice.
   static Result<Placement> of_map(int64_t num_experts, int world, std::vector<int64_t> expert_of_slot);

@@ -25,7 +25,6 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
       } else {
         outgrown = std::move(*found);
         kept_.erase(found);
-        total_bytes_ -= outgrown->buffer.size_bytes();
       }
     }
   }
@@ -34,7 +33,6 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
   kept_.push_back(std::make_unique<Kept>(stream, capture, std::move(buffer)));
   Kept* const kept = kept_.back().get();
   kept->lease();
-  total_bytes_ += kept->buffer.size_bytes();
   return Lease(kept);
 }
 
@@ -50,13 +48,7 @@ size_t WorkspacePool::release() {
     free.push_back(std::move(*it));
   }
   kept_.erase(first_free, kept_.end());
-  total_bytes_ -= released;
   return released;
-}
-
-size_t WorkspacePool::total_bytes() const {
-  const std::lock_guard lock(mutex_);
-  return total_bytes_;
 }
 
 }  // namespace nvfp4_moe

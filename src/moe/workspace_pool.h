@@ -38,8 +38,6 @@ class WorkspacePool {
   // Gives back every workspace that no lease holds, those of captures too, and says how many bytes they were. No graph
   // whose capture leased here may be replayed afterwards.
   size_t release();
-  // Bytes of all workspaces, leased or free.
-  size_t total_bytes() const;
 
  private:
   // Stays where it is while it is kept, so that a lease is a pointer and a flag.
@@ -65,9 +63,8 @@ class WorkspacePool {
     }
   };
   Allocate allocate_;
-  mutable ForkMutex mutex_;
+  ForkMutex mutex_;
   std::vector<std::unique_ptr<Kept>> kept_;
-  size_t total_bytes_ = 0;
 };
 
 class WorkspacePool::Lease {

@@ -68,7 +68,6 @@ struct ShardedWriter::Impl {
   std::optional<ShardRecords> records;
   std::vector<std::string> altered;
   uint64_t total_bytes = 0;
-  uint64_t needed_bytes = 0;
 
   std::string path(const std::string& name) const { return (directory / name).string(); }
   std::string index_path() const { return path("model.safetensors.index.json"); }
@@ -145,10 +144,7 @@ Result<ShardedWriter> ShardedWriter::create(const std::string& directory, std::v
     const Result<std::string> header = header_bytes(shard.tensors, metadata);
     if (!header.ok()) return header.status().in(impl.path(shard.name));
     NVFP4_MOE_ASSIGN(shard.found_complete, impl.is_kept(shard, *header));
-    if (shard.found_complete)
-      ++impl.found_complete;
-    else
-      impl.needed_bytes += shard.data_bytes();
+    if (shard.found_complete) ++impl.found_complete;
   }
   if (impl.found_complete < impl.shards.size()) NVFP4_MOE_TRY(remove_file(impl.index_path()));
   return writer;
@@ -200,7 +196,6 @@ size_t ShardedWriter::shards() const { return impl_->shards.size(); }
 size_t ShardedWriter::complete_shards() const { return impl_->found_complete; }
 const std::vector<std::string>& ShardedWriter::altered_shards() const { return impl_->altered; }
 uint64_t ShardedWriter::data_bytes() const { return impl_->total_bytes; }
-uint64_t ShardedWriter::needed_data_bytes() const { return impl_->needed_bytes; }
 
 ShardedWriter::ShardedWriter() : impl_(std::make_unique<Impl>()) {}
 ShardedWriter::ShardedWriter(ShardedWriter&&) noexcept = default;

@@ -62,8 +62,7 @@ class ShardedWriter {
   size_t complete_shards() const;  // that create() found
   // Shards that lie in the directory and are not what was recorded: they are written again.
   const std::vector<std::string>& altered_shards() const;
-  uint64_t data_bytes() const;         // of all tensors: the index's total_size
-  uint64_t needed_data_bytes() const;  // of the tensors that create() found missing
+  uint64_t data_bytes() const;  // of all tensors: the index's total_size
 
   ShardedWriter(ShardedWriter&&) noexcept;
   ShardedWriter& operator=(ShardedWriter&&) noexcept;

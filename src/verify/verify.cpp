@@ -233,17 +233,6 @@ class LayerVerifier {
     return options;
   }
 
-  LayerSource tampered(int64_t number, LayerSource source) const {
-    if (!options_.tamper_source) return source;
-    const auto plain = source.expert;
-    source.expert = [this, number, plain](int64_t global) -> Result<LoadedExpert> {
-      NVFP4_MOE_ASSIGN(LoadedExpert loaded, plain(global));
-      NVFP4_MOE_TRY(options_.tamper_source(number, global, loaded));
-      return loaded;
-    };
-    return source;
-  }
-
   // b and c. The backend's layer is gone before the reference's is packed.
   Status packed_and_run(int64_t number, const MoeConfig& config, const ExpertRange& range, const LayerSource& source,
                         const LayerStates* states, LayerVerification& out) {
@@ -251,11 +240,9 @@ class LayerVerifier {
     RunCheck check;
     RunOutput actual;
     {
-      NVFP4_MOE_ASSIGN(
-          const std::unique_ptr<MoeLayer> layer,
-          MoeLayer::open(config, tampered(number, source),
-                         layer_options(range, tokens, options_.backend, options_.device), meter_.packing("pack")));
-      if (options_.tamper_packed) options_.tamper_packed(number, *layer);
+      NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
+                       MoeLayer::open(config, source, layer_options(range, tokens, options_.backend, options_.device),
+                                      meter_.packing("pack")));
       NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
                          return meter_.expert("unpack and compare", expert);
                        }));
@@ -272,7 +259,6 @@ class LayerVerifier {
         MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference", "cpu"),
                           meter_.packing("pack for the reference")));
     NVFP4_MOE_ASSIGN(const RunOutput expected, run_layer(*reference, *states));
-    if (options_.tamper_output) options_.tamper_output(number, actual.out.data(), tokens, config->hidden_size);
     check.states = states->source;
     check.tokens = tokens;
     check.comparison = compare(expected.out.data(), actual.out.data(), tokens, config->hidden_size);

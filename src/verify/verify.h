@@ -48,14 +48,6 @@ struct VerifyOptions {
   bool choose_format = true;
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7: unpack and compare"
-
-  // Hooks that plant faults: only tests of this engine set them.
-  // Changes what the packer is given for a global expert (the comparison keeps reading the file).
-  std::function<Status(int64_t layer, int64_t global_expert, LoadedExpert&)> tamper_source;
-  // Changes packed bytes in place, through layer.weights().bytes.data(), before they are unpacked and run.
-  std::function<void(int64_t layer, const MoeLayer&)> tamper_packed;
-  // Changes the backend's output (tokens, hidden_size) before it is judged.
-  std::function<void(int64_t layer, float* out, int64_t tokens, int64_t channels)> tamper_output;
 };
 
 // One place where two weights differ.

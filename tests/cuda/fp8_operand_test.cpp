@@ -26,6 +26,9 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
+// Offset in its row of element k.
+int64_t fp8_offset(int64_t k) { return fp8_vec8_offset(k / 8) + k % 8 / 4 * kFp8SecondWord + k % 4; }
+
 TEST(Fp8Operand, OrderOfBytes) {
   for (int h = 0; h < 3; ++h)
     for (int s = 0; s < 2; ++s)

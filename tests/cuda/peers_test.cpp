@@ -75,7 +75,7 @@ TEST_P(CudaPeers, ChoicesOfALayer) {
 TEST_P(CudaPeers, AllReduceIsTheSumInTheOrderOfTheRanks) {
   const CaseData data = made(spec_of(9, 64, 32));
   const int world = GetParam();
-  check_reduce(data, *Placement::round_robin(6, std::min(world, 3)), 5, Between::kPeers);
+  check_reduce(data, round_robin(6, std::min(world, 3)), 5, Between::kPeers);
   check_reduce(data, redundant(6, std::min(world, 3)), 2, Between::kPeers);
 }
 
@@ -248,7 +248,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     ExpertParallelOptions options;
     options.combine = combine;
-    const std::vector<uint8_t> sums = expected_sum(data, *Placement::round_robin(8, world));
+    const std::vector<uint8_t> sums = expected_sum(data, round_robin(8, world));
     on_devices(
         data, world, options,
         [&](Rank& rank) {
@@ -258,7 +258,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
           ASSERT_OK(rank.exchange.barrier());
           const Graph graph(rank.stream, run);
           ASSERT_OK(graph.status());
-          ASSERT_OK(rank.layer.rearrange(*Placement::round_robin(8, world), source_of(data)));
+          ASSERT_OK(rank.layer.rearrange(round_robin(8, world), source_of(data)));
           ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
           ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
           graph.launch();

@@ -42,7 +42,7 @@ class CudaRanks : public ::testing::Test {
 TEST_F(CudaRanks, AllReduceIsTheSumInTheOrderOfTheRanks) {
   const CaseData data = made(spec_of(9, 64, 32));
   for (const int world : {1, 3}) check_reduce(data, *Placement::contiguous(6, world), 2);
-  check_reduce(data, *Placement::round_robin(6, 2), 2);
+  check_reduce(data, test::round_robin(6, 2), 2);
   check_reduce(data, test::redundant(6, 3), 2);
 }
 

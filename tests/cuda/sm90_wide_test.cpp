@@ -22,6 +22,8 @@
 namespace nvfp4_moe {
 namespace {
 
+constexpr int kFirstWithWide = 5;  // configurations from here to kWideConfig have a wide one
+
 class Sm90WideTiles : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -117,7 +119,7 @@ TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
   spec.options.hidden_size = 1808;
   spec.options.intermediate_size = 144;
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8})
-    for (int config = sm90::kFirstWithWide; config < sm90::kWideConfig; ++config)
+    for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config)
       expect_right(spec, config, {9, 33, 0, 133, 1}, format);
 }
 // On both sides of the bound; no row at all.
@@ -125,7 +127,7 @@ TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
   Case spec = test::ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 272;
   spec.options.intermediate_size = 144;
-  for (int config = sm90::kFirstWithWide; config < sm90::kWideConfig; ++config) {
+  for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config) {
     const int64_t bound = 4 * sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;  // of four experts
     EXPECT_EQ(cuda::max_narrow_rows(4, sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n), bound);
     expect_right(spec, config, {bound - 9, 0, 7, 2}, ActivationFormat::kBf16);

@@ -79,8 +79,8 @@ TEST(ParallelOpen, ConfigsThatDifferAreNamedOnEveryRank) {
               Each("config of rank 2: expected combine all_to_all as on rank 0, got all_reduce"));
   EXPECT_THAT(differs([](Arguments& a) { a.parallel.capacity = 5; }),
               Each("config of rank 2: expected capacity 0 as on rank 0, got 5"));
-  EXPECT_THAT(differs([](Arguments& a) { a.parallel.placement = *Placement::round_robin(8, 3); }),
-              Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got 0,3,6|1,4,7|2,5"));
+  EXPECT_THAT(differs([](Arguments& a) { a.parallel.placement = test::round_robin(8, 3); }),
+              Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got 0,3,6|1,4,7|2,5,0"));
   EXPECT_THAT(differs([](Arguments& a) { a.source.scales.hidden = 0.5f; }), Each(HasSubstr("hidden input_scale")));
   EXPECT_THAT(differs([](Arguments&) {}), Each(""));
 }
@@ -291,7 +291,7 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
     EXPECT_THAT(rank.layer.rearrange(test::redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
     LayerSource source = test::source_of(data);
     if (rank.exchange.rank() == 1) source.expert = [](int64_t) { return Result<LoadedExpert>(bad_input("gone")); };
-    const Status status = rank.layer.rearrange(*Placement::round_robin(8, 2), source);
+    const Status status = rank.layer.rearrange(test::round_robin(8, 2), source);
     EXPECT_THAT(status.message(), HasSubstr("rank 1: slot 4, expert 1: gone"));
     EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
   });
@@ -302,7 +302,7 @@ TEST(ParallelRearrange, ARankWithoutMemoryEndsAll) {
   on_layers(2, data, {}, [&](OpenRank& rank) {
     LayerSource source = test::source_of(data);
     if (rank.exchange.rank() == 1) source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
-    const Status status = rank.layer.rearrange(*Placement::round_robin(8, 2), source);
+    const Status status = rank.layer.rearrange(test::round_robin(8, 2), source);
     EXPECT_EQ(status.code(), Code::kOutOfMemory);
     EXPECT_THAT(status.message(), HasSubstr("rank 1: "));
   });

@@ -55,7 +55,7 @@ class Parallel : public test::BackendTest {
 // The ways in which a world of several ranks may hold the experts.
 std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int world) {
   std::vector<std::pair<const char*, Placement>> all{{"contiguous", *Placement::contiguous(experts, world)},
-                                                     {"round robin", *Placement::round_robin(experts, world)}};
+                                                     {"round robin", test::round_robin(experts, world)}};
   if (experts % world == 0 && world > 1) all.emplace_back("redundant", test::redundant(experts, world));
   return all;
 }

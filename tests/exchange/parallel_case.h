@@ -125,6 +125,14 @@ inline Placement redundant(int64_t experts, int world) {
   return *Placement::of_map(experts, world, map);
 }
 
+// Rank r holds experts r, r + world, r + 2 world, ... and, if it would hold one fewer than rank 0, expert 0 as well.
+inline Placement round_robin(int64_t experts, int world) {
+  std::vector<int64_t> map;
+  for (int rank = 0; rank < world; ++rank)
+    for (int64_t first = 0; first < experts; first += world) map.push_back(first + rank < experts ? first + rank : 0);
+  return *Placement::of_map(experts, world, map);
+}
+
 // All tokens choose expert 0 at k = 0, and `second` at k = 1, which may be -1.
 inline void choose_expert_0(CaseData& data, int64_t second) {
   for (int64_t token = 0; token < data.spec.tokens; ++token) {

@@ -80,7 +80,6 @@ TEST(ConvertToFp8, MatchesPlainCodePerBlock) {
       const int64_t block_cols = whole ? m.view.cols : scaling.block_cols;
       const int64_t grid_rows = (m.view.rows + block_rows - 1) / block_rows;
       const int64_t grid_cols = (m.view.cols + block_cols - 1) / block_cols;
-      ASSERT_EQ(fp8_scale_count(m.view, scaling), grid_rows * grid_cols);
       std::vector<uint8_t> out(static_cast<size_t>(m.view.rows * m.view.cols));
       std::vector<float> scales(static_cast<size_t>(grid_rows * grid_cols));
       ASSERT_OK(convert_to_fp8(m.view, scaling, out.data(), scales.data()));

@@ -15,14 +15,11 @@
 namespace nvfp4_moe {
 namespace {
 
+// Allocations, the bytes that live, and the most that ever did.
 std::atomic<int> allocations{0};
+std::atomic<size_t> living{0}, most{0};
 Result<Buffer> counted(size_t size_bytes, void*) {
   ++allocations;
-  return allocate_pages(size_bytes);
-}
-// Bytes that live, and the most that ever did.
-std::atomic<size_t> living{0}, most{0};
-Result<Buffer> measured(size_t size_bytes, void*) {
   living += size_bytes;
   if (living > most) most = living.load();
   auto* const bytes = new (std::align_val_t{256}) std::byte[size_bytes];
@@ -32,8 +29,15 @@ Result<Buffer> measured(size_t size_bytes, void*) {
   });
 }
 
-TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
-  allocations = 0;
+class WorkspacePools : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    allocations = 0;
+    living = most = 0;
+  }
+};
+
+TEST_F(WorkspacePools, OneWorkspaceServesAllThatFollowEachOther) {
   WorkspacePool pool(counted);
   const void* first = nullptr;
   for (const size_t size_bytes : {5000u, 100u, 5000u, 0u}) {
@@ -47,11 +51,10 @@ TEST(WorkspacePool, OneWorkspaceServesAllThatFollowEachOther) {
   EXPECT_EQ(allocations, 1);
   { ASSERT_OK(pool.lease(1 << 20)); }  // outgrown: the small one goes
   EXPECT_EQ(allocations, 2);
-  EXPECT_EQ(pool.total_bytes(), size_t{1} << 20);
+  EXPECT_EQ(living, size_t{1} << 20);
 }
 
-TEST(WorkspacePool, LeasesThatOverlapAndStreamsDoNotShare) {
-  allocations = 0;
+TEST_F(WorkspacePools, LeasesThatOverlapAndStreamsDoNotShare) {
   WorkspacePool pool(counted);
   int stream = 0;
   {
@@ -68,8 +71,7 @@ TEST(WorkspacePool, LeasesThatOverlapAndStreamsDoNotShare) {
   EXPECT_EQ(allocations, 3);
 }
 
-TEST(WorkspacePool, TheLargestFreeOneIsTaken) {
-  allocations = 0;
+TEST_F(WorkspacePools, TheLargestFreeOneIsTaken) {
   WorkspacePool pool(counted);
   {
     const auto small = pool.lease(100), large = pool.lease(10000);
@@ -81,8 +83,7 @@ TEST(WorkspacePool, TheLargestFreeOneIsTaken) {
 }
 
 // What a graph was captured with stays its own: no run outside gets it, and growing does not free it.
-TEST(WorkspacePool, CapturesKeepTheirWorkspaces) {
-  allocations = 0;
+TEST_F(WorkspacePools, CapturesKeepTheirWorkspaces) {
   WorkspacePool pool(counted);
   const void* captured = nullptr;
   {
@@ -97,21 +98,19 @@ TEST(WorkspacePool, CapturesKeepTheirWorkspaces) {
   EXPECT_NE(pool.lease(5000, nullptr, 7)->data(), captured);
   EXPECT_EQ(allocations, 4);
   EXPECT_EQ(static_cast<const uint8_t*>(captured)[999], 1);  // still there, under AddressSanitizer too
-  EXPECT_EQ(pool.total_bytes(), 1000u + 900 + 900 + 5000);
+  EXPECT_EQ(living, 1000u + 900 + 900 + 5000);
 }
 
-TEST(WorkspacePool, AnOutgrownOneGoesBeforeMoreIsAskedFor) {
-  living = most = 0;
-  WorkspacePool pool(measured);
+TEST_F(WorkspacePools, AnOutgrownOneGoesBeforeMoreIsAskedFor) {
+  WorkspacePool pool(counted);
   { ASSERT_OK(pool.lease(1000)); }
   { ASSERT_OK(pool.lease(4000)); }
   EXPECT_EQ(most, 4000u);
   EXPECT_EQ(living, 4000u);
 }
 
-TEST(WorkspacePool, ReleaseGivesBackAllThatNoLeaseHolds) {
-  living = most = 0;
-  WorkspacePool pool(measured);
+TEST_F(WorkspacePools, ReleaseGivesBackAllThatNoLeaseHolds) {
+  WorkspacePool pool(counted);
   int stream = 0;
   {
     { ASSERT_OK(pool.lease(1000)); }
@@ -122,19 +121,17 @@ TEST(WorkspacePool, ReleaseGivesBackAllThatNoLeaseHolds) {
     ASSERT_OK(held);
     EXPECT_EQ(pool.release(), 3700u);
     EXPECT_EQ(living, 50u);
-    EXPECT_EQ(pool.total_bytes(), 50u);
     EXPECT_EQ(pool.release(), 0u);
   }
   EXPECT_EQ(pool.release(), 50u);
   EXPECT_EQ(living, 0u);
   ASSERT_OK(pool.lease(10));  // usable as before
-  EXPECT_EQ(pool.total_bytes(), 10u);
+  EXPECT_EQ(living, 10u);
 }
 
-TEST(WorkspacePool, ItsEndGivesBackAll) {
-  living = 0;
+TEST_F(WorkspacePools, ItsEndGivesBackAll) {
   {
-    WorkspacePool pool(measured);
+    WorkspacePool pool(counted);
     { ASSERT_OK(pool.lease(1000)); }
     { ASSERT_OK(pool.lease(300, nullptr, 7)); }
     { ASSERT_OK(pool.lease(400, nullptr, 7)); }
@@ -143,25 +140,25 @@ TEST(WorkspacePool, ItsEndGivesBackAll) {
   EXPECT_EQ(living, 0u);
 }
 
-TEST(WorkspacePool, ARefusalIsToldAndLeavesThePoolUsable) {
+TEST_F(WorkspacePools, ARefusalIsToldAndLeavesThePoolUsable) {
   bool refuses = true;
   WorkspacePool pool([&](size_t size_bytes, void* stream) -> Result<Buffer> {
     if (refuses) return Status(Code::kOutOfMemory, "no memory");
     return counted(size_bytes, stream);
   });
   EXPECT_EQ(pool.lease(1).status().code(), Code::kOutOfMemory);
-  EXPECT_EQ(pool.total_bytes(), 0u);
+  EXPECT_EQ(living, 0u);
   refuses = false;
   { ASSERT_OK(pool.lease(1000)); }
   refuses = true;
   EXPECT_EQ(pool.lease(2000).status().code(), Code::kOutOfMemory);
-  EXPECT_EQ(pool.total_bytes(), 0u);  // the outgrown one went to make room
+  EXPECT_EQ(living, 0u);  // the outgrown one went to make room
   refuses = false;
   ASSERT_OK(pool.lease(2000));
-  EXPECT_EQ(pool.total_bytes(), 2000u);
+  EXPECT_EQ(living, 2000u);
 }
 
-TEST(WorkspacePool, ThreadsNeverHoldTheSameBytes) {
+TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
   WorkspacePool pool([](size_t size_bytes, void*) { return allocate_host(size_bytes, 0, "workspace"); });
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;

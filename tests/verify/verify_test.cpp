@@ -1,24 +1,27 @@
-// The engine on trial: a clean checkpoint passes on every count; each fault, planted in what is packed, in the file, or
-// in a kernel's result, is found and named by layer, expert, tensor and coordinate.
+// The engine on trial: a clean checkpoint passes on every count; each fault, planted in the files before they are read or
+// after the layer is packed, is found and named by layer, expert, tensor and coordinate.
 // Long because each fault is planted in each place.
 #include "verify/verify.h"
 
-#include <cmath>
+#include <gmock/gmock.h>
+
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
-#include "core/float_formats.h"
 #include "moe/layer.h"
 #include "support/read_tensor.h"
 #include "support/support.h"
+#include "verify/verify_packed.h"
 
 namespace nvfp4_moe {
 namespace {
 
 using test::TempDir;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kHidden = 128, kInter = 64;
 
@@ -51,6 +54,78 @@ const Models& models() {
   return all;
 }
 
+std::string expert_tensor(int64_t expert, const std::string& word) {
+  return "layers.1.ffn.experts." + std::to_string(expert) + "." + word;
+}
+
+// ---- faults, written into a checkpoint's files
+
+std::vector<uint8_t> bytes_of(const std::string& dir, const std::string& tensor) {
+  const auto index = TensorIndex::open(dir);
+  const TensorIndex::Ref ref = index->find(tensor);
+  return test::read_tensor<uint8_t>(*ref.file, *ref.info);
+}
+void put_bytes(const std::string& dir, const std::string& tensor, const std::vector<uint8_t>& bytes) {
+  const auto index = TensorIndex::open(dir);
+  const TensorIndex::Ref ref = index->find(tensor);
+  ASSERT_EQ(ref.info->size_bytes(), bytes.size());
+  const auto modified = std::filesystem::last_write_time(ref.file->path());
+  {
+    std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  }
+  std::filesystem::last_write_time(ref.file->path(), modified);  // whoever has it open looks at the time alone
+}
+void change(const std::string& dir, const std::string& tensor,
+            const std::function<void(std::vector<uint8_t>& bytes)>& how) {
+  auto bytes = bytes_of(dir, tensor);
+  how(bytes);
+  put_bytes(dir, tensor, bytes);
+}
+
+void double_scale(uint8_t& scale) { scale = static_cast<uint8_t>(scale < 0x70 ? scale + 8 : scale - 8); }
+
+void swap_gate_and_up(const std::string& dir, int64_t expert) {
+  for (const char* part : {".weight", ".weight_scale", ".weight_scale_2"}) {
+    const std::string gate = expert_tensor(expert, "w1") + part, up = expert_tensor(expert, "w3") + part;
+    const auto of_gate = bytes_of(dir, gate);
+    put_bytes(dir, gate, bytes_of(dir, up));
+    put_bytes(dir, up, of_gate);
+  }
+}
+
+// The block scales of a matrix of `rows` rows.
+void transpose_scales(const std::string& dir, const std::string& tensor, size_t rows) {
+  change(dir, tensor, [&](std::vector<uint8_t>& bytes) {
+    const auto plain = bytes;
+    const size_t blocks = plain.size() / rows;
+    for (size_t r = 0; r < rows; ++r)
+      for (size_t b = 0; b < blocks; ++b) bytes[b * rows + r] = plain[r * blocks + b];
+  });
+}
+
+void change_tensor_scale(const std::string& dir, const std::string& tensor, float (*how)(float)) {
+  change(dir, tensor, [=](std::vector<uint8_t>& bytes) {
+    float s = 0;
+    std::memcpy(&s, bytes.data(), 4);
+    s = how(s);
+    std::memcpy(bytes.data(), &s, 4);
+  });
+}
+
+// Each expert gets the tensors of the next one, the last one those of the first.
+void shift_experts(const std::string& dir) {
+  for (const char* word : {"w1", "w2", "w3"}) {
+    for (const char* part : {".weight", ".weight_scale", ".weight_scale_2"}) {
+      std::vector<std::vector<uint8_t>> all;
+      for (int64_t e = 0; e < 6; ++e) all.push_back(bytes_of(dir, expert_tensor(e, word) + part));
+      for (int64_t e = 0; e < 6; ++e)
+        put_bytes(dir, expert_tensor(e, word) + part, all[static_cast<size_t>((e + 1) % 6)]);
+    }
+  }
+}
+
 class Verify : public ::testing::Test {
  protected:
   VerifyOptions options() const {
@@ -73,20 +148,6 @@ class Verify : public ::testing::Test {
     damage(copy);
     return copy;
   }
-  static std::vector<uint8_t> bytes_of(const std::string& dir, const std::string& tensor) {
-    const auto index = TensorIndex::open(dir);
-    const TensorIndex::Ref ref = index->find(tensor);
-    return test::read_tensor<uint8_t>(*ref.file, *ref.info);
-  }
-  static void put_bytes(const std::string& dir, const std::string& tensor, const std::vector<uint8_t>& bytes) {
-    const auto index = TensorIndex::open(dir);
-    const TensorIndex::Ref ref = index->find(tensor);
-    ASSERT_EQ(ref.info->size_bytes(), bytes.size());
-    std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
-    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  }
-
   // The report fails in layer 1 alone, and a line of it holds every word.
   static void expect_named(const Result<VerifyReport>& report, const std::vector<std::string>& words) {
     ASSERT_OK(report);
@@ -108,10 +169,6 @@ class Verify : public ::testing::Test {
 
   TempDir dir_;
 };
-
-std::string expert_tensor(int64_t expert, const char* word) {
-  return "layers.1.ffn.experts." + std::to_string(expert) + "." + word;
-}
 
 TEST_F(Verify, ACleanCheckpointPasses) {
   for (const std::string& path : {models().nvfp4, models().ct, models().mse}) {
@@ -198,133 +255,134 @@ TEST_F(Verify, LayersRangesAndLimits) {
   EXPECT_FALSE(verify(dir_.file("nowhere"), options()).ok());
 }
 
-// ---- planted in what is packed; the file is whole
+// ---- what is packed and run is not what the files hold: they change once the layer is packed
 
-class PackedFault : public Verify {
+class ChangedAfter : public Verify {
  protected:
-  // Changes what the packer is given for expert 3 of layer 1, on copies of its arrays.
-  VerifyOptions tampered(
-      std::function<void(LoadedExpert&, std::vector<uint8_t>* codes, std::vector<uint8_t>* scales)> change) {
-    VerifyOptions o = options();
-    o.tamper_source = [change](int64_t layer, int64_t expert, LoadedExpert& loaded) -> Status {
-      if (layer != 1 || expert != 3) return {};
-      Nvfp4View* views[] = {&loaded.source.gate, &loaded.source.up, &loaded.source.down};
-      loaded.storage.reserve(loaded.storage.size() + 6);
-      std::vector<uint8_t>*codes[3], *scales[3];
-      for (int p = 0; p < 3; ++p) {
-        Nvfp4View& v = *views[p];
-        loaded.storage.emplace_back(v.codes, v.codes + v.rows * v.cols / 2);
-        codes[p] = &loaded.storage.back();
-        loaded.storage.emplace_back(v.block_scales, v.block_scales + v.rows * v.cols / 16);
-        scales[p] = &loaded.storage.back();
-        v = Nvfp4View::contiguous(codes[p]->data(), scales[p]->data(), v.tensor_scale, v.rows, v.cols);
+  // Verifies a copy whose files `fault` changes when progress says that this is done.
+  Result<VerifyReport> verify_changed(const std::string& done, const std::function<void(const std::string& dir)>& fault,
+                                      VerifyOptions o) {
+    const std::string dir = damaged([](const std::string&) {});
+    int times = 0;
+    o.progress = [&](const Progress& p) {
+      if (p.item == done) {
+        fault(dir);
+        ++times;
       }
-      change(loaded, codes[1], scales[2]);  // up's codes, down's block scales
-      return {};
+      return true;
     };
-    return o;
+    auto report = verify(dir, o);
+    EXPECT_EQ(times, 1) << done;
+    return report;
+  }
+  Result<VerifyReport> packed_before(const std::function<void(const std::string& dir)>& fault) {
+    return verify_changed("layer 1 expert 5: pack", fault, options());
   }
 };
 
-TEST_F(PackedFault, OneFlippedCode) {
-  const auto report = verify(models().nvfp4, tampered([](LoadedExpert&, auto* codes, auto*) {
-                               (*codes)[static_cast<size_t>(20 * kHidden / 2 + 33)] ^= 0x40;  // high nibble: column 67
-                             }));
-  expect_named(report, {"layer 1", "expert 3", "up", expert_tensor(3, "w3"), "(20, 67)", "code"});
+TEST_F(ChangedAfter, OneFlippedCode) {
+  const std::string tensor = expert_tensor(3, "w3.weight");
+  const auto report = packed_before([&](const std::string& d) {
+    change(d, tensor, [](auto& codes) { codes[20 * kHidden / 2 + 33] ^= 0x40; });  // high nibble: column 67
+  });
+  expect_named(report, {"packed weights", "layer 1", "expert 3", "up", tensor, "(20, 67)", "code"});
   EXPECT_EQ(report->layers[1].packed->differing_bytes, 1u);
   EXPECT_EQ(report->layers[1].packed->faulty_tensors, 1);
 }
 
-TEST_F(PackedFault, BlockScaleTimesTwo) {
-  const auto report = verify(models().nvfp4, tampered([](LoadedExpert&, auto*, auto* scales) {
-                               uint8_t& byte = (*scales)[static_cast<size_t>(100 * kInter / 16 + 2)];
-                               byte = static_cast<uint8_t>(byte < 0x70 ? byte + 8 : byte - 8);
-                             }));
+TEST_F(ChangedAfter, BlockScaleTimesTwo) {
+  const auto report = packed_before([](const std::string& d) {
+    change(d, expert_tensor(3, "w2.weight_scale"), [](auto& scales) { double_scale(scales[100 * kInter / 16 + 2]); });
+  });
   expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "(100, 32)", "block_scale"});
 }
 
-TEST_F(PackedFault, SwappedGateAndUp) {
-  const auto report =
-      verify(models().nvfp4, tampered([](LoadedExpert& e, auto*, auto*) { std::swap(e.source.gate, e.source.up); }));
+TEST_F(ChangedAfter, SwappedGateAndUp) {
+  const auto report = packed_before([](const std::string& d) { swap_gate_and_up(d, 3); });
   expect_named(report, {"layer 1", "expert 3", "gate", expert_tensor(3, "w1"), "(0, "});
   expect_named(report, {"layer 1", "expert 3", "up", expert_tensor(3, "w3"), "(0, "});
   EXPECT_FALSE(report->layers[1].run->passed()) << "the run notices too";
 }
 
-TEST_F(PackedFault, TransposedScales) {
-  const auto report = verify(models().nvfp4, tampered([](LoadedExpert&, auto*, auto* scales) {
-                               const std::vector<uint8_t> plain = *scales;
-                               for (size_t r = 0; r < kHidden; ++r)
-                                 for (size_t b = 0; b < kInter / 16; ++b)
-                                   (*scales)[b * kHidden + r] = plain[r * kInter / 16 + b];
-                             }));
+TEST_F(ChangedAfter, TransposedScales) {
+  const auto report =
+      packed_before([](const std::string& d) { transpose_scales(d, expert_tensor(3, "w2.weight_scale"), kHidden); });
   expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "block_scale"});
 }
 
-TEST_F(PackedFault, ReciprocalTensorScale) {
-  const auto report = verify(models().nvfp4, tampered([](LoadedExpert& e, auto*, auto*) {
-                               e.source.down.tensor_scale = 1.0f / e.source.down.tensor_scale;
-                             }));
+TEST_F(ChangedAfter, HalfTheTensorScale) {
+  const auto report = packed_before([](const std::string& d) {
+    change_tensor_scale(d, expert_tensor(3, "w2.weight_scale_2"), [](float scale) { return scale / 2; });
+  });
   expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "tensor_scale"});
 }
 
-TEST_F(PackedFault, ExpertRangeOffByOne) {
-  const auto checkpoint = Checkpoint::open(models().nvfp4);
-  ASSERT_OK(checkpoint);
+TEST_F(ChangedAfter, ExpertRangeOffByOne) {
   VerifyOptions o = options();
   o.range = {1, 4};
-  o.tamper_source = [&](int64_t layer, int64_t expert, LoadedExpert& loaded) -> Status {
-    if (layer != 1) return {};
-    NVFP4_MOE_ASSIGN(loaded, checkpoint->expert(layer, expert + 1));
-    return {};
-  };
-  const auto report = verify(models().nvfp4, o);
+  const auto report = verify_changed("layer 1 expert 4: pack", shift_experts, o);
   for (int64_t e = 1; e < 3; ++e)
     expect_named(report, {"layer 1", "expert " + std::to_string(e), expert_tensor(e, "w1")});
   EXPECT_EQ(report->layers[1].packed->faulty_tensors, 4 * 3);
 }
 
-// A byte of the packed buffer itself, wherever the backend keeps it.
-TEST_F(PackedFault, OneBitOfThePackedBytes) {
-  for (const char* backend : {"auto", "reference"}) {
-    for (const double where : {0.02, 0.4, 0.77}) {
-      VerifyOptions o = options();
-      o.backend = backend;
-      o.tamper_packed = [&](int64_t number, const MoeLayer& layer) {
-        const Buffer& bytes = layer.weights().bytes;
-        if (number == 1)
-          bytes.data()[static_cast<size_t>(where * static_cast<double>(bytes.size_bytes()))] ^= std::byte{4};
-      };
-      const auto report = verify(models().nvfp4, o);
-      expect_named(report, {"layer 1", "expert", "layers.1.ffn.", "packed weights"});
-      EXPECT_EQ(report->layers[1].packed->differing_bytes, 1u);
-    }
+// Row 17 of down makes channel 17. The packed layer is compared before the files change, and run afterwards.
+TEST_F(ChangedAfter, AnotherResultIsNamedByTokenAndChannel) {
+  struct Fault {
+    const char* name;
+    std::function<void(uint8_t* codes, uint8_t* scales)> of_row;
+  };
+  const Fault faults[] = {{"sign",
+                           [](uint8_t* codes, uint8_t*) {
+                             for (int i = 0; i < kInter / 2; ++i) codes[i] ^= 0x88;
+                           }},
+                          {"double",
+                           [](uint8_t*, uint8_t* scales) {
+                             for (int i = 0; i < kInter / 16; ++i) double_scale(scales[i]);
+                           }},
+                          {"zero", [](uint8_t* codes, uint8_t*) { std::memset(codes, 0, kInter / 2); }}};
+  for (const Fault& fault : faults) {
+    SCOPED_TRACE(fault.name);
+    const auto report = verify_changed(
+        "layer 1 expert 5: unpack and compare",
+        [&](const std::string& d) {
+          for (int64_t e = 0; e < 6; ++e) {
+            auto codes = bytes_of(d, expert_tensor(e, "w2.weight"));
+            auto scales = bytes_of(d, expert_tensor(e, "w2.weight_scale"));
+            fault.of_row(codes.data() + 17 * kInter / 2, scales.data() + 17 * kInter / 16);
+            put_bytes(d, expert_tensor(e, "w2.weight"), codes);
+            put_bytes(d, expert_tensor(e, "w2.weight_scale"), scales);
+          }
+        },
+        options());
+    expect_named(report, {"layer 1", "token ", "channel 17"});
+    EXPECT_TRUE(report->layers[1].packed->passed());
   }
 }
 
-TEST_F(Verify, FaultInAKernelsResultIsNamedByTokenAndChannel) {
-  struct Fault {
-    const char* name;
-    std::function<float(float, float)> change;  // of a value, given the token's largest
-  };
-  const Fault faults[] = {{"sign", [](float x, float) { return -x; }},
-                          {"double", [](float x, float) { return 2 * x; }},
-                          {"zero", [](float, float) { return 0.0f; }},
-                          {"nan", [](float, float) { return std::nanf(""); }},
-                          {"large", [](float, float most) { return 4 * most; }}};
-  for (const Fault& fault : faults) {
-    VerifyOptions o = options();
-    int64_t channel = 0;
-    o.tamper_output = [&](int64_t layer, float* out, int64_t, int64_t channels) {
-      if (layer != 1) return;
-      float* row = out + 7 * channels;
-      for (int64_t c = 1; c < channels; ++c)
-        if (std::fabs(row[c]) > std::fabs(row[channel])) channel = c;
-      row[channel] = fault.change(row[channel], std::fabs(row[channel]));
-    };
-    const auto report = verify(models().nvfp4, o);
-    expect_named(report, {"layer 1", "token 7", "channel " + std::to_string(channel)});
-    EXPECT_TRUE(report->layers[1].packed->passed()) << fault.name;
+// A byte of the packed buffer itself, wherever the backend keeps it.
+TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
+  const auto checkpoint = Checkpoint::open(models().nvfp4);
+  ASSERT_OK(checkpoint);
+  const auto config = MoeConfig::make(*checkpoint->layer_options(1));
+  ASSERT_OK(config);
+  for (const char* backend : {"auto", "reference"}) {
+    for (const double where : {0.02, 0.4, 0.77}) {
+      LayerOptions o;
+      o.backend = backend;
+      o.range = {0, 6};
+      o.limits.max_tokens = 1;
+      const auto layer = MoeLayer::open(*config, *layer_source(*checkpoint, 1), o);
+      ASSERT_OK(layer);
+      const Buffer& bytes = (*layer)->weights().bytes;
+      bytes.data()[static_cast<size_t>(where * static_cast<double>(bytes.size_bytes()))] ^= std::byte{4};
+      const auto check = check_packed(*checkpoint, 1, **layer, [](int64_t) { return Status(); });
+      ASSERT_OK(check);
+      EXPECT_FALSE(check->passed());
+      EXPECT_EQ(check->differing_bytes, 1u);
+      ASSERT_EQ(check->faults.size(), 1u);
+      EXPECT_THAT(to_string(check->faults[0]), AllOf(HasSubstr("layer 1 expert"), HasSubstr("layers.1.ffn.")));
+    }
   }
 }
 
@@ -335,9 +393,7 @@ class FileFault : public Verify {};
 TEST_F(FileFault, OneFlippedCode) {
   const std::string tensor = expert_tensor(4, "w1.weight");
   const std::string dir = damaged([&](const std::string& d) {
-    auto bytes = bytes_of(d, tensor);
-    bytes[30 * kHidden / 2 + 11] ^= 0x04;  // low nibble: column 22
-    put_bytes(d, tensor, bytes);
+    change(d, tensor, [](auto& codes) { codes[30 * kHidden / 2 + 11] ^= 0x04; });  // low nibble: column 22
   });
   const auto report = verify(dir, against());
   expect_named(report, {"original", "layer 1", "expert 4", "gate", tensor, "(30, 22)"});
@@ -349,10 +405,7 @@ TEST_F(FileFault, OneFlippedCode) {
 TEST_F(FileFault, BlockScaleTimesTwo) {
   const std::string tensor = expert_tensor(4, "w2.weight_scale");
   const std::string dir = damaged([&](const std::string& d) {
-    auto bytes = bytes_of(d, tensor);
-    uint8_t& byte = bytes[100 * kInter / 16 + 3];
-    byte = static_cast<uint8_t>(byte < 0x70 ? byte + 8 : byte - 8);
-    put_bytes(d, tensor, bytes);
+    change(d, tensor, [](auto& scales) { double_scale(scales[100 * kInter / 16 + 3]); });
   });
   const auto report = verify(dir, against());
   expect_named(report, {"original", "layer 1", "expert 4", "down", expert_tensor(4, "w2"), "(100, "});
@@ -362,57 +415,26 @@ TEST_F(FileFault, BlockScaleTimesTwo) {
 }
 
 TEST_F(FileFault, SwappedGateAndUp) {
-  const std::string dir = damaged([](const std::string& d) {
-    for (const char* part : {".weight", ".weight_scale", ".weight_scale_2"}) {
-      const auto gate = bytes_of(d, expert_tensor(2, "w1") + part), up = bytes_of(d, expert_tensor(2, "w3") + part);
-      put_bytes(d, expert_tensor(2, "w1") + part, up);
-      put_bytes(d, expert_tensor(2, "w3") + part, gate);
-    }
-  });
-  const auto report = verify(dir, against());
+  const auto report = verify(damaged([](const std::string& d) { swap_gate_and_up(d, 2); }), against());
   expect_named(report, {"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up look swapped"});
   expect_named(report, {"layer 1", "expert 2", "up", expert_tensor(2, "w3"), "(0, "});
 }
 
 TEST_F(FileFault, TransposedScales) {
   const std::string tensor = expert_tensor(0, "w3.weight_scale");
-  const std::string dir = damaged([&](const std::string& d) {
-    const auto plain = bytes_of(d, tensor);
-    auto turned = plain;
-    for (size_t r = 0; r < kInter; ++r)
-      for (size_t b = 0; b < kHidden / 16; ++b) turned[b * kInter + r] = plain[r * kHidden / 16 + b];
-    put_bytes(d, tensor, turned);
-  });
-  expect_named(verify(dir, against()),
+  expect_named(verify(damaged([&](const std::string& d) { transpose_scales(d, tensor, kInter); }), against()),
                {"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "look transposed"});
 }
 
 TEST_F(FileFault, ReciprocalTensorScale) {
-  const std::string tensor = expert_tensor(5, "w2.weight_scale_2");
-  const std::string dir = damaged([&](const std::string& d) {
-    auto bytes = bytes_of(d, tensor);
-    float s = 0;
-    std::memcpy(&s, bytes.data(), 4);
-    s = 1.0f / s;
-    std::memcpy(bytes.data(), &s, 4);
-    put_bytes(d, tensor, bytes);
+  const std::string dir = damaged([](const std::string& d) {
+    change_tensor_scale(d, expert_tensor(5, "w2.weight_scale_2"), [](float scale) { return 1 / scale; });
   });
-  const auto report = verify(dir, against());
-  expect_named(report, {"layer 1", "expert 5", expert_tensor(5, "w2")});
+  expect_named(verify(dir, against()), {"layer 1", "expert 5", expert_tensor(5, "w2")});
 }
 
 TEST_F(FileFault, ExpertsOffByOne) {
-  const std::string dir = damaged([](const std::string& d) {
-    for (const char* word : {"w1", "w2", "w3"}) {
-      for (const char* part : {".weight", ".weight_scale", ".weight_scale_2"}) {
-        std::vector<std::vector<uint8_t>> all;
-        for (int64_t e = 0; e < 6; ++e) all.push_back(bytes_of(d, expert_tensor(e, word) + part));
-        for (int64_t e = 0; e < 6; ++e)
-          put_bytes(d, expert_tensor(e, word) + part, all[static_cast<size_t>((e + 1) % 6)]);
-      }
-    }
-  });
-  const auto report = verify(dir, against());
+  const auto report = verify(damaged(shift_experts), against());
   expect_named(report,
                {"layer 1", "expert 0", "gate", expert_tensor(0, "w1"), "(0, ", "matches the original's expert 1"});
   EXPECT_EQ(report->layers[1].original->faulty_tensors, 18);
@@ -420,11 +442,8 @@ TEST_F(FileFault, ExpertsOffByOne) {
 
 TEST_F(FileFault, NanBlockScaleStopsTheLayerAsAFinding) {
   const std::string tensor = expert_tensor(1, "w1.weight_scale");
-  const std::string dir = damaged([&](const std::string& d) {
-    auto bytes = bytes_of(d, tensor);
-    bytes[40] = 0x7F;
-    put_bytes(d, tensor, bytes);
-  });
+  const std::string dir =
+      damaged([&](const std::string& d) { change(d, tensor, [](auto& scales) { scales[40] = 0x7F; }); });
   const auto report = verify(dir, options());
   expect_named(report, {"layer 1", "expert 1", "block_scale_nan"});
   EXPECT_FALSE(report->layers[1].run.has_value());

@@ -27,9 +27,5 @@ NVFP4_MOE_HOST_DEVICE constexpr int64_t fp8_row_vec8s(int64_t k) { return fp8_ro
 NVFP4_MOE_HOST_DEVICE constexpr int64_t fp8_vec8_offset(int64_t vec8) {
   return vec8 / 8 * kFp8KBlock + vec8 % 2 * 32 + vec8 % 8 / 2 * 4;
 }
-// The same of element k.
-NVFP4_MOE_HOST_DEVICE constexpr int64_t fp8_offset(int64_t k) {
-  return fp8_vec8_offset(k / 8) + k % 8 / 4 * kFp8SecondWord + k % 4;
-}
 
 }  // namespace nvfp4_moe::cuda

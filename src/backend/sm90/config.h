@@ -44,8 +44,7 @@ struct GemmConfig {
 };
 // A layer takes them from one of two tables, which are the two parts of this one; a RunPlan has indices into a table.
 inline constexpr size_t kBf16Configs = 9, kFp8Configs = 10;
-// In either table.
-inline constexpr int kFirstWithWide = 5, kWideConfig = 8;
+inline constexpr int kWideConfig = 8;  // in either table
 inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs = {{
     // The first is taken in place of the second where there is little work: see routed_config.
     {256, 8, 8, 8, 4, 2.5, false, "wgmma_256x8"},

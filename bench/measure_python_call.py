@@ -44,7 +44,7 @@ def main() -> None:
     numpy_inputs = layers.batch(0)
     inputs = [torch.from_numpy(array) for array in numpy_inputs]
     out, numpy_out = torch.empty_like(inputs[0]), np.empty_like(numpy_inputs[0])
-    op, op_out, handle = torch.ops.nvfp4.moe_gemm.default, torch.ops.nvfp4.moe_gemm.out, layer.handle
+    op, op_out, handle = torch.ops.nvfp4_moe.moe_layer.default, torch.ops.nvfp4_moe.moe_layer.out, layer.handle
     calls = {
         "run_torch_out": lambda: layer.run(*inputs, out),
         "run_torch": lambda: layer.run(*inputs),

@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--attention", help="vLLM's attention backend, where its own choice is not to be had")
     asked = parser.parse_args()
     ours = asked.backend == "nvfp4_moe"
-    os.environ["NVFP4_MOE"] = "1" if ours else "0"
+    os.environ["NVFP4_MOE_MODE"] = "1" if ours else "0"
 
     # The engine's core is a process of its own, whose log is the inherited stderr: into a file, to be read at the end.
     log = asked.out.with_suffix(".log")

@@ -62,7 +62,7 @@ Status synthesize(const SynthesizeVerb& verb, Report& report) {
 }  // namespace
 
 void add_synthesize(CLI::App& app, Invocation& invocation) {
-  CLI::App* verb = add_verb<SynthesizeVerb>(
+  add_verb<SynthesizeVerb>(
       app, invocation, "synthesize", "A small checkpoint with a real one's shape and names, from a seed",
       UsesBackend::kNo, synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
         SynthesizeOptions& sizes = options.sizes;
@@ -85,7 +85,6 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         verb.add_option("--of-size", options.of_size,
                         "Instead of sizes: about this many bytes of experts, for measurements");
       });
-  verb->group("");  // not in the main help: for demos and tests
 }
 
 }  // namespace nvfp4_moe::cli

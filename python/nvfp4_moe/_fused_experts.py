@@ -59,12 +59,14 @@ class Settings:
 
 
 def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """What `given` (an engine's own configuration: mode, activations, router, exchange) says, else NVFP4_MOE,
+    """What `given` (an engine's own configuration: mode, activations, router, exchange) says, else NVFP4_MOE_MODE,
     NVFP4_MOE_ACTIVATIONS, NVFP4_MOE_ROUTER and NVFP4_MOE_EXCHANGE.
 
     ValueError names the key or variable, what is legal and what came; also for a key that is none.
     """
     given, environ = dict(given or {}), os.environ if environ is None else environ
+    if "NVFP4_MOE" in environ:  # the name before 0.2: ignored, it would leave on what the user turned off
+        raise InvalidArgument(f"NVFP4_MOE: expected NVFP4_MOE_MODE, its new name, got NVFP4_MOE={environ['NVFP4_MOE']}")
 
     def one_of(key: str, variable: str, legal: tuple[str, ...], default: str) -> str:
         where, value = (key, given.pop(key)) if key in given else (variable, environ.get(variable, default))
@@ -73,7 +75,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
         return str(value)
 
     settings = Settings(
-        one_of("mode", "NVFP4_MOE", MODES, "auto"),
+        one_of("mode", "NVFP4_MOE_MODE", MODES, "auto"),
         one_of("activations", "NVFP4_MOE_ACTIVATIONS", ("auto", *ACTIVATION_FORMATS), "auto"),
         one_of("router", "NVFP4_MOE_ROUTER", ROUTERS, "auto"),
         one_of("exchange", "NVFP4_MOE_EXCHANGE", EXCHANGES, "auto"),

@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one object")
     asked = parser.parse_args(arguments)
     rows = report()
-    mode = os.environ.get("NVFP4_MOE", "auto")
+    mode = os.environ.get("NVFP4_MOE_MODE", "auto")
     if asked.json:
         engines = [dataclasses.asdict(row) for row in rows]
         build = {"version": __version__, "built_with_cuda": _core.built_with_cuda, "note": missing_cuda()}

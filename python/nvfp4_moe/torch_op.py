@@ -1,7 +1,7 @@
-"""torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4.
+"""torch operators over nvfp4_moe's layers and formats. Importing this module registers them under torch.ops.nvfp4_moe.
 
-    moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
-    moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()
+    moe_layer(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor
+    moe_layer.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()
     linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor
     linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> ()
     quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
@@ -22,6 +22,8 @@
 handle is MoeLayer.handle or Nvfp4Linear.handle: an integer, so that nothing but tensors and numbers crosses the
 dispatcher, and a symbolic one, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive; a handle whose layer is gone, or that
 none gave out, is a ValueError. Arguments are checked where the op runs, with the messages of MoeLayer.run.
+
+torch.ops.nvfp4.moe_gemm and its out form are moe_layer under the predecessor's name.
 
 Every op has a fake implementation, breaks no graph (torch.compile(fullgraph=True)), takes symbolic token counts, and
 has no gradient. The out forms return nothing: an older torch compiles no custom op that returns what it writes, and under
@@ -58,16 +60,18 @@ __all__ = ["library"]
 _TAGS = (torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag)
 _DEVICES = ("CPU", "CUDA")
 
-library = torch.library.Library("nvfp4", "DEF")
+library = torch.library.Library("nvfp4_moe", "DEF")
 
 
-def _op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+def _op(
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], into: torch.library.Library = library
+) -> None:
     """Defines an op with one kernel for every device that a layer can live on, and its fake."""
     name = schema.partition("(")[0]  # with its overload, which define's answer lacks
-    library.define(schema, tags=_TAGS)
+    into.define(schema, tags=_TAGS)
     for device in _DEVICES:
-        library.impl(name, kernel, device)
-    torch.library.register_fake(f"nvfp4::{name}", fake, lib=library)
+        into.impl(name, kernel, device)
+    torch.library.register_fake(f"{into.ns}::{name}", fake, lib=into)
 
 
 # ---- layers by handle
@@ -87,14 +91,28 @@ def _out_kernel(run: Callable[..., Tensor]) -> Callable[..., None]:
 
 
 _op(
-    "moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
-    _core.moe_gemm,
+    "moe_layer(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
+    _core.moe_layer,
     lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
 )
 _op(
-    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()",
-    _out_kernel(_core.moe_gemm),
+    "moe_layer.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()",
+    _out_kernel(_core.moe_layer),
     _out_fake,
+)
+# The predecessor's name of it, for models that call it.
+predecessor = torch.library.Library("nvfp4", "FRAGMENT")
+_op(
+    "moe_gemm(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle) -> Tensor",
+    _core.moe_layer,
+    lambda hidden, topk_ids, topk_weights, handle: hidden.new_empty(hidden.shape),
+    predecessor,
+)
+_op(
+    "moe_gemm.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()",
+    _out_kernel(_core.moe_layer),
+    _out_fake,
+    predecessor,
 )
 _op(
     "linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor",

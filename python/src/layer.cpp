@@ -275,7 +275,7 @@ void bind_layer(nb::module_& m) {
 
   // The torch ops' bodies: a layer by its handle.
   m.def(
-      "moe_gemm",
+      "moe_layer",
       [](nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, int64_t handle, nb::handle out) {
         const auto open = layer_handles().find(handle);
         const nb::object none = nb::none();

@@ -131,7 +131,7 @@ def test_a_tensor_that_begins_anywhere() -> None:
 def test_the_ops_in_a_graph_follow_its_inputs() -> None:
     import nvfp4_moe.torch_op  # noqa: F401
 
-    op = torch.ops.nvfp4
+    op = torch.ops.nvfp4_moe
 
     def step(x: torch.Tensor, row_weights: torch.Tensor) -> list[torch.Tensor]:
         made = [*op.quantize(x), *op.quantize(x, "dynamic_token"), *op.quantize(x, "compat", 0.02)]

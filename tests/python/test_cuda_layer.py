@@ -183,10 +183,10 @@ def test_the_torch_op_runs_on_the_gpu_and_in_a_graph(backend: str, activation_fo
     layer = on_device(backend, activation_format, weights(), 16)
     arrays = on_gpu(batch(16))
     expected = layer.run(*arrays)
-    assert torch.equal(torch.ops.nvfp4.moe_gemm(*arrays, layer.handle), expected)
+    assert torch.equal(torch.ops.nvfp4_moe.moe_layer(*arrays, layer.handle), expected)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = torch.ops.nvfp4.moe_gemm(*arrays, layer.handle)
+        out = torch.ops.nvfp4_moe.moe_layer(*arrays, layer.handle)
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
@@ -225,7 +225,7 @@ def test_a_linear_on_the_gpu_and_in_a_graph(backend: str, activation_format: str
     held = torch.randn(40, HIDDEN).to(dtype).cuda()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = torch.ops.nvfp4.linear(held, gpu.handle, INTER)
+        out = torch.ops.nvfp4_moe.linear(held, gpu.handle, INTER)
     for _ in range(3):
         held.normal_()
         graph.replay()

@@ -445,7 +445,7 @@ def test_torch_compiles_it_into_its_own_graphs(stack: list[nv.MoeLayer]) -> None
 
     def block(hidden: torch.Tensor, ids: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
         for handle in handles:
-            hidden = torch.ops.nvfp4.moe_gemm(hidden, ids, router, handle)
+            hidden = torch.ops.nvfp4_moe.moe_layer(hidden, ids, router, handle)
         return hidden
 
     compiled = torch.compile(block, fullgraph=True, mode="reduce-overhead")

@@ -176,7 +176,7 @@ def test_the_op_on_a_gpu() -> None:
     logits, bias = logits_of(33, 256, torch.bfloat16), arrays_of(config, 33)["correction_bias"]
     options: tuple[Any, ...] = (8, "sigmoid", True, 1e-20, 2.5, 8, 4, "top2_sum")
     expected = nv.select_experts(logits, config, correction_bias=bias)
-    op = torch.ops.nvfp4.select_experts
+    op = torch.ops.nvfp4_moe.select_experts
     assert same(op(logits.cuda(), *options, bias.cuda()), expected)
     finite = logits.nan_to_num()  # opcheck takes NaN for unlike NaN
     results = torch.library.opcheck(op.default, (finite.cuda(), *options, bias.cuda()))
@@ -256,7 +256,7 @@ def test_router_gemm_gives_the_hosts_bits(tokens: int) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         expected = nv.router_gemm(hidden, weight, logits_dtype=str(dtype).removeprefix("torch."))
         assert torch.equal(
-            torch.ops.nvfp4.router_gemm(hidden.cuda(), weight.cuda(), logits_dtype=dtype).cpu(), expected
+            torch.ops.nvfp4_moe.router_gemm(hidden.cuda(), weight.cuda(), logits_dtype=dtype).cpu(), expected
         )
 
 

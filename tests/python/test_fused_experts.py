@@ -302,7 +302,7 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
 
 def test_settings_come_from_the_engine_s_configuration_then_the_environment():
     assert fused.read_settings({}, {}) == fused.Settings("auto", "auto", "auto", "auto")
-    environ = {"NVFP4_MOE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
+    environ = {"NVFP4_MOE_MODE": "1", "NVFP4_MOE_ACTIVATIONS": "nvfp4"}
     assert fused.read_settings(None, environ) == fused.Settings("1", "nvfp4")
     assert fused.read_settings({}, environ).insists
     assert fused.read_settings({"mode": 0, "activations": "bf16"}, environ) == fused.Settings("0", "bf16")
@@ -314,7 +314,8 @@ def test_settings_come_from_the_engine_s_configuration_then_the_environment():
 @pytest.mark.parametrize(
     ("given", "environ", "message"),
     [
-        ({}, {"NVFP4_MOE": "yes"}, "NVFP4_MOE: expected one of 0, auto, 1, got 'yes'"),
+        ({}, {"NVFP4_MOE_MODE": "yes"}, "NVFP4_MOE_MODE: expected one of 0, auto, 1, got 'yes'"),
+        ({}, {"NVFP4_MOE": "0"}, "NVFP4_MOE: expected NVFP4_MOE_MODE, its new name, got NVFP4_MOE=0"),
         ({}, {"NVFP4_MOE_ACTIVATIONS": ""}, "ACTIVATIONS: expected one of auto, bf16, nvfp4, fp8, int8_block, got ''"),
         ({"router": "vllm"}, {}, "router: expected one of auto, own, engine, got 'vllm'"),
         ({}, {"NVFP4_MOE_EXCHANGE": "gloo"}, "EXCHANGE: expected one of auto, engine, host, nccl, peers, got 'gloo'"),

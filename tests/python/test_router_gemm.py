@@ -63,7 +63,7 @@ def test_refuses() -> None:
 
 def test_the_op_gives_what_the_function_gives() -> None:
     hidden, weight = problem(3, 6, 64)
-    op = torch.ops.nvfp4.router_gemm
+    op = torch.ops.nvfp4_moe.router_gemm
     assert torch.equal(op(hidden, weight), nv.router_gemm(hidden, weight))
     wide = op(hidden, weight, logits_dtype=torch.float32)
     assert torch.equal(wide, nv.router_gemm(hidden, weight, logits_dtype="float32"))

@@ -90,6 +90,6 @@ def test_layers_refuse_lazily_negated_tensors():
         layer.run(lazily_negated(torch, hidden)[0], ids, weights)
     from nvfp4_moe import torch_op  # noqa: F401 registers the operators, for which torch resolves
 
-    moe_gemm = torch.ops.nvfp4.moe_gemm
+    moe_layer = torch.ops.nvfp4_moe.moe_layer
     for tensor in (one, weights):
-        assert torch.equal(moe_gemm(hidden, ids, tensor, layer.handle), layer.run(hidden, ids, weights))
+        assert torch.equal(moe_layer(hidden, ids, tensor, layer.handle), layer.run(hidden, ids, weights))

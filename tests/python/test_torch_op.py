@@ -18,7 +18,7 @@ import layers  # noqa: E402
 import nvfp4_moe as nv  # noqa: E402
 import nvfp4_moe.torch_op  # noqa: E402, F401
 
-op = torch.ops.nvfp4
+op = torch.ops.nvfp4_moe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,9 +50,10 @@ def test_ops_give_what_run_gives(layer, linear, dtype):
     expected = layer.run(*x)
     assert expected.dtype == dtype and isinstance(expected, torch.Tensor)
     out = torch.full_like(x[0], float("nan"))
-    assert op.moe_gemm(*x, layer.handle, out=out) is None
+    assert op.moe_layer(*x, layer.handle, out=out) is None
     assert torch.equal(out, expected)
-    assert torch.equal(op.moe_gemm(*x, layer.handle), expected)
+    assert torch.equal(op.moe_layer(*x, layer.handle), expected)
+    assert torch.equal(torch.ops.nvfp4.moe_gemm(*x, layer.handle), expected), "the predecessor's name"
     y = linear.run(x[0])
     out = torch.full_like(y, float("nan"))
     assert op.linear(x[0], linear.handle, 32, out=out) is None
@@ -114,8 +115,8 @@ def op_calls(layer, linear) -> dict[str, tuple]:
     router = (logits, 2, "sigmoid", True, 1e-20, 2.5, 4, 2, "top2_sum", bias)
     chosen = {"topk_ids": torch.empty(5, 2, dtype=torch.int64), "topk_weights": torch.empty(5, 2)}
     return {
-        "moe_gemm": (op.moe_gemm.default, (*x, layer.handle)),
-        "moe_gemm.out": (op.moe_gemm.out, (*x, layer.handle), {"out": torch.empty_like(x[0])}),
+        "moe_layer": (op.moe_layer.default, (*x, layer.handle)),
+        "moe_layer.out": (op.moe_layer.out, (*x, layer.handle), {"out": torch.empty_like(x[0])}),
         "linear": (op.linear.default, (x[0], linear.handle, 32)),
         "linear.out": (op.linear.out, (x[0], linear.handle, 32), {"out": x[0].new_empty(5, 32)}),
         "quantize weights": (op.quantize.default, (x[0],)),
@@ -153,7 +154,7 @@ def test_opcheck(layer, linear):
 def test_no_compiler_puts_an_out_form_in_the_default_s_place():
     """Torch 2.13's fails on symbolic token counts when it does."""
     out_variant = pytest.importorskip("torch._library._out_variant")
-    for packet in (op.moe_gemm, op.linear, op.router_gemm, op.select_experts):
+    for packet in (op.moe_layer, op.linear, op.router_gemm, op.select_experts):
         assert out_variant.to_out_variant(packet.default) is None
 
 
@@ -188,13 +189,13 @@ def fresh_dynamo():
 
 
 def block(hidden, ids, router_weights, handle):
-    y = op.moe_gemm(torch.nn.functional.rms_norm(hidden, hidden.shape[-1:]), ids, router_weights, handle)
+    y = op.moe_layer(torch.nn.functional.rms_norm(hidden, hidden.shape[-1:]), ids, router_weights, handle)
     return hidden + y
 
 
 def block_out(hidden, ids, router_weights, handle):
     out = torch.empty_like(hidden)
-    op.moe_gemm(hidden * 2, ids, router_weights, handle, out=out)
+    op.moe_layer(hidden * 2, ids, router_weights, handle, out=out)
     return out + 1
 
 
@@ -208,7 +209,7 @@ def test_compiles_into_one_graph(layer, function, compiled_by):
 
 def routed_block(hidden, handle):
     ids, weights = op.select_experts(hidden[:, :8], 2, "softmax", True)
-    return op.moe_gemm(hidden, ids, weights, handle)
+    return op.moe_layer(hidden, ids, weights, handle)
 
 
 def test_a_router_and_its_layer_are_one_graph(layer):
@@ -257,7 +258,7 @@ def test_a_stack_of_layers_is_one_graph():
     compiled = torch.compile(stack, fullgraph=True, backend=backend)
     x = inputs(5)
     assert torch.equal(compiled(*x), stack(*x)) and len(graphs) == 1
-    nodes = [node for node in graphs[0].graph.nodes if node.target in (op.moe_gemm, op.moe_gemm.default)]
+    nodes = [node for node in graphs[0].graph.nodes if node.target in (op.moe_layer, op.moe_layer.default)]
     assert len(nodes) == len(many)
 
 
@@ -274,7 +275,7 @@ def test_fake_tensors_run_nothing(layer):
 
     with FakeTensorMode() as mode:
         x = [mode.from_tensor(tensor) for tensor in inputs(5)]
-        out = op.moe_gemm(*x, 123456789)  # no such layer: nobody asks
+        out = op.moe_layer(*x, 123456789)  # no such layer: nobody asks
         assert out.shape == x[0].shape and out.dtype == x[0].dtype
 
 
@@ -285,19 +286,19 @@ def test_a_dropped_layers_handle_says_so(layer, linear):
     x = inputs(3)
     gone = layers.layer()
     handle = gone.handle
-    op.moe_gemm(*x, handle)
+    op.moe_layer(*x, handle)
     del gone
     gc.collect()
     with pytest.raises(ValueError, match=f"layer handle {handle}: expected a live layer, got one that was dropped"):
-        op.moe_gemm(*x, handle)
+        op.moe_layer(*x, handle)
     with pytest.raises(ValueError, match="layer handle 1000000000: expected one that a layer gave out"):
-        op.moe_gemm(*x, 1_000_000_000)
+        op.moe_layer(*x, 1_000_000_000)
     with pytest.raises(ValueError, match="out_features: expected 32, the linear's, got 48"):
         op.linear(x[0], linear.handle, 48)
     with pytest.raises(ValueError, match="linear handle 0: expected one that a linear gave out"):
         op.linear(x[0], 0, 32)
     with pytest.raises(ValueError, match=r"topk_weights: expected \(3, 2\) float32 on cpu.*float64"):
-        op.moe_gemm(x[0], x[1], x[2].double(), layer.handle)
+        op.moe_layer(x[0], x[1], x[2].double(), layer.handle)
 
 
 def test_torch_tensors_are_judged_as_torch_calls_them(layer):
@@ -331,12 +332,12 @@ def test_a_call_costs_little(layer, record_property):
     """A batch of no tokens: the C++ run returns after its checks, so that all the time is the call's."""
     x = inputs(0)
     out = torch.empty_like(x[0])
-    moe_gemm, moe_gemm_out, handle = op.moe_gemm.default, op.moe_gemm.out, layer.handle
+    moe_layer, moe_gemm_out, handle = op.moe_layer.default, op.moe_layer.out, layer.handle
     nothing = median_us(lambda: None)
     cost = {
         "layer.run": median_us(lambda: layer.run(*x, out)) - nothing,
         "layer.run, new out": median_us(lambda: layer.run(*x)) - nothing,
-        "op": median_us(lambda: moe_gemm(*x, handle)) - nothing,
+        "op": median_us(lambda: moe_layer(*x, handle)) - nothing,
         "op, out": median_us(lambda: moe_gemm_out(*x, handle, out=out)) - nothing,
     }
     for name, us in cost.items():

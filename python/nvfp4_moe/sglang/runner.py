@@ -18,7 +18,7 @@ from . import internals
 BACKEND = "nvfp4_moe"
 MAX_TOKENS = 8192  # of one call of the library; a larger batch runs in as many calls as it needs
 
-assert torch_op.library is not None  # importing it registers torch.ops.nvfp4
+assert torch_op.library is not None  # importing it registers torch.ops.nvfp4_moe
 
 
 @dataclasses.dataclass
@@ -34,7 +34,7 @@ def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: T
 
     Only enqueues. Any T: beyond MAX_TOKENS in several calls, which gives the same bits where batches of the calls' sizes do.
     """
-    run, tokens = torch.ops.nvfp4.moe_gemm, hidden.shape[0]
+    run, tokens = torch.ops.nvfp4_moe.moe_layer, hidden.shape[0]
     if tokens <= MAX_TOKENS:
         return run(hidden, topk_ids, topk_weights, layer.handle)
     out = torch.empty_like(hidden)

@@ -18,7 +18,7 @@ from . import requirements
 
 requirements.check()
 
-from .. import torch_op  # noqa: E402, F401  registers torch.ops.nvfp4
+from .. import torch_op  # noqa: E402, F401  registers torch.ops.nvfp4_moe
 from .config import Nvfp4MoeConfig  # noqa: E402
 from .enable import Enabled, EnabledLayer, enable  # noqa: E402
 from .experts import Nvfp4Experts  # noqa: E402

@@ -19,7 +19,7 @@ class Nvfp4Experts(PackedModule):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Runs the layer as one op; raises Unsupported where an input requires a gradient."""
         self.refuse_gradient(hidden_states, top_k_weights)
-        op, handle = torch.ops.nvfp4.moe_gemm, self.handle
+        op, handle = torch.ops.nvfp4_moe.moe_layer, self.handle
         hidden, ids = hidden_states.contiguous(), top_k_index.contiguous()
         weights = top_k_weights.to(torch.float32).contiguous()  # routers of bf16 models may give bf16
         if hidden.shape[0] <= self.max_tokens:

@@ -21,7 +21,7 @@ class Nvfp4LinearModule(PackedModule):
         """Runs the linear; raises Unsupported where x requires a gradient."""
         self.refuse_gradient(x)
         rows = x.reshape(-1, self.in_features).contiguous()
-        op, handle, features = torch.ops.nvfp4.linear, self.handle, self.out_features
+        op, handle, features = torch.ops.nvfp4_moe.linear, self.handle, self.out_features
         if rows.shape[0] <= self.max_tokens:
             out = op(rows, handle, features)
         else:

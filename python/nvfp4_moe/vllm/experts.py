@@ -10,7 +10,7 @@ from torch import Tensor
 from .._fused_experts import FusedExperts, Placement
 from ..router import RouterConfig
 from . import internals
-from .op import check, moe_gemm_by
+from .op import check, moe_layer_by
 
 _modular = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEExpertsModular")
 _format = internals.find("vllm.model_executor.layers.fused_moe.modular_kernel:FusedMoEActivationFormat")
@@ -166,7 +166,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         weights = topk_weights.float().contiguous()
         if torch.compiler.is_compiling():
             ids = self.placement.local_ids(topk_ids).contiguous()
-            moe_gemm_by(out, hidden.contiguous(), ids, weights, self.handle)
+            moe_layer_by(out, hidden.contiguous(), ids, weights, self.handle)
         else:
             check(self.experts.layer.handle)
             in_bytes = None if workspace is None else workspace.view(torch.uint8)

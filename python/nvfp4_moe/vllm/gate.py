@@ -59,7 +59,7 @@ def _gate_method(plain: Any) -> type:
                 # A compiled graph is for any number of tokens, of which it must not ask.
                 if torch.compiler.is_compiling() or not takes(x, layer.weight, bias):
                     return super().apply(layer, x, bias)
-                logits: Tensor = torch.ops.nvfp4.router_gemm(x, layer.weight)
+                logits: Tensor = torch.ops.nvfp4_moe.router_gemm(x, layer.weight)
                 return logits
 
         _methods[plain] = NvFp4MoeGateMethod

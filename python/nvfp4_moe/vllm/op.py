@@ -1,7 +1,7 @@
-"""A layer as torch.compile sees it: nvfp4::moe_gemm_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights,
+"""A layer as torch.compile sees it: nvfp4_moe::moe_layer_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights,
 Tensor handle) -> ().
 
-nvfp4::moe_gemm takes a handle that is a number. In a compiled graph that vLLM keeps on disk, a number would be the one of
+nvfp4_moe::moe_layer takes a handle that is a number. In a compiled graph that vLLM keeps on disk, a number would be the one of
 the process that compiled it. A tensor is an input of the graph, which each process and each engine gives its own. vLLM
 traces its MoE layers on CPUs alone; elsewhere they stand behind an operator of its own, and the layer is called directly.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .. import _core
 
-_library = torch.library.Library("nvfp4", "FRAGMENT")
+_library = torch.library.Library("nvfp4_moe", "FRAGMENT")
 _library.define(
-    "moe_gemm_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> ()",
+    "moe_layer_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> ()",
     tags=(torch.Tag.needs_fixed_stride_order, torch.Tag.pt2_compliant_tag),
 )
 
@@ -31,16 +31,16 @@ def check(handle: int) -> None:
 
 def _run(out: Tensor, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> None:
     check(int(handle))
-    _core.moe_gemm(hidden, topk_ids, topk_weights, int(handle), out=out)
+    _core.moe_layer(hidden, topk_ids, topk_weights, int(handle), out=out)
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("moe_gemm_by", _run, _device)
+    _library.impl("moe_layer_by", _run, _device)
 
 
 def _fake(out: Tensor, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, handle: Tensor) -> None:
     return None
 
 
-torch.library.register_fake("nvfp4::moe_gemm_by", _fake, lib=_library)
-moe_gemm_by = torch.ops.nvfp4.moe_gemm_by.default
+torch.library.register_fake("nvfp4_moe::moe_layer_by", _fake, lib=_library)
+moe_layer_by = torch.ops.nvfp4_moe.moe_layer_by.default

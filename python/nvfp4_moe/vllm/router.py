@@ -36,7 +36,7 @@ class OwnRouter:
     def select(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (T, num_experts) to topk_ids int32 and topk_weights float32, both (T, top_k)."""
         logits = logits.contiguous()
-        ids, weights = torch.ops.nvfp4.select_experts(logits, self.top_k, "softmax", self.renormalize)
+        ids, weights = torch.ops.nvfp4_moe.select_experts(logits, self.top_k, "softmax", self.renormalize)
         return ids, weights
 
 

@@ -110,7 +110,7 @@ def environment(plugin_path):
         paths = [str(package), *stubs, str(HERE), str(plugin_path), os.environ.get("PYTHONPATH", "")]
         env = dict(os.environ, PYTHONPATH=":".join(filter(None, paths)), HF_HUB_OFFLINE="1")
         env |= {"TOKENIZERS_PARALLELISM": "false"} | ({} if on_gpu else CPU)
-        for name in ("NVFP4_MOE", "SGLANG_PLUGINS"):
+        for name in ("NVFP4_MOE_MODE", "SGLANG_PLUGINS"):
             env.pop(name, None)
         env["NVFP4_MOE_ACTIVATIONS"] = "bf16"  # what the bounds are for; None takes it away
         for name, value in variables.items():

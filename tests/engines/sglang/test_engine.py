@@ -41,7 +41,7 @@ if ON_GPU:
         "compressed_w4a4, graphs": ("compressed_w4a4", GRAPHS),
     }
 else:
-    JOBS["off"] = ("modelopt", {"variables": {"NVFP4_MOE": "0"}})
+    JOBS["off"] = ("modelopt", {"variables": {"NVFP4_MOE_MODE": "0"}})
 if not ON_GPU or GPUS >= 2:
     JOBS |= {"tp": ("modelopt", TWO_RANKS), "ep": ("modelopt", TWO_RANKS | {"ep_size": 2})}
 

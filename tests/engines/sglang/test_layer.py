@@ -201,7 +201,7 @@ def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_looked_at(sglang,
     monkeypatch.setattr(models, "quantization", quantization)
     assert torch.equal(served(sglang, "modelopt_mixed", model, inputs), library(model, inputs))
     changed["quant_algo"] = "FP8"
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     configured(moe_runner_backend="nvfp4_moe")
     with pytest.raises(nvfp4_moe.Unsupported, match=r"different formats.*gate_proj: NVFP4.*experts\.5\.down_proj: FP8"):
         served(sglang, "modelopt_mixed", model, inputs)

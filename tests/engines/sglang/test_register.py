@@ -1,4 +1,4 @@
-"""The plugin in fresh processes: what NVFP4_MOE switches, and an SGLang that lacks what is relied on."""
+"""The plugin in fresh processes: what NVFP4_MOE_MODE switches, and an SGLang that lacks what is relied on."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ def test_left_out_of_sglangs_own_list(load):
     assert "CHOICE False HOOKS 0" in load(SGLANG_PLUGINS="another").stdout
 
 
-@pytest.mark.parametrize(("name", "value"), [("NVFP4_MOE", "yes"), ("NVFP4_MOE_ACTIVATIONS", "int4")])
+@pytest.mark.parametrize(("name", "value"), [("NVFP4_MOE_MODE", "yes"), ("NVFP4_MOE_ACTIVATIONS", "int4")])
 def test_a_value_that_means_nothing_ends_the_process(load, name, value):
     run = load(**{name: value})
     assert run.returncode != 0 and f"{name}: expected one of" in run.stderr and f"got '{value}'" in run.stderr

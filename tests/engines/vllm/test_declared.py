@@ -18,7 +18,7 @@ NAME = "model.layers.0.mlp.experts"
 def automatic(methods, monkeypatch):
     from nvfp4_moe.vllm import taking
 
-    monkeypatch.delenv("NVFP4_MOE", raising=False)
+    monkeypatch.delenv("NVFP4_MOE_MODE", raising=False)
     monkeypatch.delenv("NVFP4_MOE_ACTIVATIONS", raising=False)
     monkeypatch.setattr(taking, "_routed_experts", Layer)
 
@@ -85,7 +85,7 @@ def test_a_mixed_model_is_read_layer_by_layer_and_matrix_by_matrix(vllm_config, 
     assert config.get_quant_method(layer(), NAME).plan.options["activation_format"] == "bf16"
     mixed["quantized_layers"][f"{NAME}.5.down_proj"]["quant_algo"] = "FP8"
     config = config_of(mixed, monkeypatch, vllm_config)
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(NotImplementedError, match=r"different formats.*gate_proj: NVFP4.*experts\.5\.down_proj: FP8"):
         config.get_quant_method(layer(), NAME)
 
@@ -136,7 +136,7 @@ def test_a_projection_of_another_format_is_refused_by_name(vllm_config, monkeypa
     first["targets"] = ["re:.*gate_proj", "re:.*up_proj"]
     quantization["config_groups"] = {"group_0": other, "group_1": first}
     config = config_of(quantization, monkeypatch, vllm_config)
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(NotImplementedError, match=r"different formats.*gate_proj: NVFP4; .*down_proj: 8 bits, float"):
         config.get_quant_method(layer(), NAME)
 

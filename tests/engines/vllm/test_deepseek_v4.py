@@ -27,7 +27,7 @@ def layers(tmp_path_factory):
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(root / "cache"),
     }
-    environment.pop("NVFP4_MOE", None)
+    environment.pop("NVFP4_MOE_MODE", None)
     command = [sys.executable, str(HERE / "deepseek_v4.py"), str(root), str(root / "out.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

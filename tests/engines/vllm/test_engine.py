@@ -63,7 +63,7 @@ def served(made, wrong_scale, serve):
             "name": "insisted",
             "model": first["modelopt"],
             "options": {"moe_backend": "emulation"},
-            "environment": {"NVFP4_MOE": "1"},
+            "environment": {"NVFP4_MOE_MODE": "1"},
         },
         {
             "name": "misspelt",

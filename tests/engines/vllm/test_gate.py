@@ -70,7 +70,7 @@ def test_gates_stay_vllms(quant_config, monkeypatch, why):
     if why == "engine":
         monkeypatch.setenv("NVFP4_MOE_ROUTER", "engine")
     if why == "off":
-        monkeypatch.setenv("NVFP4_MOE", "0")
+        monkeypatch.setenv("NVFP4_MOE_MODE", "0")
     if why == "batch_invariant":
         monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     if why == "unfit":

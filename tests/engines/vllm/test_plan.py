@@ -15,7 +15,7 @@ from nvfp4_moe.vllm import internals  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS"):
+    for name in ("NVFP4_MOE_MODE", "NVFP4_MOE_ACTIVATIONS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -154,7 +154,7 @@ def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, written, m
     assert plan_of(layer(**fields), "model.layers.12.mlp.experts") is None
     (line,) = written
     assert line.startswith("nvfp4-moe leaves layers such as model.layers.*.mlp.experts to vLLM: ") and why in line
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(NotImplementedError, match="nvfp4-moe cannot take model.layers.12.mlp.experts: ") as error:
         plan_of(layer(**fields), "model.layers.12.mlp.experts")
     assert why in str(error.value)

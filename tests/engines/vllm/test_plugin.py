@@ -21,7 +21,7 @@ from nvfp4_moe.vllm import internals  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    for name in ("NVFP4_MOE", "NVFP4_MOE_ACTIVATIONS"):
+    for name in ("NVFP4_MOE_MODE", "NVFP4_MOE_ACTIVATIONS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -129,12 +129,12 @@ def test_a_module_that_cannot_be_imported_is_waited_for(tmp_path, monkeypatch):
 
 def test_off_registers_nothing_and_does_not_import_vllm():
     code = "import sys, nvfp4_moe.vllm as p; p.register(); sys.exit('vllm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env={"NVFP4_MOE": "0", "PATH": ""}).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env={"NVFP4_MOE_MODE": "0", "PATH": ""}).returncode == 0
 
 
 def test_a_value_that_means_nothing_is_an_error(monkeypatch):
-    monkeypatch.setenv("NVFP4_MOE", "on")
-    with pytest.raises(ValueError, match="NVFP4_MOE: expected one of 0, auto, 1, got 'on'"):
+    monkeypatch.setenv("NVFP4_MOE_MODE", "on")
+    with pytest.raises(ValueError, match="NVFP4_MOE_MODE: expected one of 0, auto, 1, got 'on'"):
         plugin.register()
 
 
@@ -174,7 +174,7 @@ def test_a_release_that_does_not_fit_is_refused_by_name(changed_release, written
 
 
 def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_release, monkeypatch):
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(RuntimeError, match=r"does not fit nvfp4-moe \(core\).*NVFP4_MOE=auto serves without"):
         plugin.register()
 
@@ -190,7 +190,7 @@ def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_rele
     (line,) = written
     assert line.startswith(f"vLLM {vllm.__version__} does not fit nvfp4-moe (core): ")
     release.forget()
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(RuntimeError, match="does not fit nvfp4-moe"):
         config.get_quant_method(torch.nn.Identity(), "l")
     release.forget()
@@ -202,7 +202,7 @@ def test_what_the_table_does_not_see_does_not_stop_vllm(written, monkeypatch):
     monkeypatch.setattr(NvFp4MoeExperts, "__abstractmethods__", frozenset({"combine"}))
     plugin.register()
     assert written == [f"nvfp4-moe cannot register with vLLM {vllm.__version__}, which serves without it"]
-    monkeypatch.setenv("NVFP4_MOE", "1")
+    monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(TypeError, match="abstract members that the plugin lacks: combine"):
         plugin.register()
 

@@ -304,7 +304,7 @@ def summed(made, serve):
             "model": str(made[0]["modelopt"]),
             "options": options,
             "tokens": TOKENS,
-            "environment": {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE": "1"},
+            "environment": {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE_MODE": "1"},
         }
         for exchange in ("engine", "host")
     ]

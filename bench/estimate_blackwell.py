@@ -25,7 +25,6 @@ ROW_BYTES = 144  # of a k-block of 256: codes and scales (fp4_operand.h)
 FILL_BYTES_A_CLOCK = 64  # from L2 into a multiprocessor
 SHARED_BYTES_A_CLOCK = 128
 READ_SHARE = 4.3 / 4.8  # of a chip's data-sheet rate that is read: an H200's
-SCHEDULERS = 4  # of a multiprocessor, an instruction a clock each
 
 # macs: multiply-adds of dense FP4 a clock and multiprocessor, from the rate, the multiprocessors and the clock beside it.
 CHIPS = {

@@ -34,7 +34,7 @@ struct SynthesizeOptions {
   uint64_t seed = 1;
   uint64_t max_shard_bytes = 64ull << 20;
   Executor* executor = nullptr;  // null: serial
-  ProgressFn progress;
+  ProgressFn progress = {};
 
   // About `total_bytes` of bf16 experts, for measurements: hidden 2048, intermediate 1024, 40 experts a layer, as many
   // layers as it takes (8 for 4 GB), shards of 1 GB.

@@ -253,17 +253,15 @@ void CaseData::set_id(int64_t token, int64_t k, int64_t id) {
 }
 
 Batch CaseData::batch(void* out) const {
-  Batch batch;
-  batch.tokens = spec.tokens;
-  batch.hidden = hidden.data();
-  batch.hidden_dtype = spec.hidden_dtype;
-  batch.topk_ids = topk_ids.data();
-  batch.ids_dtype = spec.ids_dtype;
-  batch.topk_weights = topk_weights.data();
-  batch.shared_weights = shared_weights.empty() ? nullptr : shared_weights.data();
-  batch.out = out;
-  batch.out_dtype = spec.out_dtype;
-  return batch;
+  return {.tokens = spec.tokens,
+          .hidden = hidden.data(),
+          .hidden_dtype = spec.hidden_dtype,
+          .topk_ids = topk_ids.data(),
+          .ids_dtype = spec.ids_dtype,
+          .topk_weights = topk_weights.data(),
+          .shared_weights = shared_weights.empty() ? nullptr : shared_weights.data(),
+          .out = out,
+          .out_dtype = spec.out_dtype};
 }
 
 size_t CaseData::out_bytes() const {

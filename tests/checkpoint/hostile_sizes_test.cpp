@@ -86,10 +86,8 @@ ATTACK_TEST(kHostileFiles, HostileSizes, SizesThatTheTensorsDoNotHave) {
 
 ATTACK_TEST(kHostileFiles, HostileSizes, AStackOfMoreExpertsThanItHas) {
   for (const SourceFormat format : {SourceFormat::kModelOptStacked, SourceFormat::kFloat}) {
-    BuilderOptions options;
-    options.model_type = "qwen3_5_moe";
-    options.format = format;
-    options.stacked_floats = format == SourceFormat::kFloat;
+    BuilderOptions options{
+        .model_type = "qwen3_5_moe", .format = format, .stacked_floats = format == SourceFormat::kFloat};
     CheckpointBuilder builder(options);
     builder.config()["text_config"]["num_experts"] = kMost;
     TempDir dir;

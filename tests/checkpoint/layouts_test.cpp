@@ -4,6 +4,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/float_experts.h"
+#include "checkpoint/read_all.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
@@ -13,21 +14,12 @@ namespace {
 using test::BuilderOptions;
 using test::BuiltMatrix;
 using test::CheckpointBuilder;
+using test::codes_of;
 using test::RawTensor;
+using test::scales_of;
 using test::TempDir;
 using testing::HasSubstr;
 
-std::vector<uint8_t> codes_of(const Nvfp4View& view) {
-  std::vector<uint8_t> out;
-  for (int64_t r = 0; r < view.rows; ++r) out.insert(out.end(), view.row_codes(r), view.row_codes(r) + view.cols / 2);
-  return out;
-}
-std::vector<uint8_t> scales_of(const Nvfp4View& view) {
-  std::vector<uint8_t> out;
-  for (int64_t r = 0; r < view.rows; ++r)
-    out.insert(out.end(), view.row_scales(r), view.row_scales(r) + view.cols / 16);
-  return out;
-}
 void expect_same(const Nvfp4View& view, const BuiltMatrix& built) {
   EXPECT_EQ(codes_of(view), built.codes);
   EXPECT_EQ(scales_of(view), built.scales);
@@ -289,13 +281,12 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   for (const int64_t intermediate : {32, 64}) {
     for (const bool turned : {false, true}) {
       SCOPED_TRACE(testing::Message() << "intermediate " << intermediate << (turned ? ", K is axis 1" : ""));
-      BuilderOptions options;
-      options.model_type = "qwen3_5_moe";
-      options.format = SourceFormat::kFloat;
-      options.stacked_floats = true;
-      options.hidden_size = 64;
-      options.intermediate_size = intermediate;
-      options.num_experts = 2;
+      BuilderOptions options{.model_type = "qwen3_5_moe",
+                             .format = SourceFormat::kFloat,
+                             .stacked_floats = true,
+                             .num_experts = 2,
+                             .hidden_size = 64,
+                             .intermediate_size = intermediate};
       CheckpointBuilder builder(options);
       for (const int64_t layer : builder.layers()) {
         for (const char* projection : {"gate", "down"}) {

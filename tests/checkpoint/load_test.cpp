@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/read_all.h"
 #include "core/quantize.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
@@ -16,20 +16,9 @@ namespace {
 using test::BuilderOptions;
 using test::BuiltMatrix;
 using test::CheckpointBuilder;
+using test::codes_of;
+using test::scales_of;
 using test::TempDir;
-
-std::vector<uint8_t> codes_of(const Nvfp4View& view) {
-  std::vector<uint8_t> out;
-  for (int64_t r = 0; r < view.rows; ++r) out.insert(out.end(), view.row_codes(r), view.row_codes(r) + view.cols / 2);
-  return out;
-}
-std::vector<uint8_t> scales_of(const Nvfp4View& view) {
-  std::vector<uint8_t> out;
-  for (int64_t r = 0; r < view.rows; ++r) {
-    out.insert(out.end(), view.row_scales(r), view.row_scales(r) + view.cols / 16);
-  }
-  return out;
-}
 
 // Rows [r0, r1) and columns [c0, c1) of a byte matrix with `width` bytes a row, `per` elements a byte.
 std::vector<uint8_t> cut(const std::vector<uint8_t>& in, int64_t width, int64_t r0, int64_t r1, int64_t c0,
@@ -116,13 +105,12 @@ class Load : public testing::TestWithParam<Case> {};
 
 TEST_P(Load, EveryExpertIsWhatWasWritten) {
   const Case& param = GetParam();
-  BuilderOptions options;
-  options.model_type = param.model_type;
-  options.format = param.format;
-  options.stacked_floats = param.stacked_floats;
-  options.float_dtype = param.dtype;
-  options.num_experts = 4;
-  options.shards = 3;
+  BuilderOptions options{.model_type = param.model_type,
+                         .format = param.format,
+                         .stacked_floats = param.stacked_floats,
+                         .float_dtype = param.dtype,
+                         .num_experts = 4,
+                         .shards = 3};
   CheckpointBuilder builder(options);
   TempDir dir;
   ASSERT_OK(builder.write(dir.path().string()));
@@ -166,13 +154,12 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
 
 TEST_P(Load, SlicesAreTheSameBytes) {
   const Case& param = GetParam();
-  BuilderOptions options;
-  options.model_type = param.model_type;
-  options.format = param.format;
-  options.stacked_floats = param.stacked_floats;
-  options.float_dtype = param.dtype;
-  options.num_experts = 2;
-  options.intermediate_size = 96;
+  BuilderOptions options{.model_type = param.model_type,
+                         .format = param.format,
+                         .stacked_floats = param.stacked_floats,
+                         .float_dtype = param.dtype,
+                         .num_experts = 2,
+                         .intermediate_size = 96};
   CheckpointBuilder builder(options);
   TempDir dir;
   ASSERT_OK(builder.write(dir.path().string()));
@@ -254,10 +241,7 @@ INSTANTIATE_TEST_SUITE_P(All, Load, testing::ValuesIn(cases()), case_name);
 
 TEST(LoadFloat, CodesAreThoseOfTheQuantizer) {
   for (const bool stacked : {false, true}) {
-    BuilderOptions options;
-    options.model_type = "qwen3_moe";
-    options.format = SourceFormat::kFloat;
-    options.stacked_floats = stacked;
+    BuilderOptions options{.model_type = "qwen3_moe", .format = SourceFormat::kFloat, .stacked_floats = stacked};
     CheckpointBuilder builder(options);
     TempDir dir;
     ASSERT_OK(builder.write(dir.path().string()));

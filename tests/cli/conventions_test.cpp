@@ -144,9 +144,7 @@ TEST(Conventions, WhatCannotBeReadIsFour) {
 TEST(Conventions, WhatNoBackendTakesIsThree) {
   // Under `fixed`, something must provide the power of two; plain swiglu has no limit to take it from.
   TempDir dir;
-  BuilderOptions options;
-  options.model_type = "qwen3_moe";
-  options.weight_only = true;
+  BuilderOptions options{.model_type = "qwen3_moe", .weight_only = true};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("weight_only")));
   const ToolRun run =
       run_tool({"explain", dir.file("weight_only"), "--activation-format", "nvfp4", "--intermediate-scale", "fixed"});

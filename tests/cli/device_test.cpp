@@ -18,10 +18,7 @@ struct Tiny {
     BuilderOptions options;
     options.layers = 1;
     EXPECT_OK(CheckpointBuilder(options).write(path));
-    TensorInfo info;
-    info.name = "hidden";
-    info.dtype = DType::kF32;
-    info.shape = {9, options.hidden_size};
+    TensorInfo info{.name = "hidden", .dtype = DType::kF32, .shape = {9, options.hidden_size}};
     std::vector<float> hidden(static_cast<size_t>(9 * options.hidden_size));
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
     Result<SafetensorsWriter> writer = SafetensorsWriter::create(states, {info}, {});

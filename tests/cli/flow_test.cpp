@@ -56,10 +56,7 @@ Tensor tensor(const std::string& name, DType dtype, std::vector<int64_t> shape, 
 void write_tensors(const std::string& path, const std::vector<Tensor>& tensors) {
   std::vector<TensorInfo> infos;
   for (const Tensor& t : tensors) {
-    TensorInfo info;
-    info.name = t.name;
-    info.dtype = t.dtype;
-    info.shape = t.shape;
+    TensorInfo info{.name = t.name, .dtype = t.dtype, .shape = t.shape};
     infos.push_back(info);
   }
   Result<SafetensorsWriter> writer = SafetensorsWriter::create(path, infos, {});
@@ -329,10 +326,7 @@ TEST(Flow, RunDumpReplay) {
 // Ranks under expert and tensor parallel add up to the whole layer. No shared expert: every rank would add it.
 TEST(Flow, RanksAddUp) {
   const TempDir dir;
-  BuilderOptions options;
-  options.model_type = "qwen3_moe";
-  options.hidden_size = kHidden;
-  options.intermediate_size = 64;
+  BuilderOptions options{.model_type = "qwen3_moe", .hidden_size = kHidden, .intermediate_size = 64};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("model")));
   const std::string states = dir.file("states.safetensors"), out = dir.file("out.safetensors");
   write_states(states);

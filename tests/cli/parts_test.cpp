@@ -245,15 +245,13 @@ struct Written {
 };
 
 Progress half() {
-  Progress progress;
-  progress.what = "pack";
-  progress.item = "layer 1 expert 2";
-  progress.done = 1;
-  progress.total = 2;
-  progress.done_bytes = 1 << 20;
-  progress.total_bytes = 2 << 20;
-  progress.elapsed_s = 1;
-  return progress;
+  return {.what = "pack",
+          .item = "layer 1 expert 2",
+          .done = 1,
+          .total = 2,
+          .done_bytes = 1 << 20,
+          .total_bytes = 2 << 20,
+          .elapsed_s = 1};
 }
 
 TEST(Progress, TextHasShareRateAndRemainingTime) {

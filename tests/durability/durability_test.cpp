@@ -140,9 +140,7 @@ ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
   };
   check("text", [](const std::string& path) { EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n'))); });
   check("safetensors", [](const std::string& path) {
-    TensorInfo info;
-    info.name = "t";
-    info.shape = {5000};
+    TensorInfo info{.name = "t", .shape = {5000}};
     auto writer = SafetensorsWriter::create(path, {info}, {});
     ASSERT_OK(writer);
     const std::vector<std::byte> bytes(5000, std::byte{7});

@@ -12,15 +12,13 @@
 namespace nvfp4_moe::test {
 
 inline SynthesizeOptions small_sizes() {
-  SynthesizeOptions sizes;
-  sizes.family = "qwen3_moe";
-  sizes.layers = 1;
-  sizes.num_experts = 2;
-  sizes.top_k = 1;
-  sizes.hidden_size = 32;
-  sizes.intermediate_size = 16;
-  sizes.vocab_size = 16;
-  return sizes;
+  return {.family = "qwen3_moe",
+          .layers = 1,
+          .num_experts = 2,
+          .top_k = 1,
+          .hidden_size = 32,
+          .intermediate_size = 16,
+          .vocab_size = 16};
 }
 
 struct SmallModel {

@@ -12,7 +12,6 @@
 namespace nvfp4_moe::test {
 
 using Bytes = std::vector<std::byte>;
-inline constexpr Timeout kPeerTimeout{2000};
 
 // What comes of a failure is a text of one line and a code that there is.
 inline void expect_said(const Status& status) {

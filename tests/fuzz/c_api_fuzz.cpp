@@ -240,11 +240,6 @@ class Session {
     }
   }
 
-  // Activations in memory: (tokens, cols) of a dtype that the call names too.
-  static int64_t dtype_bytes(nvfp4_moe_dtype dtype) {
-    return dtype == NVFP4_MOE_F32 || dtype == NVFP4_MOE_I32 ? 4 : dtype == NVFP4_MOE_I64 ? 8 : 2;
-  }
-
   void run_layer() {
     if (layer_ == nullptr && !a_.rarely()) return open_layer();
     const int64_t tokens = a_.in(0, kMaxTokens + 1);

@@ -32,15 +32,13 @@ using CheckpointHandle = std::unique_ptr<nvfp4_moe_checkpoint, void (*)(nvfp4_mo
 using LinearHandle = std::unique_ptr<nvfp4_moe_linear, void (*)(nvfp4_moe_linear*)>;
 
 BuilderOptions builder_options(SourceFormat format) {
-  BuilderOptions options;
-  options.model_type = "qwen3_moe";
-  options.format = format;
-  options.layers = 1;
-  options.num_experts = 3;
-  options.hidden_size = 64;
-  options.intermediate_size = 48;
-  options.shards = format == SourceFormat::kFloat ? 1 : 2;
-  return options;
+  return {.model_type = "qwen3_moe",
+          .format = format,
+          .layers = 1,
+          .num_experts = 3,
+          .hidden_size = 64,
+          .intermediate_size = 48,
+          .shards = format == SourceFormat::kFloat ? 1 : 2};
 }
 
 // A host's own threads: both calls on this one.
@@ -200,13 +198,8 @@ Status calibrate(const OperationFiles& files) {
 }
 
 Status synthesize(const std::string& out) {
-  SynthesizeOptions options;
-  options.layers = 1;
-  options.num_experts = 2;
-  options.top_k = 1;
-  options.hidden_size = 32;
-  options.intermediate_size = 32;
-  options.vocab_size = 32;
+  SynthesizeOptions options{
+      .layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 32, .vocab_size = 32};
   const auto executor = make_thread_pool(2);
   options.executor = executor.get();
   return synthesize_checkpoint(out, options).status();

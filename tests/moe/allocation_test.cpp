@@ -107,11 +107,8 @@ TEST_F(Allocation, LinearRunMakesNone) {
   for (const ActivationFormat format :
        {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     for (const Backend* backend : test::runnable_backends()) {
-      LinearOptions options;
-      options.backend = backend->name;
-      options.activation_format = format;
-      options.max_tokens = 4;
-      options.executor = &serial_executor();
+      LinearOptions options{
+          .backend = backend->name, .activation_format = format, .max_tokens = 4, .executor = &serial_executor()};
       auto linear = NvfpLinear::open(weight.view(), options);
       ASSERT_OK(linear);
       const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();

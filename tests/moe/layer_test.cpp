@@ -459,9 +459,7 @@ TEST_P(Forced, IsRefusedWhereTheHostLacksIt) {
   expect_refused(plan_layer(tiny.config(), {}, options).status(), reason);
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(16, 32, 0.25f, random);
-  LinearOptions for_linear;
-  for_linear.max_tokens = 1;
-  for_linear.backend = backend.name;
+  LinearOptions for_linear{.backend = backend.name, .max_tokens = 1};
   expect_refused(NvfpLinear::open(weight.view(), for_linear).status(), reason);
 }
 

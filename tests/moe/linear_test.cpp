@@ -23,12 +23,7 @@ struct Input {
   }
 };
 
-LinearOptions linear_options() {
-  LinearOptions options;
-  options.max_tokens = 8;
-  options.executor = &serial_executor();
-  return options;
-}
+LinearOptions linear_options() { return {.max_tokens = 8, .executor = &serial_executor()}; }
 
 TEST(Linear, ComputesTheProduct) {
   std::mt19937 random(1);

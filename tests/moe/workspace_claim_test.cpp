@@ -106,9 +106,7 @@ TEST(WorkspaceClaim, ALinearsWorkspaceIsWatchedToo) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(32, 64, 0.01f, random);
   Interrupting executor;
-  LinearOptions options;
-  options.max_tokens = 4;
-  options.executor = &executor;
+  LinearOptions options{.max_tokens = 4, .executor = &executor};
   const auto linear = NvfpLinear::open(weight.view(), options).value();
   const Buffer workspace = allocate_pages(linear->workspace_bytes()).value();
   std::vector<float> x(4 * 64, 1.0f), out(4 * 32), other(4 * 32);

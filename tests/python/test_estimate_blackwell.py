@@ -10,6 +10,7 @@ from pathlib import Path
 
 import estimate_blackwell as estimate
 import pytest
+import records
 import sass_loops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def test_the_recorded_estimate_follows_from_its_plans_and_machine_code(result):
     assert {key: result[key] for key in again} == again
     assert result["chips"] == json.loads(json.dumps(estimate.CHIPS))
     assert "was measured on such a chip" in result["what"] and "no figure" in result["what"]
-    assert RESULT.read_text() == estimate.dumped(result)
+    assert RESULT.read_text() == records.text(result)
 
 
 def test_no_layer_is_estimated_below_its_floor(result):

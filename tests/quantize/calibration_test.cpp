@@ -45,10 +45,7 @@ Moments random_moments(uint32_t seed) {
 template <class T>
 void add(std::vector<TensorInfo>& infos, std::vector<std::vector<std::byte>>& data, const std::string& name,
          DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  TensorInfo info;
-  info.name = name;
-  info.dtype = dtype;
-  info.shape = std::move(shape);
+  TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape)};
   infos.push_back(info);
   data.emplace_back(values.size() * sizeof(T));
   std::memcpy(data.back().data(), values.data(), data.back().size());
@@ -102,13 +99,12 @@ std::map<std::string, std::string> contents(const fs::path& dir) {
 class QuantizeCalibrated : public testing::Test {
  protected:
   void SetUp() override {
-    SynthesizeOptions o;
-    o.layers = 2;
-    o.num_experts = kExperts;
-    o.top_k = 2;
-    o.hidden_size = kHidden;
-    o.intermediate_size = kIntermediate;
-    o.vocab_size = 32;
+    SynthesizeOptions o{.layers = 2,
+                        .num_experts = kExperts,
+                        .top_k = 2,
+                        .hidden_size = kHidden,
+                        .intermediate_size = kIntermediate,
+                        .vocab_size = 32};
     ASSERT_OK(synthesize_checkpoint(in(), o));
     write_moments(file(), layers_);
     options_.scales = ScaleSearch::kSweep;

@@ -21,14 +21,7 @@ using test::TempDir;
 using testing::HasSubstr;
 
 SynthesizeOptions one_layer() {
-  SynthesizeOptions o;
-  o.layers = 1;
-  o.num_experts = 2;
-  o.top_k = 1;
-  o.hidden_size = 32;
-  o.intermediate_size = 16;
-  o.vocab_size = 16;
-  return o;
+  return {.layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 16, .vocab_size = 16};
 }
 
 class Copy : public ::testing::Test {

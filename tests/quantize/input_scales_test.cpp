@@ -111,13 +111,8 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
 // The same of callers who pass scales without a file.
 TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
   const TempDir dir;
-  SynthesizeOptions small;
-  small.layers = 2;
-  small.num_experts = 2;
-  small.top_k = 1;
-  small.hidden_size = 32;
-  small.intermediate_size = 16;
-  small.vocab_size = 16;
+  SynthesizeOptions small{
+      .layers = 2, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 16, .vocab_size = 16};
   ASSERT_OK(synthesize_checkpoint(dir.file("in"), small));
   for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MIN}) {
     QuantizeOptions options;

@@ -20,24 +20,18 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::read_file;
 using test::TempDir;
 
 SynthesizeOptions tiny(const std::string& family = "deepseek_v4") {
-  SynthesizeOptions o;
-  o.family = family;
-  o.layers = 2;
-  o.num_experts = 4;
-  o.top_k = 2;
-  o.hidden_size = 128;
-  o.intermediate_size = 64;
-  o.vocab_size = 32;
-  o.max_shard_bytes = 100 << 10;
-  return o;
-}
-
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  return {.family = family,
+          .layers = 2,
+          .num_experts = 4,
+          .top_k = 2,
+          .hidden_size = 128,
+          .intermediate_size = 64,
+          .vocab_size = 32,
+          .max_shard_bytes = 100 << 10};
 }
 
 std::string bytes_of(const TensorIndex& index, const std::string& name) {
@@ -59,7 +53,7 @@ float scalar_of(const TensorIndex& index, const std::string& name) {
 std::map<std::string, std::string> snapshot(const fs::path& dir) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(dir))
-    if (entry.is_regular_file()) files[fs::relative(entry.path(), dir).string()] = slurp(entry.path());
+    if (entry.is_regular_file()) files[fs::relative(entry.path(), dir).string()] = read_file(entry.path());
   return files;
 }
 
@@ -156,7 +150,7 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
       EXPECT_EQ(index.find(name).info->shape, ref.info->shape);
     }
     EXPECT_EQ(result->copied_tensors, copied);
-    EXPECT_EQ(slurp(where + "/tokenizer.json"), "{}");
+    EXPECT_EQ(read_file(where + "/tokenizer.json"), "{}");
     EXPECT_FALSE(fs::exists(where + "/quantize.plan.json"));
     EXPECT_FALSE(fs::exists(where + "/quantize.stats.jsonl"));
     EXPECT_EQ(fs::exists(where + "/hf_quant_config.json"), !ct);
@@ -167,7 +161,7 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
 
 TEST_F(QuantizeCheckpoint, ConfigsAreWhatEnginesRead) {
   ASSERT_OK(quantize_checkpoint(in(), out()));
-  json config = json::parse(slurp(out() + "/config.json"));
+  json config = json::parse(read_file(out() + "/config.json"));
   const json q = config.at("quantization_config");
   EXPECT_EQ(q.at("quant_method"), "fp8");
   EXPECT_EQ(q.at("moe_quant_algo"), "NVFP4");
@@ -179,8 +173,8 @@ TEST_F(QuantizeCheckpoint, ConfigsAreWhatEnginesRead) {
   EXPECT_NE(std::find(kept.begin(), kept.end(), "head"), kept.end());
   config.erase("quantization_config");
   config.erase("expert_dtype");
-  EXPECT_EQ(config, json::parse(slurp(in() + "/config.json"))) << "the rest stays";
-  const json hf = json::parse(slurp(out() + "/hf_quant_config.json")).at("quantization");
+  EXPECT_EQ(config, json::parse(read_file(in() + "/config.json"))) << "the rest stays";
+  const json hf = json::parse(read_file(out() + "/hf_quant_config.json")).at("quantization");
   EXPECT_EQ(hf.at("quant_algo"), "MIXED_PRECISION");
   EXPECT_EQ(hf.at("group_size"), 16);
   EXPECT_TRUE(hf.at("kv_cache_quant_algo").is_null());
@@ -193,7 +187,7 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
   QuantizeOptions options;
   options.layers = {1};
   ASSERT_OK(quantize_checkpoint(dir_.file("qwen"), dir_.file("mo"), options));
-  const json config = json::parse(slurp(dir_.file("mo/config.json"))).at("quantization_config");
+  const json config = json::parse(read_file(dir_.file("mo/config.json"))).at("quantization_config");
   EXPECT_EQ(config.at("quant_method"), "modelopt");
   EXPECT_EQ(config.at("quant_algo"), "NVFP4");
   EXPECT_EQ(config.at("config_groups").at("group_0").at("weights").at("group_size"), 16);
@@ -202,11 +196,12 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
        {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.experts*"})
     EXPECT_NE(std::find(ignore.begin(), ignore.end(), name), ignore.end()) << name;
   for (const json& name : ignore) EXPECT_EQ(name.get<std::string>().find("layers.1.mlp.experts"), std::string::npos);
-  EXPECT_EQ(json::parse(slurp(dir_.file("mo/hf_quant_config.json"))).at("quantization").at("exclude_modules"), ignore);
+  EXPECT_EQ(json::parse(read_file(dir_.file("mo/hf_quant_config.json"))).at("quantization").at("exclude_modules"),
+            ignore);
 
   options.format = OutputFormat::kCompressedTensors;
   ASSERT_OK(quantize_checkpoint(dir_.file("qwen"), dir_.file("ct"), options));
-  const json ct = json::parse(slurp(dir_.file("ct/config.json"))).at("quantization_config");
+  const json ct = json::parse(read_file(dir_.file("ct/config.json"))).at("quantization_config");
   EXPECT_EQ(ct.at("quant_method"), "compressed-tensors");
   EXPECT_EQ(ct.at("format"), "nvfp4-pack-quantized");
   const json group = ct.at("config_groups").at("group_0");

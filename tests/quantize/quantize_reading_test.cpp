@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "checkpoint/checkpoint.h"
 #include "convert/quantize_checkpoint.h"
@@ -16,35 +15,24 @@ namespace nvfp4_moe::quantize_reading_test {
 namespace {
 
 namespace fs = std::filesystem;
+using test::read_file;
 using test::TempDir;
-
-std::string slurp(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // What only Python's json has stays what it is: null would be another model.
 TEST(QuantizeConfig, AnInfinityStaysAsItIs) {
   TempDir dir;
   const std::string in = dir.file("in"), out = dir.file("out");
-  SynthesizeOptions tiny;
-  tiny.layers = 1;
-  tiny.num_experts = 2;
-  tiny.top_k = 1;
-  tiny.hidden_size = 64;
-  tiny.intermediate_size = 32;
-  tiny.vocab_size = 16;
+  SynthesizeOptions tiny{
+      .layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 64, .intermediate_size = 32, .vocab_size = 16};
   ASSERT_OK(synthesize_checkpoint(in, tiny));
-  std::string config = slurp(in + "/config.json");
+  std::string config = read_file(in + "/config.json");
   config.insert(config.find('{') + 1, "\"time_step_limit\": [0.0, Infinity], \"jitter\": NaN,");
   std::ofstream(in + "/config.json", std::ios::trunc) << config;
   ASSERT_OK(quantize_checkpoint(in, out));
-  const std::string written = slurp(out + "/config.json");
+  const std::string written = read_file(out + "/config.json");
   EXPECT_NE(written.find("Infinity"), std::string::npos);
   EXPECT_NE(written.find("NaN"), std::string::npos);
-  EXPECT_EQ(slurp(out + "/hf_quant_config.json").find("Infinity"), std::string::npos);
+  EXPECT_EQ(read_file(out + "/hf_quant_config.json").find("Infinity"), std::string::npos);
   EXPECT_OK(Checkpoint::open(out));
 }
 

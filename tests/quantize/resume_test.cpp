@@ -37,14 +37,7 @@ void change_byte_keeping_time(const std::string& path, uint64_t at) {
 }
 
 SynthesizeOptions sizes() {
-  SynthesizeOptions o;
-  o.layers = 1;
-  o.num_experts = 4;
-  o.top_k = 2;
-  o.hidden_size = 64;
-  o.intermediate_size = 32;
-  o.vocab_size = 16;
-  return o;
+  return {.layers = 1, .num_experts = 4, .top_k = 2, .hidden_size = 64, .intermediate_size = 32, .vocab_size = 16};
 }
 
 // A run that was stopped when three quarters of its items were done.
@@ -262,9 +255,7 @@ TEST(QuantizePlanFile, GoesBothWays) {
 ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   const TempDir dir;
   const std::string path = dir.file("cut.safetensors");
-  TensorInfo info;
-  info.name = "a";
-  info.shape = {1 << 20};
+  TensorInfo info{.name = "a", .shape = {1 << 20}};
   auto writer = SafetensorsWriter::create(path, std::vector<TensorInfo>{info}, {});
   ASSERT_OK(writer);
   ASSERT_OK(writer->write(std::vector<std::byte>(1 << 20)));

@@ -17,15 +17,13 @@ using test::TempDir;
 constexpr uint64_t kGoldenHash = 13186244624814334209ull;
 
 SynthesizeOptions two_layers() {
-  SynthesizeOptions o;
-  o.layers = 2;
-  o.num_experts = 4;
-  o.top_k = 2;
-  o.hidden_size = 128;
-  o.intermediate_size = 64;
-  o.vocab_size = 32;
-  o.max_shard_bytes = 100 << 10;
-  return o;
+  return {.layers = 2,
+          .num_experts = 4,
+          .top_k = 2,
+          .hidden_size = 128,
+          .intermediate_size = 64,
+          .vocab_size = 32,
+          .max_shard_bytes = 100 << 10};
 }
 
 uint64_t hash_of(const TensorIndex& index) {

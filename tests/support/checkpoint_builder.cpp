@@ -535,10 +535,7 @@ Status CheckpointBuilder::write(const std::string& directory) {
     const std::string base = shards.size() == 1 ? "model.safetensors" : file;
     std::vector<TensorInfo> infos;
     for (const std::string& name : shards[s]) {
-      TensorInfo info;
-      info.name = name;
-      info.dtype = tensors_.at(name).dtype;
-      info.shape = tensors_.at(name).shape;
+      TensorInfo info{.name = name, .dtype = tensors_.at(name).dtype, .shape = tensors_.at(name).shape};
       infos.push_back(info);
       map[name] = base;
     }

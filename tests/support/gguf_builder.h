@@ -14,7 +14,7 @@ namespace nvfp4_moe::test {
 
 class GgufBuilder {
  public:
-  static constexpr uint32_t kF32 = 0, kQ8_0 = 8, kMxfp4 = 39, kNvfp4 = 40;  // types of ggml
+  static constexpr uint32_t kF32 = 0, kMxfp4 = 39, kNvfp4 = 40;  // types of ggml
 
   GgufBuilder& number(const std::string& key, uint32_t value);
   GgufBuilder& real(const std::string& key, float value);

@@ -76,11 +76,7 @@ TEST(States, SeededOnesAreDeterministicWithOutliersAndDistinctIds) {
 template <class T>
 void add(std::vector<TensorInfo>& infos, std::vector<std::vector<std::byte>>& data, const std::string& name,
          DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  TensorInfo info;
-  info.name = name;
-  info.dtype = dtype;
-  info.shape = std::move(shape);
-  info.end = values.size() * sizeof(T);
+  TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape), .end = values.size() * sizeof(T)};
   infos.push_back(info);
   const auto bytes = std::as_bytes(std::span(values));
   data.emplace_back(bytes.begin(), bytes.end());
@@ -145,13 +141,8 @@ TEST(States, WhatDoesNotFitIsRefusedByName) {
 class Calibrate : public ::testing::Test {
  protected:
   void SetUp() override {
-    SynthesizeOptions o;
-    o.layers = 2;
-    o.num_experts = 6;
-    o.top_k = 3;
-    o.hidden_size = 128;
-    o.intermediate_size = 64;
-    o.vocab_size = 32;
+    SynthesizeOptions o{
+        .layers = 2, .num_experts = 6, .top_k = 3, .hidden_size = 128, .intermediate_size = 64, .vocab_size = 32};
     ASSERT_OK(synthesize_checkpoint(dir_.file("in"), o));
     ASSERT_OK(quantize_checkpoint(dir_.file("in"), dir_.file("out")));
   }

@@ -30,13 +30,12 @@ struct Models {
   TempDir dir;
   std::string original = dir.file("original"), nvfp4 = dir.file("nvfp4"), ct = dir.file("ct"), mse = dir.file("mse");
   Models() {
-    SynthesizeOptions o;
-    o.layers = 2;
-    o.num_experts = 6;
-    o.top_k = 3;
-    o.hidden_size = kHidden;
-    o.intermediate_size = kInter;
-    o.vocab_size = 32;
+    SynthesizeOptions o{.layers = 2,
+                        .num_experts = 6,
+                        .top_k = 3,
+                        .hidden_size = kHidden,
+                        .intermediate_size = kInter,
+                        .vocab_size = 32};
     EXPECT_OK(synthesize_checkpoint(original, o));
     QuantizeOptions q;
     EXPECT_OK(quantize_checkpoint(original, nvfp4, q));
@@ -368,9 +367,7 @@ TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
   ASSERT_OK(config);
   for (const char* backend : {"auto", "reference"}) {
     for (const double where : {0.02, 0.4, 0.77}) {
-      LayerOptions o;
-      o.backend = backend;
-      o.range = {0, 6};
+      LayerOptions o{.backend = backend, .range = {0, 6}};
       o.limits.max_tokens = 1;
       const auto layer = MoeLayer::open(*config, *layer_source(*checkpoint, 1), o);
       ASSERT_OK(layer);
@@ -450,13 +447,8 @@ TEST_F(FileFault, NanBlockScaleStopsTheLayerAsAFinding) {
 }
 
 TEST_F(FileFault, AnotherModelsOriginal) {
-  SynthesizeOptions o;
-  o.layers = 1;
-  o.num_experts = 6;
-  o.top_k = 3;
-  o.hidden_size = 64;
-  o.intermediate_size = kInter;
-  o.vocab_size = 32;
+  SynthesizeOptions o{
+      .layers = 1, .num_experts = 6, .top_k = 3, .hidden_size = 64, .intermediate_size = kInter, .vocab_size = 32};
   ASSERT_OK(synthesize_checkpoint(dir_.file("other"), o));
   VerifyOptions options = against();
   options.against = dir_.file("other");

@@ -7,6 +7,26 @@ import torch
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 2, 64, 32
 
 
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """ModelOpt's parameters of all experts; gate and up with tensor scales of their own."""
+    random = torch.Generator().manual_seed(seed)
+
+    def codes(*shape):
+        return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+
+    def scales(*shape):
+        return torch.randint(0x28, 0x40, shape, generator=random, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+    return {
+        "w13_weight": codes(EXPERTS, 2 * INNER, HIDDEN // 2),
+        "w2_weight": codes(EXPERTS, HIDDEN, INNER // 2),
+        "w13_weight_scale": scales(EXPERTS, 2 * INNER, HIDDEN // 16),
+        "w2_weight_scale": scales(EXPERTS, HIDDEN, INNER // 16),
+        "w13_weight_scale_2": torch.rand(EXPERTS, 2, generator=random) * 0.02 + 0.005,
+        "w2_weight_scale_2": torch.rand(EXPERTS, generator=random) * 0.02 + 0.005,
+    }
+
+
 def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options):
     """tp: (size, rank). options: other fields than these, or in their place."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation

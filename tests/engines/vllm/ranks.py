@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import nvfp4_moe  # noqa: E402
 import torch  # noqa: E402
-from layers import EXPERTS, HIDDEN, INNER, TOP_K  # noqa: E402
+from layers import EXPERTS, HIDDEN, INNER, TOP_K, weights  # noqa: E402
 
 WORLD = 2
 # Tokens of rank 0 and 1 in one run: as many, more, and none, as sequence parallel ranks may have.
@@ -67,26 +67,6 @@ def start(kind: str, rank: int, port: int):
         init_distributed_environment(*within, f"tcp://127.0.0.1:{port}", within[1], "gloo")
         ensure_model_parallel_initialized(within[0], 1)
     return config
-
-
-def weights(seed: int) -> dict[str, torch.Tensor]:
-    """ModelOpt's parameters of all experts; gate and up with tensor scales of their own."""
-    random = torch.Generator().manual_seed(seed)
-
-    def codes(*shape):
-        return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
-
-    def scales(*shape):
-        return torch.randint(0x28, 0x40, shape, generator=random, dtype=torch.uint8).view(torch.float8_e4m3fn)
-
-    return {
-        "w13_weight": codes(EXPERTS, 2 * INNER, HIDDEN // 2),
-        "w2_weight": codes(EXPERTS, HIDDEN, INNER // 2),
-        "w13_weight_scale": scales(EXPERTS, 2 * INNER, HIDDEN // 16),
-        "w2_weight_scale": scales(EXPERTS, HIDDEN, INNER // 16),
-        "w13_weight_scale_2": torch.rand(EXPERTS, 2, generator=random) * 0.02 + 0.005,
-        "w2_weight_scale_2": torch.rand(EXPERTS, generator=random) * 0.02 + 0.005,
-    }
 
 
 def whole(config, seed: int) -> nvfp4_moe.MoeLayer:

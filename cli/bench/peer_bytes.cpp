@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "backend/device_exchange.h"
-#include "moe/peer_reduce.h"
+#include "parallel/peer_reduce.h"
 
 namespace nvfp4_moe::cli {
 

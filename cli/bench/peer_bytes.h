@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cli/bench/rank_batches.h"
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
 
 namespace nvfp4_moe::cli {
 

@@ -1,6 +1,6 @@
 #include "cli/bench/ranks_over.h"
 
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
 
 namespace nvfp4_moe::cli {
 

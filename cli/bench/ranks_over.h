@@ -12,7 +12,7 @@
 namespace nvfp4_moe::cli {
 
 enum class RanksOver : uint8_t {
-  kNccl,   // moe/expert_parallel.h: use_nccl
+  kNccl,   // parallel/expert_parallel.h: use_nccl
   kPeers,  // use_peers: each GPU writes into the others' memory itself
 };
 

@@ -18,8 +18,8 @@
 #include "cli/bench/rank_hosts.h"
 #include "cli/bench/subject.h"
 #include "cli/bench/timed_layer.h"
-#include "exchange/placement.h"
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
+#include "parallel/placement.h"
 
 namespace nvfp4_moe::cli {
 

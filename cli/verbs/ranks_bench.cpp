@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "cli/bench/host.h"
-#include "exchange/balance.h"
 #include "judge/judge.h"
+#include "parallel/balance.h"
 
 namespace nvfp4_moe::cli {
 namespace {

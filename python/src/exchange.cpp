@@ -9,10 +9,10 @@
 
 #include "core/fork.h"
 #include "errors.h"
-#include "exchange/balance.h"
 #include "exchange/callback.h"
 #include "exchange/threads.h"
 #include "interpreter.h"
+#include "parallel/balance.h"
 
 namespace nb = nanobind;
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "errors.h"
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
 
 namespace nvfp4_moe::python {
 

@@ -14,8 +14,8 @@
 #include "core/batch.h"
 #include "handles.h"
 #include "host.h"
-#include "moe/expert_parallel.h"
 #include "moe/layer.h"
+#include "parallel/expert_parallel.h"
 #include "tensor.h"
 
 namespace nvfp4_moe::python {

@@ -66,7 +66,7 @@ struct WireRecord {
 };
 
 // ids (tokens, top_k) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns:
-// assignment k of token t has turn home + t + k (exchange/placement.h). -1 stays -1; another id that is no expert's is -2.
+// assignment k of token t has turn home + t + k (parallel/placement.h). -1 stays -1; another id that is no expert's is -2.
 struct SlotsOfIds {
   const void* ids = nullptr;  // (tokens, top_k)
   DType ids_dtype = DType::kI64;

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "c_api/layer.h"
-#include "exchange/balance.h"
 #include "exchange/callback.h"
 #include "exchange/threads.h"
+#include "parallel/balance.h"
 
 struct nvfp4_moe_thread_group {
   std::shared_ptr<nvfp4_moe::ThreadGroup> group;

@@ -6,8 +6,8 @@
 
 #include "c_api/common.h"
 #include "checkpoint/checkpoint.h"
-#include "moe/expert_parallel.h"
 #include "moe/layer.h"
+#include "parallel/expert_parallel.h"
 
 struct nvfp4_moe_checkpoint {
   nvfp4_moe::Checkpoint checkpoint;

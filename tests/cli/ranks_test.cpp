@@ -8,7 +8,7 @@
 
 #include "cli/bench/rank_batches.h"
 #include "cli/run_tool.h"
-#include "exchange/balance.h"
+#include "parallel/balance.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 

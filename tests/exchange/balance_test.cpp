@@ -1,5 +1,5 @@
 // What is proposed for a load: legal, the same for the same load, and even enough; measured on runs, too.
-#include "exchange/balance.h"
+#include "parallel/balance.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // What ranks announce of a run of all_to_all.
-#include "moe/message_sizes.h"
+#include "parallel/message_sizes.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@
 #include "core/arena.h"
 #include "core/executor.h"
 #include "exchange/ranks.h"
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
 #include "support/case_source.h"
 #include "support/support.h"
 

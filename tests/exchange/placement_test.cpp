@@ -1,5 +1,5 @@
 // Placements: which slot holds which expert, and maps that are refused.
-#include "exchange/placement.h"
+#include "parallel/placement.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

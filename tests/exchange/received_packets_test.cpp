@@ -12,7 +12,7 @@
 #include "exchange/echo_peer.h"
 #include "exchange/parallel_case.h"
 #include "exchange/received.h"
-#include "moe/announcement.h"
+#include "parallel/announcement.h"
 #include "support/attack.h"
 #include "support/backends.h"
 

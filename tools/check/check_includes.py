@@ -15,7 +15,8 @@ CONTRACT = [
     "backend/layer_steps.h",
 ]
 CHECKPOINT = ["core/", "io/", "safetensors/", "gguf/", "checkpoint/"]
-MOE = [*CHECKPOINT, *CONTRACT, "judge/", "exchange/", "moe/"]
+MOE = [*CHECKPOINT, *CONTRACT, "judge/", "moe/"]
+PARALLEL = [*MOE, "exchange/", "parallel/"]
 # room -> what its files may include, as path prefixes under src/ (or include/); src/CMakeLists.txt enforces the same
 ALLOWED = {
     "src/core/": ["core/"],
@@ -35,14 +36,15 @@ ALLOWED = {
     "src/backend/sm100/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm100/"],
     "src/backend/sm120/": ["core/", *CONTRACT, "backend/cuda/", "backend/sm120/"],
     "src/moe/": MOE,
-    "src/verify/": [*MOE, "verify/"],
-    "src/c_api/": [*MOE, "c_api/", "nvfp4_moe/"],
+    "src/parallel/": PARALLEL,
+    "src/verify/": [*PARALLEL, "verify/"],
+    "src/c_api/": [*PARALLEL, "c_api/", "nvfp4_moe/"],
     "include/": ["nvfp4_moe/"],
     "cli/console/": ["core/", "io/json.h", "cli/console/"],
     # target.h: macros alone, for the loops that measure what an instruction set does at most
-    "cli/bench/": [*MOE, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
-    "cli/": [*MOE, "convert/", "verify/", "cli/", "nvfp4_moe/"],
-    "python/": [*MOE, "convert/", "verify/", "nvfp4_moe/"],
+    "cli/bench/": [*PARALLEL, "backend/cpu/target.h", "cli/console/", "cli/bench/"],
+    "cli/": [*PARALLEL, "convert/", "verify/", "cli/", "nvfp4_moe/"],
+    "python/": [*PARALLEL, "convert/", "verify/", "nvfp4_moe/"],
     # A project of its own: nothing of the library.
     "ptxemu/": ["cudart/", "order/", "runtime/", "cutlass/", "cute/"],
 }
@@ -62,7 +64,7 @@ OUTSIDE["src/io/"] = r"cuda"
 # The trees of nlohmann::json allocate when they are destroyed, which ends the process where memory is short: Json.
 OUTSIDE |= {
     f"src/{room}/": r"(cuda|nlohmann)"
-    for room in ("safetensors", "gguf", "checkpoint", "convert", "judge", "moe", "verify", "c_api")
+    for room in ("safetensors", "gguf", "checkpoint", "convert", "judge", "moe", "parallel", "verify", "c_api")
 }
 INCLUDE = re.compile(r'\s*#include\s+(["<])([^">]+)[">]')
 

@@ -1,4 +1,4 @@
-#include "moe/peer_reduce.h"
+#include "parallel/peer_reduce.h"
 
 #include <algorithm>
 

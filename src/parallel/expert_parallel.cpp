@@ -1,5 +1,5 @@
 // What both ways to combine share: checks, ids to slots, the announcement of a run; and the sum of all_reduce.
-#include "moe/expert_parallel.h"
+#include "parallel/expert_parallel.h"
 
 #include <algorithm>
 #include <array>
@@ -9,12 +9,12 @@
 #include "core/float_formats.h"
 #include "exchange/nccl.h"
 #include "moe/batch_check.h"
-#include "moe/device_all_to_all.h"
-#include "moe/device_reduce.h"
-#include "moe/dispatch.h"
-#include "moe/peer_device.h"
 #include "moe/registry.h"
 #include "moe/workspace_claim.h"
+#include "parallel/device_all_to_all.h"
+#include "parallel/device_reduce.h"
+#include "parallel/dispatch.h"
+#include "parallel/peer_device.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -1,11 +1,11 @@
-#include "moe/dispatch.h"
+#include "parallel/dispatch.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 
-#include "moe/multiply.h"
-#include "moe/received_activations.h"
+#include "parallel/multiply.h"
+#include "parallel/received_activations.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -1,5 +1,5 @@
 // Placements by rule and by map.
-#include "exchange/placement.h"
+#include "parallel/placement.h"
 
 #include "exchange/exchange.h"
 

@@ -1,4 +1,4 @@
-#include "moe/device_slots.h"
+#include "parallel/device_slots.h"
 
 #include "moe/registry.h"
 

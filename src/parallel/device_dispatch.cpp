@@ -1,11 +1,11 @@
-#include "moe/device_dispatch.h"
+#include "parallel/device_dispatch.h"
 
 #include <algorithm>
 #include <string>
 
 #include "core/arena.h"
-#include "moe/multiply.h"
 #include "moe/registry.h"
+#include "parallel/multiply.h"
 
 namespace nvfp4_moe {
 

@@ -1,5 +1,5 @@
 // A header of fixed size and the rank's counts, gathered at once.
-#include "moe/announcement.h"
+#include "parallel/announcement.h"
 
 #include <algorithm>
 #include <cstring>

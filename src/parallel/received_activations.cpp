@@ -1,4 +1,4 @@
-#include "moe/received_activations.h"
+#include "parallel/received_activations.h"
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include "moe/dispatch_side.h"
+#include "parallel/dispatch_side.h"
 
 #include <string>
 

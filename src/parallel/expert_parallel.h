@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "exchange/exchange.h"
-#include "exchange/placement.h"
 #include "moe/layer.h"
+#include "parallel/placement.h"
 
 namespace nvfp4_moe {
 
@@ -118,7 +118,7 @@ class ExpertParallelLayer {
   // On a device both wait for it.
   Result<std::vector<uint64_t>> load() const;
   Status reset_load() const;
-  // The sum of all ranks' load: what a placement is proposed from (exchange/balance.h). kAllReduce: one rank's, since
+  // The sum of all ranks' load: what a placement is proposed from (parallel/balance.h). kAllReduce: one rank's, since
   // all count the same tokens; kAllToAll: collective. mine: why this rank cannot take part.
   Result<std::vector<uint64_t>> gather_load(const Status& mine = {}) const;
   // Gives this rank's slots other experts, in place, so that all ranks have the placement; it has as many slots on each

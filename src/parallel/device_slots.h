@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "backend/device_exchange.h"
-#include "exchange/placement.h"
 #include "moe/layer.h"
+#include "parallel/placement.h"
 
 namespace nvfp4_moe {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "exchange/placement.h"
+#include "parallel/placement.h"
 
 namespace nvfp4_moe {
 

@@ -6,15 +6,15 @@
 
 #include "io/json.h"
 #include "moe/config_json.h"
-#include "moe/device_dispatch.h"
-#include "moe/device_reduce.h"
-#include "moe/dispatch.h"
 #include "moe/env.h"
-#include "moe/expert_parallel.h"
 #include "moe/packed_cache.h"
-#include "moe/peer_dispatch.h"
 #include "moe/registry.h"
 #include "moe/weights_id.h"
+#include "parallel/device_dispatch.h"
+#include "parallel/device_reduce.h"
+#include "parallel/dispatch.h"
+#include "parallel/expert_parallel.h"
+#include "parallel/peer_dispatch.h"
 
 namespace nvfp4_moe {
 namespace {

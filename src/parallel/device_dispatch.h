@@ -21,11 +21,11 @@
 #include "backend/device_exchange.h"
 #include "backend/layer_steps.h"
 #include "exchange/exchange.h"
-#include "moe/device_all_to_all.h"
-#include "moe/device_slots.h"
-#include "moe/dispatch_side.h"
 #include "moe/layer.h"
-#include "moe/message_sizes.h"
+#include "parallel/device_all_to_all.h"
+#include "parallel/device_slots.h"
+#include "parallel/dispatch_side.h"
+#include "parallel/message_sizes.h"
 
 namespace nvfp4_moe {
 

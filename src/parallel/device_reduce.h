@@ -11,9 +11,9 @@
 
 #include "backend/device_exchange.h"
 #include "exchange/exchange.h"
-#include "moe/device_slots.h"
 #include "moe/layer.h"
-#include "moe/peer_reduce.h"
+#include "parallel/device_slots.h"
+#include "parallel/peer_reduce.h"
 
 namespace nvfp4_moe {
 

@@ -11,10 +11,10 @@
 #include <memory>
 
 #include "backend/device_peers.h"
-#include "moe/announcement.h"
-#include "moe/device_all_to_all.h"
-#include "moe/device_slots.h"
-#include "moe/dispatch_side.h"
+#include "parallel/announcement.h"
+#include "parallel/device_all_to_all.h"
+#include "parallel/device_slots.h"
+#include "parallel/dispatch_side.h"
 
 namespace nvfp4_moe {
 

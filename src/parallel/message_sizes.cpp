@@ -1,4 +1,4 @@
-#include "moe/message_sizes.h"
+#include "parallel/message_sizes.h"
 
 #include <string>
 

@@ -1,10 +1,10 @@
-#include "moe/peer_dispatch.h"
+#include "parallel/peer_dispatch.h"
 
 #include <algorithm>
 #include <array>
 #include <string>
 
-#include "moe/multiply.h"
+#include "parallel/multiply.h"
 
 namespace nvfp4_moe {
 

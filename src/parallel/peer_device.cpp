@@ -1,4 +1,4 @@
-#include "moe/peer_device.h"
+#include "parallel/peer_device.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "exchange/exchange.h"
-#include "moe/announcement.h"
+#include "parallel/announcement.h"
 
 namespace nvfp4_moe {
 

@@ -16,9 +16,9 @@
 #include "backend/device_exchange.h"
 #include "backend/layer_steps.h"
 #include "exchange/exchange.h"
-#include "exchange/placement.h"
 #include "moe/layer.h"
-#include "moe/message_sizes.h"
+#include "parallel/message_sizes.h"
+#include "parallel/placement.h"
 
 namespace nvfp4_moe {
 

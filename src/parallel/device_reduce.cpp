@@ -1,4 +1,4 @@
-#include "moe/device_reduce.h"
+#include "parallel/device_reduce.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Greedy replicas and packing, after the balancer that DeepSeek published with its V3 (without its groups of experts),
 // and a search by exchanges of pairs behind it. Greedy replicas make the heaviest slot light and not the heaviest rank, so
 // fewer of them are tried as well, and so are experts dealt out in turn; the most even result counts.
-#include "exchange/balance.h"
+#include "parallel/balance.h"
 
 #include <algorithm>
 #include <numeric>

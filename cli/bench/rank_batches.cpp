@@ -74,13 +74,14 @@ ColdBatches rank_batches(const MoeOptions& options, const Placement& placement, 
 std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Placement& placement, CombineBy combine) {
   std::vector<int32_t> slots;
   slots.reserve(batch.ids.size());
-  const int homes = combine == CombineBy::kAllReduce ? 1 : placement.world();
-  for (int home = 0; home < homes; ++home) {
-    const int64_t first = first_token(batch.tokens, home, homes), end = first_token(batch.tokens, home + 1, homes);
+  const int sources = combine == CombineBy::kAllReduce ? 1 : placement.world();
+  for (int source = 0; source < sources; ++source) {
+    const int64_t first = first_token(batch.tokens, source, sources),
+                  end = first_token(batch.tokens, source + 1, sources);
     for (int64_t token = first; token < end; ++token)
       for (int64_t k = 0; k < top_k; ++k) {
         const int32_t id = batch.ids[static_cast<size_t>(token * top_k + k)];
-        slots.push_back(static_cast<int32_t>(placement.slot_of(id, turn_of(home, token - first, k))));
+        slots.push_back(static_cast<int32_t>(placement.slot_of(id, turn_of(source, token - first, k))));
       }
   }
   return slots;

@@ -7,8 +7,8 @@
 
 #include "cli/bench/timed_layer.h"
 #include "core/enum_names.h"
-#include "parallel/expert_parallel.h"
 #include "parallel/placement.h"
+#include "parallel/rank_combine.h"
 
 namespace nvfp4_moe::cli {
 

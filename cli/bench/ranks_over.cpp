@@ -1,6 +1,6 @@
 #include "cli/bench/ranks_over.h"
 
-#include "parallel/expert_parallel.h"
+#include "parallel/connect.h"
 
 namespace nvfp4_moe::cli {
 

@@ -12,12 +12,12 @@
 namespace nvfp4_moe::cli {
 
 enum class RanksOver : uint8_t {
-  kNccl,   // parallel/expert_parallel.h: use_nccl
+  kNccl,   // parallel/connect.h: use_nccl
   kPeers,  // use_peers: each GPU writes into the others' memory itself
 };
 
 // Gives the exchange that way between devices, this rank's being `device` ("cuda:1"). Collective. kUnsupported, by name
-// and on all ranks alike, where this build or machine does not have it.
+// and on all ranks, if this build or machine does not have it.
 Status connect_device(Exchange& exchange, const std::string& device, RanksOver over);
 
 }  // namespace nvfp4_moe::cli

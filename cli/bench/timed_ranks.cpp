@@ -84,15 +84,13 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   // A graph has messages of fixed sizes: all tokens of a rank fit into one.
   if (combine() == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
   for (int64_t copy = 0; copy < divided_.copies; ++copy) {
-    NVFP4_MOE_ASSIGN(auto layer,
-                     ExpertParallelLayer::open(*config, subject.source, options, parallel, exchange, progress));
+    NVFP4_MOE_ASSIGN(auto layer, open_over_ranks(*config, subject.source, options, parallel, exchange, progress));
     rank.copies.push_back(std::move(layer));
   }
   const auto allocate = [&]() -> Status {
-    const ExpertParallelLayer& first = *rank.copies.front();
-    const size_t bytes = std::max(first.workspace_bytes(), first.layer().workspace_bytes(max_tokens()));
-    NVFP4_MOE_ASSIGN(rank.workspace,
-                     first.layer().backend().allocate(bytes, first.layer().weights().device, "workspace"));
+    const MoeLayer& first = *rank.copies.front();
+    const size_t bytes = std::max(first.workspace_bytes(), first.local_workspace_bytes(max_tokens()));
+    NVFP4_MOE_ASSIGN(rank.workspace, first.backend().allocate(bytes, first.weights().device, "workspace"));
     rank.out.resize(static_cast<size_t>(max_tokens() * subject.options.hidden_size));
     return {};
   };
@@ -126,7 +124,7 @@ Status TimedRanks::Prepared::add(const MoeLayer& layer, const Batch& batch) {
 Status TimedRanks::rearrange(const Placement& placement, const LayerSource& source) {
   return hosts_->ranks().each([&](int index) -> Status {
     for (const auto& copy : ranks_[static_cast<size_t>(index)]->copies)
-      NVFP4_MOE_TRY(copy->rearrange(placement, source));
+      NVFP4_MOE_TRY(ranks_of(*copy).rearrange(placement, source));
     return {};
   });
 }
@@ -141,7 +139,7 @@ Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own
     rank.busiest.clear();
     const auto place = [&]() -> Status {
       for (RandomTokens& tokens : batches_->tokens)
-        NVFP4_MOE_TRY(rank.parts.add(rank.copies.front()->layer(), part_of(tokens, index)));
+        NVFP4_MOE_TRY(rank.parts.add(*rank.copies.front(), part_of(tokens, index)));
       return own_experts ? prepare_own(index) : Status();
     };
     return exchange(index).agree(place(), kSlowest);
@@ -150,8 +148,8 @@ Status TimedRanks::prepare(const std::shared_ptr<ColdBatches>& batches, bool own
 
 Status TimedRanks::prepare_own(int index) {
   Rank& rank = *ranks_[static_cast<size_t>(index)];
-  const ExpertParallelLayer& layer = *rank.copies.front();
-  const Placement& placement = layer.placement();
+  const MoeLayer& layer = *rank.copies.front();
+  const Placement& placement = this->placement();
   for (RandomTokens& tokens : batches_->tokens) {
     std::vector<int32_t>& slots = rank.own_slots.emplace_back(slots_of(tokens, options_.top_k, placement, combine()));
     for (int32_t& slot : slots)
@@ -159,7 +157,7 @@ Status TimedRanks::prepare_own(int index) {
     Batch batch = tokens.batch();
     batch.topk_ids = slots.data();
     batch.out = rank.out.data();
-    NVFP4_MOE_TRY(rank.own.add(layer.layer(), batch));
+    NVFP4_MOE_TRY(rank.own.add(layer, batch));
   }
   const std::vector<int> busiest = busiest_ranks(*batches_, options_.top_k, placement, combine());
   for (size_t batch = 0; batch < busiest.size(); ++batch)
@@ -168,11 +166,11 @@ Status TimedRanks::prepare_own(int index) {
 }
 
 Status TimedRanks::run(const Rank& rank, RanksWork work, size_t batch, void* stream) const {
-  const ExpertParallelLayer& layer = *rank.copies[batch % rank.copies.size()];
+  const MoeLayer& layer = *rank.copies[batch % rank.copies.size()];
   void* const workspace = rank.workspace.data();
   const size_t bytes = rank.workspace.size_bytes();
   return work == RanksWork::kLayer ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
-                                   : layer.layer().run(rank.own.batches[batch], workspace, bytes, stream);
+                                   : layer.run_local(rank.own.batches[batch], workspace, bytes, stream);
 }
 
 Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
@@ -203,7 +201,7 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
-  const MoeLayer& layer = rank.copies.front()->layer();
+  const MoeLayer& layer = *rank.copies.front();
   const DeviceMeasures* const measures = layer.backend().measures;
   const Status measured =
       measures != nullptr
@@ -239,7 +237,7 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
   }
   if (work == RanksWork::kLayer && exchange.peers() != nullptr)
     for (const RandomTokens& batch : batches_->tokens) {
-      const PeerBytes bytes = peer_bytes(*rank.copies.front(), batch);
+      const PeerBytes bytes = peer_bytes(ranks_of(*rank.copies.front()), batch);
       recorder.add(WirePart::kDispatch, bytes.dispatch);
       recorder.add(WirePart::kCombine, bytes.combine);
     }
@@ -264,7 +262,7 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
 }
 
 Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
-  const bool on_device = layer().layer().backend().memory != nullptr;
+  const bool on_device = layer().backend().memory != nullptr;
   RanksRound round;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     std::vector<RankRun> runs;
@@ -295,13 +293,13 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
   std::vector<uint16_t> all;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     const Rank& rank = *ranks_[static_cast<size_t>(index)];
-    const ExpertParallelLayer& layer = *rank.copies.front();
+    const MoeLayer& layer = *rank.copies.front();
     Exchange& exchange = this->exchange(index);
     const Batch mine = part_of(batch, index);
-    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer.layer(), mine));
+    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, mine));
     NVFP4_MOE_TRY(layer.run(placed.batch(), rank.workspace.data(), rank.workspace.size_bytes()));
-    if (const DeviceMemory* const memory = layer.layer().backend().memory; memory != nullptr)
-      NVFP4_MOE_TRY(memory->synchronize(layer.layer().weights().device));
+    if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
+      NVFP4_MOE_TRY(memory->synchronize(layer.weights().device));
     NVFP4_MOE_TRY(placed.fetch());
     // To rank 0, behind each other in the order of the ranks; under all_reduce it has them already.
     const int world = exchange.world();

@@ -18,7 +18,7 @@
 #include "cli/bench/rank_hosts.h"
 #include "cli/bench/subject.h"
 #include "cli/bench/timed_layer.h"
-#include "parallel/expert_parallel.h"
+#include "parallel/open.h"
 #include "parallel/placement.h"
 
 namespace nvfp4_moe::cli {
@@ -56,7 +56,8 @@ class TimedRanks {
                                  const RanksLayer& divided, const ProgressFn& progress);
   CombineBy combine() const { return divided_.combine; }
   int64_t max_tokens() const { return divided_.max_tokens; }
-  const ExpertParallelLayer& layer() const { return *ranks_.front()->copies.front(); }
+  const MoeLayer& layer() const { return *ranks_.front()->copies.front(); }
+  const Placement& placement() const { return ranks_of(layer()).placement(); }
   // Gives all copies another placement with as many slots, in place.
   Status rearrange(const Placement& placement, const LayerSource& source);
 
@@ -75,7 +76,7 @@ class TimedRanks {
     Status add(const MoeLayer& layer, const Batch& batch);
   };
   struct Rank {
-    std::vector<std::unique_ptr<ExpertParallelLayer>> copies;
+    std::vector<std::unique_ptr<MoeLayer>> copies;
     Buffer workspace;
     std::vector<uint16_t> out;                    // (max_tokens, hidden_size) of a run
     Prepared parts;                               // this rank's tokens of each batch

@@ -204,7 +204,7 @@ RanksCell RanksBench::cell_of(const Row& row, int64_t tokens, RankRouting routin
     return cell;
   }
   const TimedRanks& timed = row.divided->timed;
-  cell.busiest = busiest_over_even(*batches_, sizes.top_k, timed.layer().placement(), timed.combine());
+  cell.busiest = busiest_over_even(*batches_, sizes.top_k, timed.placement(), timed.combine());
   cell.placement = row.divided->balanced ? "balanced" : "contiguous";
   cell.combine = kOwnExperts;
   if (row.work == RanksWork::kOwnExperts) return cell;

@@ -13,6 +13,7 @@
 #include "exchange/threads.h"
 #include "interpreter.h"
 #include "parallel/balance.h"
+#include "parallel/connect.h"
 
 namespace nb = nanobind;
 

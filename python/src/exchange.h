@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "errors.h"
-#include "parallel/expert_parallel.h"
+#include "parallel/open.h"
 
 namespace nvfp4_moe::python {
 
@@ -36,11 +36,6 @@ auto or_report(const ParallelFields& fields, const Open& open) {
     raise_on_all_ranks(raised, [&](const Status& failure) { return exchange->agree(failure); });
   }
 }
-
-struct Parallel {
-  std::shared_ptr<Exchange> exchange;
-  ExpertParallelOptions options;
-};
 
 // None where there is no exchange. ValueError for options beside none, or that the layer's sizes do not allow.
 std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);

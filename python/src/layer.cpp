@@ -16,6 +16,7 @@
 #include "layer_source.h"
 #include "moe/batch_check.h"
 #include "options.h"
+#include "parallel/rank_combine.h"
 #include "progress.h"
 #include "py_layer.h"
 #include "router.h"
@@ -25,22 +26,22 @@ namespace nvfp4_moe::python {
 
 namespace {
 
-const ExpertParallelLayer& parallel_in(const OpenLayer& open, const char* what) {
-  if (open.parallel) return *open.parallel;
-  throw Failure(unsupported(std::string(what) + ": expected a layer over an exchange, got one of one rank"));
-}
+RankCombine& ranks_in(const PyLayer& self, const char* what) { return *take(ranks_of(self.layer(), what)); }
 
 void rearrange(const PyLayer& self, std::vector<int64_t> placement, nb::handle checkpoint_object, int64_t layer) {
-  parallel_in(self.open(), "rearrange");
+  RankCombine& ranks = ranks_in(self, "rearrange");
   const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
   const WithoutLock unlocked;
-  check(self.open().parallel->rearrange_checkpoint(std::move(placement), checkpoint, layer));
+  check(ranks.rearrange_checkpoint(std::move(placement), checkpoint, layer));
 }
 
-Result<std::vector<uint64_t>> gathered_load(const OpenLayer& open) {
-  const ExpertParallelLayer& parallel = parallel_in(open, "load");
-  const WithoutLock unlocked;
-  return parallel.gather_load();
+std::vector<uint64_t> expert_load(const PyLayer& self) {
+  RankCombine& ranks = ranks_in(self, "load");
+  Result<std::vector<uint64_t>> load = [&] {
+    const WithoutLock unlocked;
+    return ranks.expert_load();
+  }();
+  return take(std::move(load));
 }
 
 nb::object run(const PyLayer& self, nb::handle hidden, nb::handle topk_ids, nb::handle topk_weights, nb::handle out,
@@ -72,7 +73,7 @@ Dict status(const PyLayer& self) {
       const WithoutLock unlocked;
       const DeviceMemory& memory = *open.layer->backend().memory;
       check(memory.synchronize(open.device.index));
-      if (open.parallel) check(open.parallel->failure());
+      check(open.layer->failure());
       check(memory.to_host(open.device.index, &reported, open.device_status.data(), sizeof(reported), nullptr));
     }
     return to_dict(reported);
@@ -86,8 +87,7 @@ Dict status(const PyLayer& self) {
 Dict calibrate(const PyLayer& self, nb::handle hidden_object, nb::handle ids_object, nb::handle weights_object) {
   if (!self.open().device.is_host())
     throw Failure(unsupported("calibrate: expected a layer on cpu, got one on " + to_string(self.open().device)));
-  if (self.open().parallel)
-    throw Failure(unsupported("calibrate: expected a layer of one rank, got one over an exchange"));
+  check(self.layer().check_one_rank("calibrate"));
   const Tensor hidden(hidden_object, "hidden"), ids(ids_object, "topk_ids"), weights(weights_object, "topk_weights");
   const Batch batch = batch_of(self.open(), hidden, ids, weights);
   const MoeLayer& layer = self.layer();
@@ -118,11 +118,11 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
     const WithoutLock unlocked;
     const MoeLayer& layer = self.layer();
     if (layer.backend().memory == nullptr) {  // kept, with its pages there
-      const auto workspace = take(self.open().workspaces->own.lease(layer.workspace_bytes()));
+      const auto workspace = take(self.open().workspaces->own.lease(layer.plan().workspace.total_bytes));
       status = layer.warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
     } else {
       const Buffer workspace =
-          take(layer.backend().allocate(layer.workspace_bytes(), layer.weights().device, "workspace"));
+          take(layer.backend().allocate(layer.plan().workspace.total_bytes, layer.weights().device, "workspace"));
       status = layer.warmup(workspace.data(), workspace.size_bytes(), nullptr, function);
     }
   }
@@ -130,8 +130,10 @@ void warmup(const PyLayer& self, std::optional<ProgressCallback> progress) {
   check(status);
 }
 
+// Of an expert that this process has: over ranks the shared expert may be another one's.
 int64_t inner_size(const MoeLayer& layer, int64_t local_expert) {
-  return local_expert == kSharedExpert ? layer.config()->shared_intermediate_size : layer.config()->intermediate_size;
+  const MoeConfig& config = layer.weights().config;
+  return local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
 }
 
 void replace_expert(const PyLayer& self, int64_t local_expert, nb::handle gate, nb::handle up, nb::handle down,
@@ -193,17 +195,14 @@ void bind_layer(nb::module_& m) {
                "shared_weights: Any = None, workspace: Any = None) -> Any"),
            kRunDoc)
       .def(
-          "describe_json",
-          [](const PyLayer& self) {
-            return self.open().parallel ? self.open().parallel->describe_json() : self.layer().describe_json();
-          },
-          "describe() as JSON.")
+          "describe_json", [](const PyLayer& self) { return self.layer().describe_json(); }, "describe() as JSON.")
       .def(
           "describe_run_json",
           [](const PyLayer& self, int64_t tokens) { return take(self.layer().describe_run_json(tokens)); },
           nb::arg("tokens"), "describe_run(tokens) as JSON.")
       .def(
-          "config_json", [](const PyLayer& self) { return to_json(self.open().config().options()); }, "config as JSON.")
+          "config_json", [](const PyLayer& self) { return to_json(self.layer().config().options()); },
+          "config as JSON.")
       .def_prop_ro(
           "device", [](const PyLayer& self) { return to_string(self.open().device); }, "\"cpu\" or \"cuda:N\".")
       .def_prop_ro(
@@ -212,14 +211,15 @@ void bind_layer(nb::module_& m) {
       .def(
           "workspace_bytes",
           [](const PyLayer& self, std::optional<int64_t> tokens) {
-            const int64_t most = self.open().max_tokens();
+            const int64_t most = self.layer().max_tokens();
             check(check_tokens(tokens.value_or(most), most));
-            return self.open().workspace_bytes(tokens.value_or(most));
+            return self.layer().workspace_bytes(tokens.value_or(most));
           },
           nb::arg("tokens") = nb::none(),
           "Bytes of workspace that a run of so many tokens takes at least; grows with them. None: max_tokens.")
       .def_prop_ro(
-          "max_tokens", [](const PyLayer& self) { return self.open().max_tokens(); }, "The most tokens a run may have.")
+          "max_tokens", [](const PyLayer& self) { return self.layer().max_tokens(); },
+          "The most tokens a run may have.")
       .def_prop_ro(
           "first_expert", [](const PyLayer& self) { return self.layer().weights().range.first; },
           "Global id of the first local expert; over an exchange, of the first local slot.")
@@ -244,10 +244,10 @@ void bind_layer(nb::module_& m) {
            "Runs the layer once at the token counts that touch every kernel, all weights and the workspace. progress\n"
            "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
       .def(
-          "load", [](const PyLayer& self) { return take(gathered_load(self.open())); },
+          "load", &expert_load,
           "Over an exchange, collective: how many assignments each expert got on all ranks since open or reset_load().")
       .def(
-          "reset_load", [](const PyLayer& self) { check(parallel_in(self.open(), "reset_load").reset_load()); },
+          "reset_load", [](const PyLayer& self) { check(ranks_in(self, "reset_load").reset_expert_load()); },
           "Begins to count this rank's assignments anew.")
       .def(
           "rearrange", &rearrange, nb::arg("placement"), nb::arg("checkpoint"), nb::arg("layer"),

@@ -15,7 +15,6 @@
 #include "handles.h"
 #include "host.h"
 #include "moe/layer.h"
-#include "parallel/expert_parallel.h"
 #include "tensor.h"
 
 namespace nvfp4_moe::python {
@@ -24,31 +23,20 @@ namespace nvfp4_moe::python {
 struct OpenLayer {
   Device device;
   std::shared_ptr<Host> host;
-  // One of the two.
-  std::unique_ptr<MoeLayer> whole;                // of one rank
-  std::unique_ptr<ExpertParallelLayer> parallel;  // of several
-  const MoeLayer* layer = nullptr;                // the experts that this process has
-  Workspaces* workspaces = nullptr;               // host's, of the layer's device
+  std::unique_ptr<MoeLayer> layer;
+  Workspaces* workspaces = nullptr;  // host's, of the layer's device
   int64_t handle = 0;
   ForkMutex status_mutex;
   RunStatus status;      // on the host: of the last run that ended
   Buffer device_status;  // on a device: a RunStatus that runs write
 
-  int64_t max_tokens() const { return parallel ? parallel->max_tokens() : layer->plan().limits.max_tokens; }
-  size_t workspace_bytes(int64_t tokens) const {
-    return parallel ? parallel->workspace_bytes(tokens) : layer->workspace_bytes(tokens);
-  }
-  const MoeConfig& config() const { return parallel ? parallel->config() : layer->config(); }
   // stream: none if the layer is at rest.
   Status replace_expert(int64_t local_expert, const ExpertSource& source, const std::optional<void*>& stream) {
-    const auto replace = [&](auto& of) {
-      return stream ? of.replace_expert_on_stream(local_expert, source, *stream)
-                    : of.replace_expert(local_expert, source);
-    };
-    return parallel ? replace(*parallel) : replace(*whole);
+    return stream ? layer->replace_expert_on_stream(local_expert, source, *stream)
+                  : layer->replace_expert(local_expert, source);
   }
 
-  // What every run needs beside the layer and a workspace.
+  // What every run needs in addition to the layer and a workspace.
   Status prepare();
   ~OpenLayer();
 };

@@ -60,15 +60,9 @@ struct OpenOptions {
     return ArrayOrder(num_experts, {begin, begin + slots});
   }
 
-  // MoeLayer::open, or its like over an exchange.
   Status open(OpenLayer& state, const MoeConfig& config, const LayerSource& source, const ProgressFn& report) const {
     fields.reported = true;
-    if (parallel) {
-      NVFP4_MOE_ASSIGN(state.parallel,
-                       ExpertParallelLayer::open(config, source, layer, parallel->options, parallel->exchange, report));
-    } else {
-      NVFP4_MOE_ASSIGN(state.whole, MoeLayer::open(config, source, layer, report));
-    }
+    NVFP4_MOE_ASSIGN(state.layer, open_layer(config, source, layer, parallel, report));
     return {};
   }
 };
@@ -174,12 +168,11 @@ template <class Stack, class ExpertOf>
 void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
                       nb::handle down, nb::handle biases, const ExpertOf& expert_of) {
   OpenLayer& open = self.open();
-  if (!open.parallel) throw Failure(unsupported("rearrange: expected a layer over an exchange, got one of one rank"));
-  ExpertParallelLayer& layer = *open.parallel;
-  Exchange& exchange = layer.exchange();
+  RankCombine& ranks = *take(ranks_of(*open.layer, "rearrange"));
+  Exchange& exchange = ranks.exchange();
   bool reported = false;
   try {
-    const MoeConfig& config = layer.config();
+    const MoeConfig& config = ranks.config();
     const ExpertArrays<Stack> arrays(config, gate, up, down);
     arrays.expect_all_of(config);
     // Before an expert is replaced, whose failure would end the exchange.
@@ -198,7 +191,7 @@ void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::h
     const WithoutLock unlocked;
     reported = true;
     check(exchange.agree({}));
-    check(layer.rearrange(wanted, source));
+    check(ranks.rearrange(wanted, source));
   } catch (const std::exception& raised) {
     if (reported) throw;
     raise_on_all_ranks(raised, [&](const Status& failure) { return exchange.agree(failure); });
@@ -244,15 +237,9 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
     return PyLayer::make(
         options.device, options.host, std::move(progress), [&](OpenLayer& state, const ProgressFn& report) -> Status {
           fields.reported = true;
-          if (options.parallel) {
-            NVFP4_MOE_ASSIGN(state.parallel, ExpertParallelLayer::open_checkpoint(
-                                                 checkpoint, layer, config.options(), options.layer,
-                                                 options.parallel->options, options.parallel->exchange, report));
-          } else {
-            NVFP4_MOE_ASSIGN(state.whole,
-                             open_checkpoint_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
-                                                   {cache_directory, cache_checksum, cache_unchecked}, report));
-          }
+          NVFP4_MOE_ASSIGN(state.layer,
+                           open_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
+                                      {cache_directory, cache_checksum, cache_unchecked}, options.parallel, report));
           return {};
         });
   });

@@ -31,7 +31,7 @@ constexpr const char* kFloats = "bfloat16, float16 or float32";
 
 void lease(RunWorkspace& workspace, const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
   const MoeLayer& layer = *open.layer;
-  const Status status = workspace.lease(*open.workspaces, open.workspace_bytes(tokens), hidden, stream);
+  const Status status = workspace.lease(*open.workspaces, open.layer->workspace_bytes(tokens), hidden, stream);
   if (status.ok()) return;
   throw Failure(status.in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
                           std::to_string(layer.weights().range.count) + " experts, hidden_size " +
@@ -79,14 +79,6 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
 
 namespace {
 
-// A run over an exchange. On a device what it reports lies in its workspace, which the next run may take.
-Status run_over_ranks(OpenLayer& open, const Batch& batch, const RunWorkspace& workspace, void* stream) {
-  NVFP4_MOE_TRY(open.parallel->run(batch, workspace.data(), workspace.size_bytes(), stream));
-  if (open.device.is_host()) return {};
-  return open.layer->backend().memory->gather_rows(open.device.index, open.device_status.data(), workspace.data(), 1,
-                                                   sizeof(RunStatus), sizeof(RunStatus), stream);
-}
-
 // begun: set once the ranks of an exchange hear of a failure by themselves.
 nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
@@ -101,7 +93,7 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   }
   batch.selection = arrays.selection;
   const int64_t hidden_size = hidden.shape(1);
-  check(check_tokens(batch.tokens, open.max_tokens()));
+  check(check_tokens(batch.tokens, open.layer->max_tokens()));
   void* const stream = hidden.stream_or(arrays.stream);
   const nb::object out_object = arrays.out.is_none()
                                     ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
@@ -118,9 +110,8 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
     const WithoutLock unlocked;
     if (!given) lease(workspace, open, hidden, batch.tokens, stream);
     begun = true;
-    check(open.parallel ? run_over_ranks(open, batch, workspace, stream)
-                        : open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
-                                          reinterpret_cast<RunStatus*>(open.device_status.data())));
+    check(open.layer->run(batch, workspace.data(), workspace.size_bytes(), stream,
+                          reinterpret_cast<RunStatus*>(open.device_status.data())));
     if (open.device.is_host()) {
       const RunStatus status = take(open.layer->status(workspace.data(), workspace.size_bytes()));
       const std::lock_guard lock(open.status_mutex);
@@ -133,13 +124,12 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
 }  // namespace
 
 void decline_run(const OpenLayer& open, const std::exception& raised) {
-  if (!open.parallel) throw;
-  raise_on_all_ranks(raised, [&](const Status& failure) { return open.parallel->decline(failure); });
+  if (open.layer->combine() == nullptr) throw;
+  raise_on_all_ranks(raised, [&](const Status& failure) { return open.layer->decline(failure); });
 }
 
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   bool begun = false;
-  if (!open.parallel) return run_arrays(open, arrays, begun);
   try {
     return run_arrays(open, arrays, begun);
   } catch (const std::exception& raised) {

@@ -38,7 +38,6 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, s
     const WithoutLock unlocked;
     status = open(*state, function);
     if (status.ok()) {
-      state->layer = state->parallel ? &state->parallel->layer() : state->whole.get();
       state->workspaces = &host->workspaces_of(state->layer->backend(), state->layer->weights().device);
       status = state->prepare();
     }

@@ -45,7 +45,7 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
       NVFP4_MOE_ASSIGN(moe_options, nvfp4_moe::with_chosen_format(*moe_options, layer_options));
     }
   }
-  std::optional<api::Parallel> parallel;
+  std::optional<nvfp4_moe::Parallel> parallel;
   if (given.expert_parallel != nullptr) {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions stored, checkpoint.layer_options(layer));
     NVFP4_MOE_ASSIGN(parallel, api::read_parallel(given, stored.num_experts));
@@ -53,20 +53,14 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   auto handle = std::make_unique<nvfp4_moe_layer>();
   NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
   layer_options.executor = handle->executor.get();
-  if (parallel) {
-    *reported = true;
-    NVFP4_MOE_ASSIGN(handle->parallel, nvfp4_moe::ExpertParallelLayer::open_checkpoint(
-                                           checkpoint, layer, moe_options, layer_options, parallel->options,
-                                           parallel->exchange, api::progress_fn(given)));
-  } else {
-    const nvfp4_moe::IntermediateSlice slice{given.slice_first, given.slice_count};
-    nvfp4_moe::CacheOptions cache;
-    if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
-    cache.checksum = given.cache_checksum != 0;
-    cache.unchecked = given.cache_unchecked != 0;
-    NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_checkpoint_layer(checkpoint, layer, moe_options, slice,
-                                                                     layer_options, cache, api::progress_fn(given)));
-  }
+  const nvfp4_moe::IntermediateSlice slice{given.slice_first, given.slice_count};
+  nvfp4_moe::CacheOptions cache;
+  if (given.cache_directory != nullptr) cache.directory = given.cache_directory;
+  cache.checksum = given.cache_checksum != 0;
+  cache.unchecked = given.cache_unchecked != 0;
+  *reported = true;
+  NVFP4_MOE_ASSIGN(handle->layer, nvfp4_moe::open_layer(checkpoint, layer, moe_options, slice, layer_options, cache,
+                                                        parallel, api::progress_fn(given)));
   *out = handle.release();
   return {};
 }

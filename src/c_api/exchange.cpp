@@ -5,6 +5,7 @@
 #include "exchange/callback.h"
 #include "exchange/threads.h"
 #include "parallel/balance.h"
+#include "parallel/connect.h"
 
 struct nvfp4_moe_thread_group {
   std::shared_ptr<nvfp4_moe::ThreadGroup> group;
@@ -21,15 +22,15 @@ Result<Timeout> read_timeout(int64_t timeout_ms) {
 
 }  // namespace
 
-Result<ExpertParallelLayer*> parallel_of(const nvfp4_moe_layer* layer) {
+Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));
-  if (layer->parallel) return layer->parallel.get();
+  if (layer->layer->combine() != nullptr) return &ranks_of(*layer->layer);
   return unsupported("layer: expected one over an exchange, got one of one rank");
 }
 
-Status check_slots(const ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots) {
+Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots) {
   NVFP4_MOE_TRY(check_pointer("expert_of_slot", expert_of_slot));
-  const int64_t expected = layer.placement().slots();
+  const int64_t expected = ranks.placement().slots();
   if (slots == expected) return {};
   return invalid_argument("slots: expected " + std::to_string(expected) + ", got " + std::to_string(slots));
 }
@@ -133,13 +134,13 @@ nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const 
 
 nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     nvfp4_moe::Status mine = api::check_pointer("load", load);
-    const int64_t expected = parallel->config()->num_experts;
+    const int64_t expected = ranks->config()->num_experts;
     if (mine.ok() && num_experts != expected)
       mine = nvfp4_moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
                                          std::to_string(num_experts));
-    NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, parallel->gather_load(mine));
+    NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, ranks->expert_load(mine));
     std::copy(counts.begin(), counts.end(), load);
     return {};
   });
@@ -147,8 +148,8 @@ nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load
 
 nvfp4_moe_code nvfp4_moe_layer_reset_load(const nvfp4_moe_layer* layer) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
-    return parallel->reset_load();
+    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
+    return ranks->reset_expert_load();
   });
 }
 
@@ -169,14 +170,13 @@ nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_exp
 nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
                                          const nvfp4_moe_checkpoint* checkpoint, int64_t layer_index) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
+    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     const auto check = [&]() -> Status {
-      NVFP4_MOE_TRY(api::check_slots(*parallel, expert_of_slot, slots));
+      NVFP4_MOE_TRY(api::check_slots(*ranks, expert_of_slot, slots));
       return api::check_pointer("checkpoint", checkpoint);
     };
-    if (const Status mine = check(); !mine.ok()) return parallel->exchange().agree(mine);
-    return parallel->rearrange_checkpoint({expert_of_slot, expert_of_slot + slots}, checkpoint->checkpoint,
-                                          layer_index);
+    if (const Status mine = check(); !mine.ok()) return ranks->exchange().agree(mine);
+    return ranks->rearrange_checkpoint({expert_of_slot, expert_of_slot + slots}, checkpoint->checkpoint, layer_index);
   });
 }
 

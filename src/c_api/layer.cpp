@@ -31,7 +31,7 @@ namespace {
 Result<ExpertSource> read_replacement(const nvfp4_moe_layer* layer, int64_t local_expert,
                                       const nvfp4_moe_expert* expert) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));
-  const MoeConfig& config = layer->local().config();
+  const MoeConfig& config = layer->layer->weights().config;
   const int64_t inner = local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
   return read_expert("expert", expert, config, inner);
 }
@@ -67,7 +67,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** jso
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    return api::write_text(layer->parallel ? layer->parallel->describe_json() : layer->layer->describe_json(), json);
+    return api::write_text(layer->layer->describe_json(), json);
   });
 }
 
@@ -76,7 +76,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const std::string text, layer->local().describe_run_json(tokens));
+    NVFP4_MOE_ASSIGN(const std::string text, layer->layer->describe_run_json(tokens));
     return api::write_text(text, json);
   });
 }
@@ -85,8 +85,8 @@ nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->max_tokens()));
-    *bytes = layer->workspace_bytes(tokens);
+    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->layer->max_tokens()));
+    *bytes = layer->layer->workspace_bytes(tokens);
     return {};
   });
 }
@@ -96,8 +96,8 @@ nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     const nvfp4_moe::Result<nvfp4_moe::Batch> checked = api::read_batch(batch);
-    if (!checked.ok()) return layer->parallel ? layer->parallel->decline(checked.status()) : checked.status();
-    return layer->run(*checked, workspace, workspace_bytes, stream);
+    if (!checked.ok()) return layer->layer->decline(checked.status());
+    return layer->layer->run(*checked, workspace, workspace_bytes, stream);
   });
 }
 
@@ -105,7 +105,7 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
                                           nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->status(workspace, workspace_bytes));
+    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
     const nvfp4_moe_run_status c{sizeof(c),
                                  run.bad_expert_ids,
                                  run.nonfinite_tokens,
@@ -126,8 +126,7 @@ nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t lo
                                               const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
-    return layer->parallel ? layer->parallel->replace_expert(local_expert, source)
-                           : layer->layer->replace_expert(local_expert, source);
+    return layer->layer->replace_expert(local_expert, source);
   });
 }
 
@@ -135,8 +134,7 @@ nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, 
                                                         const nvfp4_moe_expert* expert, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
-    return layer->parallel ? layer->parallel->replace_expert_on_stream(local_expert, source, stream)
-                           : layer->layer->replace_expert_on_stream(local_expert, source, stream);
+    return layer->layer->replace_expert_on_stream(local_expert, source, stream);
   });
 }
 
@@ -146,7 +144,7 @@ nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(nvfp4_moe_expert_out e, api::read_struct("expert", expert));
     nvfp4_moe::ExpertBuffers buffers;
-    NVFP4_MOE_TRY(layer->local().unpack_expert(local_expert, buffers));
+    NVFP4_MOE_TRY(layer->layer->unpack_expert(local_expert, buffers));
     api::copy_out(buffers.gate.codes, e.gate_codes);
     api::copy_out(buffers.gate.block_scales, e.gate_block_scales);
     api::copy_out(buffers.up.codes, e.up_codes);
@@ -168,7 +166,7 @@ nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const n
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
-    if (layer->parallel) return nvfp4_moe::unsupported("repro: expected a layer of one rank, got one over an exchange");
+    NVFP4_MOE_TRY(layer->layer->check_one_rank("repro"));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
     NVFP4_MOE_ASSIGN(const std::string target, nvfp4_moe::output_path(path));
     return nvfp4_moe::write_repro(target, *layer->layer, checked, with_output != 0);

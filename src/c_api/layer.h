@@ -7,7 +7,7 @@
 #include "c_api/common.h"
 #include "checkpoint/checkpoint.h"
 #include "moe/layer.h"
-#include "parallel/expert_parallel.h"
+#include "parallel/open.h"
 
 struct nvfp4_moe_checkpoint {
   nvfp4_moe::Checkpoint checkpoint;
@@ -15,23 +15,7 @@ struct nvfp4_moe_checkpoint {
 
 struct nvfp4_moe_layer {
   std::unique_ptr<nvfp4_moe::Executor> executor;  // null: the layer's own
-  // One of the two, destroyed before the executor.
-  std::unique_ptr<nvfp4_moe::MoeLayer> layer;
-  std::unique_ptr<nvfp4_moe::ExpertParallelLayer> parallel;
-
-  // The experts that this process has.
-  const nvfp4_moe::MoeLayer& local() const { return parallel ? parallel->layer() : *layer; }
-  int64_t max_tokens() const { return parallel ? parallel->max_tokens() : layer->plan().limits.max_tokens; }
-  size_t workspace_bytes(int64_t tokens) const {
-    return parallel ? parallel->workspace_bytes(tokens) : layer->workspace_bytes(tokens);
-  }
-  nvfp4_moe::Status run(const nvfp4_moe::Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
-    if (!parallel) return layer->run(batch, workspace, workspace_bytes, stream);
-    return parallel->run(batch, workspace, workspace_bytes, stream);
-  }
-  nvfp4_moe::Result<nvfp4_moe::RunStatus> status(const void* workspace, size_t workspace_bytes) const {
-    return parallel ? parallel->status(workspace, workspace_bytes) : layer->status(workspace, workspace_bytes);
-  }
+  std::unique_ptr<nvfp4_moe::MoeLayer> layer;     // destroyed before the executor
 };
 
 struct nvfp4_moe_exchange {
@@ -48,17 +32,13 @@ Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, const MoeConfig& config,
                                  int64_t inner);
 Result<Batch> read_batch(const nvfp4_moe_batch* batch);
-// The exchange and how the layer is divided over it; null where options have none. kInvalidArgument beside options that
-// an exchange leaves no room for.
-struct Parallel {
-  std::shared_ptr<Exchange> exchange;
-  ExpertParallelOptions options;
-};
+// The exchange and how the layer is divided over it; none if options have none. kInvalidArgument next to options that an
+// exchange leaves no room for.
 Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options, int64_t num_experts);
-// Of a layer that is one over an exchange.
-Result<ExpertParallelLayer*> parallel_of(const nvfp4_moe_layer* layer);
-// Whether so many slots are what the layer has, before as many are read.
-Status check_slots(const ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots);
+// The ranks of a layer that is one over an exchange.
+Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer);
+// Whether the layer has this many slots, before they are read.
+Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots);
 // The exchange alone, so that a rank whose other arguments are wrong can tell the others; null where there is none.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
 // Runs open(&reported) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.

@@ -279,7 +279,7 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
                                  layer_options.range.count > 0 ? layer_options.range.count : moe_options.num_experts));
   LayerSource source;
   NVFP4_MOE_ASSIGN(source.scales, input_scales(t.hidden_scale, t.intermediate_scale));
-  NVFP4_MOE_ASSIGN(std::optional<Parallel> parallel, read_parallel(given, moe_options.num_experts));
+  NVFP4_MOE_ASSIGN(const std::optional<Parallel> parallel, read_parallel(given, moe_options.num_experts));
   const int64_t first = given.first_expert;
   source.expert = [&stacked, first](int64_t global) -> Result<LoadedExpert> { return stacked.expert(global - first); };
   if (t.shared != nullptr) {
@@ -295,38 +295,33 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
   auto handle = std::make_unique<nvfp4_moe_layer>();
   NVFP4_MOE_ASSIGN(handle->executor, make_executor(given.parallel_for, given.parallel_for_user, given.threads));
   layer_options.executor = handle->executor.get();
-  if (parallel) {
-    *reported = true;
-    NVFP4_MOE_ASSIGN(handle->parallel, ExpertParallelLayer::open(moe_config, source, layer_options, parallel->options,
-                                                                 parallel->exchange, progress_fn(given)));
-  } else {
-    NVFP4_MOE_ASSIGN(handle->layer, MoeLayer::open(moe_config, source, layer_options, progress_fn(given)));
-  }
+  *reported = true;
+  NVFP4_MOE_ASSIGN(handle->layer, open_layer(moe_config, source, layer_options, parallel, progress_fn(given)));
   *out = handle.release();
   return {};
 }
 
 // Collective: a rank whose arguments are wrong says so to all.
-Status rearrange_tensors(ExpertParallelLayer& layer, const int64_t* expert_of_slot, int64_t slots,
+Status rearrange_tensors(RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots,
                          const nvfp4_moe_layer_tensors* tensors) {
   struct Prepared {
     Placement placement;
     Stacked stacked;
   };
   const auto prepare = [&]() -> Result<Prepared> {
-    NVFP4_MOE_TRY(check_slots(layer, expert_of_slot, slots));
-    const int64_t experts = layer.config()->num_experts;
+    NVFP4_MOE_TRY(check_slots(ranks, expert_of_slot, slots));
+    const int64_t experts = ranks.config()->num_experts;
     NVFP4_MOE_ASSIGN(Placement placement,
-                     Placement::of_map(experts, layer.exchange().world(), {expert_of_slot, expert_of_slot + slots}));
+                     Placement::of_map(experts, ranks.exchange().world(), {expert_of_slot, expert_of_slot + slots}));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_tensors t, read_struct("tensors", tensors));
-    NVFP4_MOE_ASSIGN(const Stacked stacked, Stacked::make(t, layer.config(), experts));
+    NVFP4_MOE_ASSIGN(const Stacked stacked, Stacked::make(t, ranks.config(), experts));
     return Prepared{std::move(placement), stacked};
   };
   const Result<Prepared> prepared = prepare();
-  NVFP4_MOE_TRY(layer.exchange().agree(prepared.status()));
+  NVFP4_MOE_TRY(ranks.exchange().agree(prepared.status()));
   LayerSource source;
   source.expert = [&](int64_t expert) -> Result<LoadedExpert> { return prepared->stacked.expert(expert); };
-  return layer.rearrange(prepared->placement, source);
+  return ranks.rearrange(prepared->placement, source);
 }
 
 }  // namespace
@@ -380,8 +375,8 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
 nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
                                                  const nvfp4_moe_layer_tensors* tensors) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::ExpertParallelLayer* const parallel, api::parallel_of(layer));
-    return api::rearrange_tensors(*parallel, expert_of_slot, slots, tensors);
+    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
+    return api::rearrange_tensors(*ranks, expert_of_slot, slots, tensors);
   });
 }
 

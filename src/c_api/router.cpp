@@ -119,7 +119,7 @@ nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer, const nv
     selected.ids_dtype = call.ids_dtype;
     selected.topk_weights = call.topk_weights;
     selected.selection = &call;
-    return layer->run(selected, workspace, workspace_bytes, stream);
+    return layer->layer->run(selected, workspace, workspace_bytes, stream);
   });
 }
 

@@ -5,12 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "backend/layer_steps.h"
-#include "core/router.h"
 #include "moe/batch_check.h"
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
-#include "moe/workspace_claim.h"
 
 namespace nvfp4_moe {
 namespace {
@@ -249,40 +246,14 @@ Status MoeLayer::pack(const LayerSource& source, const ProgressFn& progress) {
   return {};
 }
 
-Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream,
-                     RunStatus* status) const {
-  NVFP4_MOE_TRY(check_batch(batch, workspace, workspace_bytes));
-  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens)));
-  NVFP4_MOE_TRY(check_process("run"));
-  const WeightUses::Use in_use = use();
-  if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
-  NVFP4_MOE_TRY(note_capture(stream));
-  // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace too: counts and offsets.
-  const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
-  if (!claim) return WorkspaceClaim::busy();
-  const RunContext context{executor_, stream, status};
-  auto* const bytes = static_cast<std::byte*>(workspace);
-  Batch ready = batch;
-  if (batch.selection != nullptr && backend_->memory == nullptr) {
-    nvfp4_moe::select_experts(*batch.selection);
-    ready.selection = nullptr;
-  }
-  return debug_ ? debug_->run(*this, ready, bytes, context) : backend_->run(*weights_, plan_, ready, bytes, context);
-}
-
-size_t MoeLayer::workspace_bytes(int64_t tokens) const {
+size_t MoeLayer::local_workspace_bytes(int64_t tokens) const {
   return last_size_.get(
       tokens, [&](int64_t n) { return backend_->workspace_bytes(weights_->config, weights_->range, plan_, n); });
 }
 
-Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes, void* stream) const {
-  NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
-  const auto* const status = static_cast<const RunStatus*>(workspace);  // every walk begins with it
-  if (backend_->memory == nullptr) return *status;
-  NVFP4_MOE_TRY(check_process("status"));
-  RunStatus copy;
-  NVFP4_MOE_TRY(backend_->memory->to_host(weights_->device, &copy, status, sizeof(copy), stream));
-  return copy;
+Status MoeLayer::check_one_rank(const char* what) const {
+  if (!combine_) return {};
+  return unsupported(std::string(what) + ": expected a layer of one rank, got one over an exchange");
 }
 
 Status MoeLayer::check_process(const char* what) const {
@@ -312,7 +283,7 @@ LayerSource unpacked_source(const MoeLayer& layer) {
   const auto load = [&layer](int64_t local_expert, int64_t intermediate_size) -> Result<LoadedExpert> {
     ExpertBuffers buffers;
     NVFP4_MOE_TRY(layer.unpack_expert(local_expert, buffers));
-    const int64_t hidden_size = layer.config()->hidden_size;
+    const int64_t hidden_size = layer.weights().config->hidden_size;
     LoadedExpert loaded;
     const auto keep = [&loaded](Nvfp4Buffers& from, float scale, int64_t rows, int64_t cols) {
       loaded.storage.push_back(std::move(from.codes));
@@ -320,8 +291,8 @@ LayerSource unpacked_source(const MoeLayer& layer) {
       const size_t last = loaded.storage.size() - 1;
       return Nvfp4View::contiguous(loaded.storage[last - 1].data(), loaded.storage[last].data(), scale, rows, cols);
     };
-    loaded.source.gate =
-        keep(buffers.gate, buffers.scales.gate, gate_rows(layer.config()->activation, intermediate_size), hidden_size);
+    loaded.source.gate = keep(buffers.gate, buffers.scales.gate,
+                              gate_rows(layer.weights().config->activation, intermediate_size), hidden_size);
     loaded.source.up = keep(buffers.up, buffers.scales.up, intermediate_size, hidden_size);
     loaded.source.down = keep(buffers.down, buffers.scales.down, hidden_size, intermediate_size);
     loaded.source.biases = {loaded.keep(buffers.gate_bias), loaded.keep(buffers.up_bias),
@@ -333,10 +304,12 @@ LayerSource unpacked_source(const MoeLayer& layer) {
   source.expert = [&layer, load](int64_t global_expert) -> Result<LoadedExpert> {
     const auto local = layer.weights().range.local(global_expert);
     if (!local) return invalid_argument("expert " + std::to_string(global_expert) + ": not in this layer's range");
-    return load(*local, layer.config()->intermediate_size);
+    return load(*local, layer.weights().config->intermediate_size);
   };
-  if (layer.config()->shared_intermediate_size > 0)
-    source.shared_expert = [&layer, load] { return load(kSharedExpert, layer.config()->shared_intermediate_size); };
+  if (layer.weights().config->shared_intermediate_size > 0)
+    source.shared_expert = [&layer, load] {
+      return load(kSharedExpert, layer.weights().config->shared_intermediate_size);
+    };
   return source;
 }
 

@@ -1,4 +1,4 @@
-// MoeLayer: {backend, packed weights, plan} with run. Complete or never returned.
+// MoeLayer: {backend, packed weights, plan, how ranks combine} with run. Complete or never returned.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include "backend/device_replacement.h"
 #include "checkpoint/checkpoint.h"
 #include "core/progress.h"
+#include "moe/combine.h"
 #include "moe/env.h"
 #include "moe/last_size.h"
 #include "moe/weight_uses.h"
@@ -63,8 +64,6 @@ Result<LayerNeeds> plan_layer(const MoeConfig& config, const LayerScales& scales
 
 struct LayerDebug;
 
-class Json;  // io/json.h
-
 // Under fp8, over all matrices of a layer: their shifts, and how many of the weights E4M3 does not hold exactly.
 struct Fp8LayerWeights {
   int32_t least_shift = 0, most_shift = 0;
@@ -83,15 +82,27 @@ class MoeLayer {
   ~MoeLayer();
 
   const Backend& backend() const { return *backend_; }
-  const MoeConfig& config() const { return weights_->config; }
+  // Of the whole layer, which batches are made for. Over ranks weights().config differs: its experts are all ranks' slots.
+  const MoeConfig& config() const { return combine_ ? combine_->config() : weights_->config; }
+  // The most tokens of a batch. Over ranks plan().limits differ: they are for what this rank computes.
+  int64_t max_tokens() const { return combine_ ? combine_->max_tokens() : plan_.limits.max_tokens; }
+  // How the ranks combine whose experts this layer's are a part of; null: there is one rank.
+  Combine* combine() const { return combine_.get(); }
+  // Makes the layer one rank's part (parallel/open.h).
+  void set_combine(std::unique_ptr<Combine> combine) { combine_ = std::move(combine); }
   // Bytes and tensor scales change under replace_expert: to read them takes a use().
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
   Executor& executor() const { return *executor_; }
   // What a run of so many tokens needs at least; grows with them. Without a number: of as many as the layer takes.
-  size_t workspace_bytes(int64_t tokens) const;
-  size_t workspace_bytes() const { return plan_.workspace.total_bytes; }
-  // What a run of so many tokens of bf16 does, one entry for each step.
+  size_t workspace_bytes(int64_t tokens) const {
+    return combine_ ? combine_->workspace_bytes(tokens) : local_workspace_bytes(tokens);
+  }
+  size_t workspace_bytes() const {
+    return combine_ ? combine_->workspace_bytes(max_tokens()) : plan_.workspace.total_bytes;
+  }
+  size_t local_workspace_bytes(int64_t tokens) const;  // of run_local
+  // What run_local of so many tokens of bf16 does, one entry for each step.
   std::vector<StepPlan> describe_run(int64_t tokens) const;
   // The same and the workspace that it needs; kInvalidArgument for more tokens than the layer takes.
   Result<std::string> describe_run_json(int64_t tokens) const;
@@ -102,17 +113,32 @@ class MoeLayer {
   // Checks the batch (shape, dtype, pointers, token count), then runs. const: several streams may run one layer at
   // once, each with a workspace of its own.
   // status: on a device, device memory that gets what the run reports, instead of the workspace's; else null.
+  // Over ranks it is collective: with all_to_all each rank has any number of tokens, 0 too; with all_reduce all have the
+  // same tokens, and the shared expert is rank 0's. If one rank fails, no rank's out is worth anything. What is enqueued on
+  // a device ends by itself or by the exchange's failure, which the next call reports.
   Status run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr,
              RunStatus* status = nullptr) const;
-  // The checks of run, without reading an array. needs_out: whether batch.out is looked at.
+  // The same of this rank's experts, for which topk_ids are slots, and without the other ranks.
+  Status run_local(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr,
+                   RunStatus* status = nullptr) const;
+  // In place of a run that this rank cannot begin: over ranks, ends it on all of them. Returns why.
+  Status decline(const Status& why) const;
+  // The checks of run_local, without reading an array. needs_out: whether batch.out is looked at.
   Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
                      bool needs_out = true) const;
-  // Runs the layer on zeros at the token counts that touch every kernel of its plan, every page of its weights and the
+  // Runs run_local on zeros at the token counts that touch every kernel of its plan, every page of its weights and the
   // workspace, so that the first real call costs no more than the next one. progress may be empty; cancelling gives
   // kCancelled.
   Status warmup(void* workspace, size_t workspace_bytes, void* stream = nullptr, const ProgressFn& progress = {}) const;
   // What the last run in this workspace reports. On a device: once all work of the stream is done, which it waits for.
+  // Over ranks: with all_to_all hidden, weights and out are counted on the source rank, and intermediate on the expert
+  // rank, so that the sums over the ranks are what one rank would report; with all_reduce each rank counts what it
+  // computes, and bad_expert_ids and nonfinite_outputs are the same on all. Fails as failure() does.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+  // Over ranks on a device, what runs have met since they were enqueued, those of graphs too: the exchange's failure while
+  // work was under way; with a capacity, once, that runs since the last call had more tokens than that. Waits for the
+  // stream.
+  Status failure(void* stream = nullptr) const;
 
   // Replaces one expert's weights in place: kBusy while a run is in flight. The source is checked before anything is
   // written. A host's layer allocates nothing; a device's takes staging memory, of 8 MiB as a rule (128 rows of a very
@@ -138,6 +164,8 @@ class MoeLayer {
   // opened it: CUDA works in no forked child. A host's layer runs there, on the calling thread. Run, status,
   // replace_expert, unpack_expert and warmup check it themselves.
   Status check_process(const char* what) const;
+  // kUnsupported, naming `what`, for a layer over ranks.
+  Status check_one_rank(const char* what) const;
 
  private:
   MoeLayer() = default;
@@ -149,6 +177,9 @@ class MoeLayer {
   Status pack(const LayerSource& source, const ProgressFn& progress);
   // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
+  Status run_over_ranks(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const;
+  // What run_local has left in the workspace.
+  Result<RunStatus> read_status(const void* workspace, size_t workspace_bytes, void* stream) const;
   Status check_local_expert(int64_t local_expert) const;
   // check_matrix for all three, and their biases; the block scales of arrays on a device are left to Backend::pack_expert.
   Status check_source(const ExpertSource& source, int64_t local_expert) const;
@@ -156,6 +187,8 @@ class MoeLayer {
   Status check_replacement(int64_t local_expert, const ExpertSource& source) const;
   Status replace_in_place(int64_t local_expert, const ExpertSource& source, bool captured_too);
 
+  std::unique_ptr<Combine>
+      combine_;  // null: one rank. Holds the exchange, which goes after the weights have been freed
   const Backend* backend_ = nullptr;
   std::unique_ptr<PackedWeights> weights_;
   Plan plan_;

@@ -37,7 +37,7 @@ Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
   json["backend"] = backend_->name;
   json["tokens"] = tokens;
   json["steps"] = steps;
-  json["workspace_bytes"] = workspace_bytes(tokens);
+  json["workspace_bytes"] = local_workspace_bytes(tokens);
   return json.dump();
 }
 
@@ -91,7 +91,7 @@ std::string MoeLayer::describe_json() const {
   json["shared_intermediate_size"] = config->shared_intermediate_size;
   json["max_tokens"] = plan_.limits.max_tokens;
   json["packed_bytes"] = weights_->bytes.size_bytes();
-  json["workspace_bytes"] = workspace_bytes();
+  json["workspace_bytes"] = plan_.workspace.total_bytes;
 
   Json notes = backend_notes(*backend_, config->activation_format);
   if (config->activation_format == ActivationFormat::kBf16)
@@ -102,6 +102,7 @@ std::string MoeLayer::describe_json() const {
     notes.push_back("static_headroom " + Json(config->static_headroom).dump() + " is in the hidden scale");
   if (debug_) notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
   json["notes"] = notes;
+  if (combine_) combine_->describe(json);
   return json.dump();
 }
 

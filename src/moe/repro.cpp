@@ -242,7 +242,7 @@ Result<Repro> read_repro(const std::string& path) {
 }  // namespace
 
 Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch, bool with_output) {
-  const MoeOptions& options = layer.config().options();
+  const MoeOptions& options = layer.weights().config.options();
   const PackedWeights& weights = layer.weights();
   NVFP4_MOE_TRY(layer.check_batch(batch, nullptr, 0, with_output));
   if (batch.tokens < 1) return invalid_argument("repro: expected at least one token, got none");

@@ -83,7 +83,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
     batch.topk_weights = placed_weights;
     batch.out = placed_out;
     batch.selection = selection;
-    return run(batch, workspace, workspace_bytes, stream).in("warmup");
+    return run_local(batch, workspace, workspace_bytes, stream).in("warmup");
   };
   for (size_t i = 0; i < counts.size(); ++i) {
     NVFP4_MOE_TRY(run_tokens(counts[i], nullptr));
@@ -111,7 +111,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
     }
   }
   // A device's arrays are freed here: its work with them is done once something small has come back.
-  return status(workspace, workspace_bytes, stream).status();
+  return read_status(workspace, workspace_bytes, stream).status();
 }
 
 }  // namespace nvfp4_moe

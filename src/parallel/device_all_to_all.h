@@ -1,24 +1,196 @@
-// A run of kAllToAll on a device, whatever connects the devices: DeviceDispatch over a library's calls, PeerDispatch over
-// memory that all reach.
+// All-to-all on devices: what DeviceAllToAll, over NCCL, and PeerAllToAll, over memory that all ranks reach, share.
+//
+//   source rank   ids to slots; route, quantize                     tokens (T) -> codes and scales
+//   dispatch      packets of this rank's tokens to their expert ranks
+//   expert rank   take, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
+//   combine       rows back; on the source rank the shared expert, and combine in the order of k
+// The steps are the backend's own and single, so that the bits are those of one rank with all experts. Rows come back to
+// where combine reads them: only row_of_assignment indexes them, and nothing is copied.
 #pragma once
 
-#include <cstddef>
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
 
-#include "core/batch.h"
-#include "exchange/exchange.h"
+#include "backend/device_exchange.h"
+#include "backend/device_peers.h"
+#include "backend/layer_steps.h"
+#include "core/arena.h"
+#include "parallel/exchange_counts.h"
+#include "parallel/rank_combine.h"
 
 namespace nvfp4_moe {
 
-class DeviceAllToAll {
+// What runs of all_to_all on a device have found wrong, in device memory.
+class DeviceReport {
  public:
-  virtual ~DeviceAllToAll() = default;
-  virtual size_t workspace_bytes(int64_t tokens) const = 0;
-  // Enqueues what home does before the wire, where mine is Ok, and tells all ranks. Ok on all or on none.
-  virtual Status begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine) = 0;
-  // Behind begin: enqueues the rest.
-  virtual Status run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) = 0;
-  // What runs since the last call have found wrong. Waits for the stream.
-  virtual Status report(void* stream) const = 0;
+  static Result<DeviceReport> make(const MoeLayer& layer);
+  WireReport* on_device() const { return reinterpret_cast<WireReport*>(report_.data()); }
+  // Since the last call. Waits for the stream.
+  Result<WireReport> take(const MoeLayer& layer, void* stream) const;
+
+ private:
+  Buffer report_;
+};
+
+class AllToAllOnDevice : public RankCombine {
+ public:
+  size_t workspace_bytes(int64_t tokens) const override { return spans(nullptr, tokens).size_bytes; }
+  Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) override;
+  Status run(const Batch& batch, std::byte* workspace, void* stream) override;
+  Status report(void* stream) override;
+
+ protected:
+  // T tokens of this rank, U of all ranks for this one at most.
+  struct Spans {
+    RunStatus* status = nullptr;  // the source rank's
+    uint32_t* failed = nullptr;   // (1) why out is NaN; 0: it is not
+    int32_t* slots = nullptr;     // (T, k)
+    int32_t* ids = nullptr;       // (U, k) slots of this rank
+    float* weights = nullptr;     // (U, k)
+    std::byte* source = nullptr;  // a workspace of T tokens
+    std::byte* expert = nullptr;  // a workspace of U tokens
+    // DeviceAllToAll's:
+    int64_t* counts = nullptr;        // (world, 2)
+    int32_t* bounds = nullptr;        // (2, world + 1)
+    RecordSource* sources = nullptr;  // of the packets that are sent
+    std::byte* send = nullptr;        // packets for all ranks
+    std::byte* recv = nullptr;        // (U) packets
+    int32_t* first_rows = nullptr;    // (U)
+    std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that asked
+    std::byte* recv_rows = nullptr;   // under a capacity; else they come to the source's rows_out
+    size_t size_bytes = 0;
+  };
+  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays, and how its steps run.
+  struct Side {
+    Batch batch;
+    Arena arena;
+    LayerBuffers buffers;
+    const RunPlan* plan;
+    StepContext step(const PackedWeights& weights, void* stream, const AwaitedRows* awaited = nullptr) const {
+      return {weights, batch, buffers, serial_executor(), arena, stream, plan, awaited};
+    }
+  };
+
+  AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+  Slots& slots() override { return *slots_; }
+  Spans spans(std::byte* workspace, int64_t tokens) const;
+  Side source(const Spans& spans, const Batch& batch);
+  // What the expert rank takes, but for where packets are.
+  TakeRecords take_call(const Spans& spans, const RecordLayout& layout, const std::byte* packets) const;
+  // What packs source.buffers' tokens. Packed: PackRecords or PushRecords.
+  template <class Packed>
+  void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
+  const LayerSteps& steps() const { return *layer_.backend().steps; }
+  int device() const { return layer_.weights().device; }
+
+  virtual void take_more(Spans&, int64_t, Arena&) const {}
+  // Packets that this rank has room for.
+  virtual int64_t received() const = 0;
+  // Packets of the run that has begun, for this rank.
+  virtual int64_t packets() const = 0;
+  // Where rows come back to; null: the source's own rows_out.
+  virtual void* rows_out(const Spans& spans) const = 0;
+  // What needs no other rank. captured: whether the stream is.
+  virtual Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) = 0;
+  // mine failed: nothing was prepared.
+  virtual Status gather(int64_t tokens, const Status& mine, bool captured) = 0;
+  virtual Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) = 0;
+  // The expert rank's steps, and its rows back to their source ranks.
+  virtual Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) = 0;
+  virtual void await(AwaitedRows& awaited, const Spans& spans) const = 0;
+
+  const std::unique_ptr<DeviceSlots> slots_;
+  const DeviceRecords& records_;
+  const WireRecord packet_;
+  const DeviceReport report_;
+
+ private:
+  // The plan of single steps, kept while batches have the same shape.
+  class LastPlan {
+   public:
+    const RunPlan* of(const MoeLayer& layer, const Batch& batch);
+
+   private:
+    int64_t tokens_ = -1;
+    DType hidden_dtype_{};
+    bool hidden_aligned_ = false;
+    std::shared_ptr<const RunPlan> plan_;
+  };
+  Side side(const Batch& batch, std::byte* workspace) const;
+  // body() with the layer's device as the thread's current one, which steps launch on.
+  template <class Body>
+  Status on_device(Body body) const;
+
+  LastPlan source_plan_, expert_plan_;
+};
+
+template <class Packed>
+void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& source) const {
+  const MoeConfig& config = layer_.weights().config;
+  const auto arrays = wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size);
+  std::copy(arrays.begin(), arrays.end(), call.arrays);
+  call.slots = spans.slots;
+  call.weights = source.batch.topk_weights;
+  call.first_of_rank = slots_->first_of_rank();
+}
+
+// Over NCCL. Without a capacity a run waits once for the device, for the exchange counts, and cannot be captured. Under a
+// capacity it waits for nothing: how long messages are depends on how many tokens their source rank has, and not on the
+// routing; counts travel in their headers, and a run in which a rank had too many tokens for another gives NaN on every
+// rank and a failure of status.
+class DeviceAllToAll : public AllToAllOnDevice {
+ public:
+  DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+
+ private:
+  // Of the messages of a source rank with this many tokens.
+  RecordLayout layout_of(int64_t tokens) const {
+    return {packet_, world(), counts_.fixed_packets(tokens), counts_.fixed()};
+  }
+  void take_more(Spans& spans, int64_t tokens, Arena& arena) const override;
+  int64_t received() const override { return counts_.received(); }
+  int64_t packets() const override;
+  void* rows_out(const Spans& spans) const override { return counts_.fixed() ? spans.recv_rows : nullptr; }
+  Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) override;
+  Status gather(int64_t tokens, const Status& mine, bool captured) override;
+  Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) override;
+  Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) override;
+  void await(AwaitedRows& awaited, const Spans& spans) const override;
+  Status run_experts(const Spans& spans, const Side& expert, void* stream);
+
+  PacketCounts counts_;
+  std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
+  std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
+  std::vector<int32_t> bounds_;                   // (2, world + 1) TakeRecords::bounds
+  bool captured_ = false;                         // between begin and run
+};
+
+// Over peer memory. A packet's place depends on its source rank and token, and a row's on its token and k. So nothing is
+// counted, everything fits, only what there is goes over the link, and no host waits: a run can be captured. For the same
+// reason a capacity changes nothing. Each packet and each row carries a flag, and nothing else is waited for.
+class PeerAllToAll : public AllToAllOnDevice {
+ public:
+  // Collective: reserves the memory that the ranks write to.
+  static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks,
+                                                   std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+
+ private:
+  PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+  int64_t received() const override { return world() * max_tokens(); }
+  int64_t packets() const override;
+  void* rows_out(const Spans&) const override { return rows_.of_rank[rank()]; }
+  Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) override;
+  Status gather(int64_t tokens, const Status& mine, bool captured) override;
+  Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) override;
+  Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) override;
+  void await(AwaitedRows& awaited, const Spans& spans) const override;
+
+  const DevicePeers& peers_;
+  PeerLink link_;
+  PeerAddresses packets_, packet_flags_, rows_, row_flags_;  // of each rank
+  ExchangeCounts counts_;
 };
 
 }  // namespace nvfp4_moe

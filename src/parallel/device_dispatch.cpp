@@ -1,209 +1,145 @@
-#include "parallel/device_dispatch.h"
-
-#include <algorithm>
+// The parts of a run of all-to-all that both ways on devices share.
 #include <string>
 
-#include "core/arena.h"
 #include "moe/registry.h"
-#include "parallel/multiply.h"
+#include "parallel/device_all_to_all.h"
 
 namespace nvfp4_moe {
 
-// T tokens of this rank, U of all ranks for this one at most.
-struct DeviceDispatch::Spans : DispatchSpans {
-  int64_t* counts = nullptr;        // (world, 2)
-  int32_t* bounds = nullptr;        // (2, world + 1)
-  RecordSource* sources = nullptr;  // of the records that are sent
-  std::byte* send = nullptr;        // records for all ranks
-  std::byte* recv = nullptr;        // (U) records
-  int32_t* first_rows = nullptr;    // (U)
-  std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that asked
-  std::byte* recv_rows = nullptr;   // under a capacity; else they come to rows_out at home
-  size_t size_bytes = 0;
-};
-
-DeviceDispatch::DeviceDispatch(const MoeLayer& layer, const DeviceSlots& slots, int rank, int world, int64_t capacity,
-                               bool fixed)
-    : layer_(layer),
-      slots_(slots),
-      records_(*device_records(layer.plan().device.kind)),
-      memory_(*layer.backend().memory),
-      rank_(rank),
-      world_(world),
-      sizes_(world, capacity, fixed, layer.config()->top_k, 1),
-      record_(layer.config()),
-      counts_(2 * static_cast<size_t>(world) + 1),
-      send_bytes_(static_cast<size_t>(world)),
-      recv_bytes_(static_cast<size_t>(world)),
-      bounds_(2 * (static_cast<size_t>(world) + 1)),
-      sides_(layer) {}
-
-Result<std::unique_ptr<DeviceDispatch>> DeviceDispatch::make(const MoeLayer& layer, const DeviceSlots& slots, int rank,
-                                                             int world, int64_t capacity, bool fixed) {
-  std::unique_ptr<DeviceDispatch> made(new DeviceDispatch(layer, slots, rank, world, capacity, fixed));
-  NVFP4_MOE_ASSIGN(made->report_, DeviceReport::make(layer));
+Result<DeviceReport> DeviceReport::make(const MoeLayer& layer) {
+  const DeviceMemory& memory = *layer.backend().memory;
+  const int device = layer.weights().device;
+  DeviceReport made;
+  const WireReport none;
+  NVFP4_MOE_ASSIGN(made.report_, memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
+  NVFP4_MOE_TRY(memory.to_device(device, made.report_.data(), &none, sizeof(none), nullptr));
   return made;
 }
 
-DeviceDispatch::Spans DeviceDispatch::spans(std::byte* workspace, int64_t tokens) const {
-  const int64_t received = sizes_.received(), sent = sizes_.sent(tokens), k = record_.top_k;
-  const int64_t row_bytes = record_.row_bytes, headers = world_ * layout_of(tokens).header_bytes;
+Result<WireReport> DeviceReport::take(const MoeLayer& layer, void* stream) const {
+  const DeviceMemory& memory = *layer.backend().memory;
+  const int device = layer.weights().device;
+  WireReport seen;
+  const WireReport none;
+  NVFP4_MOE_TRY(memory.to_host(device, &seen, report_.data(), sizeof(seen), stream));
+  if (seen.runs > 0 || seen.wrong > 0)
+    NVFP4_MOE_TRY(memory.to_device(device, report_.data(), &none, sizeof(none), stream));
+  return seen;
+}
+
+const RunPlan* AllToAllOnDevice::LastPlan::of(const MoeLayer& layer, const Batch& batch) {
+  const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
+  if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype || hidden_aligned_ != aligned) {
+    tokens_ = batch.tokens, hidden_dtype_ = batch.hidden_dtype, hidden_aligned_ = aligned;
+    plan_ = layer.backend().steps->plan(layer.weights(), layer.plan(), batch);
+  }
+  return plan_.get();
+}
+
+AllToAllOnDevice::AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+                                   DeviceReport report)
+    : RankCombine(layer, ranks),
+      slots_(std::move(slots)),
+      records_(*device_records(layer.plan().device.kind)),
+      packet_(layer.weights().config),
+      report_(std::move(report)) {}
+
+template <class Body>
+Status AllToAllOnDevice::on_device(Body body) const {
+  const auto call = [](void* argument) -> Status { return (*static_cast<Body*>(argument))(); };
+  return device_ranks(layer_.plan().device.kind)->on_device(device(), call, &body);
+}
+
+AllToAllOnDevice::Spans AllToAllOnDevice::spans(std::byte* workspace, int64_t tokens) const {
+  const PackedWeights& packed = layer_.weights();
+  const auto bytes_of = [&](int64_t most) {
+    return static_cast<int64_t>(layer_.backend().workspace_bytes(packed.config, packed.range, layer_.plan(), most));
+  };
   Arena arena(workspace, layer_.plan().limits.guard_bytes);
   Spans spans;
-  spans.take(layer_, tokens, received, arena);
-  spans.counts = arena.take<int64_t>("", "counts", 2 * world_);
-  spans.bounds = arena.take<int32_t>("", "bounds", 2 * (world_ + 1));
-  spans.sources = arena.take<RecordSource>("", "sources", sent);
-  spans.send = arena.take<std::byte>("", "send", sent * record_.bytes + headers);
-  spans.recv = arena.take<std::byte>("", "recv", received * record_.bytes + headers);
-  spans.first_rows = arena.take<int32_t>("", "first_rows", received);
-  spans.send_rows = arena.take<std::byte>("", "send_rows", received * k * row_bytes);
-  spans.recv_rows = arena.take<std::byte>("", "recv_rows", sizes_.fixed() ? sizes_.rows_back(tokens) * row_bytes : 0);
+  spans.status = arena.take<RunStatus>("", "status", 1);
+  spans.failed = arena.take<uint32_t>("", "failed", 1);
+  spans.slots = arena.take<int32_t>("", "slots", tokens * top_k());
+  spans.ids = arena.take<int32_t>("", "ids", received() * top_k());
+  spans.weights = arena.take<float>("", "weights", received() * top_k());
+  spans.source = arena.take<std::byte>("", "source", bytes_of(tokens));
+  spans.expert = arena.take<std::byte>("", "expert", bytes_of(received()));
+  take_more(spans, tokens, arena);
   spans.size_bytes = arena.size_bytes();
   return spans;
 }
 
-size_t DeviceDispatch::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
-
-DispatchSide DeviceDispatch::home(const Spans& spans, const Batch& batch) {
-  return sides_.home(spans, batch, sizes_.fixed() ? spans.recv_rows : nullptr);
+AllToAllOnDevice::Side AllToAllOnDevice::side(const Batch& batch, std::byte* workspace) const {
+  Side side{batch, Arena(workspace, layer_.plan().limits.guard_bytes), {}, nullptr};
+  side.buffers = layer_buffers(layer_.weights().config, layer_.weights().range, batch.tokens, side.arena);
+  return side;
 }
 
-DispatchSide DeviceDispatch::owner(const Spans& spans) {
-  int64_t records = 0;
-  for (int from = 0; from < world_; ++from) records += sizes_.records_between(from, rank_);
-  return sides_.owner(spans, records);
+AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch& batch) {
+  Batch mine = batch;
+  mine.topk_ids = spans.slots;
+  mine.ids_dtype = DType::kI32;
+  Side made = side(mine, spans.source);
+  made.buffers.status = spans.status;
+  if (void* const rows = rows_out(spans); rows != nullptr) made.buffers.routed.rows_out = rows;
+  made.plan = source_plan_.of(layer_, mine);
+  return made;
 }
 
-// All that needs nothing of other ranks. The host waits for the counts alone, and so the device works on while the ranks
-// tell them each other.
-Status DeviceDispatch::prepare(const Batch& batch, const Spans& s, void* stream) {
-  const int device = layer_.weights().device;
-  const LayerSteps& steps = *layer_.backend().steps;
-  NVFP4_MOE_TRY(slots_.enqueue(batch, rank_, s.slots, stream));
-  const CountRecords counted{s.slots, slots_.first_of_rank(), batch.tokens, record_.top_k, world_, s.counts};
-  NVFP4_MOE_TRY(records_.count(device, counted, stream));
-  int64_t records = sizes_.sent(batch.tokens);
-  if (!sizes_.fixed()) {
-    const size_t bytes = 2 * static_cast<size_t>(world_) * sizeof(int64_t);
-    NVFP4_MOE_TRY(memory_.to_host(device, counts_.data(), s.counts, bytes, stream));
-    records = 0;
-    for (size_t rank = 0; rank < static_cast<size_t>(world_); ++rank) records += counts_[2 * rank];
-  }
-  const DispatchSide side = home(s, batch);
-  const StepContext step = side.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(steps.route(step));  // of this rank's slots, which nobody asks for: it clears and counts
-  NVFP4_MOE_TRY(records_.scan(
-      device, {layout_of(batch.tokens), counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
-  NVFP4_MOE_TRY(steps.quantize(step));
-  PackRecords pack;
-  pack.layout = layout_of(batch.tokens);
-  const auto arrays =
-      wire_arrays(side.buffers.routed.hidden, layer_.config()->activation_format, layer_.config()->hidden_size);
-  std::copy(arrays.begin(), arrays.end(), pack.arrays);
-  pack.slots = s.slots;
-  pack.weights = batch.topk_weights;
-  pack.first_of_rank = slots_.first_of_rank();
-  pack.sources = s.sources;
-  pack.records = records;
-  pack.messages = s.send;
-  return records_.pack(device, pack, stream);
+TakeRecords AllToAllOnDevice::take_call(const Spans& spans, const RecordLayout& layout,
+                                        const std::byte* packets) const {
+  TakeRecords take;
+  take.layout = layout;
+  take.messages = packets;
+  take.range = layer_.weights().range;
+  take.ids = spans.ids;
+  take.weights = spans.weights;
+  take.failed = spans.failed;
+  take.report = report_.on_device();
+  return take;
 }
 
-Status DeviceDispatch::begin(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream, Status mine) {
-  std::fill(counts_.begin(), counts_.end(), 0);
+Status AllToAllOnDevice::begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) {
+  bool captured = false;
   const auto enqueue = [&]() -> Status {
-    NVFP4_MOE_ASSIGN(const uint64_t capture, memory_.capture_id(stream));
-    captured_ = capture != 0;
-    if (captured_ && !sizes_.fixed())
-      return unsupported(
-          "stream: expected one that is not captured for all_to_all without a capacity, whose counts the "
-          "host waits for, got one that is");
-    return on_device_of(layer_, [&] { return prepare(batch, spans(workspace, batch.tokens), stream); });
+    NVFP4_MOE_ASSIGN(const uint64_t capture, layer_.backend().memory->capture_id(stream));
+    captured = capture != 0;
+    return on_device([&] { return prepare(batch, spans(workspace, batch.tokens), captured, stream); });
   };
   if (mine.ok()) mine = enqueue();
-  counts_.back() = captured_ ? 1 : 0;
-  NVFP4_MOE_TRY(sizes_.announce(exchange, batch.tokens, mine, counts_));
-  return all_capture_or_none(sizes_.announcement(), world_, sizes_.first_more());
+  return gather(batch.tokens, mine, captured);
 }
 
-Status DeviceDispatch::send_records(Exchange& exchange, const Spans& s, void* stream) {
-  const int64_t header_bytes = layout_of(0).header_bytes;
-  for (int r = 0; r < world_; ++r) {
-    const auto at = static_cast<size_t>(r);
-    send_bytes_[at] = header_bytes + sizes_.records_between(rank_, r) * record_.bytes;
-    recv_bytes_[at] = header_bytes + sizes_.records_between(r, rank_) * record_.bytes;
-  }
-  const AllToAll call{"dispatch", s.send, send_bytes_.data(), s.recv, recv_bytes_.data(), exchange.timeout()};
-  return exchange.device()->all_to_all_v(call, stream, captured_);
-}
-
-Status DeviceDispatch::work(const Spans& s, const DispatchSide& owner, void* stream) {
-  const int device = layer_.weights().device;
-  const LayerSteps& steps = *layer_.backend().steps;
-  TakeRecords take;
-  take.layout = layout_of(0);  // an owner's messages are of the homes' lengths
-  take.messages = s.recv;
-  take.range = layer_.weights().range;
-  take.ids = s.ids;
-  take.weights = s.weights;
-  take.first_rows = s.first_rows;
-  take.failed = s.failed;
-  take.report = report_.on_device();
-  auto* const records = bounds_.data();
-  auto* const rows = records + world_ + 1;
-  for (int r = 0; r < world_; ++r) {
-    records[r + 1] = records[r] + static_cast<int32_t>(sizes_.records_between(r, rank_));
-    rows[r + 1] = rows[r] + static_cast<int32_t>(sizes_.rows_back_between(r, rank_));
-  }
-  take.bounds = s.bounds;
-  take.capacity = sizes_.capacity();
-  NVFP4_MOE_TRY(records_.put(device, bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
-  const StepContext step = owner.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(records_.take(step, steps, take));
-  NVFP4_MOE_TRY(multiply(steps, step, owner.buffers.routed));
-  return records_.pack_rows(device,
-                            {record_, owner.buffers.routed.rows_out, owner.buffers.row_of_assignment, s.ids,
-                             s.first_rows, owner.batch.tokens, s.send_rows, s.status, owner.buffers.status},
-                            stream);
-}
-
-Status DeviceDispatch::send_rows(Exchange& exchange, const Spans& s, void* rows, void* stream) {
-  for (int r = 0; r < world_; ++r) {
-    const auto at = static_cast<size_t>(r);
-    send_bytes_[at] = sizes_.rows_back_between(r, rank_) * record_.row_bytes;
-    recv_bytes_[at] = sizes_.rows_back_between(rank_, r) * record_.row_bytes;
-  }
-  const AllToAll call{"rows back",        s.send_rows,       send_bytes_.data(), static_cast<std::byte*>(rows),
-                      recv_bytes_.data(), exchange.timeout()};
-  return exchange.device()->all_to_all_v(call, stream, captured_);
-}
-
-Status DeviceDispatch::run(Exchange& exchange, const Batch& batch, std::byte* workspace, void* stream) {
-  const LayerSteps& steps = *layer_.backend().steps;
+Status AllToAllOnDevice::run(const Batch& batch, std::byte* workspace, void* stream) {
   const Spans s = spans(workspace, batch.tokens);
-  const DispatchSide at_home = home(s, batch), at_owner = owner(s);
+  const Side at_source = source(s, batch);
+  Batch taken;
+  taken.tokens = packets();
+  taken.topk_ids = s.ids;
+  taken.topk_weights = s.weights;
+  Side at_expert = side(taken, s.expert);
+  at_expert.plan = expert_plan_.of(layer_, taken);
   AwaitedRows awaited;
   awaited.failed = s.failed;
-  awaited.link_failed = exchange.device()->failure_word();
-  const auto enqueue = [&]() -> Status {
-    NVFP4_MOE_TRY(send_records(exchange, s, stream));
-    if (at_owner.batch.tokens > 0) NVFP4_MOE_TRY(work(s, at_owner, stream));
-    NVFP4_MOE_TRY(send_rows(exchange, s, at_home.buffers.routed.rows_out, stream));
-    const StepContext step = at_home.step(layer_.weights(), stream, &awaited);
-    if (batch.tokens > 0 && at_home.buffers.shared.experts > 0)
-      NVFP4_MOE_TRY(multiply(steps, step, at_home.buffers.shared));
-    return steps.combine(step);
-  };
-  return on_device_of(layer_, enqueue);
+  await(awaited, s);
+  return on_device([&]() -> Status {
+    const StepContext step = at_source.step(layer_.weights(), stream, &awaited);
+    NVFP4_MOE_TRY(dispatch(batch, s, at_source, stream));
+    NVFP4_MOE_TRY(work(s, step, at_expert, stream));
+    if (batch.tokens > 0 && at_source.buffers.shared.experts > 0)
+      NVFP4_MOE_TRY(multiply(steps(), step, at_source.buffers.shared));
+    return steps().combine(step);
+  });
 }
 
-Status DeviceDispatch::report(void* stream) const {
+Status AllToAllOnDevice::report(void* stream) {
   NVFP4_MOE_ASSIGN(const WireReport seen, report_.take(layer_, stream));
-  if (seen.runs == 0 && seen.wrong == 0) return {};
-  if (seen.wrong > 0) return DeviceReport::wrong_records(rank_, seen.wrong);
-  const Status most = MessageSizes::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
-                                             seen.most & 0xFFFF, sizes_.capacity());
+  if (seen.wrong > 0)
+    return io_error("dispatch: expected packets of slots of rank " + std::to_string(rank()) + ", got " +
+                    std::to_string(seen.wrong) + " others; out is NaN");
+  if (seen.runs == 0) return {};
+  const Status most = PacketCounts::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
+                                             seen.most & 0xFFFF, ranks_.capacity);
   return {most.code(), most.message() + "; out is NaN on every rank in " + std::to_string(seen.runs) +
                            (seen.runs == 1 ? " run" : " runs") + " since status was last asked for"};
 }

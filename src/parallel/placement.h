@@ -1,7 +1,7 @@
 // Placement: which rank holds which experts.
 //
-// Each rank has slots, one behind the other over all ranks, and each slot holds one expert of the layer. An expert may
-// stand in several slots (redundant experts): the same weights, so that any of them gives the same bits.
+// Each rank has slots, numbered through all ranks, and each slot holds one expert of the layer. An expert may have several
+// slots (redundant experts) with the same weights, so that any of them gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace nvfp4_moe {
 
 class Placement {
  public:
-  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument where a rank would hold none.
+  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument if a rank would hold none.
   static Result<Placement> contiguous(int64_t num_experts, int world);
-  // expert_of_slot: (world * slots of a rank), as many for each rank. kInvalidArgument, naming slot or expert, where one
-  // is out of range, an expert has no slot, or a rank has an expert twice.
+  // expert_of_slot: (world * slots of a rank), the same number for each rank. kInvalidArgument, naming slot or expert, if
+  // one is out of range, an expert has no slot, or a rank has an expert twice.
   static Result<Placement> of_map(int64_t num_experts, int world, std::vector<int64_t> expert_of_slot);
 
   int64_t num_experts() const { return static_cast<int64_t>(first_of_expert_.size()) - 1; }
@@ -52,7 +52,7 @@ class Placement {
 
 // Which of an expert's slots assignment k of a token takes: the next one for the next token, since a popular expert tends
 // to be at the same k of each, and for the next k, so that one token's redundant experts are not all on one rank.
-// home: the rank whose tokens they are, 0 where all ranks have the same ones. Devices do the same (SlotsOfIds).
-constexpr int64_t turn_of(int64_t home, int64_t token, int64_t k) { return home + token + k; }
+// source_rank: the rank that the tokens are on, 0 if all ranks have the same ones. Devices do the same (SlotsOfIds).
+constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) { return source_rank + token + k; }
 
 }  // namespace nvfp4_moe

@@ -63,8 +63,8 @@ class RankVerifier {
     layer_options.executor = &executor_;
     ExpertParallelOptions parallel;
     parallel.combine = options_.combine;
-    NVFP4_MOE_ASSIGN(const auto opened, ExpertParallelLayer::open_checkpoint(checkpoint_, number, sizes, layer_options,
-                                                                             parallel, exchange_, progress_));
+    NVFP4_MOE_ASSIGN(const auto opened, open_checkpoint_over_ranks(checkpoint_, number, sizes, layer_options, parallel,
+                                                                   exchange_, progress_));
     const int64_t hidden = sizes.hidden_size;
     const Tokens mine = Tokens::of(options_, states.tokens, rank, world);
     std::vector<uint16_t> out(static_cast<size_t>(std::max<int64_t>(mine.count() * hidden, 1)));  // bf16
@@ -75,7 +75,7 @@ class RankVerifier {
     batch.topk_weights = states.topk_weights.data() + mine.first * sizes.top_k;
     batch.out = out.data();
     batch.out_dtype = DType::kBf16;
-    NVFP4_MOE_TRY(run_from_host(*opened, batch));
+    NVFP4_MOE_TRY(run_from_host(*opened, batch).status());
 
     // To rank 0: what each rank has.
     std::vector<int64_t> send(static_cast<size_t>(world)), recv(static_cast<size_t>(world));
@@ -89,22 +89,9 @@ class RankVerifier {
     return {};
   }
 
-  // A run of arrays in host memory.
-  static Status run_from_host(const ExpertParallelLayer& opened, const Batch& batch) {
-    const MoeLayer& layer = opened.layer();
-    const int device = layer.weights().device;
-    NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, batch));
-    const size_t bytes = std::max<size_t>(opened.workspace_bytes(batch.tokens), 1);
-    NVFP4_MOE_ASSIGN(const Buffer workspace, layer.backend().allocate(bytes, device, "workspace"));
-    NVFP4_MOE_TRY(opened.run(placed.batch(), workspace.data(), workspace.size_bytes()));
-    if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
-      NVFP4_MOE_TRY(memory->synchronize(device));
-    return placed.fetch();
-  }
-
   // all: the outputs of the ranks, behind each other.
   Status judge(int64_t number, const MoeOptions& sizes, const LayerStates& states, const LayerOptions& options,
-               const ExpertParallelLayer& opened, const std::vector<uint16_t>& all, RanksCheck& check) const {
+               const MoeLayer& opened, const std::vector<uint16_t>& all, RanksCheck& check) const {
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(sizes));
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint_, number));
     NVFP4_MOE_ASSIGN(const auto whole, MoeLayer::open(config, source, options));
@@ -115,7 +102,7 @@ class RankVerifier {
     batch.out_dtype = DType::kBf16;
     NVFP4_MOE_TRY(nvfp4_moe::run_from_host(*whole, batch).status());
     check.layer = number;
-    check.backend = opened.layer().backend().name;
+    check.backend = opened.backend().name;
     check.tokens = states.tokens;
     check.batch_invariant = sizes.batch_invariant;
     check.wants_same_bits = options_.combine == CombineBy::kAllToAll &&

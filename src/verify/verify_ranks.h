@@ -15,7 +15,7 @@
 #include "checkpoint/checkpoint_options.h"
 #include "exchange/local_ranks.h"
 #include "judge/judge.h"
-#include "parallel/expert_parallel.h"
+#include "parallel/open.h"
 #include "verify/states.h"
 
 namespace nvfp4_moe {

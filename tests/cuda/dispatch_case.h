@@ -25,7 +25,7 @@ namespace nvfp4_moe::test {
 struct Rank {
   const CaseData& data;
   Exchange& exchange;
-  ExpertParallelLayer& layer;
+  MoeLayer& layer;
   DeviceBatch& batch;
   const OnDevice<uint8_t>& workspace;
   size_t workspace_bytes;
@@ -156,13 +156,13 @@ inline int64_t sent_bytes() {
 }
 // What they have to send, there and back.
 inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity, Tokens tokens) {
-  const WireRecord record(data.config);
-  const int64_t top_k = record.top_k;
+  const WireRecord packet(data.config);
+  const int64_t top_k = packet.top_k;
   int64_t bytes = 0;
   if (capacity > 0) {
-    for (int home = 0; home < placement.world(); ++home) {
-      const int64_t records = std::min(capacity, tokens_of(tokens, data.spec.tokens, home, placement.world()).second);
-      bytes += placement.world() * (16 + records * (record.bytes + top_k * record.row_bytes));
+    for (int source = 0; source < placement.world(); ++source) {
+      const int64_t packets = std::min(capacity, tokens_of(tokens, data.spec.tokens, source, placement.world()).second);
+      bytes += placement.world() * (16 + packets * (packet.bytes + top_k * packet.row_bytes));
     }
     return bytes;
   }
@@ -171,10 +171,10 @@ inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int6
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t id = data.id(token, k);
       if (id < 0 || id >= placement.num_experts()) continue;
-      bytes += record.row_bytes;
+      bytes += packet.row_bytes;
       goes[static_cast<size_t>(placement.rank_of(placement.slot_of(id, 0)))] = true;
     }
-    bytes += std::count(goes.begin(), goes.end(), true) * record.bytes;
+    bytes += std::count(goes.begin(), goes.end(), true) * packet.bytes;
   }
   return bytes;
 }
@@ -208,7 +208,7 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
         if (emulated()) {
           EXPECT_EQ(free_bytes(), before) << "a run allocates";
           if (me == 0 && !parallel.placement && between == Between::kNccl) {
-            EXPECT_EQ(sent_bytes(), wire_bytes(data, rank.layer.placement(), parallel.capacity, tokens));
+            EXPECT_EQ(sent_bytes(), wire_bytes(data, ranks_of(rank.layer).placement(), parallel.capacity, tokens));
           }
         }
         EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")
@@ -243,7 +243,7 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
 inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4, kBf16 = ActivationFormat::kBf16,
                                   kFp8 = ActivationFormat::kFp8;
 
-// What else a layer may be: each of them changes what is on the wire, or what is done at home.
+// What else a layer may be: each of them changes what is on the wire, or what is done on the source rank.
 inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
   const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
     Case spec = dispatch_spec(6, Routing::kUniform, format, 16);

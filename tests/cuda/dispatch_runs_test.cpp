@@ -24,20 +24,20 @@ using ::testing::HasSubstr;
 
 using CudaDispatchRuns = DispatchTest;
 
-std::string too_many(int64_t tokens, int64_t owner, int64_t capacity, int runs) {
+std::string too_many(int64_t tokens, int64_t expert_rank, int64_t capacity, int runs) {
   return "capacity: expected at least " + std::to_string(tokens) + " tokens, which rank 0 has for rank " +
-         std::to_string(owner) + ", got " + std::to_string(capacity) + "; out is NaN on every rank in " +
+         std::to_string(expert_rank) + ", got " + std::to_string(capacity) + "; out is NaN on every rank in " +
          std::to_string(runs) + (runs == 1 ? " run" : " runs") + " since status was last asked for";
 }
 
 // What the C interface says of the last runs, where it fails.
 std::string status_in_c(const Rank& rank) {
   nvfp4_moe_layer layer;
-  layer.parallel.reset(&rank.layer);
+  layer.layer.reset(&rank.layer);
   nvfp4_moe_run_status status{};
   status.struct_size = sizeof(status);
   const nvfp4_moe_code code = nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
-  static_cast<void>(layer.parallel.release());
+  static_cast<void>(layer.layer.release());
   return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
 }
 
@@ -87,10 +87,11 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
                 std::vector<uint8_t>(hot.out_bytes() / kTokens * static_cast<size_t>(kTokens - count), 0xFF))
           << "beyond the batch";
     }
-    const int64_t owner = rank.layer.placement().rank_of(rank.layer.placement().slot_of(expert, 0));
-    EXPECT_EQ(rank.status().status().message(), too_many(kTokens, owner, 5, 2));
+    const Placement& placement = ranks_of(rank.layer).placement();
+    const int64_t of_expert = placement.rank_of(placement.slot_of(expert, 0));
+    EXPECT_EQ(rank.status().status().message(), too_many(kTokens, of_expert, 5, 2));
     replay.run(hot);
-    EXPECT_EQ(status_in_c(rank), too_many(kTokens, owner, 5, 1));
+    EXPECT_EQ(status_in_c(rank), too_many(kTokens, of_expert, 5, 1));
     const auto again = rank.status();  // what has been said is said once; the run itself counts its NaN
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
@@ -143,7 +144,7 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
 
 // Records are looked at before anything is done with them: what no rank can have sent is NaN and said, and no run's memory is
 // left.
-TEST_P(CudaDispatchRuns, RecordsThatAreNobodysAreReported) {
+TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
   const OneRank one(data);
@@ -160,7 +161,7 @@ TEST_P(CudaDispatchRuns, RecordsThatAreNobodysAreReported) {
     const Status status = rank.status().status();
     EXPECT_EQ(status.code(), Code::kIo);
     const std::string me = std::to_string(rank.exchange.rank());
-    EXPECT_THAT(status.message(), HasSubstr("dispatch: expected records of slots of rank " + me + ", got"));
+    EXPECT_THAT(status.message(), HasSubstr("dispatch: expected packets of slots of rank " + me + ", got"));
     EXPECT_TRUE(all_nan(data, out));
     ASSERT_OK(rank.run(0, 3));
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
@@ -175,7 +176,7 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
   if (!emulated() || world != 2) GTEST_SKIP() << "NCCL itself spoils no message; its double does so between two ranks";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
   const OneRank one(data);
-  const WireRecord record(data.config);
+  const WireRecord packet(data.config);
   for (const int64_t capacity : {0, 3}) {
     ExpertParallelOptions options;
     options.capacity = capacity;
@@ -189,7 +190,7 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
         ASSERT_OK(rank.exchange.barrier());
       };
       const int64_t header = capacity > 0 ? 16 : 0;
-      for (int64_t at = 0; at < header + record.bytes; at += at == header ? record.slots_at - 4 : 4)
+      for (int64_t at = 0; at < header + packet.bytes; at += at == header ? packet.slots_at - 4 : 4)
         for (const uint32_t word : {0xFFFFFFFFu, 0x80000000u, 0x7FFFFFFFu, 0x7F800000u, 5u}) {
           if (rank.exchange.rank() == 0) attacked();
           spoil(at, word);

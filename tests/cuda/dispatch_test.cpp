@@ -80,10 +80,10 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
   for (int64_t at = 0; at < 16; ++at)
     load[static_cast<size_t>(data.id(at / 2, at % 2))] += static_cast<uint64_t>(world);
   on_devices(data, world, {}, [&](Rank& rank) {
-    ASSERT_OK(rank.layer.rearrange(round_robin(8, world), source_of(data)));
+    ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
     ASSERT_OK(rank.run(0, 8));  // every rank brings all tokens
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
-    const auto counted = rank.layer.gather_load();
+    const auto counted = ranks_of(rank.layer).expert_load();
     ASSERT_OK(counted);
     EXPECT_EQ(*counted, load);
   });

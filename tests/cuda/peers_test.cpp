@@ -148,8 +148,7 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
           parallel.combine = combine;
           return open_on_device(rank.exchange, data, parallel);
         };
-        const auto capture = [&](const ExpertParallelLayer& layer, const Batch& batch,
-                                 const OnDevice<uint8_t>& workspace) {
+        const auto capture = [&](const MoeLayer& layer, const Batch& batch, const OnDevice<uint8_t>& workspace) {
           const auto run = [&] { return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream); };
           EXPECT_OK(run());  // what a first call loads, no graph can
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
@@ -185,12 +184,12 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
       Between::kPeers);
 }
 
-// A mark that is awaited is no other layer's data. The weights of the layer that runs before have the bits of the run's number, and one of
-// them lies where a record of the last rank for the first one would have a mark behind its bytes, as with these sizes it does for two
+// A flag that is awaited is not taken from another layer's data. The weights of the layer that runs before have the bits of the run's number, and one of
+// them lies where a packet of the last rank for the first one would have a flag after its bytes, as with these sizes it does for two
 // and for four ranks.
-TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoMark) {
+TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
   const int world = GetParam(), last = world - 1;
-  if (world == 1) GTEST_SKIP() << "one rank writes its records before it reads them";
+  if (world == 1) GTEST_SKIP() << "one rank writes its packets before it reads them";
   Case before = dispatch_spec(4, Routing::kUniform, kNvfp4), behind = before;
   before.options.top_k = 8;
   behind.options.top_k = 6;
@@ -258,7 +257,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
           ASSERT_OK(rank.exchange.barrier());
           const Graph graph(rank.stream, run);
           ASSERT_OK(graph.status());
-          ASSERT_OK(rank.layer.rearrange(round_robin(8, world), source_of(data)));
+          ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
           ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
           ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
           graph.launch();

@@ -14,6 +14,7 @@
 
 #include "exchange/parallel_case.h"
 #include "moe/registry.h"
+#include "parallel/connect.h"
 
 namespace nvfp4_moe::test {
 
@@ -109,12 +110,12 @@ inline LayerOptions device_options(const CaseData& data) {
 }
 
 // A rank's layer on its device. The exchange lives longer.
-inline Result<std::unique_ptr<ExpertParallelLayer>> open_on_device(Exchange& exchange, const CaseData& data,
-                                                                   const ExpertParallelOptions& parallel) {
+inline Result<std::unique_ptr<MoeLayer>> open_on_device(Exchange& exchange, const CaseData& data,
+                                                        const ExpertParallelOptions& parallel) {
   LayerOptions options = device_options(data);
   options.device = "cuda:" + std::to_string(device_of(exchange.rank()));
   const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-  return ExpertParallelLayer::open(data.config, source_of(data), options, parallel, borrowed);
+  return open_over_ranks(data.config, source_of(data), options, parallel, borrowed);
 }
 
 inline CaseData made(const Case& spec) {

@@ -103,11 +103,11 @@ inline void check_reduce(const CaseData& data, const Placement& placement, int c
     EXPECT_EQ(difference_of(data, expected, batch.out.back()), "") << "rank " << exchange.rank();
     std::vector<uint64_t> of_all_calls = load;
     for (uint64_t& count : of_all_calls) count *= static_cast<uint64_t>(calls);
-    const auto counted = (*layer)->gather_load();
+    const auto counted = ranks_of(**layer).expert_load();
     ASSERT_OK(counted);
     EXPECT_EQ(*counted, of_all_calls);
-    ASSERT_OK((*layer)->reset_load());
-    EXPECT_EQ(*(*layer)->load(), std::vector<uint64_t>(load.size()));
+    ASSERT_OK(ranks_of(**layer).reset_expert_load());
+    EXPECT_EQ(*ranks_of(**layer).local_expert_load(), std::vector<uint64_t>(load.size()));
     ASSERT_OK(exchange.barrier());
     cudaStreamDestroy(stream);
   });

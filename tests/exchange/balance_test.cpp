@@ -123,7 +123,7 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   test::on_ranks(test::Over::kThreads, kWorld, test::kCaseTimeout, [&](Exchange& exchange) {
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
     const LayerSource source = test::source_of(*data);
-    const auto layer = ExpertParallelLayer::open(data->config, source, test::options_of(*data), options, borrowed);
+    const auto layer = open_over_ranks(data->config, source, test::options_of(*data), options, borrowed);
     ASSERT_OK(layer);
     test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
     const auto tokens = test::tokens_of(test::Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
@@ -133,11 +133,11 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
       return (*layer)->status(workspace.data(), workspace.size_bytes())->intermediate_blocks;
     };
     before[static_cast<size_t>(exchange.rank())] = run(first_out);
-    const auto load = (*layer)->gather_load();
+    const auto load = ranks_of(**layer).expert_load();
     ASSERT_OK(load);
     const auto proposed = propose_placement(*load, kWorld, 5);
     ASSERT_OK(proposed);
-    ASSERT_OK((*layer)->rearrange(*proposed, source));
+    ASSERT_OK(ranks_of(**layer).rearrange(*proposed, source));
     after[static_cast<size_t>(exchange.rank())] = run(second_out);
     EXPECT_OK(exchange.barrier());
   });

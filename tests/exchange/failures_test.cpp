@@ -53,8 +53,8 @@ std::vector<std::string> opened(int world, const std::function<void(int rank, Ar
     arguments.options = test::options_of(arguments.data);
     change(exchange.rank(), arguments);
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = ExpertParallelLayer::open(arguments.data.config, arguments.source, arguments.options,
-                                                 arguments.parallel, borrowed);
+    const auto layer =
+        open_over_ranks(arguments.data.config, arguments.source, arguments.options, arguments.parallel, borrowed);
     messages[static_cast<size_t>(exchange.rank())] = layer.status().message();
     EXPECT_OK(exchange.barrier());
   });
@@ -132,7 +132,7 @@ TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
 struct OpenRank {
   Exchange& exchange;
   const CaseData& data;
-  ExpertParallelLayer& layer;
+  MoeLayer& layer;
   test::PoisonedWorkspace workspace;
   std::vector<uint8_t> out;
 
@@ -148,7 +148,7 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
   on_ranks(Over::kThreads, world, test::kCaseTimeout, [&](Exchange& exchange) {
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
     const LayerSource source = test::source_of(data);
-    const auto layer = ExpertParallelLayer::open(data.config, source, test::options_of(data), parallel, borrowed);
+    const auto layer = open_over_ranks(data.config, source, test::options_of(data), parallel, borrowed);
     ASSERT_OK(layer);
     OpenRank rank{exchange, data, **layer, test::PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
@@ -247,7 +247,7 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
   options.combine = CombineBy::kAllReduce;
   on_layers(2, data, options, [&](OpenRank& rank) {
     EXPECT_OK(rank.run());  // given on both, read on rank 0
-    EXPECT_EQ(rank.layer.layer().config()->shared_intermediate_size, rank.exchange.rank() == 0 ? 32 : 0);
+    EXPECT_EQ(rank.layer.weights().config->shared_intermediate_size, rank.exchange.rank() == 0 ? 32 : 0);
   });
 }
 
@@ -267,15 +267,15 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
     ASSERT_OK(rank.run());
     const std::vector<uint8_t> expected = rank.out;
     const LayerSource source = test::source_of(data);
-    ASSERT_OK(rank.layer.rearrange(*after, source));
-    EXPECT_EQ(rank.layer.placement(), *after);
+    ASSERT_OK(ranks_of(rank.layer).rearrange(*after, source));
+    EXPECT_EQ(ranks_of(rank.layer).placement(), *after);
     ASSERT_OK(rank.run());
     EXPECT_EQ(rank.out, expected);
 
     const std::shared_ptr<Exchange> borrowed(&rank.exchange, [](Exchange*) {});
-    const auto other = ExpertParallelLayer::open(data.config, source, test::options_of(data), fresh, borrowed);
+    const auto other = open_over_ranks(data.config, source, test::options_of(data), fresh, borrowed);
     ASSERT_OK(other);
-    const PackedWeights &a = rank.layer.layer().weights(), &b = (*other)->layer().weights();
+    const PackedWeights &a = rank.layer.weights(), &b = (*other)->weights();
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
     EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0);
     EXPECT_EQ(a.tensor_scales, b.tensor_scales);
@@ -287,11 +287,11 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
 TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
   const CaseData data = made(small());
   on_layers(2, data, {}, [&](OpenRank& rank) {
-    EXPECT_THAT(rank.layer.rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
-    EXPECT_THAT(rank.layer.rearrange(test::redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
+    EXPECT_THAT(ranks_of(rank.layer).rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
+    EXPECT_THAT(ranks_of(rank.layer).rearrange(test::redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
     LayerSource source = test::source_of(data);
     if (rank.exchange.rank() == 1) source.expert = [](int64_t) { return Result<LoadedExpert>(bad_input("gone")); };
-    const Status status = rank.layer.rearrange(test::round_robin(8, 2), source);
+    const Status status = ranks_of(rank.layer).rearrange(test::round_robin(8, 2), source);
     EXPECT_THAT(status.message(), HasSubstr("rank 1: slot 4, expert 1: gone"));
     EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
   });
@@ -302,7 +302,7 @@ TEST(ParallelRearrange, ARankWithoutMemoryEndsAll) {
   on_layers(2, data, {}, [&](OpenRank& rank) {
     LayerSource source = test::source_of(data);
     if (rank.exchange.rank() == 1) source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
-    const Status status = rank.layer.rearrange(test::round_robin(8, 2), source);
+    const Status status = ranks_of(rank.layer).rearrange(test::round_robin(8, 2), source);
     EXPECT_EQ(status.code(), Code::kOutOfMemory);
     EXPECT_THAT(status.message(), HasSubstr("rank 1: "));
   });
@@ -338,7 +338,7 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         const LayerSource source = test::source_of(mine);
         LayerOptions limits = test::options_of(mine);
         limits.limits.max_tokens = 24;  // no more is sent for it
-        const auto layer = ExpertParallelLayer::open(mine.config, source, limits, options, borrowed);
+        const auto layer = open_over_ranks(mine.config, source, limits, options, borrowed);
         ASSERT_OK(layer);
         test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
         std::vector<uint8_t> out(mine.out_bytes());
@@ -367,15 +367,15 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
     options.combine = combine;
     on_layers(4, data, options, [&](OpenRank& rank) {
       ASSERT_OK(rank.run());
-      EXPECT_EQ(*rank.layer.load(), expected);
+      EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), expected);
       std::vector<uint64_t> all = expected;
       if (combine == CombineBy::kAllToAll)
         for (uint64_t& count : all) count *= 4;  // each rank brought the batch
-      const auto gathered = rank.layer.gather_load();
+      const auto gathered = ranks_of(rank.layer).expert_load();
       ASSERT_OK(gathered);
       EXPECT_EQ(*gathered, all);
-      ASSERT_OK(rank.layer.reset_load());
-      EXPECT_EQ(*rank.layer.load(), std::vector<uint64_t>(8));
+      ASSERT_OK(ranks_of(rank.layer).reset_expert_load());
+      EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), std::vector<uint64_t>(8));
     });
   }
 }

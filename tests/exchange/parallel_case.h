@@ -15,7 +15,7 @@
 #include "core/arena.h"
 #include "core/executor.h"
 #include "exchange/ranks.h"
-#include "parallel/expert_parallel.h"
+#include "parallel/open.h"
 #include "support/case_source.h"
 #include "support/support.h"
 
@@ -96,7 +96,7 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
     const auto rank = static_cast<size_t>(exchange.rank());
     const LayerSource source = source_of(data);
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = ExpertParallelLayer::open_on(backend, data.config, source, options_of(data), parallel, borrowed);
+    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel, borrowed);
     if (!layer.ok()) {
       run.messages[rank] = layer.status().message();
       return;

@@ -12,7 +12,7 @@
 #include "exchange/echo_peer.h"
 #include "exchange/parallel_case.h"
 #include "exchange/received.h"
-#include "parallel/announcement.h"
+#include "parallel/exchange_counts.h"
 #include "support/attack.h"
 #include "support/backends.h"
 
@@ -43,7 +43,7 @@ CaseData case_of(ActivationFormat format) {
 }
 
 // The messages of a run, in the order of the calls.
-enum Message : int64_t { kAnnouncement, kRecords, kRows };
+enum Message : int64_t { kCounts, kPackets, kRows };
 constexpr int64_t kMessages = 3;
 
 struct Received {
@@ -61,8 +61,8 @@ class RankZero {
     ExpertParallelOptions options;
     options.capacity = capacity;
     const LayerSource source = source_of(data);
-    auto opened = ExpertParallelLayer::open_on(backend, data.config, source, options_of(data), options,
-                                               std::shared_ptr<Exchange>(std::move(*connected)));
+    auto opened = open_over_ranks_on(backend, data.config, source, options_of(data), options,
+                                     std::shared_ptr<Exchange>(std::move(*connected)));
     EXPECT_OK(opened);
     layer_ = std::move(*opened);
   }
@@ -84,7 +84,7 @@ class RankZero {
  private:
   const CaseData& data_;
   EchoPeer peer_;
-  std::unique_ptr<ExpertParallelLayer> layer_;
+  std::unique_ptr<MoeLayer> layer_;
 };
 
 void put(std::span<std::byte> received, size_t at, uint32_t word) {
@@ -96,7 +96,7 @@ class ReceivedPackets : public BackendTest {};
 // A scale, a slot, a count or a row's number in each place: memory is safe (under sanitizers), and this rank's own tokens have the
 // bits that they have without it, or the run fails.
 ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherTokensAlone) {
-  constexpr size_t kPlaces = 320;  // more than a record of any format
+  constexpr size_t kPlaces = 320;  // more than a packet of any format
   for (const auto& [format, capacity] :
        {std::pair(ActivationFormat::kNvfp4, 0), std::pair(ActivationFormat::kNvfp4, 4),
         std::pair(ActivationFormat::kFp8, 0), std::pair(ActivationFormat::kInt8Block, 0),
@@ -109,8 +109,8 @@ ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherT
     ASSERT_EQ(std::ssize(clean.sizes), kMessages);
     for (int64_t message = 0; message < kMessages; ++message)
       for (size_t at = 0; at < clean.sizes[static_cast<size_t>(message)]; at += 4) {
-        // An announcement is a number of tokens and a code, the text of a failure, and counts.
-        if (message == kAnnouncement ? at >= 16 && at < 512 : at >= kPlaces) continue;
+        // Exchange counts are a number of tokens, a code and whether the stream is captured, the text of a failure, and counts.
+        if (message == kCounts ? at >= 16 && at < 512 : at >= kPlaces) continue;
         for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0xFFFFFFFFu, 0x80000000u, 0x7F7FFFFFu, 2u}) {
           attacked();
           const Received received = rank->run([&, message = message](int64_t of, std::span<std::byte> bytes) {
@@ -132,7 +132,7 @@ TEST(ReceivedPacket, ScalesThatNoQuantizerWritesFailByName) {
     if (declines(*backend, data.config)) continue;
     for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0x80000001u, 0u}) {
       const Received received = RankZero(*backend, data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
-        if (message == kRecords) put(bytes, 64, word);  // behind the codes
+        if (message == kPackets) put(bytes, 64, word);  // behind the codes
       });
       EXPECT_THAT(received.status.message(),
                   HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number from 2^-116, got "));
@@ -140,7 +140,7 @@ TEST(ReceivedPacket, ScalesThatNoQuantizerWritesFailByName) {
   }
 }
 
-TEST(ReceivedPacket, ARanksOwnAnnouncementComesBackAsItWas) {
+TEST(ReceivedPacket, ARanksOwnExchangeCountsComeBackAsTheyWere) {
   const CaseData data = case_of(ActivationFormat::kBf16);
   struct Host : EchoPeer {
     bool spoils = false;
@@ -154,14 +154,14 @@ TEST(ReceivedPacket, ARanksOwnAnnouncementComesBackAsItWas) {
   auto connected = connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
   ASSERT_OK(connected);
   const LayerSource source = source_of(data);
-  const auto layer = ExpertParallelLayer::open(data.config, source, options_of(data), {},
-                                               std::shared_ptr<Exchange>(std::move(*connected)));
+  const auto layer =
+      open_over_ranks(data.config, source, options_of(data), {}, std::shared_ptr<Exchange>(std::move(*connected)));
   ASSERT_OK(layer);
   host.spoils = true;
   std::vector<uint8_t> out(data.out_bytes());
   PoisonedWorkspace workspace((*layer)->workspace_bytes(kTokens));
   EXPECT_THAT((*layer)->run(data.batch(out.data()), workspace.data(), workspace.size_bytes()).message(),
-              HasSubstr("announcement: expected this rank's own bytes back"));
+              HasSubstr("exchange counts: expected this rank's own bytes back"));
 }
 
 ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRanks) {
@@ -169,12 +169,12 @@ ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRank
     for (const bool tokens : {false, true}) {
       attacked();
       on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-        Announcement announcement(2, 3);
+        ExchangeCounts exchange_counts(2, 3);
         const bool lies = exchange.rank() == 1;
         const int64_t counts[3] = {4, lies && !tokens ? wrong : 5, 6};
-        const Status status = announcement.gather(exchange, lies && tokens ? wrong : 7, {}, counts);
+        const Status status = exchange_counts.gather(exchange, lies && tokens ? wrong : 7, {}, false, counts);
         EXPECT_EQ(status.code(), Code::kIo);
-        EXPECT_EQ(status.message(), "announcement of rank 1: expected counts from 0, got " + std::to_string(wrong));
+        EXPECT_EQ(status.message(), "exchange counts of rank 1: expected counts from 0, got " + std::to_string(wrong));
       });
     }
   }

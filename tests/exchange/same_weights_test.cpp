@@ -42,8 +42,7 @@ std::vector<std::string> opened(const std::vector<const Checkpoint*>& checkpoint
     options.limits.max_tokens = 4;
     options.executor = &serial_executor();
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer =
-        ExpertParallelLayer::open_checkpoint(*checkpoints[rank], layers[rank], {}, options, {}, borrowed);
+    const auto layer = open_checkpoint_over_ranks(*checkpoints[rank], layers[rank], {}, options, {}, borrowed);
     messages[rank] = layer.status().message();
     EXPECT_OK(exchange.barrier());
   });
@@ -106,13 +105,13 @@ TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
     options.limits.max_tokens = 4;
     options.executor = &serial_executor();
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = ExpertParallelLayer::open_checkpoint(one, 1, {}, options, {}, borrowed);
+    const auto layer = open_checkpoint_over_ranks(one, 1, {}, options, {}, borrowed);
     ASSERT_OK(layer);
     const std::vector<int64_t> backwards{7, 6, 5, 4, 3, 2, 1, 0};
-    EXPECT_THAT((*layer)->rearrange_checkpoint(backwards, other, 1).message(),
+    EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, other, 1).message(),
                 HasSubstr("rank 0: weights: expected those that the layer was opened with, of hash"));
-    EXPECT_THAT((*layer)->rearrange_checkpoint(backwards, one, 0).message(), HasSubstr("got those of layer 0"));
-    EXPECT_OK((*layer)->rearrange_checkpoint(backwards, one, 1));
+    EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, one, 0).message(), HasSubstr("got those of layer 0"));
+    EXPECT_OK(ranks_of(**layer).rearrange_checkpoint(backwards, one, 1));
     EXPECT_OK(exchange.barrier());
   });
 }
@@ -134,7 +133,7 @@ TEST(SameBackend, AnotherBackendIsRefused) {
     options.backend = rank == 0 ? "reference" : "cpu";
     const LayerSource source = test::source_of(*data);
     const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    messages[rank] = ExpertParallelLayer::open(data->config, source, options, {}, borrowed).status().message();
+    messages[rank] = open_over_ranks(data->config, source, options, {}, borrowed).status().message();
     EXPECT_OK(exchange.barrier());
   });
   EXPECT_THAT(messages, Each("config of rank 1: expected backend reference as on rank 0, got cpu"));

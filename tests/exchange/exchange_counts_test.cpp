@@ -1,5 +1,5 @@
-// What ranks announce of a run of all_to_all.
-#include "parallel/message_sizes.h"
+// Exchange counts of a run of all_to_all.
+#include "parallel/exchange_counts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,23 +15,23 @@ namespace {
 using ::testing::HasSubstr;
 
 // No run can have these numbers: arrays would be read and written beyond their ends.
-TEST(MessageSizes, NumbersThatCannotBeAreNamedWithTheirRank) {
+TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
   const struct {
     int64_t tokens_of_rank_1, tokens, rows;
     const char* text;
   } cases[] = {
       {2, 2, 4, ""},
-      {2, 3, 4, "announcement of rank 1: expected at most 2 tokens for rank 0, of 2 rows each, got 3 and 4 rows"},
+      {2, 3, 4, "exchange counts of rank 1: expected at most 2 tokens for rank 0, of 2 rows each, got 3 and 4 rows"},
       {2, 2, 5, "got 2 and 5 rows"},
       {2, 0, 1, "got 0 and 1 rows"},
       {2, 2, INT64_MAX, "rows"},
   };
   for (const auto& one : cases)
     test::on_ranks(test::Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
-      MessageSizes sizes(2, INT64_MAX, false, 2);
+      PacketCounts sizes(2, INT64_MAX, false, 2);
       const bool first = exchange.rank() == 0;
       const std::array<int64_t, 4> counts = {first ? 1 : one.tokens, first ? 2 : one.rows, 0, 0};
-      const Status status = sizes.announce(exchange, first ? 1 : one.tokens_of_rank_1, {}, counts);
+      const Status status = sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false, counts);
       EXPECT_EQ(status.ok(), *one.text == 0);
       EXPECT_THAT(status.message(), HasSubstr(one.text));
     });

@@ -1,4 +1,6 @@
-// Opening a layer over ranks: whatever one of them cannot do, all of them hear of.
+// Opening a layer over ranks: if one of them cannot, all of them fail with its message.
+#include "parallel/open.h"
+
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -7,19 +9,16 @@
 #include "io/json.h"
 #include "moe/config_json.h"
 #include "moe/env.h"
-#include "moe/packed_cache.h"
 #include "moe/registry.h"
 #include "moe/weights_id.h"
-#include "parallel/device_dispatch.h"
-#include "parallel/device_reduce.h"
-#include "parallel/dispatch.h"
-#include "parallel/expert_parallel.h"
-#include "parallel/peer_dispatch.h"
+#include "parallel/all_reduce.h"
+#include "parallel/device_all_to_all.h"
+#include "parallel/host_all_to_all.h"
 
 namespace nvfp4_moe {
 namespace {
 
-// What must be alike on all ranks: every field of the config, and what runs make of it.
+// What must be the same on all ranks: every field of the config, and what runs make of it.
 Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const LayerSource& source,
                          const ExpertParallelOptions& options, const Placement& placement, const LayerOptions& layer,
                          const Exchange& exchange) {
@@ -81,13 +80,14 @@ struct RankLayer {
   LayerSource source;
   LayerOptions options;
 
-  static Result<RankLayer> make(const MoeConfig& whole, const LayerSource& source, const LayerOptions& options,
-                                const ExpertParallelOptions& parallel, const Placement& placement, int rank,
-                                int64_t most_to_rank) {
-    MoeOptions slots = whole.options();
+  // source and ranks outlive it.
+  static Result<RankLayer> make(const Ranks& ranks, const LayerSource& source, const LayerOptions& options) {
+    const Placement& placement = ranks.placement;
+    const int rank = ranks.exchange->rank();
+    MoeOptions slots = ranks.config.options();
     slots.num_experts = placement.slots();
     // The sum over the ranks has the shared expert once.
-    if (parallel.combine == CombineBy::kAllReduce && rank != 0) slots.shared_intermediate_size = 0;
+    if (ranks.options.combine == CombineBy::kAllReduce && rank != 0) slots.shared_intermediate_size = 0;
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(slots));
     RankLayer result{config, source, options};
     result.source.expert = [&source, &placement](int64_t slot) -> Result<LoadedExpert> {
@@ -98,16 +98,32 @@ struct RankLayer {
       return loaded;
     };
     result.options.range = {placement.first_slot(rank), placement.slots_of_rank(rank)};
-    if (parallel.combine == CombineBy::kAllToAll) {
+    if (ranks.options.combine == CombineBy::kAllToAll) {
       int64_t& tokens = result.options.limits.max_tokens;
-      if (__builtin_mul_overflow(most_to_rank, placement.world(), &tokens))
+      if (__builtin_mul_overflow(ranks.capacity, placement.world(), &tokens))
         tokens = std::numeric_limits<int64_t>::max();
     }
     return result;
   }
 };
 
-// What is packed is validated first, expert by expert: a rank reads the experts of its slots and no others.
+// The way to combine of an open rank, whose device has slots and, for all_to_all, report. Collective over peer memory.
+Result<std::unique_ptr<RankCombine>> make_combine(MoeLayer& layer, const Ranks& ranks,
+                                                  std::unique_ptr<DeviceSlots> slots, DeviceReport report) {
+  using Made = std::unique_ptr<RankCombine>;
+  const bool reduce = ranks.options.combine == CombineBy::kAllReduce;
+  if (slots == nullptr)
+    return reduce ? Made(std::make_unique<HostAllReduce>(layer, ranks))
+                  : Made(std::make_unique<HostAllToAll>(layer, ranks));
+  if (ranks.exchange->peers() != nullptr)
+    return reduce ? PeerAllReduce::make(layer, ranks, std::move(slots))
+                  : PeerAllToAll::make(layer, ranks, std::move(slots), std::move(report));
+  return reduce ? Made(std::make_unique<DeviceAllReduce>(layer, ranks, std::move(slots)))
+                : Made(std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots), std::move(report)));
+}
+
+}  // namespace
+
 Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared) {
   NVFP4_MOE_ASSIGN(LayerSource source, layer_source(checkpoint, layer, {}));
   NVFP4_MOE_ASSIGN(source.weights, weights_id(checkpoint, layer));
@@ -120,11 +136,9 @@ Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer
   return source;
 }
 
-}  // namespace
-
-Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
-    const MoeConfig& config, const LayerSource& source, const LayerOptions& options,
-    const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
+Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config, const LayerSource& source,
+                                                  const LayerOptions& options, const ExpertParallelOptions& parallel,
+                                                  std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const auto choose = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
@@ -134,47 +148,38 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open(
   };
   const Result<const Backend*> backend = choose();
   NVFP4_MOE_TRY(exchange->agree(backend.status()));
-  return open_on(**backend, config, source, options, parallel, std::move(exchange), progress);
+  return open_over_ranks_on(**backend, config, source, options, parallel, std::move(exchange), progress);
 }
 
-Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
-    const Backend& backend, const MoeConfig& config, const LayerSource& source, const LayerOptions& options,
-    const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
+Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(const Backend& backend, const MoeConfig& config,
+                                                     const LayerSource& source, const LayerOptions& options,
+                                                     const ExpertParallelOptions& parallel,
+                                                     std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  const int rank = exchange->rank(), world = exchange->world();
-  const Result<Placement> placement = placement_of(config, parallel, world);
+  const Result<Placement> placement = placement_of(config, parallel, exchange->world());
   NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange) : placement.status()));
   NVFP4_MOE_TRY(
       exchange->check_same("config", facts_of(backend, config, source, parallel, *placement, options, *exchange)));
 
-  std::unique_ptr<ExpertParallelLayer> layer(
-      new ExpertParallelLayer(config, *placement, parallel, exchange, options.limits.max_tokens));
-  layer->weights_ = source.weights;
-  const bool all_to_all = parallel.combine == CombineBy::kAllToAll;
-  PeerMemory* const peers = options.device == "cpu" ? nullptr : exchange->peers();
+  const bool fixed = parallel.capacity > 0 && (options.device == "cpu" || exchange->peers() == nullptr);
   const int64_t max_tokens = options.limits.max_tokens;
-  const int64_t capacity = parallel.capacity > 0 && peers == nullptr ? parallel.capacity : max_tokens;
-  std::unique_ptr<PeerDispatch> peer_dispatch;
+  const Ranks ranks{config, *placement,    parallel, exchange, max_tokens, fixed ? parallel.capacity : max_tokens,
+                    fixed,  source.weights};
+  std::unique_ptr<MoeLayer> layer;
+  std::unique_ptr<DeviceSlots> slots;  // null on hosts
+  DeviceReport report;
   const auto load = [&]() -> Status {
-    NVFP4_MOE_ASSIGN(const RankLayer mine,
-                     RankLayer::make(config, source, options, parallel, *placement, rank, capacity));
-    NVFP4_MOE_ASSIGN(layer->layer_, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
+    NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(ranks, source, options));
+    NVFP4_MOE_ASSIGN(layer, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
     if (backend.memory == nullptr)
       return backend.steps != nullptr
                  ? Status()
                  : unsupported(std::string("backend: expected one that is made of steps, got ") + backend.name);
-    if (device_ranks(layer->layer_->plan().device.kind) == nullptr || options.device == "cpu")
+    if (device_ranks(layer->plan().device.kind) == nullptr || options.device == "cpu")
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
-    NVFP4_MOE_ASSIGN(layer->device_slots_, DeviceSlots::make(*layer->layer_, config->num_experts));
-    NVFP4_MOE_TRY(layer->device_slots_->set_placement(*placement));
-    if (all_to_all && peers != nullptr) {
-      NVFP4_MOE_ASSIGN(peer_dispatch,
-                       PeerDispatch::make(*layer->layer_, *layer->device_slots_, rank, world, max_tokens));
-    } else if (all_to_all) {
-      NVFP4_MOE_ASSIGN(layer->device_dispatch_, DeviceDispatch::make(*layer->layer_, *layer->device_slots_, rank, world,
-                                                                     capacity, parallel.capacity > 0));
-    } else {
-      layer->device_reduce_ = std::make_unique<DeviceReduce>(*layer->layer_, *layer->device_slots_, world);
+    NVFP4_MOE_ASSIGN(slots, DeviceSlots::make(*layer, *placement));
+    if (parallel.combine == CombineBy::kAllToAll) {
+      NVFP4_MOE_ASSIGN(report, DeviceReport::make(*layer));
     }
     return {};
   };
@@ -185,69 +190,40 @@ Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_on(
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));
-  if (peers != nullptr)
-    NVFP4_MOE_TRY(all_to_all ? peer_dispatch->connect(*peers) : layer->device_reduce_->connect(*peers, max_tokens));
-  if (peer_dispatch) layer->device_dispatch_ = std::move(peer_dispatch);
-  if (all_to_all) {
-    if (!layer->device_dispatch_)
-      layer->dispatch_ = std::make_unique<Dispatch>(*layer->layer_, world, capacity, parallel.capacity > 0);
-  } else {
-    layer->announcement_ = std::make_unique<Announcement>(world, 1);
-  }
+  NVFP4_MOE_ASSIGN(auto combine, make_combine(*layer, ranks, std::move(slots), std::move(report)));
+  layer->set_combine(std::move(combine));
   return layer;
 }
 
-Result<std::unique_ptr<ExpertParallelLayer>> ExpertParallelLayer::open_checkpoint(
+Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
     const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given, const LayerOptions& options,
     const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
-  struct Opened {
-    MoeConfig config;
-    LayerSource source;
+  std::optional<MoeConfig> config;
+  LayerSource source;
+  const auto prepare = [&]() -> Status {
+    NVFP4_MOE_ASSIGN(config, checkpoint_config(checkpoint, layer, given, {}, options));
+    NVFP4_MOE_ASSIGN(source, validated_source(checkpoint, layer, (*config)->shared_intermediate_size > 0));
+    return {};
   };
-  const auto prepare = [&]() -> Result<Opened> {
-    NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, {}, options));
-    NVFP4_MOE_ASSIGN(const LayerSource source,
-                     validated_source(checkpoint, layer, config->shared_intermediate_size > 0));
-    return Opened{config, source};
-  };
-  const Result<Opened> opened = prepare();
-  NVFP4_MOE_TRY(exchange->agree(opened.status()));
-  return open(opened->config, opened->source, options, parallel, std::move(exchange), progress);
+  NVFP4_MOE_TRY(exchange->agree(prepare()));
+  return open_over_ranks(*config, source, options, parallel, std::move(exchange), progress);
 }
 
-Status ExpertParallelLayer::rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
-                                                 int64_t layer) {
-  struct Prepared {
-    Placement placement;
-    LayerSource source;
-  };
-  const auto prepare = [&]() -> Result<Prepared> {
-    NVFP4_MOE_ASSIGN(Placement placement,
-                     Placement::of_map(config_->num_experts, exchange_->world(), std::move(expert_of_slot)));
-    NVFP4_MOE_ASSIGN(LayerSource source, validated_source(checkpoint, layer, false));
-    return Prepared{std::move(placement), std::move(source)};
-  };
-  const Result<Prepared> prepared = prepare();
-  NVFP4_MOE_TRY(exchange_->agree(prepared.status()));
-  return rearrange(prepared->placement, prepared->source);
+Result<std::unique_ptr<MoeLayer>> open_layer(const MoeConfig& config, const LayerSource& source,
+                                             const LayerOptions& options, const std::optional<Parallel>& parallel,
+                                             const ProgressFn& progress) {
+  if (!parallel) return MoeLayer::open(config, source, options, progress);
+  return open_over_ranks(config, source, options, parallel->options, parallel->exchange, progress);
 }
 
-std::string ExpertParallelLayer::describe_json() const {
-  Json json = Json::parse(layer_->describe_json());
-  json["num_experts"] = config_->num_experts;
-  json["shared_intermediate_size"] = config_->shared_intermediate_size;
-  json["max_tokens"] = max_tokens_;
-  json["workspace_bytes"] = workspace_bytes();
-  const Status polls = exchange_->can_poll();
-  json["expert_parallel"] = {{"rank", exchange_->rank()},
-                             {"world", exchange_->world()},
-                             {"over", device_slots_ ? exchange_->device_link()->describe() : "host"},
-                             {"ends", polls.ok() ? "polled" : "reported by calls: " + polls.message()},
-                             {"combine", to_string(options_.combine)},
-                             {"capacity", options_.capacity},
-                             {"placement", placement_.to_string()}};
-  return json.dump();
+Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64_t layer,
+                                             const std::optional<MoeOptions>& config, const IntermediateSlice& slice,
+                                             const LayerOptions& options, const CacheOptions& cache,
+                                             const std::optional<Parallel>& parallel, const ProgressFn& progress) {
+  if (!parallel) return open_checkpoint_layer(checkpoint, layer, config, slice, options, cache, progress);
+  return open_checkpoint_over_ranks(checkpoint, layer, config, options, parallel->options, parallel->exchange,
+                                    progress);
 }
 
 }  // namespace nvfp4_moe

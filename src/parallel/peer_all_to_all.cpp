@@ -1,0 +1,110 @@
+#include <string>
+
+#include "moe/registry.h"
+#include "parallel/device_all_to_all.h"
+
+namespace nvfp4_moe {
+
+PeerAllToAll::PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report)
+    : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
+      peers_(*device_peers(layer.plan().device.kind)),
+      link_(exchange().peers()->link()),
+      counts_(world(), 0) {}
+
+Result<std::unique_ptr<RankCombine>> PeerAllToAll::make(MoeLayer& layer, const Ranks& ranks,
+                                                        std::unique_ptr<DeviceSlots> slots, DeviceReport report) {
+  std::unique_ptr<PeerAllToAll> made(new PeerAllToAll(layer, ranks, std::move(slots), std::move(report)));
+  const int64_t tokens = ranks.max_tokens, packets = made->received(), rows = tokens * made->top_k();
+  const auto reserve = [&](PeerRegion region, int64_t size_bytes, PeerAddresses& addresses) -> Status {
+    NVFP4_MOE_ASSIGN(const PeerMemory::Region reserved, ranks.exchange->peers()->reserve(region, size_bytes));
+    addresses = reserved.addresses;
+    return {};
+  };
+  constexpr int64_t kFlagBytes{sizeof(uint32_t)};
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRecords, packets * made->packet_.bytes, made->packets_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRecordMarks, packets * kFlagBytes, made->packet_flags_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRows, rows * made->packet_.row_bytes, made->rows_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRowMarks, rows * kFlagBytes, made->row_flags_));
+  return std::unique_ptr<RankCombine>(std::move(made));
+}
+
+int64_t PeerAllToAll::packets() const {
+  int64_t packets = 0;
+  for (int from = 0; from < world(); ++from) packets += counts_.tokens(from);
+  return packets;
+}
+
+// Of a batch that no single kernel takes.
+Status PeerAllToAll::prepare(const Batch& batch, const Spans& s, bool, void* stream) {
+  const Side side = source(s, batch);
+  const StepContext step = side.step(layer_.weights(), stream);
+  if (peers_.pushes_tokens(step, steps())) return {};
+  NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
+  NVFP4_MOE_TRY(steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
+  // Before quantize, which leaves out tokens that have no row.
+  const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * top_k(), s.failed};
+  NVFP4_MOE_TRY(peers_.assign_rows(device(), assign, stream));
+  return steps().quantize(step);
+}
+
+Status PeerAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
+  NVFP4_MOE_TRY(counts_.gather(exchange(), tokens, mine, captured));
+  for (int source = 0; source < world(); ++source)
+    if (const int64_t sent = counts_.tokens(source); sent > max_tokens())  // its packets would have no room
+      return io_error("exchange counts of rank " + std::to_string(source) + ": expected at most " +
+                      std::to_string(max_tokens()) + " tokens, got " + std::to_string(sent));
+  return {};
+}
+
+// Once all ranks have said that they run: a rank that cannot may be gone, and its memory with it.
+Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& source, void* stream) {
+  const StepContext step = source.step(layer_.weights(), stream);
+  PushRecords push;
+  set_tokens(push, s, source);
+  push.link = link_;
+  push.records = packets_;
+  push.marks = packet_flags_;
+  push.record_stride = max_tokens();
+  push.record = packet_;
+  push.tokens = batch.tokens;
+  push.failed = s.failed;
+  if (!peers_.pushes_tokens(step, steps())) return peers_.push_records(device(), push, stream);
+  return peers_.push_tokens(step, steps(), {slots_->call(batch, rank(), s.slots), push});
+}
+
+Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side& expert, void* stream) {
+  TakeRecords take = take_call(s, RecordLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
+  take.peers.record_stride = max_tokens();
+  take.peers.marks = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
+  for (int from = 0; from < world(); ++from)
+    take.peers.first_of_home[from + 1] = take.peers.first_of_home[from] + static_cast<int32_t>(counts_.tokens(from));
+  take.wait = link_.wait;
+  const StepContext step = expert.step(layer_.weights(), stream);
+  if (expert.batch.tokens > 0) {
+    NVFP4_MOE_TRY(records_.take(step, steps(), take));
+    NVFP4_MOE_TRY(multiply(steps(), step, expert.buffers.routed));
+  }
+  PushRows push;
+  push.link = link_;
+  push.rows = rows_;
+  push.marks = row_flags_;
+  push.record = packet_;
+  push.rows_out = expert.buffers.routed.rows_out;
+  push.row_of_assignment = expert.buffers.row_of_assignment;
+  push.ids = s.ids;
+  push.records = expert.batch.tokens;
+  push.messages = take.peers;
+  push.owner = expert.batch.tokens > 0 ? expert.buffers.status : nullptr;
+  push.counts_tokens = peers_.pushes_tokens(source, steps());
+  return peers_.push_rows(source, push);
+}
+
+void PeerAllToAll::await(AwaitedRows& awaited, const Spans& s) const {
+  awaited.wait = link_.wait;
+  awaited.world = world();
+  awaited.marks = reinterpret_cast<const uint32_t*>(row_flags_.of_rank[rank()]);
+  awaited.slots = s.slots;
+  awaited.first_of_rank = slots_->first_of_rank();
+}
+
+}  // namespace nvfp4_moe

@@ -223,7 +223,7 @@ enum {
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
 };
 /* How a layer is divided over an exchange. All ranks open with the same config, and with the same values here; on the CPU,
- * and on GPUs over NCCL or peers (docs/expert-parallel.md). Opening, runs, nvfp4_moe_layer_rearrange and, by all_to_all, nvfp4_moe_layer_load are
+ * and on GPUs over NCCL or peers (docs/expert-parallel.md). Opening, runs, nvfp4_moe_layer_rearrange and, by all_to_all, nvfp4_moe_layer_expert_load are
  * collective, and nothing else: a rank that cannot go on ends the call on all with its message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
@@ -440,9 +440,10 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_
 
 /* Of a layer over an exchange: how many assignments each of its config's num_experts got on all ranks since open or the
  * last reset. Collective; on a device it waits for it. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load,
+                                                         int64_t num_experts);
 /* Begins to count this rank's assignments anew. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_reset_load(const nvfp4_moe_layer* layer);
+NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer);
 /* A placement under which ranks have about equally much to do by that load: expert_of_slot (world * slots_per_rank), as
  * nvfp4_moe_expert_parallel has it. The same on all ranks for the same load. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,

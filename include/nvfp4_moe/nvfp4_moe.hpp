@@ -201,12 +201,12 @@ class Layer {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
   }
   // Over an exchange: how often each of so many experts was chosen on all ranks.
-  std::vector<std::uint64_t> load(std::int64_t num_experts) const {
+  std::vector<std::uint64_t> expert_load(std::int64_t num_experts) const {
     std::vector<std::uint64_t> load(static_cast<std::size_t>(num_experts));
-    check(nvfp4_moe_layer_load(get(), load.data(), num_experts));
+    check(nvfp4_moe_layer_expert_load(get(), load.data(), num_experts));
     return load;
   }
-  void reset_load() const { check(nvfp4_moe_layer_reset_load(get())); }
+  void reset_expert_load() const { check(nvfp4_moe_layer_reset_expert_load(get())); }
   void rearrange(const std::vector<std::int64_t>& expert_of_slot, const Checkpoint& checkpoint, std::int64_t layer) {
     check(nvfp4_moe_layer_rearrange(handle_.get(), expert_of_slot.data(),
                                     static_cast<std::int64_t>(expert_of_slot.size()), checkpoint.get(), layer));

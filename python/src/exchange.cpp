@@ -224,7 +224,8 @@ void bind_exchange(nb::module_& m) {
            "dropped, the rank has left.");
   m.def("propose_placement", &propose, nb::arg("load"), nb::arg("world"), nb::arg("slots_per_rank"),
         "A placement under which ranks have about equally much to do: the expert of each slot, rank by rank.\n\n"
-        "load: how often each expert was chosen (MoeLayer.load()). slots_per_rank: at least experts / world; more of\n"
+        "load: how often each expert was chosen (MoeLayer.expert_load()). slots_per_rank: at least experts / world; "
+        "more of\n"
         "them hold second slots of the experts with the most load. The same on all ranks for the same load. Raises\n"
         "ValueError where the slots do not hold every expert.");
   m.def("connect_exchange", &connect, nb::arg("all_to_all_v"), nb::arg("rank"), nb::arg("world"), nb::arg("timeout"),

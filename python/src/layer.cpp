@@ -36,7 +36,7 @@ void rearrange(const PyLayer& self, std::vector<int64_t> placement, nb::handle c
 }
 
 std::vector<uint64_t> expert_load(const PyLayer& self) {
-  RankCombine& ranks = ranks_in(self, "load");
+  RankCombine& ranks = ranks_in(self, "expert_load");
   Result<std::vector<uint64_t>> load = [&] {
     const WithoutLock unlocked;
     return ranks.expert_load();
@@ -243,11 +243,12 @@ void bind_layer(nb::module_& m) {
       .def("warmup", &warmup, nb::arg("progress") = nb::none(),
            "Runs the layer once at the token counts that touch every kernel, all weights and the workspace. progress\n"
            "gets a dict (what, item, done, total, elapsed_s); returning False cancels (Cancelled).")
+      .def("expert_load", &expert_load,
+           "Over an exchange, collective: how many assignments each expert got on all ranks since open or "
+           "reset_expert_load().")
       .def(
-          "load", &expert_load,
-          "Over an exchange, collective: how many assignments each expert got on all ranks since open or reset_load().")
-      .def(
-          "reset_load", [](const PyLayer& self) { check(ranks_in(self, "reset_load").reset_expert_load()); },
+          "reset_expert_load",
+          [](const PyLayer& self) { check(ranks_in(self, "reset_expert_load").reset_expert_load()); },
           "Begins to count this rank's assignments anew.")
       .def(
           "rearrange", &rearrange, nb::arg("placement"), nb::arg("checkpoint"), nb::arg("layer"),

@@ -132,7 +132,7 @@ nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
+nvfp4_moe_code nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     nvfp4_moe::Status mine = api::check_pointer("load", load);
@@ -146,7 +146,7 @@ nvfp4_moe_code nvfp4_moe_layer_load(const nvfp4_moe_layer* layer, uint64_t* load
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_reset_load(const nvfp4_moe_layer* layer) {
+nvfp4_moe_code nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     return ranks->reset_expert_load();

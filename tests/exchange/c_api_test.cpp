@@ -169,12 +169,12 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallAllHearOf) {
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: batch"));
     }
     uint64_t load[4];
-    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: num_experts: expected 4, got 5"));
-    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), rank == 1 ? nullptr : load, 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4), NVFP4_MOE_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: load: expected a pointer"));
     layer.run(right, workspace);  // and the exchange goes on
-    EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, 4), NVFP4_MOE_OK);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_OK);
   });
 }
 
@@ -290,13 +290,13 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     const api::Workspace workspace(layer.workspace_bytes(4));
     layer.run(test::c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
-    const std::vector<uint64_t> load = layer.load(config.num_experts);
+    const std::vector<uint64_t> load = layer.expert_load(config.num_experts);
     std::vector<uint64_t> expected(load.size());
     for (const int32_t id : batch.ids)
       if (id >= 0 && id < config.num_experts) expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
     EXPECT_EQ(load, expected);
-    layer.reset_load();
-    EXPECT_EQ(layer.load(config.num_experts), std::vector<uint64_t>(load.size()));
+    layer.reset_expert_load();
+    EXPECT_EQ(layer.expert_load(config.num_experts), std::vector<uint64_t>(load.size()));
 
     const std::vector<int64_t> proposed = api::propose_placement(load, 2, config.num_experts / 2);
     for (const std::vector<int64_t>& placement : {proposed, backwards}) {
@@ -335,10 +335,10 @@ TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
   const api::Layer layer = c.open();
   uint64_t load[4] = {};
   int64_t slots[4] = {};
-  EXPECT_EQ(nvfp4_moe_layer_load(layer.get(), load, 4), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("expected one over an exchange"));
-  EXPECT_EQ(nvfp4_moe_layer_reset_load(layer.get()), NVFP4_MOE_UNSUPPORTED);
-  EXPECT_EQ(nvfp4_moe_layer_load(nullptr, load, 4), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_reset_expert_load(layer.get()), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_expert_load(nullptr, load, 4), NVFP4_MOE_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0), NVFP4_MOE_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_propose_placement(load, 0, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);

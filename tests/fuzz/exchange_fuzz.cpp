@@ -170,8 +170,8 @@ class Calls {
       case 1:
       case 2: return run();
       case 3:
-        check(nvfp4_moe_layer_load(a_.maybe(layer_), a_.maybe(load), a_.rarely() ? a_.bad_size() : kExperts));
-        check(nvfp4_moe_layer_reset_load(a_.maybe(layer_)));
+        check(nvfp4_moe_layer_expert_load(a_.maybe(layer_), a_.maybe(load), a_.rarely() ? a_.bad_size() : kExperts));
+        check(nvfp4_moe_layer_reset_expert_load(a_.maybe(layer_)));
         return;
       case 4: {
         const std::vector<int64_t> placement = slots();

@@ -48,9 +48,9 @@ def test_all_to_all_gives_the_bits_of_one_rank(over, options):
         assert (exchange.rank, exchange.world) == (mine.describe()["expert_parallel"]["rank"], world)
         assert mine.config.num_experts == EXPERTS and mine.max_tokens == 32
         out = mine.run(*split(arrays, exchange.rank, world))
-        load = mine.load()
-        mine.reset_load()
-        assert sum(mine.load()) == 0
+        load = mine.expert_load()
+        mine.reset_expert_load()
+        assert sum(mine.expert_load()) == 0
         return out, load, mine.status()
 
     results = whole(on_ranks(world, run, Mailboxes(world).connect if over == "callbacks" else None))
@@ -217,7 +217,7 @@ def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
         first = open_over(exchange)
         mine = split((hidden, ids, router_weights), exchange.rank, 2)
         out = first.run(*mine)
-        placement = nv.propose_placement(first.load(), exchange.world, 4)
+        placement = nv.propose_placement(first.expert_load(), exchange.world, 4)
         second = open_over(exchange, placement=placement)
         again = second.run(*mine)
         np.testing.assert_array_equal(out, again)
@@ -238,7 +238,7 @@ def test_options_beside_no_exchange_are_refused():
     with pytest.raises(ValueError, match="expected an nvfp4_moe.Exchange"):
         open_over(object())
     with pytest.raises(nv.Unsupported, match="load: expected a layer over an exchange"):
-        layer().load()
+        layer().expert_load()
     with pytest.raises(ValueError, match="world"):
         nv.ThreadGroup(0)
 

@@ -102,7 +102,7 @@ def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> 
         return "; ".join(f"{backend['backend']}: {backend['reason']}" for backend in backends)
     if chosen in LEFT_TO_ENGINES and not settings.insists:
         kernels = LEFT_TO_ENGINES[chosen]
-        return f"{device} would run {kernels}, and the engine has its own; NVFP4_MOE=1 takes the layer"
+        return f"{device} would run {kernels}, and the engine has its own; NVFP4_MOE_MODE=1 takes the layer"
     return None
 
 

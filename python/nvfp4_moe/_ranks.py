@@ -57,7 +57,9 @@ class Ranks:
 
     def open(self, checkpoint: Checkpoint, layer: int, tokens: int, capacity: int = 0) -> MoeLayer:
         """This rank's part of a layer. The bits of one rank need batch_invariant on GPUs."""
-        options = {"batch_invariant": True} if self.device != "cpu" and self.asked.combine == "all_to_all" else {}
+        options: dict[str, Any] = (
+            {"batch_invariant": True} if self.device != "cpu" and self.asked.combine == "all_to_all" else {}
+        )
         return MoeLayer.from_checkpoint(
             checkpoint,
             layer,

@@ -42,11 +42,16 @@ def bench(ranks: Ranks) -> bool:
     layer = ranks.open(checkpoint, number, most, capacity)
     rows = []
     for tokens in asked.tokens:
-        mine = ranks.mine(ranks.batch(layer.config, tokens))
-        out = torch.empty_like(mine[0])
+        hidden, ids, weights = ranks.mine(ranks.batch(layer.config, tokens))
+        out = torch.empty_like(hidden)
 
-        def run(mine: tuple[torch.Tensor, ...] = mine, out: torch.Tensor = out) -> None:
-            layer.run(*mine, out=out)
+        def run(
+            hidden: torch.Tensor = hidden,
+            ids: torch.Tensor = ids,
+            weights: torch.Tensor = weights,
+            out: torch.Tensor = out,
+        ) -> None:
+            layer.run(hidden, ids, weights, out=out)
 
         timed = captured(run) if asked.device == "cuda" else run
         times = []

@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{row.name:<13} {row.version or '--':<16} {row.note}")
     if mode != "auto":
         print(
-            f"NVFP4_MOE={mode} is set: {'adapters are off' if mode == '0' else 'a layer that is not taken is an error'}"
+            f"NVFP4_MOE_MODE={mode} is set: {'adapters are off' if mode == '0' else 'a layer that is not taken is an error'}"
         )
     return 0
 

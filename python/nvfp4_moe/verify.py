@@ -27,8 +27,9 @@ def verify(ranks: Ranks) -> bool:
         parts = ranks.gather(layer.run(*ranks.mine(arrays)).cpu())
         if ranks.rank != 0:
             continue
-        options = {"batch_invariant": layer.config.batch_invariant}
-        alone = MoeLayer.from_checkpoint(checkpoint, number, max_tokens=asked.tokens, **ranks.common(), **options)
+        exact = layer.config.batch_invariant
+        options = {**ranks.common(), "batch_invariant": exact}
+        alone = MoeLayer.from_checkpoint(checkpoint, number, max_tokens=asked.tokens, **options)
         expected = alone.run(*(array.to(ranks.device) for array in arrays)).cpu()
         together = torch.cat(parts) if asked.combine == "all_to_all" else parts[0]
         alike = all(torch.equal(part, parts[0]) for part in parts) or asked.combine == "all_to_all"

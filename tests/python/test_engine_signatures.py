@@ -240,9 +240,9 @@ def test_what_is_not_installed_is_said(tmp_path):
 
 
 def test_a_switch_that_is_set_is_said(tmp_path):
-    assert "NVFP4_MOE=0 is set: adapters are off" in run_report(tmp_path, NVFP4_MOE="0")
-    assert json.loads(run_report(tmp_path, "--json", NVFP4_MOE="1"))["mode"] == "1"
-    assert "is set" not in run_report(tmp_path, NVFP4_MOE="auto")
+    assert "NVFP4_MOE_MODE=0 is set: adapters are off" in run_report(tmp_path, NVFP4_MOE_MODE="0")
+    assert json.loads(run_report(tmp_path, "--json", NVFP4_MOE_MODE="1"))["mode"] == "1"
+    assert "is set" not in run_report(tmp_path, NVFP4_MOE_MODE="auto")
 
 
 def test_a_source_that_cannot_be_read_is_no_failure(tmp_path):

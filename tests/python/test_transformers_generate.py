@@ -81,7 +81,7 @@ def test_a_compiled_model_is_one_graph(make):
     assert len(graphs) == 1
     called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("nvfp4_moe.moe_layer" in name for name in called) == 2
-    assert sum("nvfp4.linear" in name for name in called) == 9  # four of each attention, and the head
+    assert sum("nvfp4_moe.linear" in name for name in called) == 9  # four of each attention, and the head
 
 
 def test_compiled_generation_gives_the_same_tokens(make):

@@ -22,8 +22,8 @@ _registered = False
 def register() -> None:
     """Registers the runner core, the option --moe-runner-backend nvfp4_moe and the hooks; once a process.
 
-    NVFP4_MOE=0: nothing. An SGLang that lacks what the adapter relies on is left as it is, with one line that names its
-    version and the members. Under NVFP4_MOE=1 that is an error; SystemExit, since SGLang swallows exceptions of plugins.
+    NVFP4_MOE_MODE=0: nothing. An SGLang that lacks what the adapter relies on is left as it is, with one line that names its
+    version and the members. Under NVFP4_MOE_MODE=1 that is an error; SystemExit, since SGLang swallows exceptions of plugins.
     """
     global _registered
     if _registered:

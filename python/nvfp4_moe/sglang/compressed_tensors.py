@@ -85,7 +85,7 @@ class NvFp4MoeScheme(internals.CompressedTensorsMoEScheme):  # type: ignore[misc
         try:
             check_loading(extra)
         except Refused as refused:  # known only now that the layer has its scheme
-            raise Unsupported(f"{name_of(layer)}: {refused}. NVFP4_MOE=0 leaves the model to SGLang") from refused
+            raise Unsupported(f"{name_of(layer)}: {refused}. NVFP4_MOE_MODE=0 leaves the model to SGLang") from refused
         layer.params_dtype = params_dtype
         self._experts.create(layer, num_experts, int(layer.num_experts), extra)
 

@@ -201,7 +201,7 @@ class Experts:
             if not _packing_loads:
                 raise Unsupported(
                     f"{self.name}: packed experts cannot be updated by a request that SGLang ends without "
-                    "process_weights_after_loading (from tensors, a group or IPC). Use update_weights_from_disk, or NVFP4_MOE=0"
+                    "process_weights_after_loading (from tensors, a group or IPC). Use update_weights_from_disk, or NVFP4_MOE_MODE=0"
                 )
             for name, what in self._parameters.items():
                 parameter = getattr(layer, name)

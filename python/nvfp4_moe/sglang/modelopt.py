@@ -71,5 +71,7 @@ class ModelOptHooks(Hooks):
 
     def process_weights_after_loading(self, own: Method, method: Any, layer: Any) -> None:
         if self.has_taken(method) and getattr(layer, "inference_moe_w13_interleaved", False):
-            raise Unsupported(f"{layer_name(layer)}: rows of gate and up alternate, which is not read. Set NVFP4_MOE=0")
+            raise Unsupported(
+                f"{layer_name(layer)}: rows of gate and up alternate, which is not read. Set NVFP4_MOE_MODE=0"
+            )
         super().process_weights_after_loading(own, method, layer)

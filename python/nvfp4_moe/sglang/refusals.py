@@ -30,7 +30,7 @@ _said: set[str] = set()
 def refuse(name: str, refused: Refused, settings: Settings) -> None:
     """A layer goes to SGLang: one line that says why, once for each reason. An error where the user insists."""
     if settings_now(settings).insists:
-        raise Unsupported(f"{name}: {refused}. NVFP4_MOE=auto would leave it to SGLang") from refused
+        raise Unsupported(f"{name}: {refused}. NVFP4_MOE_MODE=auto would leave it to SGLang") from refused
     if str(refused) not in _said:
         _said.add(str(refused))
         log.warning("%s: left to SGLang, and others for the same reason: %s", name, refused)

@@ -55,7 +55,7 @@ class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
         if not isinstance(quant_info, NvFp4MoeQuantInfo):
             raise Unsupported(
                 f"--moe-runner-backend {BACKEND}: expected a layer of NVFP4 experts, got {type(quant_info).__name__}, a "
-                "layer of another format in the same model. Leave the option out and set NVFP4_MOE=1"
+                "layer of another format in the same model. Leave the option out and set NVFP4_MOE_MODE=1"
             )
         if hooks is not None:
             raise Unsupported(f"--moe-runner-backend {BACKEND}: LoRA on experts is not supported")

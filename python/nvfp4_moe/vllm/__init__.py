@@ -12,8 +12,8 @@ __all__ = ["register"]
 def register() -> None:
     """Has the quantization configs registered, which vLLM asks for in each of its processes, possibly several times.
 
-    Does nothing under NVFP4_MOE=0. Raises ValueError for a value of one of its variables that means nothing. A release of
-    vLLM that does not fit is found out when a layer asks for its method (release.py): a RuntimeError under NVFP4_MOE=1, else
+    Does nothing under NVFP4_MOE_MODE=0. Raises ValueError for a value of one of its variables that means nothing. A release of
+    vLLM that does not fit is found out when a layer asks for its method (release.py): a RuntimeError under NVFP4_MOE_MODE=1, else
     a warning, and vLLM serves without the library.
     """
     from .._fused_experts import read_settings

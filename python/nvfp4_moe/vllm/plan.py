@@ -183,7 +183,7 @@ def keeps_reductions(name: str, why: NoExchange, insists: bool) -> None:
     """Says once why vLLM adds up the rows of expert parallel ranks. Raises NotImplementedError where the user insists."""
     if insists:
         raise NotImplementedError(
-            f"nvfp4-moe cannot exchange the rows of {name}: {why}; NVFP4_MOE=auto leaves that to vLLM"
+            f"nvfp4-moe cannot exchange the rows of {name}: {why}; NVFP4_MOE_MODE=auto leaves that to vLLM"
         )
     internals.logger().info_once(
         "nvfp4-moe leaves the sums over ranks of layers such as %s to vLLM: %s", pattern(name), str(why)
@@ -259,7 +259,7 @@ def plan_of(
     except Refused as refused:
         if chosen.insists:
             raise NotImplementedError(
-                f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE=auto leaves such layers to vLLM"
+                f"nvfp4-moe cannot take {prefix}: {refused}; NVFP4_MOE_MODE=auto leaves such layers to vLLM"
             ) from None
         _refusals[prefix] = str(refused)
         # Layers of a model are refused for one reason, which vLLM's logger then writes once.

@@ -12,7 +12,7 @@ _fitting: frozenset[str] | None = None
 def fitting() -> frozenset[str]:
     """The groups of internals.REQUIRED that fit; none without "core". Imports what the plugin uses of vLLM.
 
-    The first call logs each format that does not fit. Under NVFP4_MOE=1 it raises RuntimeError instead.
+    The first call logs each format that does not fit. Under NVFP4_MOE_MODE=1 it raises RuntimeError instead.
     """
     global _fitting
     if _fitting is None:
@@ -35,7 +35,7 @@ def _compared() -> frozenset[str]:
         if group not in internals.OPTIONAL
     ]
     if sentences and insists:
-        raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE=auto serves without the library")
+        raise RuntimeError("; ".join(sentences) + "; NVFP4_MOE_MODE=auto serves without the library")
     for sentence in sentences:
         internals.logger().warning("%s; vLLM serves these layers by itself", sentence)
     if "core" in missing:

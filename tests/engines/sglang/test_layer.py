@@ -334,7 +334,7 @@ def test_a_user_who_names_the_backend_insists_on_it(sglang, configured, model):
 )
 def test_what_a_scheme_learns_too_late_is_an_error(sglang, configured, options, words):
     configured()
-    with rank(sglang), pytest.raises(nvfp4_moe.Unsupported, match=f"{NAME}: .*{words}.*NVFP4_MOE=0"):
+    with rank(sglang), pytest.raises(nvfp4_moe.Unsupported, match=f"{NAME}: .*{words}.*NVFP4_MOE_MODE=0"):
         make_layer("compressed_w4a4", **options)
 
 

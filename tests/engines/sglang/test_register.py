@@ -46,7 +46,7 @@ def test_on_by_installing(load):
 
 
 def test_off(load):
-    run = load(NVFP4_MOE="0")
+    run = load(NVFP4_MOE_MODE="0")
     assert "CHOICE False HOOKS 0" in run.stdout and "nvfp4_moe takes" not in run.stderr
 
 
@@ -70,7 +70,7 @@ def test_a_release_that_does_not_fit_is_left_as_it_is(load):
 
 
 def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(load):
-    run = load(CHANGED, NVFP4_MOE="1")
+    run = load(CHANGED, NVFP4_MOE_MODE="1")
     assert run.returncode == 1 and "CHOICE" not in run.stdout
     assert "nvfp4_moe: SGLang 0." in run.stderr and "register_moe_runner_core takes (name, factory)" in run.stderr
 
@@ -85,7 +85,7 @@ registry.HookRegistry.register = register
 
 @pytest.mark.parametrize("mode", ["auto", "1"])
 def test_what_fails_while_it_is_registered_is_an_error_where_the_user_insists(load, mode):
-    run = load(BROKEN, NVFP4_MOE=mode)
+    run = load(BROKEN, NVFP4_MOE_MODE=mode)
     assert "a hook of another kind" in run.stderr
     assert (run.returncode != 0) == (mode == "1")
 

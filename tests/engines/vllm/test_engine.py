@@ -178,7 +178,7 @@ def test_a_layer_that_is_not_taken_is_left_to_vllm_with_the_reason(served):
 def test_a_layer_that_is_not_taken_is_an_error_where_the_user_insists(served):
     error = served["insisted"]["error"]
     assert "nvfp4-moe cannot take model.layers.0.mlp.experts: --moe-backend emulation was asked for" in error
-    assert "NVFP4_MOE=auto leaves such layers to vLLM" in error
+    assert "NVFP4_MOE_MODE=auto leaves such layers to vLLM" in error
 
 
 def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):

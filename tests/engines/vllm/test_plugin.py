@@ -175,7 +175,7 @@ def test_a_release_that_does_not_fit_is_refused_by_name(changed_release, written
 
 def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_release, monkeypatch):
     monkeypatch.setenv("NVFP4_MOE_MODE", "1")
-    with pytest.raises(RuntimeError, match=r"does not fit nvfp4-moe \(core\).*NVFP4_MOE=auto serves without"):
+    with pytest.raises(RuntimeError, match=r"does not fit nvfp4-moe \(core\).*NVFP4_MOE_MODE=auto serves without"):
         plugin.register()
 
 

@@ -174,7 +174,7 @@ def test_what_a_callers_function_raises_ends_the_exchange_with_its_text():
     def all_to_all_v(send, send_bytes, recv, recv_bytes, timeout):
         raise ConnectionError(f"rank 3 did not answer within {timeout} s")
 
-    with pytest.raises(nv.IoError, match="hello: ConnectionError: rank 3 did not answer within 2.5 s"):
+    with pytest.raises(nv.IoError, match="handshake: ConnectionError: rank 3 did not answer within 2.5 s"):
         nv.callback_exchange(all_to_all_v, 0, 4, timeout=2.5)
     with pytest.raises(ValueError, match="timeout"):
         nv.callback_exchange(all_to_all_v, 0, 4, timeout=0)

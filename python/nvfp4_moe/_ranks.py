@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from typing import Any
 
 import torch
@@ -37,7 +38,8 @@ class Ranks:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
             os.environ.setdefault(name, value)
         if "MASTER_PORT" not in os.environ:  # a world of one needs no port
-            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+            store = f"file://{tempfile.mkdtemp()}/store"
+            distributed.init_process_group("gloo", store, rank=0, world_size=1)
         elif not distributed.is_initialized():
             distributed.init_process_group("gloo")
         self.device = "cpu"

@@ -225,6 +225,9 @@ ptrdiff_t open_files() {
 }
 
 TEST(Processes, AProcessThatMayOpenNoMoreFilesGoesWithoutOnAllRanks) {
+#ifdef NVFP4_MOE_SANITIZED
+  GTEST_SKIP() << "the sanitizer opens files of its own to check a virtual call";
+#endif
   rlimit files{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &files), 0);
   const ptrdiff_t before = open_files();

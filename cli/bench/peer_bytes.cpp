@@ -15,7 +15,7 @@ PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
   if (combine == CombineBy::kAllReduce)
     return {0, PeerAllReduce::sent_bytes(batch.tokens * config->hidden_size, ranks.max_tokens() * config->hidden_size,
                                          world, DType::kBf16)};
-  const WireRecord packet(config);
+  const PacketFormat packet(config);
   const int64_t top_k = config->top_k, none_bytes = 8 * top_k;  // slots and weights of a token without experts there
   const std::vector<int32_t> slots = slots_of(batch, top_k, placement, combine);
   PeerBytes bytes;

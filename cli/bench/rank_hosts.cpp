@@ -39,7 +39,7 @@ class CountedTransport : public DeviceTransport {
   WireRecorder& recorder_;
 };
 
-// Has the recorder hear of what goes between devices from here on; over peers it is counted from the batches.
+// From here on the recorder counts what goes between devices. With peer memory it is counted from the batches.
 void count_device(Exchange& exchange, RanksOver over, WireRecorder& recorder) {
   if (over == RanksOver::kNccl)
     exchange.set_device(
@@ -86,7 +86,7 @@ Status RankHosts::connect_devices(RanksOver over) {
     Exchange& exchange = *ranks_->exchange(index);
     Status& mine = connected[static_cast<size_t>(index)] = connect_device(exchange, device(index), over);
     if (mine.ok()) count_device(exchange, over, hosts_[static_cast<size_t>(index)]->recorder);
-    return {};  // collective: all ranks have heard of it
+    return {};  // collective: all ranks have received the failure
   }));
   return connected.front();
 }

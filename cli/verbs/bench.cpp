@@ -2,7 +2,7 @@
 //
 // Before anything is timed, each backend is checked against the reference on a few tokens and experts of this very
 // layer. Configurations (backend x activation format) take turns, round after round, so that a change of the host's
-// speed meets all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
+// speed affects all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
 // experts' packed bytes once per call. A host's rates are measured around each figure, a GPU's once: they are steady.
 #include <fmt/format.h>
 

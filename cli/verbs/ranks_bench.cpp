@@ -15,7 +15,7 @@ namespace {
 constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have done something by itself
 constexpr int64_t kCheckTokens = 3;          // of each rank
 
-// Whether own experts compute what the layer's ranks do: a shared expert is at the token's home under all_to_all, and
+// Whether own experts compute what the layer's ranks do: a shared expert is on the token's source rank under all_to_all, and
 // rank 0's under all_reduce as in its own experts.
 bool same_work(const Configuration& one, CombineBy combine) {
   return one.subject.options.shared_intermediate_size == 0 || combine == CombineBy::kAllReduce;

@@ -199,7 +199,7 @@ typedef struct nvfp4_moe_exchange_callbacks {
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
                                                         int32_t world, int64_t timeout_ms,
                                                         nvfp4_moe_exchange** exchange);
-/* Where ranks that are threads of this process meet. It may be closed once all have joined. Any thread. */
+/* Connects ranks that are threads of this process. It may be closed once all have joined. Any thread. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group);
 NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
 /* Waits for all ranks of the group, each in a thread of its own. timeout_ms 0: 30000. Any thread. */
@@ -449,13 +449,13 @@ NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_l
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
                                                          int64_t slots_per_rank, int64_t* expert_of_slot);
 /* Collective: gives the ranks' slots other experts in place, of a checkpoint's layer with the same weights; as many slots
- * as there are. The result is byte-identical to a fresh open with that placement. Where one rank cannot go on, all hear
+ * as there are. The result is byte-identical to a fresh open with that placement. If one rank cannot go on, all receive
  * of it; once experts have been replaced, that ends the exchange. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
                                                        int64_t slots, const nvfp4_moe_checkpoint* checkpoint,
                                                        int64_t layer_index);
 /* The same of arrays of all experts, as they were for nvfp4_moe_layer_open_tensors; their shared expert and input scales
- * are not looked at. */
+ * are ignored. */
 NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
                                                                int64_t slots, const nvfp4_moe_layer_tensors* tensors);
 

@@ -126,7 +126,7 @@ class Exchange {
   std::unique_ptr<nvfp4_moe_exchange, Close> handle_;
 };
 
-// Where ranks that are threads of this process meet.
+// Connects ranks that are threads of this process.
 class ThreadGroup {
  public:
   explicit ThreadGroup(int world) {

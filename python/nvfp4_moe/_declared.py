@@ -54,7 +54,7 @@ def declared_by_modelopt(algorithm: str, groups: Any = None) -> Declared:
 def modelopt_algorithms(
     layers: Mapping[str, Mapping[str, Any]], prefixes: Sequence[str], projections: Sequence[str]
 ) -> dict[str, str]:
-    """quant_algo of each of a layer's matrices that ModelOpt's quantized_layers names. Engines look at the first of them.
+    """quant_algo of each of a layer's matrices that ModelOpt's quantized_layers names. Engines read the first of them.
 
     prefixes: the experts' module, by each name that it may have there. projections: names of gate, up and down.
     """

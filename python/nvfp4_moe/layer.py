@@ -37,7 +37,7 @@ def _scale_pair(input_scale: Any) -> tuple[float | None, float | None] | None:
 
 
 @contextlib.contextmanager
-def _heard_by_ranks(exchange: _core.Exchange | None) -> Iterator[None]:
+def _sent_to_ranks(exchange: _core.Exchange | None) -> Iterator[None]:
     """What fails within, before a collective opening, is said to the other ranks, who wait; the library's own failures are
     raised as all ranks raise them."""
     try:
@@ -129,7 +129,7 @@ class MoeLayer(_core.Layer):
         Raises ValueError (shapes, dtypes, options), BadInput (scales that are NaN or negative), Unsupported (no backend
         takes it), OutOfMemory, Cancelled.
         """
-        with _heard_by_ranks(exchange):
+        with _sent_to_ranks(exchange):
             json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
             parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
@@ -176,7 +176,7 @@ class MoeLayer(_core.Layer):
         Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also where a
         weight is NaN or Inf.
         """
-        with _heard_by_ranks(exchange):
+        with _sent_to_ranks(exchange):
             json_text, bias_arrays, scales = config.to_json(), _bias_arrays(biases), _scale_pair(input_scale)
             parallel = _parallel(exchange, combine, capacity, placement)
         return cls(
@@ -237,7 +237,7 @@ class MoeLayer(_core.Layer):
 
         Raises what from_tensors raises, BadInput where the files are broken, IoError.
         """
-        with _heard_by_ranks(exchange):
+        with _sent_to_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
                 checkpoint = _core.Checkpoint(os.fspath(checkpoint), gate_up_order, list(accept_tensors))
             elif gate_up_order is not None or accept_tensors:

@@ -79,7 +79,7 @@ class PyCheckpoint {
         layer_statistics = take(checkpoint_.statistics(layer, range));
         std::vector<Finding> of_scales;
         scales = take(checkpoint_.layer_scales(layer, &of_scales));
-        for (Finding& finding : of_scales) {  // input scales were looked at by validate too
+        for (Finding& finding : of_scales) {  // validate has checked input scales too
           const bool known =
               std::any_of(found.begin(), found.end(), [&](const Finding& f) { return f.id == finding.id; });
           if (!known) found.push_back(std::move(finding));

@@ -111,7 +111,7 @@ std::vector<int64_t> propose(const std::vector<uint64_t>& load, int world, int64
   return take(propose_placement(load, world, slots_per_rank)).expert_of_slot();
 }
 
-// Every rank hears of what is wrong with this one's arguments.
+// Every rank receives the error in this rank's arguments.
 void connect_devices(const PyExchange& self, const std::string& device, const std::optional<std::string>& library,
                      std::optional<uint64_t> communicator) {
   const std::shared_ptr<Exchange> exchange = self.exchange;
@@ -211,7 +211,7 @@ void bind_exchange(nb::module_& m) {
           "Ends the exchange: what waits for this rank, or calls it later, raises Cancelled with the message. Over a\n"
           "caller's function a call of other ranks that is in flight ends by its timeout.");
   m.def("report_to_ranks", &report, nb::arg("exchange"), nb::arg("raised"));
-  nb::class_<PyThreadGroup>(m, "ThreadGroup", "Where ranks that are threads of this process meet.")
+  nb::class_<PyThreadGroup>(m, "ThreadGroup", "Connects ranks that are threads of this process.")
       .def(
           "__init__",
           [](PyThreadGroup* self, int world) {

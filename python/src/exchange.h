@@ -20,10 +20,10 @@ struct ParallelFields {
   std::string combine;
   int64_t capacity = 0;
   std::optional<std::vector<int64_t>> placement;  // the expert of each slot
-  mutable bool reported = false;                  // set once the other ranks hear of a failure by themselves
+  mutable bool reported = false;                  // set once the other ranks receive a failure without further calls
   explicit ParallelFields(nanobind::handle fields);
 };
-// Null where there is none, or its ranks have heard of a failure.
+// Null if there is none, or its ranks have received a failure.
 std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields);
 // Runs open() and, where it fails before the ranks have spoken, says so to all of them, who wait.
 template <class Open>

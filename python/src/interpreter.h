@@ -3,7 +3,7 @@
 //
 // When the interpreter ends, daemon threads may be in the middle of a run. One that then asks for the interpreter lock is
 // ended by CPython before 3.14 with pthread_exit: that unwinds the stack as an exception does, and aborts the process
-// where it meets a destructor or a handler that lets nothing through, of which every C++ module is full. From 3.14 on
+// at a destructor or a handler that lets nothing through, of which every C++ module is full. From 3.14 on
 // CPython lets such a thread sleep until the process is gone; what is here does so in every version.
 #pragma once
 
@@ -31,7 +31,7 @@ inline bool interpreter_is_ending() {
 }
 
 // Once, when the module is loaded: the unwinder that is linked into it (-static-libgcc) sets itself up at the first
-// exception, and until then aborts where libpthread's unwinder meets the module's handlers.
+// exception, and until then aborts when libpthread's unwinder reaches the module's handlers.
 inline void prepare_to_be_unwound() {
   try {
     throw 0;
@@ -96,7 +96,7 @@ struct DeleteWithoutLock {
 };
 
 // Whether Ctrl-C, or another signal with a handler in Python, asks long work to stop. Handlers run in the main thread, and
-// only when it looks.
+// only when it polls.
 class Signals {
  public:
   // Seldom enough that a busy interpreter's lock is not in the way of the work, often enough for whoever waits.

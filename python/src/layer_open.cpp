@@ -163,7 +163,7 @@ PyLayer open_floats(const std::string& config, nb::handle gate, nb::handle up, n
   });
 }
 
-// Collective: what is wrong with this rank's arguments all ranks hear, who wait.
+// Collective: an error in this rank's arguments is sent to all ranks, which wait for this one.
 template <class Stack, class ExpertOf>
 void rearrange_arrays(const PyLayer& self, std::vector<int64_t> placement, nb::handle gate, nb::handle up,
                       nb::handle down, nb::handle biases, const ExpertOf& expert_of) {

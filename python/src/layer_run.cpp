@@ -79,7 +79,7 @@ Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_i
 
 namespace {
 
-// begun: set once the ranks of an exchange hear of a failure by themselves.
+// begun: set once the ranks of an exchange receive a failure without further calls.
 nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   if (!open.device.is_host()) check(open.layer->check_process("run"));  // before anything asks CUDA
   const Tensor hidden = Tensor::of_run(arrays.hidden, "hidden");

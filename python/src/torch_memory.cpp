@@ -54,7 +54,7 @@ Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, in
     std::string error;
     if (torch.allocate(&prototype, &managed, &error, keep_text) == 0) return owned(managed, size_bytes);
   }
-  // Another stream, or a refusal, which the helper meets again and can explain.
+  // Another stream, or a refusal that the helper gets again and can explain.
   return made_by("captured", size_bytes, device, stream);
 }
 

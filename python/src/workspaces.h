@@ -12,7 +12,7 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "moe/workspace_pool.h"
+#include "moe/workspaces.h"
 #include "tensor.h"
 
 namespace nvfp4_moe::python {

@@ -1,20 +1,21 @@
-// What ranks do on devices that write into each other's memory: the steps of all_reduce and all_to_all that a library's
-// calls would do else (device_exchange.h).
+// The steps of all_reduce and all_to_all between devices that write into each other's memory. Without peer memory NCCL does
+// them (device_exchange.h).
 //
 // Each function enqueues in a stream and returns; it allocates nothing and can be captured. The runs of one rank's link follow
 // each other on its device, in the same order on all ranks.
 //
-//   all_to_all         push_tokens, or assign_rows and push_records; the owner's steps; push_rows; combine
-//   small all_reduce   sum_small: one kernel, whose values have marks
-//   large all_reduce   push_parts, meet, sum_shard, meet, take_totals
+//   all_to_all         push_tokens, or assign_rows and push_packets; the expert rank's steps; push_rows; combine
+//   small all_reduce   sum_small: one kernel, whose values carry flags
+//   large all_reduce   push_parts, barrier, sum_shard, barrier, take_totals
 //
-// Of a small sum, a record and a row each has a mark that says of which run it is, written behind its bytes; whoever reads them waits
-// for that, and for no other one. In a large sum all ranks meet: what was written before a meeting is seen behind it.
+// Each value of a small sum, packet and row carries a flag with the run's number, written after its bytes. Readers poll that
+// flag only. A large sum uses barriers: writes before a barrier are visible after it.
 //
-// When a region may be written again: records once their owner has said that it has taken the last run's (PeerControl::taken);
-// rows once their home sends its next records, behind its combine; parts and totals once their reader has come to the next
-// run's first meeting. Pairs are of two runs by turns: whoever is through a run has seen all others begin it, and so end the one
-// before.
+// When a region may be written again:
+//   packets          after their expert rank has reported that it took those of the last run (PeerControl::taken)
+//   rows             after their source rank sends its next packets, which it does after its combine
+//   parts, totals    after their reader has reached the next run's first barrier
+//   pairs            double-buffered: a rank that has finished a run has seen all others begin it, and so end the one before
 #pragma once
 
 #include <cstddef>
@@ -37,14 +38,14 @@ struct DeviceTopology {
 
 extern const DeviceTopology kCudaTopology;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
 
-// Tokens at home -> a record in the region of each rank, at [home][token]. A rank without any of the token's experts gets slots of
-// -1 alone.
-struct PushRecords {
+// A source rank's tokens -> a packet in the region of each rank, at [source rank][token]. If a rank has no expert of the token, all
+// slots are -1.
+struct PushPackets {
   PeerLink link;
-  PeerAddresses records, marks;  // of each rank: (world, record_stride) records, and a uint32 for each
-  int64_t record_stride = 0;     // records, and marks, from one home's first to the next one's
-  WireRecord record;
-  WireArray arrays[kWireArrays];           // of the tokens at home
+  PeerAddresses packets, flags;  // of each rank: (world, packet_stride) packets, and a uint32 for each
+  int64_t packet_stride = 0;     // packets, and flags, from one source rank's first to the next one's
+  PacketFormat packet;
+  WireArray arrays[kWireArrays];           // of the source rank's tokens
   const int32_t* slots = nullptr;          // (T, k)
   const float* weights = nullptr;          // (T, k)
   const int32_t* first_of_rank = nullptr;  // (world + 1)
@@ -52,7 +53,8 @@ struct PushRecords {
   uint32_t* failed = nullptr;  // (1)
 };
 
-// Begins a run: *failed is 0, or says that an owner has not taken the last run's records in time, so that none can be written.
+// Begins a run. *failed = 0, or kPeerIsLate if an expert rank has not taken the last run's packets in time, so that none can be
+// written.
 struct AssignRows {
   PeerLink link;
   const int32_t* slots = nullptr;        // (assignments)
@@ -61,31 +63,30 @@ struct AssignRows {
   uint32_t* failed = nullptr;  // (1)
 };
 
-// Few tokens from ids to the records of all owners, in one kernel: the steps slots, route, assign_rows, quantize, push_records.
+// A small batch from ids to packets for all expert ranks, in one kernel: slots, route, assign_rows, quantize, push_packets.
 struct PushTokens {
   SlotsOfIds slots;
-  PushRecords push;
+  PushPackets push;
 };
 
-// rows_out of the owner -> the rows region of their homes, at [token][k], and marks at [token][k] behind them.
+// rows_out of the expert rank -> the rows region of their source ranks, at [token][k], then flags at [token][k].
 struct PushRows {
   PeerLink link;
-  PeerAddresses rows, marks;
-  WireRecord record;
+  PeerAddresses rows, flags;
+  PacketFormat packet;
   const void* rows_out = nullptr;              // (R)
-  const int32_t* row_of_assignment = nullptr;  // (records, k)
-  const int32_t* ids = nullptr;                // (records, k)
-  int64_t records = 0;
+  const int32_t* row_of_assignment = nullptr;  // (packets, k)
+  const int32_t* ids = nullptr;                // (packets, k)
+  int64_t packets = 0;
   PeerMessages messages;
-  const RunStatus* owner = nullptr;  // whose counts are added to the home's; null: no records came
-  bool counts_tokens = false;        // push_tokens has left what it has counted beside the home's status
+  const RunStatus* expert_status = nullptr;  // added to the source rank's counts; null: no packets arrived
+  bool counts_tokens = false;                // push_tokens has left its counts per token
 };
 
 // partial (count) fp32 of each rank -> out (count): added in the order of the ranks, rounded once to out's dtype.
 struct PeerSum {
   PeerLink link;
-  // Of sum_small, as many in each rank's part as the whole region has room for, whatever the count: two runs by turns
-  // share nothing.
+  // sum_small: pair_stride depends on the region's size, not on count, so that two successive runs share nothing.
   PeerAddresses pairs;
   int64_t pair_stride = 0;  // pairs from one rank's first to the next one's
   PeerAddresses parts;      // of the others
@@ -96,15 +97,15 @@ struct PeerSum {
   void* out = nullptr;
   DType out_dtype = DType::kBf16;
   uint64_t* nonfinite = nullptr;  // (1) = how many of out are NaN or Inf
-  uint32_t* failed = nullptr;     // (1) of many values: set by a meeting that failed; out is NaN then
+  uint32_t* failed = nullptr;     // (1) of many values: set by a barrier that failed; out is NaN then
 };
 
 struct DevicePeers {
-  // Zeros, once it returns.
+  // Clears the memory. Synchronous.
   Status (*clear)(int device, void* memory, int64_t size_bytes);
-  // PeerControl::stop, beside whatever the device does.
+  // Sets PeerControl::stop while other kernels may run.
   Status (*stop)(int device, PeerControl* control);
-  // As it is, beside whatever devices do.
+  // Copies it while kernels may write to it.
   Status (*read)(int device, const PeerControl* control, PeerControl* to);
   // For other processes; memory is what an allocation returned.
   Status (*share)(int device, void* memory, PeerHandle* handle);
@@ -116,17 +117,17 @@ struct DevicePeers {
   Status (*make_host_words)(int device, PeerHostWords** words, PeerHostWords** on_device);
   void (*drop_host_words)(int device, PeerHostWords* words);
 
-  // failed (1): not 0 once a rank did not come; the first meeting of a run clears it.
-  Status (*meet)(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
+  // failed (1): not 0 if a rank is late; the first barrier of a run clears it.
+  Status (*barrier)(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
 
   // Whether push_tokens takes a batch; for any other one these steps are called one by one.
-  bool (*pushes_tokens)(const StepContext& home, const LayerSteps& steps);
+  bool (*pushes_tokens)(const StepContext& source, const LayerSteps& steps);
   // What quantize counts is left to push_rows.
-  Status (*push_tokens)(const StepContext& home, const LayerSteps& steps, const PushTokens& call);
+  Status (*push_tokens)(const StepContext& source, const LayerSteps& steps, const PushTokens& call);
   Status (*assign_rows)(int device, const AssignRows& call, void* stream);
-  Status (*push_records)(int device, const PushRecords& call, void* stream);
-  // With no records too: tells all homes that their records are taken, and adds to this home's status what is not there yet.
-  Status (*push_rows)(const StepContext& home, const PushRows& call);
+  Status (*push_packets)(int device, const PushPackets& call, void* stream);
+  // Called without packets too: reports to all source ranks that their packets are taken, and completes this rank's status.
+  Status (*push_rows)(const StepContext& source, const PushRows& call);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
   Status (*push_parts)(int device, const PeerSum& call, void* stream);
   Status (*sum_shard)(int device, const PeerSum& call, void* stream);

@@ -15,8 +15,8 @@ struct StagedExpert {
   std::shared_ptr<void*> release_in;  // the stream in which the memory is given back, while others may still run
 };
 
-// The last expert that was put into a layer; null if there is none. Dropping it waits for that.
-using ReplacementMark = std::shared_ptr<void>;
+// Event after the last replacement in a layer; null if there was none. Its destructor waits for it.
+using ReplacementEvent = std::shared_ptr<void>;
 
 // No call disturbs captures of other threads.
 struct DeviceReplacement {
@@ -25,10 +25,10 @@ struct DeviceReplacement {
                                 Status (*pack)(PackedWeights&, int64_t, const ExpertSource&));
   // Enqueues in `stream`, after the replacement of `last`, which then is this one. What the host keeps of the expert
   // changes at once. Precondition: no run is being enqueued, and the stream is not captured.
-  Status (*put)(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, ReplacementMark& last,
+  Status (*put)(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, ReplacementEvent& last,
                 void* stream);
   // Until the replacement is done.
-  Status (*wait)(const ReplacementMark& last);
+  Status (*wait)(const ReplacementEvent& last);
 };
 
 extern const DeviceReplacement kCudaReplacement;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends

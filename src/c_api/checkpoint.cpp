@@ -28,7 +28,7 @@ Json to_json(const nvfp4_moe::Finding& finding) {
           {"text", to_string(finding)}};
 }
 
-// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
+// given: a checked copy. reported: set once the other ranks, if there are any, receive a failure without further calls.
 Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_moe_config* config,
                   const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
   NVFP4_MOE_ASSIGN(nvfp4_moe::LayerOptions layer_options, api::layer_options(given));

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "moe/log.h"
+#include "moe/env.h"
 
 namespace nvfp4_moe::c_api {
 namespace {

@@ -108,8 +108,8 @@ nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_
     NVFP4_MOE_TRY(api::check_pointer("group", group));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    const std::shared_ptr<nvfp4_moe::ThreadGroup> meeting = group->group;  // which another rank may close
-    NVFP4_MOE_ASSIGN(handle->exchange, meeting->join(rank, world, timeout));
+    const std::shared_ptr<nvfp4_moe::ThreadGroup> shared = group->group;  // which another rank may close
+    NVFP4_MOE_ASSIGN(handle->exchange, shared->join(rank, world, timeout));
     *exchange = handle.release();
     return {};
   });

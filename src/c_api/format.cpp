@@ -21,7 +21,7 @@ float number_at(const float* number) {
   return value;
 }
 
-// Runs body(counts), where a caller's struct_size is looked at before work is done and arrays are written.
+// Runs body(counts), where a caller's struct_size is checked before work is done and arrays are written.
 template <class Body>
 nvfp4_moe_code counted(nvfp4_moe_quantize_counts* out, Body&& body) {
   return api::guarded([&]() -> Status {

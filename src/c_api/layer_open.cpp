@@ -264,7 +264,7 @@ struct Stacked {
   }
 };
 
-// given: a checked copy. reported: set once the other ranks, if there are any, hear of a failure by themselves.
+// given: a checked copy. reported: set once the other ranks, if there are any, receive a failure without further calls.
 Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
                     const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
   NVFP4_MOE_ASSIGN(const MoeOptions moe_options, read_config(config));

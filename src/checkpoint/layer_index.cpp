@@ -348,7 +348,7 @@ class Builder {
     }
   }
 
-  // One expert's shapes against the config's sizes: whoever plans for those sizes hears of it before.
+  // One expert's shapes against the config's sizes: whoever plans for those sizes gets the error first.
   void check_first_expert(int64_t layer, LayerEntry& entry) {
     const bool stacked = entry.routed.role == TensorRole::kStacked;
     if (!stacked && entry.stored.empty()) return;

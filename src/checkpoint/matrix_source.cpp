@@ -242,7 +242,7 @@ Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& f
     const bool inverse = matrix.format == SourceFormat::kCompressedTensors;
     place(Severity::kError, "reciprocal_scale_direction", matrix.tensor_scale_name,
           inverse ? "2688/amax, as compressed-tensors stores it" : "amax/2688, as ModelOpt stores it",
-          fmt::format("a scale under which weights reach {:.3g}: it looks like the reciprocal", largest), 1);
+          fmt::format("a scale under which weights reach {:.3g}: it seems to be the reciprocal", largest), 1);
     return false;
   }
   return true;

@@ -2,7 +2,7 @@
 // to the room.
 //
 // A matrix has a place in its file until read_codes and read_scales copy its bytes (TensorFile::read), and a matrix
-// of memory from then on. They are types apart, because a place has no bytes to look at.
+// of memory from then on. They are types apart, because a place has no bytes to read.
 //
 // Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors per expert
 // (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns. ggml's blocks hold codes and scales: they
@@ -90,7 +90,7 @@ struct MatrixSource {
   Status read_blocks(Storage& storage);
 };
 
-// Looks at the codes of a whole matrix with an unusable tensor scale: producers write 0, or its reciprocal Inf, for an
+// Checks the codes of a whole matrix with an unusable tensor scale: producers write 0, or its reciprocal Inf, for an
 // expert that no token trained. Adds a warning and sets `zeros`, or returns false with an error if a code is not 0.
 Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& findings);
 

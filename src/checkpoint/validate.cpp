@@ -1,4 +1,4 @@
-// Validation and statistics: every block scale and scalar of a layer's experts looked at once. Codes are read only
+// Validation and statistics: every block scale and scalar of a layer's experts, read once. Codes are read only
 // where a block scale is 0.
 #include <fmt/format.h>
 
@@ -17,8 +17,8 @@ namespace {
 constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 where the block takes 6
 constexpr uint8_t kScale384 = 0x7C;  // and where it takes 4
 
-// Marks that hold for a whole layer or not at all.
-struct LayerMarks {
+// Traits that hold for a whole layer or not at all.
+struct LayerTraits {
   bool powers_of_two = true;
   bool four_over_six = true;
   int64_t experts = 0;
@@ -85,7 +85,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   entry->add_missing(layer, range, found);
   const SourceFormat format = entry->routed.parts.format;
   const bool nvfp4 = is_nvfp4(format);
-  LayerMarks marks;
+  LayerTraits traits;
   for (const int64_t e : entry->stored_in(range)) {
     Storage storage;
     const std::span<const Projection> projections = entry->routed.projections();
@@ -122,7 +122,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
                    static_cast<int64_t>(rounded)});
       }
     }
-    if (resolved && valid && whole && nvfp4) marks.add(matrices, scans);
+    if (resolved && valid && whole && nvfp4) traits.add(matrices, scans);
     if (resolved && whole && nvfp4 && entry->routed.gated && matrices[0].tensor_scale != matrices[1].tensor_scale) {
       found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
                  fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
@@ -131,10 +131,10 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
   }
   impl_->add_input_scales(*entry, layer, range, found, nullptr);
   NVFP4_MOE_TRY(impl_->check_unchanged());
-  if (marks.experts > 0 && marks.powers_of_two) {
+  if (traits.experts > 0 && traits.powers_of_two) {
     found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
                "every scale is a power of two: a lossless cast from MXFP4"});
-  } else if (marks.experts > 0 && marks.four_over_six) {
+  } else if (traits.experts > 0 && traits.four_over_six) {
     found.add(
         {Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
          "block scales end at 256 or 384: quantized with 4 or 6 as a block's largest code, whichever fits better"});

@@ -95,7 +95,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
   if (!options.calibration.empty() && options.scales == ScaleSearch::kMax)
-    return invalid_argument("calibration: expected scales mse or sweep, since max looks at no error, got max");
+    return invalid_argument("calibration: expected scales mse or sweep, since max compares no errors, got max");
   if (options.max_shard_bytes == 0) return invalid_argument("max_shard_bytes: expected more than 0");
   for (const auto& [layer, scales] : options.input_scales) {
     for (const std::optional<float>& scale : {scales.hidden, scales.intermediate}) {

@@ -61,7 +61,7 @@ Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
   NVFP4_MOE_TRY(check_apart(in, out));
   NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
   if (!there) return {};
-  std::error_code error;  // what is no folder, or cannot be looked at, is refused
+  std::error_code error;  // what is not a folder, or cannot be read, is refused
   if (!std::filesystem::is_directory(out, error)) return refuse_contents(out);
   NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
   if (nothing) return {};

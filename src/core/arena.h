@@ -31,14 +31,14 @@ class Arena {
   explicit Arena(std::byte* base, size_t guard_bytes = 0, std::vector<Span>* spans = nullptr)
       : base_(base), guard_bytes_(guard_bytes), spans_(spans) {}
 
-  // `count` elements of T; null while measuring. The name is that of the owner followed by that of the array: two
+  // `count` elements of T; null while measuring. The name is that of the group followed by that of the array: two
   // literals, so that placing allocates nothing.
   template <class T>
-  T* take(const char* owner, const char* name, int64_t count) {
+  T* take(const char* group, const char* name, int64_t count) {
     const size_t offset = add(size_bytes_, kAlignment - 1) / kAlignment * kAlignment;
     size_t size_bytes = 0;
     if (__builtin_mul_overflow(static_cast<size_t>(count), sizeof(T), &size_bytes)) size_bytes = kTooLarge;
-    if (spans_ != nullptr) keep_name(owner, name, offset, size_bytes);
+    if (spans_ != nullptr) keep_name(group, name, offset, size_bytes);
     size_bytes_ = add(add(offset, size_bytes), guard_bytes_);
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset);
   }
@@ -50,8 +50,8 @@ class Arena {
   static constexpr size_t kTooLarge = std::numeric_limits<size_t>::max();
   static size_t add(size_t a, size_t b) { return a > kTooLarge - b ? kTooLarge : a + b; }
   // Apart, so that take, which every run calls some twenty times, is small enough to be inlined.
-  [[gnu::noinline, gnu::cold]] void keep_name(const char* owner, const char* name, size_t offset, size_t size_bytes) {
-    spans_->push_back({std::string(owner) + name, offset, size_bytes});
+  [[gnu::noinline, gnu::cold]] void keep_name(const char* group, const char* name, size_t offset, size_t size_bytes) {
+    spans_->push_back({std::string(group) + name, offset, size_bytes});
   }
 
   std::byte* base_ = nullptr;

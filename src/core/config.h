@@ -73,7 +73,7 @@ struct EnumNames<RowFormat> {
 };
 
 // Without a gate gemm1 multiplies `up` alone. Where matrices are named, an expert's gate is then one of no rows, its tensor
-// scale 1: what goes over rows meets none, and what counts matrices asks here.
+// scale 1: Loops over rows see none; code that counts matrices calls this.
 NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) { return activation != Activation::kRelu2; }
 constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
   return has_gate(activation) ? intermediate_size : 0;

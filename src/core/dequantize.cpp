@@ -81,7 +81,7 @@ float convert_region(const Nvfp4View& view, const Region& region, uint8_t* out) 
       static_cast<float>(static_cast<double>(amax) * std::fabs(static_cast<double>(view.tensor_scale)) / kE4m3Max);
   const float scale = quotient == 0.0f ? 1.0f : quotient;
 
-  std::array<std::array<uint8_t, 16>, kScaleBytes> bytes;  // by scale byte, code; filled where met
+  std::array<std::array<uint8_t, 16>, kScaleBytes> bytes;  // by scale byte, code; filled on first use
   std::array<bool, kScaleBytes> filled{};
   for (int64_t r = region.r0; r < region.r1; ++r) {
     for (int64_t c = region.c0; c < region.c1; ++c) {

@@ -167,16 +167,16 @@ class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}
   ~ThreadPool() override {
-    if (fork_count() != owner_) static_cast<void>(pool_.release());
+    if (fork_count() != made_in_) static_cast<void>(pool_.release());
   }
-  int threads() const override { return fork_count() == owner_ ? pool_->threads() : 1; }
+  int threads() const override { return fork_count() == made_in_ ? pool_->threads() : 1; }
   void parallel_for(int64_t count, int64_t grain, const Body& body) override {
-    if (fork_count() != owner_) return run_inline(count, std::max<int64_t>(grain, 1), body);
+    if (fork_count() != made_in_) return run_inline(count, std::max<int64_t>(grain, 1), body);
     pool_->parallel_for(count, grain, body);
   }
 
  private:
-  const uint32_t owner_ = fork_count();
+  const uint32_t made_in_ = fork_count();
   std::unique_ptr<Pool> pool_;
 };
 

@@ -1,4 +1,4 @@
-// Marks functions that nvcc compiles for hosts and devices alike.
+// Declares functions that nvcc compiles for hosts and devices alike.
 #pragma once
 
 #ifdef __CUDACC__

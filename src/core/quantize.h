@@ -76,7 +76,7 @@ bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint
                         QuantizeCounts& counts);
 
 // The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below 2^-126. NaN for an
-// amax that is not finite, so that an alpha built from it marks the row.
+// amax that is not finite, so that an alpha built from it makes the row NaN.
 float dynamic_token_scale(float amax);
 // The same for fp8: the smallest power of two >= amax/448. Source: docs/numerics.md, section 3.
 float fp8_token_scale(float amax);
@@ -90,7 +90,7 @@ bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* c
                          QuantizeCounts& counts);
 
 // The least scale of an int8_block block: half of it times the least E4M3 value, 2^-9, is still a normal fp32, so no
-// kernel that multiplies block scales meets a subnormal. Blocks of zeros have it too.
+// kernel that multiplies block scales sees a subnormal. Blocks of zeros have it too.
 inline constexpr float kInt8BlockMinScale = 0x1p-116f;
 
 // int8_block, one row: s = max(fl32(A / 127), 2^-116), code = RNE(fl32(x / s)), which lies within +-127 by itself.

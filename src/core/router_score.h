@@ -63,7 +63,7 @@ NVFP4_MOE_HOST_DEVICE inline double log1p_same_everywhere(double u) {
 // underflow.
 inline constexpr float kSoftplusTail = -20.0f;
 
-// The score of a logit; of softmax its numerator e^(x - largest). Softmax alone looks at largest.
+// The score of a logit; of softmax its numerator e^(x - largest). Only softmax reads largest.
 NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float largest) {
   const bool tail = scoring == Scoring::kSqrtSoftplus && x < kSoftplusTail;
   const float magnitude = x < 0.0f ? -x : x;

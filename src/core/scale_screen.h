@@ -16,7 +16,7 @@ namespace nvfp4_moe {
 struct ScreenedBlock {
   std::array<float, kBlockElems> magnitudes{};  // 0 to 6
   std::array<float, kBlockElems> weights{};     // 0 to 1
-  bool weighted = false;                        // else weights are not looked at
+  bool weighted = false;                        // else weights are not read
   double weight_sum = 0;                        // 16 where not weighted
 };
 

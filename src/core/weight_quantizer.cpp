@@ -1,4 +1,4 @@
-// Which scales a sweep looks at. u = v s is a block's unit, A its largest magnitude.
+// Which scales a sweep tries. u = v s is a block's unit, A its largest magnitude.
 //
 // From above: halving u gives the grid {0, 1/4, 1/2, 3/4, 1, 3/2, 2, 3} u, which holds all of {0, 1/2, ..., 6} u up to
 // 3 u. Where A <= 3.5 u nothing rounds beyond 3 u, so that u/2 is nowhere worse. v/2 is an E4M3 value from 2^-5 on;

@@ -179,7 +179,7 @@ class Exchange {
   // For whoever puts another one around it, before such a layer opens.
   std::unique_ptr<DeviceTransport> take_device() { return std::move(device_); }
 
-  // Called behind each transfer of this rank over host memory, from the thread whose call it is; empty: nobody looks.
+  // Called after each transfer of this rank over host memory, on the calling thread. Empty: no observer.
   // Not while a call is in flight.
   void set_observer(TransferObserver observer) { observer_ = std::move(observer); }
 
@@ -208,7 +208,7 @@ class Exchange {
   std::atomic<Use> in_use_{Use::kNone};
   Status broken_;  // guarded by in_use_
   std::mutex abort_mutex_;
-  Status aborted_;                   // by the first abort, which may meet a call in flight; guarded by abort_mutex_
+  Status aborted_;                   // by the first abort, which may happen during a call; guarded by abort_mutex_
   std::vector<std::byte> scratch_;   // grows with the largest call, guarded by in_use_
   std::vector<int64_t> send_bytes_;  // (world) of calls made of all_to_all_v, guarded by in_use_
   std::vector<int64_t> recv_bytes_;

@@ -1,6 +1,6 @@
 // A communicator that does not block: NCCL's calls return at once, and whether they went well is asked for until a
 // deadline. What it says too late or never (a rank that is gone while a kernel waits for it) the watch finds: it asks
-// NCCL, the exchange and the marks in the streams, and aborts the communicator, which ends the kernels. How one ends
+// NCCL, the exchange and the events in the streams, and aborts the communicator, which ends the kernels. How one ends
 // without waiting for graphs is in nccl_end.h.
 #include "exchange/nccl.h"
 
@@ -47,8 +47,8 @@ class NcclTransport : public DeviceTransport {
     watch_.end();
     const Status asked = drop_done();
     static_cast<void>(asked);  // what is left may be under way
-    for (const Pending& call : pending_) options_.marks.drop(call.mark);
-    for (void* mark : free_marks_) options_.marks.drop(mark);
+    for (const Pending& call : pending_) options_.events.drop(call.event);
+    for (void* event : free_events_) options_.events.drop(event);
     // The exchange may have failed since the watch last polled. A communicator whose ranks do not all end is not destroyed, which
     // waits for them, but aborted.
     const bool failed = !watch_.failure().ok() || !exchange_.poll().ok();
@@ -134,7 +134,7 @@ class NcclTransport : public DeviceTransport {
   // A call that the device has not done yet.
   struct Pending {
     const char* what;
-    void* mark;  // behind it in its stream
+    void* event;  // behind it in its stream
     Deadline deadline;
     Timeout timeout;
   };
@@ -153,16 +153,16 @@ class NcclTransport : public DeviceTransport {
     // First: the abort lets kernels go on that have waited in vain, and those after them would take stale bytes for a result.
     if (options_.failure_word) std::atomic_ref<uint32_t>(*options_.failure_word->word).store(1);
     end(CommunicatorEnd::How::kAbort);
-    for (const Pending& call : pending_) free_marks_.push_back(call.mark);
+    for (const Pending& call : pending_) free_events_.push_back(call.event);
     pending_.clear();
   }
 
   // Under the watch's mutex, or where no thread is left that takes it: what the device has done is watched no longer.
   Status drop_done() {
     while (!pending_.empty()) {
-      NVFP4_MOE_ASSIGN(const bool done, options_.marks.reached(pending_.front().mark));
+      NVFP4_MOE_ASSIGN(const bool done, options_.events.reached(pending_.front().event));
       if (!done) break;
-      free_marks_.push_back(pending_.front().mark);
+      free_events_.push_back(pending_.front().event);
       pending_.pop_front();
     }
     return {};
@@ -170,15 +170,15 @@ class NcclTransport : public DeviceTransport {
 
   // Under the watch's mutex: the call is watched until the stream has come this far.
   Status watch_for(Pending call, void* stream) {
-    if (!free_marks_.empty()) {
-      call.mark = free_marks_.back();
-      free_marks_.pop_back();
+    if (!free_events_.empty()) {
+      call.event = free_events_.back();
+      free_events_.pop_back();
     }
-    const Status set = options_.marks.set(&call.mark, stream);
+    const Status set = options_.events.set(&call.event, stream);
     if (set.ok())
       pending_.push_back(call);
-    else if (call.mark != nullptr)
-      free_marks_.push_back(call.mark);
+    else if (call.event != nullptr)
+      free_events_.push_back(call.event);
     return set;
   }
 
@@ -205,7 +205,7 @@ class NcclTransport : public DeviceTransport {
     }
     if (failed(step.result))
       return watch_.fail_all(lock, nccl_.failure(step.function, step.result, comm_).in(call.what));
-    if (captured || !options_.marks.set) return {};
+    if (captured || !options_.events.set) return {};
     if (const Status set = watch_for(call, stream); !set.ok()) return watch_.fail_all(lock, set);
     return {};
   }
@@ -235,11 +235,11 @@ class NcclTransport : public DeviceTransport {
   // Guarded by the watch's mutex, which is held in calls of comm_, until its end:
   NcclCommunicator comm_;  // null once it ends, if it is this one's to end
   CommunicatorEnd end_;
-  bool captured_ = false;          // graphs may hold comm_
-  bool unfinished_ = false;        // of the failure: it met work that may not have been done
-  std::deque<Pending> pending_;    // in the order of their calls
-  std::vector<void*> free_marks_;  // as many as calls were ever pending at once
-  Watch watch_;                    // last: it reads the others
+  bool captured_ = false;           // graphs may hold comm_
+  bool unfinished_ = false;         // of the failure: work was enqueued that may not have been done
+  std::deque<Pending> pending_;     // in the order of their calls
+  std::vector<void*> free_events_;  // as many as calls were ever pending at once
+  Watch watch_;                     // last: it reads the others
 };
 
 // The caller's communicator has this exchange's ranks.
@@ -268,7 +268,7 @@ Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& ex
   config.blocking = 0;
   NcclCommunicator comm = nullptr;
   NcclResult result = nccl.init_rank_config(&comm, exchange.world(), all[0], exchange.rank(), &config);
-  // Half of the time is left for the ranks to hear of each other's failures.
+  // Half of the time is left for the ranks to receive each other's failures.
   if (result == NcclResult::kInProgress) result = settle(nccl, comm, Deadline(exchange.timeout() / 2));
   Status status;
   if (result == NcclResult::kInProgress)

@@ -1,7 +1,7 @@
 // Ranks on GPUs, over NCCL: bytes from device memory to device memory, in the order of a stream.
 //
 // A rank has an Exchange first: through it go NCCL's unique id, what ranks have to
-// agree on, and the failures that NCCL itself never hears of. No call here waits for a device, so that all of them can be
+// agree on, and the failures that NCCL itself does not report. No call here waits for a device, so that all of them can be
 // captured into a graph; a thread of its own watches what has been enqueued.
 #pragma once
 
@@ -14,12 +14,12 @@
 
 namespace nvfp4_moe {
 
-// Marks behind what a stream has been given, for a thread that asks whether the device has come that far. A stream itself
-// is not asked: it may be captured by then, or gone.
-struct StreamMarks {
-  std::function<Status(void** mark, void* stream)> set;  // *mark: one that is reached, or null, for which it makes one
-  std::function<Result<bool>(void* mark)> reached;       // does not wait
-  std::function<void(void* mark)> drop;
+// Events in streams, by which a watching thread polls how far the device is. It does not query the stream itself, which may be
+// capturing by then, or destroyed.
+struct StreamEvents {
+  std::function<Status(void** event, void* stream)> set;  // *event: one that was reached, or null to make one
+  std::function<Result<bool>(void* event)> reached;       // does not wait
+  std::function<void(void* event)> drop;
 };
 
 // The word of DeviceTransport::failure_word.
@@ -31,19 +31,19 @@ struct FailureWord {
 struct NcclOptions {
   std::string library;  // path or name; empty: the process's own copy, else libnccl.so.2
   // An ncclComm_t of the caller's with the exchange's ranks, which stays the caller's: it is neither aborted nor
-  // destroyed, so that what waits on the device for a rank that is gone waits for the caller. null: one is made here, of
+  // destroyed, so that what waits on the device for a rank that is gone waits for the caller. null: one is made here, for
   // the calling thread's current device.
   void* communicator = nullptr;
   // For the time that a rank may take on its device. Empty: nobody's is watched, only ranks that are gone and NCCL's own
   // errors.
-  StreamMarks marks;
+  StreamEvents events;
   std::shared_ptr<const FailureWord> failure_word;  // null: kernels see no failure, and a graph's runs go on after it
   OnDevice on_device;                               // for the threads that end a communicator made here
 };
 
 // Collective, as connect is. A rank whose NCCL is missing, too old or another version than rank 0's ends it on all, by
-// name. The exchange lives longer than what comes back, whose end waits for no graph: the communicator ends behind the last
-// one that has captured it.
+// name. The exchange lives longer than what comes back, whose end waits for no graph: the communicator ends after the last
+// graph that has captured it.
 Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options = {});
 
 }  // namespace nvfp4_moe

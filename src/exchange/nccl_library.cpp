@@ -46,7 +46,7 @@ class Functions {
 
 Result<NcclLibrary> load(const std::string& asked) {
   const std::string name = asked.empty() ? kName : asked;
-  // torch's copy lies where no loader looks, and has the same name once it is loaded.
+  // torch's copy is outside the loader's search path, and has the same name once it is loaded.
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) {
     dlerror();

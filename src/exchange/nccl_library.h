@@ -44,7 +44,7 @@ struct NcclLibrary {
   static constexpr int kLeastVersion = 21800;  // 2.18.0: communicators that do not block, as they are used here
 
   // The library of that path or name, opened once a process. Empty: the copy that the process has already, else
-  // libnccl.so.2 where the system looks for libraries. kUnsupported, saying what was looked for and what the system
+  // libnccl.so.2 on the system's search path. kUnsupported, with the names that were tried and what the system
   // said, where there is none, where it is too old, and where it lacks a function.
   static Result<const NcclLibrary*> open(const std::string& path = "");
 

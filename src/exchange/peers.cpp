@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/boot_id.h"
 #include "exchange/watch.h"
 
 namespace nvfp4_moe {
@@ -32,7 +32,7 @@ constexpr int64_t kGranularity = int64_t{2} << 20;  // an allocation of its own,
 struct Identity {
   uint64_t process = 0;
   int64_t pid = 0;     // a child of a fork has its parent's number of the process
-  char host[40] = {};  // the kernel's number of its start
+  char host[40] = {};  // boot id
   char pci_address[32] = {};
   int32_t device = 0;
   bool shares_process(const Identity& other) const { return process == other.process && pid == other.pid; }
@@ -46,7 +46,9 @@ Result<Identity> identity_of(PeerDevice& device) {
   Identity mine;
   mine.process = process;
   mine.pid = getpid();
-  std::ifstream("/proc/sys/kernel/random/boot_id").read(mine.host, sizeof(mine.host) - 1);
+  // Ranks whose host is unknown must not count as ranks of one host.
+  NVFP4_MOE_TRY(boot_id().status());
+  boot_id()->copy(mine.host, sizeof(mine.host) - 1);
   NVFP4_MOE_ASSIGN(const std::string address, device.pci_address());
   address.copy(mine.pci_address, sizeof(mine.pci_address) - 1);
   mine.device = device.index();
@@ -137,7 +139,7 @@ class Peers : public PeerMemory {
     device_->drop_host_words(host_);
   }
 
-  // The memory in which ranks meet; from then on it is watched.
+  // The memory that ranks share; from then on it is watched.
   Status begin() {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
@@ -204,7 +206,7 @@ class Peers : public PeerMemory {
   std::string describe() const override { return "peers"; }
 
  private:
-  // Until all ranks have said that they have taken this one's last records, which none of its kernels waits for: they write
+  // Until all ranks have reported that they took this one's last packets, which none of its kernels waits for: they write
   // that into its memory.
   void await_last_words() {
     const auto begin = std::chrono::steady_clock::now();
@@ -261,7 +263,7 @@ class Peers : public PeerMemory {
   std::array<Region, kPeerRegions> regions_;
   std::vector<Buffer> memory_;  // this rank's, of all regions that there have been
   std::vector<void*> opened_;   // the others', of other processes
-  std::optional<Watch> watch_;  // once there is memory to meet in
+  std::optional<Watch> watch_;  // once there is shared memory
 };
 
 Status check_hosts(const std::vector<Identity>& ranks) {

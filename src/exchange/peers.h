@@ -2,7 +2,7 @@
 // own.
 //
 // A rank has an Exchange first: through it go the handles of memory, what ranks have to agree on, and the failures that no
-// device hears of. What a kernel waits for ends by the device's own clock, in a captured graph too; a thread watches for
+// device can detect. What a kernel waits for ends by the device's own clock, in a captured graph too; a thread watches for
 // that, and for ranks that are gone, and then ends all waits.
 #pragma once
 

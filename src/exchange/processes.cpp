@@ -16,6 +16,8 @@
 #include <string>
 #include <utility>
 
+#include "core/boot_id.h"
+
 namespace nvfp4_moe {
 
 // Written by its rank and read by the others. `state` is stored last.
@@ -28,15 +30,15 @@ struct RankProcesses::Page {
 
 namespace {
 
-// What a rank tells the others of its process.
+// A rank's process, as the other ranks learn of it.
 struct ProcessIdentity {
-  char host[56] = {};       // the kernel's number of its start, and the namespace of process numbers
+  char host[56] = {};       // boot id and the inode of the pid namespace
   uint64_t start_time = 0;  // a number may be given to another process
   int32_t pid = 0;
   int32_t page_fd = -1;
 };
 
-constexpr Timeout kLookInterval{500};
+constexpr Timeout kPollInterval{500};
 
 Status cannot_poll(const std::string& why) { return unsupported("processes: " + why); }
 
@@ -73,8 +75,8 @@ bool is_stopped(int32_t pid) {
 
 Result<ProcessIdentity> this_process(int page_fd) {
   ProcessIdentity mine;
-  NVFP4_MOE_ASSIGN(std::string host, read_proc("/proc/sys/kernel/random/boot_id"));
-  host.resize(std::min(host.size(), host.find('\n')));
+  NVFP4_MOE_TRY(boot_id().status());
+  std::string host = *boot_id();
   struct stat numbers {};
   if (::stat("/proc/self/ns/pid", &numbers) == 0) host += "/" + std::to_string(numbers.st_ino);
   host.copy(mine.host, sizeof(mine.host) - 1);
@@ -182,8 +184,8 @@ Status RankProcesses::poll() {
 
 // A rank that is stopped makes no call and launches nothing, and a captured collective that waits for it has no timeout.
 Status RankProcesses::find_stopped() {
-  if (!next_look_.passed()) return {};
-  next_look_ = Deadline(kLookInterval);
+  if (!next_poll_.passed()) return {};
+  next_poll_ = Deadline(kPollInterval);
   for (Other& other : others_) {
     if (!is_stopped(other.pid)) {
       other.stopped.reset();

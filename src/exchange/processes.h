@@ -47,7 +47,7 @@ class RankProcesses {
   Status open_other(int rank, int32_t pid, uint64_t start_time, int32_t page_fd);
 
   const Timeout timeout_;
-  Deadline next_look_{Timeout{0}};  // at what the processes do, which takes longer than a poll
+  Deadline next_poll_{Timeout{0}};  // of /proc, which is slow
   int page_fd_ = -1;
   Page* page_ = nullptr;  // this rank's
   std::vector<Other> others_;

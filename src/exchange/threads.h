@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe {
 
-// Where the ranks of one world meet. Each rank's thread joins once and drops its Exchange when done; the others' calls
+// Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done; the others' calls
 // then end with a message that names it.
 class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:

@@ -2,7 +2,7 @@
 //
 // nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its destructor allocates, and
 // ends the process where there is no memory left. Members stay in the order in which they were added. The interface is
-// the part of nlohmann::ordered_json that the library uses; a getter that meets another type gives T().
+// the part of nlohmann::ordered_json that the library uses; a getter that finds another type gives T().
 #pragma once
 
 #include <cmath>

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "io/files.h"
-#include "moe/cache_parts.h"
+#include "moe/cache_folder.h"
 
 namespace nvfp4_moe {
 namespace {

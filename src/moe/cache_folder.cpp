@@ -2,12 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <utility>
 
+#include "core/boot_id.h"
+#include "io/content_hash.h"
 #include "io/files.h"
 #include "io/output_file.h"
 
@@ -77,6 +84,104 @@ bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files
     }
   }
   return true;
+}
+
+namespace {
+
+constexpr const char* kEntryEnd = ".packed.";
+constexpr const char* kPartEnd = ".part";
+constexpr time_t kStaleSeconds = 3600;
+
+// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown" where it has none.
+const std::string& boot_name() {
+  static const std::string name =
+      boot_id().ok() ? to_string(content_hash(boot_id()->data(), boot_id()->size())).substr(0, 16) : "unknown";
+  return name;
+}
+
+bool is_of_this_boot(const std::string& name) {
+  return boot_name() != "unknown" && name.find(kEntryEnd + boot_name() + "-") != std::string::npos;
+}
+
+bool is_part_name(const std::string& name) {
+  return name.ends_with(kPartEnd) && name.find(kEntryEnd) != std::string::npos;
+}
+
+// Removes the file unless a writer may still hold it.
+bool remove_if_dead(const CacheFolder& folder, const std::string& name) {
+  struct stat named {};
+  if (::fstatat(folder.descriptor(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode))
+    return false;
+  const int file = ::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0) return false;
+  struct stat held {};
+  const bool dead = ::fstat(file, &held) == 0 && S_ISREG(held.st_mode) && held.st_dev == named.st_dev &&
+                    held.st_ino == named.st_ino && ::flock(file, LOCK_EX | LOCK_NB) == 0 &&
+                    (is_of_this_boot(name) || held.st_mtim.tv_sec + kStaleSeconds < std::time(nullptr));
+  // Under the lock: a writer that comes now sees it gone.
+  const bool removed = dead && ::unlinkat(folder.descriptor(), name.c_str(), 0) == 0;
+  ::close(file);
+  return removed;
+}
+
+}  // namespace
+
+Result<CachePart> CachePart::create(const CacheFolder& folder, const std::string& name, mode_t mode) {
+  static std::atomic<uint64_t> counter{0};
+  CachePart part(folder);
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    part.name_ = name + "." + boot_name() + "-" + std::to_string(::getpid()) + "-" +
+                 std::to_string(counter.fetch_add(1)) + kPartEnd;
+    const int file =
+        ::openat(folder.descriptor(), part.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+    if (file < 0 && errno == EEXIST) continue;  // of a process of another namespace, or of one that is gone
+    if (file < 0) return errno_status(part.path(), "cannot create", errno);
+    // A sweep may come between the two calls; then the file is held by it, or gone already.
+    struct stat facts {};
+    const bool locked = ::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // some systems have no locks
+    if (locked && ::fstat(file, &facts) == 0 && facts.st_nlink > 0) {
+      part.file_ = file;
+      return part;
+    }
+    ::close(file);
+  }
+  return io_error(printable(folder.file(name), 4096) +
+                  ": expected a free name for a part file, got none in 100 attempts");
+}
+
+CachePart::CachePart(CachePart&& other) noexcept
+    : folder_(other.folder_), name_(std::move(other.name_)), file_(std::exchange(other.file_, -1)) {}
+
+CachePart::~CachePart() {
+  if (file_ < 0) return;
+  ::unlinkat(folder_->descriptor(), name_.c_str(), 0);
+  ::close(file_);
+}
+
+Status CachePart::rename_to(const std::string& name) {
+  // A link under the cache's own name is replaced, and never followed; a device, FIFO or folder there is somebody's.
+  const int folder = folder_->descriptor();
+  struct stat facts {};
+  if (::fstatat(folder, name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(facts.st_mode) &&
+      !S_ISLNK(facts.st_mode))
+    return bad_input(printable(folder_->file(name), 4096) +
+                     ": expected a regular file to replace or nothing, got something else");
+  if (::fsync(file_) != 0) return errno_status(path(), "cannot sync", errno);
+  if (::renameat(folder, name_.c_str(), folder, name.c_str()) != 0)
+    return errno_status(path(), "cannot rename into place", errno);
+  if (::close(std::exchange(file_, -1)) != 0 && errno != EINTR)
+    return errno_status(folder_->file(name), "cannot close", errno);
+  return sync_directory(folder, folder_->path());
+}
+
+int sweep_cache_parts(const CacheFolder& folder) {
+  int removed = 0;
+  // By path: a name that is of another folder by now is not in the open one, or is a part file there too.
+  const auto names = list_directory(folder.path());
+  if (!names.ok()) return 0;
+  for (const std::string& name : *names)
+    if (is_part_name(name) && remove_if_dead(folder, name)) ++removed;
+  return removed;
 }
 
 }  // namespace nvfp4_moe

@@ -104,7 +104,7 @@ Status check(const Quantize& call) {
                             to_string(call.mode));
   if (call.channel_weights != nullptr) {
     if (call.search == ScaleSearch::kMax)
-      return invalid_argument("channel_weights: expected scales mse or sweep, since max looks at no error, got max");
+      return invalid_argument("channel_weights: expected scales mse or sweep, since max compares no errors, got max");
     NVFP4_MOE_TRY(check_array({"channel_weights", call.channel_weights, DType::kF32, call.cols}));
   }
   NVFP4_MOE_TRY(check_matrix("x", "K (cols)", call.rows, call.cols));

@@ -117,7 +117,7 @@ Status dequantize(const Dequantize& call) {
   const int64_t row_bytes = call.cols * (bits(call.out_dtype) / 8);
   for (int64_t r = 0; r < call.rows; ++r) {
     std::byte* const row = static_cast<std::byte*>(call.out) + r * row_bytes;
-    if (std::isnan(call.scales[r])) {  // how quantize marks a row that held NaN or Inf
+    if (std::isnan(call.scales[r])) {  // how quantize encodes a row that held NaN or Inf
       fill_nan(call.out_dtype, row, call.cols);
       continue;
     }

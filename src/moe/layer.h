@@ -15,8 +15,8 @@
 #include "core/progress.h"
 #include "moe/combine.h"
 #include "moe/env.h"
-#include "moe/last_size.h"
 #include "moe/weight_uses.h"
+#include "moe/workspaces.h"
 
 namespace nvfp4_moe {
 
@@ -123,7 +123,7 @@ class MoeLayer {
                    RunStatus* status = nullptr) const;
   // In place of a run that this rank cannot begin: over ranks, ends it on all of them. Returns why.
   Status decline(const Status& why) const;
-  // The checks of run_local, without reading an array. needs_out: whether batch.out is looked at.
+  // The checks of run_local, without reading an array. needs_out: whether batch.out is checked.
   Status check_batch(const Batch& batch, const void* workspace = nullptr, size_t workspace_bytes = 0,
                      bool needs_out = true) const;
   // Runs run_local on zeros at the token counts that touch every kernel of its plan, every page of its weights and the
@@ -135,7 +135,7 @@ class MoeLayer {
   // rank, so that the sums over the ranks are what one rank would report; with all_reduce each rank counts what it
   // computes, and bad_expert_ids and nonfinite_outputs are the same on all. Fails as failure() does.
   Result<RunStatus> status(const void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
-  // Over ranks on a device, what runs have met since they were enqueued, those of graphs too: the exchange's failure while
+  // Over ranks on a device, what has happened to runs since they were enqueued, those of graphs too: the exchange's failure while
   // work was under way; with a capacity, once, that runs since the last call had more tokens than that. Waits for the
   // stream.
   Status failure(void* stream = nullptr) const;
@@ -200,7 +200,7 @@ class MoeLayer {
   mutable WeightUses uses_;                    // by runs and unpacks
   ForkMutex replacing_;                        // held while weights are written: a forked child gets whole experts
   mutable std::atomic<bool> captured_{false};  // a run was captured; written within a use, read within a replacement
-  ReplacementMark last_replacement_;           // on a stream; dropped before the weights. Written within a replacement
+  ReplacementEvent last_replacement_;          // on a stream; dropped before the weights. Written within a replacement
   const uint32_t process_ = fork_count();
 };
 

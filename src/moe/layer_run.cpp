@@ -1,12 +1,120 @@
-// A layer's runs and what they report, of one rank or over ranks.
+// A layer's runs, of one rank or over ranks: what is checked before they compute, without reading an array, and what they
+// report.
+#include <cstdint>
+#include <string>
+
 #include "backend/layer_steps.h"
 #include "core/router.h"
 #include "moe/batch_check.h"
 #include "moe/layer.h"
 #include "moe/layer_debug.h"
-#include "moe/workspace_claim.h"
+#include "moe/router.h"
+#include "moe/workspaces.h"
 
 namespace nvfp4_moe {
+
+Status check_array(const Array& array) {
+  const uintptr_t alignment = static_cast<uintptr_t>(bits(array.dtype) / 8);
+  if (array.data == nullptr) return invalid_argument(std::string(array.name) + ": expected a pointer, got null");
+  if (array.begin() % alignment != 0)
+    return invalid_argument(std::string(array.name) + ": expected an address that is a multiple of " +
+                            std::to_string(alignment) + " (" + to_string(array.dtype) + "), got one that is not");
+  if (array.end() < array.begin())
+    return invalid_argument(std::string(array.name) + ": expected " + std::to_string(array.count) +
+                            " elements of memory, got an address too near the end of the address space");
+  return {};
+}
+
+Status check_apart(const Array& written, const Array& other) {
+  if (written.begin() >= other.end() || other.begin() >= written.end()) return {};
+  return invalid_argument(std::string(written.name) + ": expected memory of its own, got memory that overlaps " +
+                          other.name);
+}
+
+Status check_activation_dtype(const char* name, DType dtype) {
+  if (is_activation(dtype)) return {};
+  return invalid_argument(std::string(name) + " dtype: expected BF16, F16 or F32, got " + to_string(dtype));
+}
+
+Status check_tokens(int64_t tokens, int64_t max_tokens) {
+  if (tokens >= 0 && tokens <= max_tokens) return {};
+  return invalid_argument("tokens: expected 0 to " + std::to_string(max_tokens) + ", got " + std::to_string(tokens));
+}
+
+Status check_forked(const char* what, bool forked) {
+  if (!forked) return {};
+  return unsupported(std::string(what) +
+                     ": expected the process that opened this on a GPU, got one forked from it, where CUDA does not "
+                     "work (start it with spawn or exec, and open there)");
+}
+
+namespace {
+
+// That the selection is this batch's: of its tokens, by a router of the layer's experts, into the batch's arrays.
+Status check_selection(const MoeConfig& config, const Batch& batch) {
+  const SelectExperts& call = *batch.selection;
+  const auto differs = [](const char* what, int64_t expected, int64_t got) {
+    return invalid_argument(std::string("router ") + what + ": expected the layer's " + std::to_string(expected) +
+                            ", got " + std::to_string(got));
+  };
+  if (call.config.num_experts != config->num_experts)
+    return differs("num_experts", config->num_experts, call.config.num_experts);
+  if (call.config.top_k != config->top_k) return differs("top_k", config->top_k, call.config.top_k);
+  if (call.tokens != batch.tokens)
+    return invalid_argument("router tokens: expected the batch's " + std::to_string(batch.tokens) + ", got " +
+                            std::to_string(call.tokens));
+  if (call.topk_ids != batch.topk_ids || call.ids_dtype != batch.ids_dtype || call.topk_weights != batch.topk_weights)
+    return invalid_argument("topk_ids, topk_weights: expected the arrays that the selection writes, got others");
+  return router::check_call(call);
+}
+
+// What the selection reads is written by no one else, and what it writes is no input of the layer's.
+Status check_selected(const SelectExperts& call, const Array& hidden, const Array& shared_weights, const Array& out,
+                      const Array& workspace) {
+  const auto [reads, writes] = router::arrays_of(call);
+  for (const Array& read : reads)
+    for (const Array* written : {&out, &workspace})
+      if (read.data != nullptr) NVFP4_MOE_TRY(check_apart(*written, read));
+  for (const Array& written : writes)
+    for (const Array* other : {&hidden, &shared_weights, &out, &workspace})
+      if (written.data != nullptr && other->data != nullptr) NVFP4_MOE_TRY(check_apart(written, *other));
+  return {};
+}
+
+}  // namespace
+
+Status MoeLayer::check_batch(const Batch& batch, const void* workspace, size_t workspace_bytes, bool needs_out) const {
+  const MoeConfig& config = weights_->config;
+  NVFP4_MOE_TRY(check_tokens(batch.tokens, plan_.limits.max_tokens));
+  NVFP4_MOE_TRY(check_activation_dtype("hidden", batch.hidden_dtype));
+  NVFP4_MOE_TRY(check_activation_dtype("out", batch.out_dtype));
+  if (batch.ids_dtype != DType::kI32 && batch.ids_dtype != DType::kI64)
+    return invalid_argument(std::string("topk_ids dtype: expected I32 or I64, got ") + to_string(batch.ids_dtype));
+  if (batch.shared_weights != nullptr && config->shared_intermediate_size == 0)
+    return invalid_argument("shared_weights: expected null (the layer has no shared expert), got a pointer");
+  if (batch.selection != nullptr) NVFP4_MOE_TRY(check_selection(config, batch));
+  if (batch.tokens == 0) return {};
+
+  const int64_t values = batch.tokens * config->hidden_size;
+  const int64_t assignments = batch.tokens * config->top_k;
+  const Array out{"out", batch.out, batch.out_dtype, needs_out ? values : 0};
+  const Array space{"workspace", workspace, DType::kU8, static_cast<int64_t>(workspace_bytes)};
+  const Array inputs[] = {
+      {"hidden", batch.hidden, batch.hidden_dtype, values},
+      {"topk_ids", batch.topk_ids, batch.ids_dtype, assignments},
+      {"topk_weights", batch.topk_weights, DType::kF32, assignments},
+      {"shared_weights", batch.shared_weights, DType::kF32, batch.tokens},
+  };
+  if (needs_out) NVFP4_MOE_TRY(check_array(out));
+  NVFP4_MOE_TRY(check_apart(space, out));
+  for (const Array& input : inputs) {
+    if (&input == &inputs[3] && input.data == nullptr) continue;  // shared_weights may be left out
+    NVFP4_MOE_TRY(check_array(input));
+    NVFP4_MOE_TRY(check_apart(out, input));
+    NVFP4_MOE_TRY(check_apart(space, input));
+  }
+  return batch.selection != nullptr ? check_selected(*batch.selection, inputs[0], inputs[3], out, space) : Status();
+}
 
 Status MoeLayer::run(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream,
                      RunStatus* status) const {

@@ -9,7 +9,7 @@
 #include "moe/config_json.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
-#include "moe/workspace_claim.h"
+#include "moe/workspaces.h"
 
 namespace nvfp4_moe {
 namespace {

@@ -13,7 +13,7 @@
 #include "core/executor.h"
 #include "core/fork.h"
 #include "moe/env.h"
-#include "moe/last_size.h"
+#include "moe/workspaces.h"
 
 namespace nvfp4_moe {
 

@@ -9,7 +9,6 @@
 #include "moe/cache_file.h"
 #include "moe/cache_folder.h"
 #include "moe/cache_key.h"
-#include "moe/cache_parts.h"
 #include "moe/registry.h"
 
 namespace nvfp4_moe {

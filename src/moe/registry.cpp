@@ -35,7 +35,7 @@ struct DeviceTables {
   const DeviceRouter* router = nullptr;
   const DeviceRanks* ranks = nullptr;
   const DevicePeers* peers = nullptr;
-  const DeviceRecords* records = nullptr;
+  const DevicePackets* packets = nullptr;
   const DeviceTopology* topology = nullptr;
   const DeviceReplacement* replacement = nullptr;
 };
@@ -44,7 +44,7 @@ DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
 #ifdef NVFP4_MOE_WITH_CUDA
   if (kind == DeviceKind::kCuda)
     return {kCudaBackend.memory, kCudaBackend.formats, kCudaBackend.router, &kCudaRanks,
-            &kCudaPeers,         &kCudaRecords,        &kCudaTopology,      &kCudaReplacement};
+            &kCudaPeers,         &kCudaPackets,        &kCudaTopology,      &kCudaReplacement};
 #endif
   return {};
 }
@@ -157,7 +157,7 @@ const DeviceFormats* device_formats(DeviceKind kind) { return tables_of(kind).fo
 const DeviceRouter* device_router(DeviceKind kind) { return tables_of(kind).router; }
 const DeviceRanks* device_ranks(DeviceKind kind) { return tables_of(kind).ranks; }
 const DevicePeers* device_peers(DeviceKind kind) { return tables_of(kind).peers; }
-const DeviceRecords* device_records(DeviceKind kind) { return tables_of(kind).records; }
+const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).packets; }
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 

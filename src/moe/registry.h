@@ -45,6 +45,6 @@ const DeviceTopology* device_topology(DeviceKind kind);
 // Experts replaced in the order of a stream there; null where device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
 // What all_to_all does there between the steps, alike.
-const DeviceRecords* device_records(DeviceKind kind);
+const DevicePackets* device_packets(DeviceKind kind);
 
 }  // namespace nvfp4_moe

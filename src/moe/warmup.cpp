@@ -13,7 +13,7 @@ namespace {
 
 // One token and small, middle and large batches: the kernels that a plan chooses between. On a host the last count
 // gives every expert a row, so that all weights are read; a device loads a kernel when it is first launched, so that it
-// gets counts close enough to each other to meet every variant.
+// gets counts close enough to each other to reach every variant.
 std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range, bool on_device,
                                    int64_t max_tokens) {
   const int64_t all_experts = (range.count + config->top_k - 1) / config->top_k;

@@ -85,9 +85,9 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
   NVFP4_MOE_TRY(exchange.agree(facts.status()));
   const DeviceRanks& ranks = *device_ranks(facts->kind);
   const int index = facts->index;
-  call.options.marks = {[&ranks, index](void** mark, void* stream) { return ranks.set_mark(index, mark, stream); },
-                        [&ranks, index](void* mark) { return ranks.mark_reached(index, mark); },
-                        [&ranks, index](void* mark) { ranks.drop_mark(index, mark); }};
+  call.options.events = {[&ranks, index](void** event, void* stream) { return ranks.set_event(index, event, stream); },
+                         [&ranks, index](void* event) { return ranks.event_reached(index, event); },
+                         [&ranks, index](void* event) { ranks.drop_event(index, event); }};
   call.options.on_device = [&ranks, index](const std::function<void()>& body) {
     const auto run = [](void* argument) -> Status {
       (*static_cast<const std::function<void()>*>(argument))();

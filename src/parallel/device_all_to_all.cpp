@@ -17,7 +17,7 @@ void DeviceAllToAll::take_more(Spans& spans, int64_t tokens, Arena& arena) const
   const int64_t headers = world() * layout_of(tokens).header_bytes, row_bytes = packet_.row_bytes;
   spans.counts = arena.take<int64_t>("", "counts", 2 * world());
   spans.bounds = arena.take<int32_t>("", "bounds", 2 * (world() + 1));
-  spans.sources = arena.take<RecordSource>("", "sources", counts_.sent(tokens));
+  spans.sources = arena.take<PacketSource>("", "sources", counts_.sent(tokens));
   spans.send = arena.take<std::byte>("", "send", counts_.sent(tokens) * packet_.bytes + headers);
   spans.recv = arena.take<std::byte>("", "recv", received() * packet_.bytes + headers);
   spans.first_rows = arena.take<int32_t>("", "first_rows", received());
@@ -38,8 +38,8 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
         "stream: expected one that is not captured for all_to_all without a capacity, whose counts the "
         "host waits for, got one that is");
   NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
-  const CountRecords counted{s.slots, slots_->first_of_rank(), batch.tokens, top_k(), world(), s.counts};
-  NVFP4_MOE_TRY(records_.count(device(), counted, stream));
+  const CountPackets counted{s.slots, slots_->first_of_rank(), batch.tokens, top_k(), world(), s.counts};
+  NVFP4_MOE_TRY(packet_steps_.count(device(), counted, stream));
   int64_t packets = counts_.sent(batch.tokens);
   if (!counts_.fixed()) {
     NVFP4_MOE_TRY(
@@ -50,17 +50,17 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
   NVFP4_MOE_TRY(steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
-  const RecordLayout layout = layout_of(batch.tokens);
-  NVFP4_MOE_TRY(
-      records_.scan(device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
+  const MessageLayout layout = layout_of(batch.tokens);
+  NVFP4_MOE_TRY(packet_steps_.scan(
+      device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed}, stream));
   NVFP4_MOE_TRY(steps().quantize(step));
-  PackRecords pack;
+  PackPackets pack;
   set_tokens(pack, s, side);
   pack.layout = layout;
   pack.sources = s.sources;
-  pack.records = packets;
+  pack.packets = packets;
   pack.messages = s.send;
-  return records_.pack(device(), pack, stream);
+  return packet_steps_.pack(device(), pack, stream);
 }
 
 Status DeviceAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
@@ -81,7 +81,7 @@ Status DeviceAllToAll::dispatch(const Batch&, const Spans& s, const Side&, void*
 }
 
 Status DeviceAllToAll::run_experts(const Spans& s, const Side& expert, void* stream) {
-  TakeRecords take = take_call(s, layout_of(0), s.recv);  // an expert rank's messages have their source ranks' lengths
+  TakePackets take = take_call(s, layout_of(0), s.recv);  // an expert rank's messages have their source ranks' lengths
   take.first_rows = s.first_rows;
   auto* const packets = bounds_.data();
   auto* const rows = packets + world() + 1;
@@ -91,14 +91,14 @@ Status DeviceAllToAll::run_experts(const Spans& s, const Side& expert, void* str
   }
   take.bounds = s.bounds;
   take.capacity = counts_.capacity();
-  NVFP4_MOE_TRY(records_.put(device(), bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
+  NVFP4_MOE_TRY(packet_steps_.put(device(), bounds_.data(), static_cast<int64_t>(bounds_.size()), s.bounds, stream));
   const StepContext step = expert.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(records_.take(step, steps(), take));
+  NVFP4_MOE_TRY(packet_steps_.take(step, steps(), take));
   NVFP4_MOE_TRY(multiply(steps(), step, expert.buffers.routed));
-  return records_.pack_rows(device(),
-                            {packet_, expert.buffers.routed.rows_out, expert.buffers.row_of_assignment, s.ids,
-                             s.first_rows, expert.batch.tokens, s.send_rows, s.status, expert.buffers.status},
-                            stream);
+  return packet_steps_.pack_rows(device(),
+                                 {packet_, expert.buffers.routed.rows_out, expert.buffers.row_of_assignment, s.ids,
+                                  s.first_rows, expert.batch.tokens, s.send_rows, s.status, expert.buffers.status},
+                                 stream);
 }
 
 Status DeviceAllToAll::work(const Spans& s, const StepContext& source, const Side& expert, void* stream) {

@@ -54,7 +54,7 @@ class AllToAllOnDevice : public RankCombine {
     // DeviceAllToAll's:
     int64_t* counts = nullptr;        // (world, 2)
     int32_t* bounds = nullptr;        // (2, world + 1)
-    RecordSource* sources = nullptr;  // of the packets that are sent
+    PacketSource* sources = nullptr;  // of the packets that are sent
     std::byte* send = nullptr;        // packets for all ranks
     std::byte* recv = nullptr;        // (U) packets
     int32_t* first_rows = nullptr;    // (U)
@@ -78,8 +78,8 @@ class AllToAllOnDevice : public RankCombine {
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
   // What the expert rank takes, but for where packets are.
-  TakeRecords take_call(const Spans& spans, const RecordLayout& layout, const std::byte* packets) const;
-  // What packs source.buffers' tokens. Packed: PackRecords or PushRecords.
+  TakePackets take_call(const Spans& spans, const MessageLayout& layout, const std::byte* packets) const;
+  // What packs source.buffers' tokens. Packed: PackPackets or PushPackets.
   template <class Packed>
   void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
   const LayerSteps& steps() const { return *layer_.backend().steps; }
@@ -102,8 +102,8 @@ class AllToAllOnDevice : public RankCombine {
   virtual void await(AwaitedRows& awaited, const Spans& spans) const = 0;
 
   const std::unique_ptr<DeviceSlots> slots_;
-  const DeviceRecords& records_;
-  const WireRecord packet_;
+  const DevicePackets& packet_steps_;
+  const PacketFormat packet_;
   const DeviceReport report_;
 
  private:
@@ -146,7 +146,7 @@ class DeviceAllToAll : public AllToAllOnDevice {
 
  private:
   // Of the messages of a source rank with this many tokens.
-  RecordLayout layout_of(int64_t tokens) const {
+  MessageLayout layout_of(int64_t tokens) const {
     return {packet_, world(), counts_.fixed_packets(tokens), counts_.fixed()};
   }
   void take_more(Spans& spans, int64_t tokens, Arena& arena) const override;
@@ -163,7 +163,7 @@ class DeviceAllToAll : public AllToAllOnDevice {
   PacketCounts counts_;
   std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
-  std::vector<int32_t> bounds_;                   // (2, world + 1) TakeRecords::bounds
+  std::vector<int32_t> bounds_;                   // (2, world + 1) TakePackets::bounds
   bool captured_ = false;                         // between begin and run
 };
 

@@ -40,7 +40,7 @@ AllToAllOnDevice::AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::uni
                                    DeviceReport report)
     : RankCombine(layer, ranks),
       slots_(std::move(slots)),
-      records_(*device_records(layer.plan().device.kind)),
+      packet_steps_(*device_packets(layer.plan().device.kind)),
       packet_(layer.weights().config),
       report_(std::move(report)) {}
 
@@ -86,9 +86,9 @@ AllToAllOnDevice::Side AllToAllOnDevice::source(const Spans& spans, const Batch&
   return made;
 }
 
-TakeRecords AllToAllOnDevice::take_call(const Spans& spans, const RecordLayout& layout,
+TakePackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout& layout,
                                         const std::byte* packets) const {
-  TakeRecords take;
+  TakePackets take;
   take.layout = layout;
   take.messages = packets;
   take.range = layer_.weights().range;

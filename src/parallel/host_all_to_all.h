@@ -37,7 +37,7 @@ class HostAllToAll : public RankCombine {
   void take_rows(const LayerBuffers& source, int64_t tokens, const Spans& spans) const;
 
   const PackedWeights source_;  // of no expert: config and range, for the steps that read no weights
-  const WireRecord packet_;
+  const PacketFormat packet_;
   HostSlots slots_;
   PacketCounts counts_;
   std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank

@@ -10,10 +10,10 @@
 #include "moe/config_json.h"
 #include "moe/env.h"
 #include "moe/registry.h"
-#include "moe/weights_id.h"
 #include "parallel/all_reduce.h"
 #include "parallel/device_all_to_all.h"
 #include "parallel/host_all_to_all.h"
+#include "parallel/weights_id.h"
 
 namespace nvfp4_moe {
 namespace {

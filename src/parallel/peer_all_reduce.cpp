@@ -29,7 +29,7 @@ Result<std::unique_ptr<RankCombine>> PeerAllReduce::make(MoeLayer& layer, const 
   sum.link = memory.link();
   const int64_t world = sum.link.world, max_values = ranks.max_tokens * ranks.config->hidden_size;
   made->most_small_ = most_small_of(max_values, world);
-  const auto pairs_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(MarkedPair)}; };
+  const auto pairs_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(PairWithFlags)}; };
   NVFP4_MOE_ASSIGN(const PeerMemory::Region pairs, memory.reserve(PeerRegion::kPairs, pairs_bytes(made->most_small_)));
   sum.pairs = pairs.addresses;
   sum.pair_stride = pairs.size_bytes / pairs_bytes(2);
@@ -44,7 +44,7 @@ Result<std::unique_ptr<RankCombine>> PeerAllReduce::make(MoeLayer& layer, const 
 }
 
 int64_t PeerAllReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype) {
-  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(MarkedPair)};
+  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(PairWithFlags)};
   // The parts that others add, and this rank's shard of the sums to each of them.
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
@@ -60,9 +60,9 @@ Status PeerAllReduce::sum(const Batch& batch, const Spans& s, void* stream) {
   sum.failed = s.failed;
   if (sum.count <= most_small_) return peers_.sum_small(device, sum, stream);
   NVFP4_MOE_TRY(peers_.push_parts(device, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device, sum.link, true, s.failed, stream));
+  NVFP4_MOE_TRY(peers_.barrier(device, sum.link, true, s.failed, stream));
   NVFP4_MOE_TRY(peers_.sum_shard(device, sum, stream));
-  NVFP4_MOE_TRY(peers_.meet(device, sum.link, false, s.failed, stream));
+  NVFP4_MOE_TRY(peers_.barrier(device, sum.link, false, s.failed, stream));
   NVFP4_MOE_TRY(peers_.take_totals(device, sum, stream));
   return device_ranks(layer_.plan().device.kind)
       ->check_sum(device, {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite}, stream);

@@ -21,10 +21,10 @@ Result<std::unique_ptr<RankCombine>> PeerAllToAll::make(MoeLayer& layer, const R
     return {};
   };
   constexpr int64_t kFlagBytes{sizeof(uint32_t)};
-  NVFP4_MOE_TRY(reserve(PeerRegion::kRecords, packets * made->packet_.bytes, made->packets_));
-  NVFP4_MOE_TRY(reserve(PeerRegion::kRecordMarks, packets * kFlagBytes, made->packet_flags_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kPackets, packets * made->packet_.bytes, made->packets_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kPacketFlags, packets * kFlagBytes, made->packet_flags_));
   NVFP4_MOE_TRY(reserve(PeerRegion::kRows, rows * made->packet_.row_bytes, made->rows_));
-  NVFP4_MOE_TRY(reserve(PeerRegion::kRowMarks, rows * kFlagBytes, made->row_flags_));
+  NVFP4_MOE_TRY(reserve(PeerRegion::kRowFlags, rows * kFlagBytes, made->row_flags_));
   return std::unique_ptr<RankCombine>(std::move(made));
 }
 
@@ -59,42 +59,43 @@ Status PeerAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
 // Once all ranks have said that they run: a rank that cannot may be gone, and its memory with it.
 Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& source, void* stream) {
   const StepContext step = source.step(layer_.weights(), stream);
-  PushRecords push;
+  PushPackets push;
   set_tokens(push, s, source);
   push.link = link_;
-  push.records = packets_;
-  push.marks = packet_flags_;
-  push.record_stride = max_tokens();
-  push.record = packet_;
+  push.packets = packets_;
+  push.flags = packet_flags_;
+  push.packet_stride = max_tokens();
+  push.packet = packet_;
   push.tokens = batch.tokens;
   push.failed = s.failed;
-  if (!peers_.pushes_tokens(step, steps())) return peers_.push_records(device(), push, stream);
+  if (!peers_.pushes_tokens(step, steps())) return peers_.push_packets(device(), push, stream);
   return peers_.push_tokens(step, steps(), {slots_->call(batch, rank(), s.slots), push});
 }
 
 Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side& expert, void* stream) {
-  TakeRecords take = take_call(s, RecordLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
-  take.peers.record_stride = max_tokens();
-  take.peers.marks = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
+  TakePackets take = take_call(s, MessageLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
+  take.peers.packet_stride = max_tokens();
+  take.peers.flags = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
   for (int from = 0; from < world(); ++from)
-    take.peers.first_of_home[from + 1] = take.peers.first_of_home[from] + static_cast<int32_t>(counts_.tokens(from));
+    take.peers.first_of_source[from + 1] =
+        take.peers.first_of_source[from] + static_cast<int32_t>(counts_.tokens(from));
   take.wait = link_.wait;
   const StepContext step = expert.step(layer_.weights(), stream);
   if (expert.batch.tokens > 0) {
-    NVFP4_MOE_TRY(records_.take(step, steps(), take));
+    NVFP4_MOE_TRY(packet_steps_.take(step, steps(), take));
     NVFP4_MOE_TRY(multiply(steps(), step, expert.buffers.routed));
   }
   PushRows push;
   push.link = link_;
   push.rows = rows_;
-  push.marks = row_flags_;
-  push.record = packet_;
+  push.flags = row_flags_;
+  push.packet = packet_;
   push.rows_out = expert.buffers.routed.rows_out;
   push.row_of_assignment = expert.buffers.row_of_assignment;
   push.ids = s.ids;
-  push.records = expert.batch.tokens;
+  push.packets = expert.batch.tokens;
   push.messages = take.peers;
-  push.owner = expert.batch.tokens > 0 ? expert.buffers.status : nullptr;
+  push.expert_status = expert.batch.tokens > 0 ? expert.buffers.status : nullptr;
   push.counts_tokens = peers_.pushes_tokens(source, steps());
   return peers_.push_rows(source, push);
 }
@@ -102,7 +103,7 @@ Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side&
 void PeerAllToAll::await(AwaitedRows& awaited, const Spans& s) const {
   awaited.wait = link_.wait;
   awaited.world = world();
-  awaited.marks = reinterpret_cast<const uint32_t*>(row_flags_.of_rank[rank()]);
+  awaited.flags = reinterpret_cast<const uint32_t*>(row_flags_.of_rank[rank()]);
   awaited.slots = s.slots;
   awaited.first_of_rank = slots_->first_of_rank();
 }

@@ -79,7 +79,7 @@ SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t source_rank, int32_t* s
   call.tokens = batch.tokens;
   call.top_k = top_k_;
   call.num_experts = num_experts_;
-  call.home = source_rank;
+  call.source = source_rank;
   call.first_of_expert = tables();
   call.slots_of_expert = tables() + num_experts_ + 1;
   call.slots = slots;

@@ -1,7 +1,7 @@
 // The header of a safetensors file: JSON -> tensors that tile the data section exactly.
 //
 // {"__metadata__": {string: string}, NAME: {"dtype": D, "shape": [n...], "data_offsets": [begin, end]}, ...}
-// Everything is checked before anything of the data is looked at; see safetensors.h for what is refused.
+// Everything is checked before anything of the data is read; see safetensors.h for what is refused.
 #include <fmt/format.h>
 
 #include <algorithm>

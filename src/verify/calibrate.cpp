@@ -83,7 +83,7 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions
 }
 
 // An executor whose loops end early once progress asks for it: it is asked by the thread that runs the loop, after each
-// range that this thread computes itself. The results of a loop that ended early are not to be looked at.
+// range that this thread computes itself. The results of a loop that ended early must not be used.
 class CancellableExecutor final : public Executor {
  public:
   CancellableExecutor(Executor& executor, const ProgressFn& progress) : executor_(executor), progress_(progress) {}

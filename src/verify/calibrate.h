@@ -49,7 +49,7 @@ struct Calibration {
 };
 std::string to_json(const Calibration& calibration, int indent = 2);
 
-// One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is not looked at).
+// One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is ignored).
 // `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf. progress: asked
 // after each expert that is packed, and between the parts of each step; cancelling gives kCancelled. moments: of the
 // range's experts, or null.

@@ -130,7 +130,7 @@ class OriginalExpert {
 
 constexpr const char* kProjections[] = {"gate", "up", "down"};
 
-// What a broken tensor looks like: the first explanation that fits its first rows.
+// The likely fault of a broken tensor: the first explanation that fits its first rows.
 std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, int64_t num_experts, size_t p,
                      const Nvfp4View& view) {
   constexpr double kAlike =
@@ -146,21 +146,21 @@ std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, 
       const double s = static_cast<double>(view.tensor_scale);
       const bool reciprocal = std::fabs(std::log2(own.norm_ratio) - 2 * std::log2(s)) < 0.5;
       return fmt::format("the whole tensor is {:.4g} times the original: {}", own.norm_ratio,
-                         reciprocal ? "its tensor scale looks like a reciprocal" : "wrong tensor scale");
+                         reciprocal ? "its tensor scale seems to be a reciprocal" : "wrong tensor scale");
     }
     return "";
   }
   if (p < 2 && has_gate(original.model().options.activation) && against(expert, 1 - p).cosine > kAlike)
-    return fmt::format("it matches the original's {} of the same expert: gate and up look swapped",
+    return fmt::format("it matches the original's {} of the same expert: gate and up seem swapped",
                        kProjections[1 - p]);
   for (const int64_t step : {int64_t{1}, int64_t{-1}}) {
     if (against(expert + step, p).cosine > kAlike)
-      return fmt::format("it matches the original's expert {}: experts look shifted by one", expert + step);
+      return fmt::format("it matches the original's expert {}: experts seem shifted by one", expert + step);
   }
   const auto same = OriginalExpert::load(original, layer, expert);
   if (same.ok() && view.scales_stride == view.cols / 16 &&
       likeness_transposed_scales(view, same->rows(p)).cosine > kAlike)
-    return "its block scales look transposed";
+    return "its block scales seem transposed";
   return fmt::format("cosine with the original {:.3f}", own.cosine);
 }
 
@@ -178,7 +178,7 @@ class LayerVerifier {
     const Status status = steps(number, out);
     out.seconds = since(start);
     if (status.ok()) return status;
-    // A fault of the files belongs to the layer it was met in; anything else ends the whole.
+    // A fault of the files belongs to the layer that was being read; anything else ends the whole.
     if (status.code() != Code::kBadInput && status.code() != Code::kCheckFailed) return status;
     out.failures.push_back(status.message());
     return {};

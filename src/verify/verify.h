@@ -110,7 +110,7 @@ struct OriginalCheck {
   uint64_t broken_half_steps = 0;  // weights outside their code's interval
   int64_t faulty_tensors = 0;
   std::vector<WeightFault> faults;  // the first of each faulty tensor, at most kMaxFaults
-  std::string hint;                 // what the first faulty tensor looks like: "matches the original's up_proj", ...
+  std::string hint;  // the likely fault of the first faulty tensor: "matches the original's up_proj", ...
   bool below_limit = false;
   bool passed() const { return broken_half_steps == 0 && !below_limit; }
 };

@@ -1,4 +1,4 @@
-// Decoded weights against the originals they were quantized from: the half-step criterion, and what a broken one looks
+// Decoded weights against the originals they were quantized from: the half-step criterion, and the likely fault of a broken
 // like.
 //
 // Notation: w an original weight, c its code, g(c) the E2M1 value, v the block scale's value, s the tensor scale, u = v

@@ -318,7 +318,7 @@ def _head(*command):
     return next(iter(first_lines(*command)), "")
 
 
-def announce(steps, options, path):
+def print_plan(steps, options, path):
     hours = sum(step.limit_s for step in steps if not step.absent) / 3600
     print(
         f"Acceptance on {'the emulator as ' + options.emulate if options.emulate else 'the first GPU'}: {len(steps)} steps."
@@ -367,7 +367,7 @@ def main(arguments=None):
     report = report_file.new(scrub(facts), capability, datetime.datetime.now(datetime.UTC))
     if options.resume:
         report_file.take_over(report, options.out)
-    announce(steps, options, os.path.relpath(options.out))
+    print_plan(steps, options, os.path.relpath(options.out))
     for step in steps:
         ended = options.resume and report_file.state(report, step.name) in ("passed", "failed")
         if ended and not (options.part and step.name == "build"):

@@ -18,16 +18,16 @@ NAMES_OF_NOBODY = {"root", "user", "ubuntu", "debian", "admin", "test", "localho
 class Scrubber:
     """Takes out of texts what says whose machine this is. Call it with a text, or with lists and dictionaries of them."""
 
-    def __init__(self, root, *, home=None, user=None, host=None):
-        home = home if home is not None else str(pathlib.Path.home())
+    def __init__(self, root, *, home_folder=None, user=None, host=None):
+        folder = home_folder if home_folder is not None else str(pathlib.Path.home())
         host = host if host is not None else socket.gethostname()
         try:
             user = user if user is not None else getpass.getuser()
         except (KeyError, OSError):
             user = ""
         self.replaced = [(re.compile(re.escape(str(root)) + r"(?=/|\b)"), ".")]
-        if len(home) > 1:
-            self.replaced.append((re.compile(re.escape(home) + r"(?=/|\b)"), "~"))
+        if len(folder) > 1:
+            self.replaced.append((re.compile(re.escape(folder) + r"(?=/|\b)"), "~"))
         for name, instead in ((host, "HOST"), (host.split(".")[0], "HOST"), (user, "USER")):
             if len(name) > 2 and name.lower() not in NAMES_OF_NOBODY:
                 self.replaced.append((re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])"), instead))

@@ -329,7 +329,7 @@ void add_fp8(const std::function<void(const Choice&, const Shape&, Routing, int6
     }
 }
 
-// What biases and relu2 meet: every choice every shape; the first four, one of each activation format, every data kind;
+// Cases of biases and relu2: every choice every shape; the first four, one of each activation format, every data kind;
 // the first two routings and token counts too. set: what makes a case one of them.
 void add_each(const std::vector<Choice>& choices, void (*set)(Case&),
               const std::function<void(const Choice&, const Shape&, Routing, int64_t, DataKind)>& add) {
@@ -360,7 +360,7 @@ std::vector<Case> build() {
       if (other.name == c.name) return;
     table.push_back(std::move(c));
   };
-  // Every choice meets every shape, and walks through routings and data at coprime steps.
+  // Every choice runs with every shape, and walks through routings and data at coprime steps.
   size_t turn = 0;
   for (const Choice& choice : choices())
     for (const Shape& shape : kShapes) {
@@ -373,7 +373,7 @@ std::vector<Case> build() {
     for (int64_t tokens : kTokens) add(all[format], kShapes[0], Routing::kZipf, tokens, DataKind::kNormal);
     add(all[format], kShapes[3], Routing::kUniform, 12, DataKind::kHuge);
   }
-  for (const Choice& choice : all) {  // every scale policy meets every data kind
+  for (const Choice& choice : all) {  // every scale policy with every data kind
     if (std::string(choice.name).find("static") == std::string::npos &&
         std::string(choice.name).find("fixed") == std::string::npos &&
         std::string(choice.name).find("compat") == std::string::npos && &choice != &all[0] && &choice != &all[1] &&

@@ -61,7 +61,7 @@ TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate,
 }
 
 // Biases of the size of the sums that they are added to: about 1.5 and 1 of a normal hidden, gate and up, 1 for down; one
-// in seven is zero and one in sixteen far larger, so that clamps and roundings meet both.
+// in seven is zero and one in sixteen far larger, so that clamps and roundings see both.
 void make_biases(const Case& spec, int64_t expert, ExpertBuffers& out) {
   Random random = stream(spec, Stream::kBiases, expert);
   const auto fill = [&random](int64_t count, double spread, std::vector<float>& to) {

@@ -85,7 +85,7 @@ TEST(Index, DecidesBetweenSupersededCopies) {
   EXPECT_THAT(refused.message(), HasSubstr("holds it too"));
 }
 
-// Leftovers that look like experts: stacks of the float original, FP8 scales, plain weights, a further layer.
+// Leftovers that resemble experts: stacks of the float original, FP8 scales, plain weights, a further layer.
 TEST(Index, LeavesOutWhatItDoesNotName) {
   for (const char* name :
        {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.3.up_proj.weight_scale_inv",

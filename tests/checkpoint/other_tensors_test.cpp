@@ -122,7 +122,7 @@ TEST(OtherTensors, WeightsUnderAnotherNameAreNamedAsSuch) {
               HasSubstr("model.layers.0.mlp.experts.gate_up_proj.weight: weights under a name that"));
 }
 
-// Only the experts' modules are looked at.
+// Only the experts' modules are read.
 TEST(OtherTensors, OtherModulesMayHoldAnything) {
   TempDir dir;
   const Result<Checkpoint> checkpoint =

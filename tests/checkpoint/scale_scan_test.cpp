@@ -43,7 +43,7 @@ TEST(ScaleScan, AgreesWithAPlainLoop) {
 }
 
 TEST(ScaleScan, RowsOfALargerMatrix) {
-  std::vector<uint8_t> bytes(10 * 100, 0xFF);  // what lies between the rows is not looked at
+  std::vector<uint8_t> bytes(10 * 100, 0xFF);  // the gaps between rows are not read
   for (int r = 0; r < 10; ++r) std::fill_n(bytes.begin() + r * 100, 70, static_cast<uint8_t>(10 + r));
   ScaleScan scan;
   scan_scales(bytes.data(), 10, 70, 100, scan);

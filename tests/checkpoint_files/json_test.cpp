@@ -64,7 +64,7 @@ TEST(Json, NestsToABoundedDepth) {
   EXPECT_TRUE(Json::parse(nested(1000000)).is_discarded());
 }
 
-// Objects above and below the size from which the reader looks names up: the last of equal names counts, in the place
+// Objects above and below the size from which the reader uses a map of names: the last of equal names counts, in the place
 // of the first.
 TEST(Json, TheLastOfEqualNamesCounts) {
   for (const int members : {3, 16, 17, 100}) {

@@ -157,7 +157,7 @@ TEST(Peaks, EveryOneOfThisHostRunsOnEveryThread) {
   }
 }
 
-TEST(AllThreads, MeetBeforeTheyBegin) {
+TEST(AllThreads, WaitForEachOtherBeforeTheyBegin) {
   const auto pool = make_thread_pool(3);
   for (int repeat = 0; repeat < 50; ++repeat) {
     std::atomic<int> inside{0};

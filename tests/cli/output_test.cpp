@@ -143,7 +143,7 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
   expect_refused(inputs.run({"--dump", inputs.dir.file("dump")}), "--dump: expected an input of at least one token");
 }
 
-// Measuring takes long: what --write would refuse is said before the input is looked at.
+// Measuring takes long: what --write would refuse is reported before the input is read.
 TEST(Output, CalibrateAsksForItsFolderFirst) {
   const Inputs inputs;
   const std::string out = inputs.dir.file("out"), missing = inputs.dir.file("missing");

@@ -88,7 +88,7 @@ TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   RandomTokens& batch = cold.tokens.emplace_back();
   batch.tokens = 6;
   batch.ids = {0, 1, 0, 1, 0, 2, 0, 2, 0, 3, 0, 3};
-  // Under all_to_all each home begins at its own number.
+  // Under all_to_all each source rank begins at its own number.
   EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllToAll),
             (std::vector<int32_t>{0, 1, 2, 1, 2, 3, 4, 3, 4, 5, 0, 5}));
   EXPECT_EQ(slots_of(batch, 2, placement, CombineBy::kAllReduce),

@@ -237,8 +237,8 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
     for (size_t batch = 2; batch < 5; ++batch) {  // the three that are timed, behind two that are not
       const auto slots = cli::slots_of(batches.tokens[batch], kTopK, placement, CombineBy::kAllToAll);
       for (size_t assignment = 0; assignment < slots.size(); ++assignment) {
-        const auto home = static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
-        rows_back += placement.rank_of(slots[assignment]) != home;
+        const auto source = static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
+        rows_back += placement.rank_of(slots[assignment]) != source;
       }
     }
     double sent = 0;

@@ -122,7 +122,7 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   }
 }
 
-// What a run's first kernels read, the run before has only just written: a kernel that looked at the batch too early
+// What a run's first kernels read, the run before has only just written: a kernel that read the batch too early
 // would see what was there before. Pairs of runs, the first's out the second's hidden, without a wait and with one
 // after each.
 TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {

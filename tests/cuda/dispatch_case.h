@@ -156,7 +156,7 @@ inline int64_t sent_bytes() {
 }
 // What they have to send, there and back.
 inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity, Tokens tokens) {
-  const WireRecord packet(data.config);
+  const PacketFormat packet(data.config);
   const int64_t top_k = packet.top_k;
   int64_t bytes = 0;
   if (capacity > 0) {

@@ -41,7 +41,7 @@ std::string status_in_c(const Rank& rank) {
   return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
 }
 
-// One graph for any routing; where it does not fit, every rank has NaN and hears of it, and the next replay goes on.
+// One graph for any routing; where it does not fit, every rank has NaN and an error, and the next replay goes on.
 TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
   const int world = GetParam();
   constexpr int64_t kTokens = 6;
@@ -142,7 +142,7 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
   }
 }
 
-// Records are looked at before anything is done with them: what no rank can have sent is NaN and said, and no run's memory is
+// Packets are checked before they are used: one that no rank can have sent gives NaN and an error, and no run's memory is
 // left.
 TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
@@ -170,13 +170,13 @@ TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
 }
 
 // As ReceivedPackets of tests/exchange has it on hosts: a token's rows may change, memory that is not the run's never does (the
-// emulator looks at each access), and a slot, a row's place or a header that no rank sends is reported.
+// emulator checks each access), and a slot, a row's place or a header that no rank sends is reported.
 ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageIsHarmless) {
   const int world = GetParam();
   if (!emulated() || world != 2) GTEST_SKIP() << "NCCL itself spoils no message; its double does so between two ranks";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
   const OneRank one(data);
-  const WireRecord packet(data.config);
+  const PacketFormat packet(data.config);
   for (const int64_t capacity : {0, 3}) {
     ExpertParallelOptions options;
     options.capacity = capacity;
@@ -221,7 +221,7 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
       if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1) continue;  // it forbids other ranks' threads too much
       ASSERT_OK(rank.run(0, 2));
       const auto wait = [] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two looks of the watch
+        std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two polls of the watch
         return Status();
       };
       const Graph of_nothing(rank.stream, wait, mode);

@@ -63,7 +63,7 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
       const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
       EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
       Status said;
-      for (int look = 0; look < 100 && said.ok(); ++look) {
+      for (int poll = 0; poll < 100 && said.ok(); ++poll) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         said = exchange.peers()->state();
       }
@@ -77,9 +77,9 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
       EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
       EXPECT_THAT((*layer)->status(workspace.data(), bytes, stream).status().message(), HasSubstr("stopped"));
     } else {
-      // It hears of it too: at its next call, by the others.
+      // It gets the failure too: at its next call, from the others.
       Status said;
-      for (int look = 0; look < 300 && said.ok(); ++look) {
+      for (int poll = 0; poll < 300 && said.ok(); ++poll) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         said = exchange.peers()->state();
       }
@@ -133,7 +133,7 @@ TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     if (exchange.rank() != 0) return;
     Status seen;
-    for (int look = 0; look < 500 && seen.ok(); ++look) {
+    for (int poll = 0; poll < 500 && seen.ok(); ++poll) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       seen = exchange.peers()->state();
     }

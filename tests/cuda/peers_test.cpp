@@ -229,7 +229,7 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
         leaving->launch();
         ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
         ASSERT_OK(rank.exchange.barrier());
-        // The others look before it writes.
+        // The others read before it writes.
         if (me == last) std::this_thread::sleep_for(std::chrono::milliseconds(300));
         graph->launch();
         EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "rank " << me;

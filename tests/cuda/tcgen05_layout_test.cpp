@@ -44,7 +44,7 @@ TEST(Tcgen05Rows, OffsetsCoverTheStage) {
 }
 
 // Eight rows of 16 bytes at the same k, which the tensor cores read at once, are in 128 bytes of different banks.
-TEST(Tcgen05Tile, EightRowsMeetNoBankTwice) {
+TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
   for (int row = 0; row < cuda::kTileRows; row += 8)
     for (int c = 0; c < sm100::kRowVecs; ++c) {
       std::set<int> weights, rows;

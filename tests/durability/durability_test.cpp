@@ -56,7 +56,7 @@ std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before
       if (!first_seen || of_out(image) == model.expected) continue;
       unfinished.push_back(image);
       EXPECT_FALSE(image.contains("out/config.json") && !image.contains("out/quantize.plan.json"))
-          << "looks finished and is not, after call " << count;
+          << "counts as finished and is not, after call " << count;
       const TempDir again;
       write_image(image, again.file("disk"));
       const auto result = quantize_checkpoint(model.in, again.file("disk/out"), model.options);

@@ -119,7 +119,7 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
   });
 }
 
-TEST(CExpertParallel, WhatOneRankGetsWrongAllHearOf) {
+TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
   const int64_t map[] = {0, 1, 2, 9};
   const struct {
     const char* text;
@@ -152,7 +152,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongAllHearOf) {
   }
 }
 
-TEST(CExpertParallel, WhatOneRankGetsWrongInACallAllHearOf) {
+TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
   on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
     CRank mine(*exchange);
     const api::Layer layer = mine.c.open();

@@ -28,7 +28,7 @@ struct HeldHost {
   }
 };
 
-TEST(Exchange, AnAbortThatMeetsACallInFlightIsWhatLaterCallsReturn) {
+TEST(Exchange, AnAbortDuringACallIsWhatLaterCallsReturn) {
   HeldHost host;
   const auto exchange = connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, test::kLong);
   ASSERT_OK(exchange);

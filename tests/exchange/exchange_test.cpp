@@ -214,7 +214,7 @@ TEST_P(SeveralRanks, ALateRankIsNamedByAllWithinTheTimeoutAndByItself) {
   });
 }
 
-TEST_P(SeveralRanks, SizesThatDoNotMeetAreRefusedOnAll) {
+TEST_P(SeveralRanks, SizesThatDifferAreRefusedOnAll) {
   on_all([](Exchange& exchange) {
     std::vector<int64_t> send(static_cast<size_t>(exchange.world())), recv = send;
     if (exchange.rank() == 0) send[1] = 8;

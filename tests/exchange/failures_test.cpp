@@ -233,7 +233,7 @@ TEST(ParallelRun, ARankThatDisappearsEndsTheRunOnTheOthers) {
 TEST(ParallelRun, LogitsAreDeclinedByName) {
   const CaseData data = made(small());
   on_layers(2, data, {}, [&](OpenRank& rank) {
-    const auto* const some = reinterpret_cast<const SelectExperts*>(&data);  // not looked into
+    const auto* const some = reinterpret_cast<const SelectExperts*>(&data);  // not read
     EXPECT_THAT(rank.run([&](Batch& batch) { batch.selection = some; }).message(), HasSubstr("rank 0: selection"));
   });
 }
@@ -344,10 +344,10 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         std::vector<uint8_t> out(mine.out_bytes());
         const int64_t before = (*called)->sent_bytes();
         ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
-        const int64_t record =
+        const int64_t packet =
             ((format.activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
         const int64_t rows = 12 * 2 * 64 * 2;                                // of bf16
-        EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * record + rows);
+        EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * packet + rows);
         EXPECT_OK((*called)->exchange().barrier());
       });
     }

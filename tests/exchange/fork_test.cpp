@@ -89,7 +89,7 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
   }
 }
 
-// The other rank hears of the parent's end, which a child's copies of the connections would hide: of one that drops the
+// The other rank detects the parent's end, which a child's copies of the connections would hide: of one that drops the
 // exchange, and of one that knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
   for (const Over over : {Over::kCallbacks}) {
@@ -98,9 +98,9 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
       std::vector<ForkedRank> ranks;
       connect_ranks(over, ranks);
       if (HasFatalFailure()) return;
-      int forked[2] = {-1, -1}, heard[2] = {-1, -1};  // pipes: to the parent, to the child
+      int forked[2] = {-1, -1}, received[2] = {-1, -1};  // pipes: to the parent, to the child
       ASSERT_EQ(::pipe(forked), 0);
-      ASSERT_EQ(::pipe(heard), 0);
+      ASSERT_EQ(::pipe(received), 0);
       std::thread parent([&] {
         char word = 0;
         EXPECT_EQ(::read(forked[0], &word, 1), 1);
@@ -108,17 +108,17 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
         const Deadline deadline(Timeout{5000});
         while (ranks[1].exchange().poll().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
         EXPECT_EQ(ranks[1].exchange().poll().message(), "exchange: expected rank 0, got none: it has left");
-        EXPECT_EQ(::write(heard[1], &word, 1), 1);
+        EXPECT_EQ(::write(received[1], &word, 1), 1);
       });
-      // The child is there until the parent has heard.
+      // The child is there until the parent has received.
       EXPECT_EQ(in_forked_child([&] {
                   if (drops) ranks.clear();
                   char word = 1;
-                  return ::write(forked[1], &word, 1) == 1 && ::read(heard[0], &word, 1) == 1 ? 0 : 1;
+                  return ::write(forked[1], &word, 1) == 1 && ::read(received[0], &word, 1) == 1 ? 0 : 1;
                 }),
                 0);
       parent.join();
-      for (const int end : {forked[0], forked[1], heard[0], heard[1]}) ::close(end);
+      for (const int end : {forked[0], forked[1], received[0], received[1]}) ::close(end);
     }
   }
 }

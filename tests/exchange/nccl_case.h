@@ -76,17 +76,17 @@ struct Blocks {
   std::vector<std::byte> send, recv, expected;
 };
 
-// Options with marks that a device has come to, or never does; `made` counts those that there are.
-inline NcclOptions with_marks(std::atomic<int>& made, bool reached) {
+// Options with events that a device has reached, or never does; `made` counts those that there are.
+inline NcclOptions with_events(std::atomic<int>& made, bool reached) {
   NcclOptions options = fake();
-  options.marks.set = [&made](void** mark, void*) -> Status {
-    if (*mark == nullptr) *mark = new int(++made);
+  options.events.set = [&made](void** event, void*) -> Status {
+    if (*event == nullptr) *event = new int(++made);
     return {};
   };
-  options.marks.reached = [reached](void*) -> Result<bool> { return reached; };
-  options.marks.drop = [&made](void* mark) {
+  options.events.reached = [reached](void*) -> Result<bool> { return reached; };
+  options.events.drop = [&made](void* event) {
     --made;
-    delete static_cast<int*>(mark);
+    delete static_cast<int*>(event);
   };
   return options;
 }

@@ -24,7 +24,7 @@ using test::on_devices;
 using test::on_ranks;
 using test::Over;
 using test::Setting;
-using test::with_marks;
+using test::with_events;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 
@@ -35,7 +35,7 @@ bool comes_true(const std::function<bool()>& there) {
   return there();
 }
 
-// A rank that leaves behind its last run takes nothing from what the others have got of it; but who replays graphs hears.
+// A rank that leaves behind its last run takes nothing from what the others have got of it; but whoever replays graphs gets an error.
 TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
   for (const bool captured : {false, true}) {
     std::atomic<int> made{0};
@@ -51,7 +51,7 @@ TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
           EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
           EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
         },
-        with_marks(made, true));
+        with_events(made, true));
   }
 }
 

@@ -34,7 +34,7 @@ using test::on_devices;
 using test::on_ranks;
 using test::Over;
 using test::Setting;
-using test::with_marks;
+using test::with_events;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::Each;
@@ -257,12 +257,12 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
         EXPECT_EQ(device.state_of_work().message(), device.state().message());
       },
-      with_marks(made, false));
-  EXPECT_EQ(made, 0) << "marks are left";
+      with_events(made, false));
+  EXPECT_EQ(made, 0) << "events are left";
 }
 
-// A mark that was reached is the next call's: a run makes none once the longest queue has been seen.
-TEST(Nccl, MarksAreTakenAgain) {
+// An event that was reached is the next call's: a run makes none once the longest queue has been seen.
+TEST(Nccl, EventsAreUsedAgain) {
   std::atomic<int> made{0};
   on_devices(
       2, kLong,
@@ -270,13 +270,13 @@ TEST(Nccl, MarksAreTakenAgain) {
         for (int call = 0; call < 6; ++call) {
           Blocks blocks(exchange);
           ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr));
-          std::this_thread::sleep_for(Timeout{120});  // more than two looks of the watch
+          std::this_thread::sleep_for(Timeout{120});  // more than two polls of the watch
         }
         EXPECT_LE(made, 4) << "of two ranks";
         ASSERT_OK(exchange.barrier());
       },
-      with_marks(made, true));
-  EXPECT_EQ(made, 0) << "marks are left";
+      with_events(made, true));
+  EXPECT_EQ(made, 0) << "events are left";
 }
 
 TEST(Nccl, WhatNcclReportsLaterEndsAll) {

@@ -268,7 +268,7 @@ TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
       message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
 }
 
-// That rank 1 has taken its last records, which nothing on its device waits for.
+// That rank 1 has taken its last packets, which nothing on its device waits for.
 TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   Counts counts;
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
@@ -294,7 +294,7 @@ TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   });
 }
 
-// Who asks before the watch has looked tells the others too.
+// A rank that polls before the watch does reports to the others too.
 TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
   Counts counts;
   for (const bool by_state : {false, true})
@@ -316,7 +316,7 @@ TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
 
 TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
   Counts counts;
-  std::atomic<int> heard{0};
+  std::atomic<int> received{0};
   on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
     auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
     const DeviceDouble& kernels = *device;
@@ -334,7 +334,7 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
     EXPECT_EQ((*peers)->state_of_work().message(), exchange.rank() == 0 ? late : "");
     (*peers)->abort(Status(Code::kIo, "later"));
     EXPECT_THAT((*peers)->state().message(), HasSubstr(late)) << "the first failure stays";
-    for (++heard; heard < 3;) std::this_thread::sleep_for(Timeout{5});
+    for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});
   });
   EXPECT_EQ(counts.stops, 3);
 }

@@ -59,7 +59,7 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
   });
 }
 
-TEST(CRearrangeArrays, WhatOneRankGetsWrongAllHearAndNothingChanges) {
+TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
   on_two_ranks([](int rank, api::Layer& layer, CLayer& c) {
     TinyBatch batch(test::tiny_options(), 4);
     const api::Workspace workspace(layer.workspace_bytes(4));

@@ -10,7 +10,7 @@
 
 #include "exchange/parallel_case.h"
 #include "moe/registry.h"
-#include "moe/weights_id.h"
+#include "parallel/weights_id.h"
 #include "support/checkpoint_builder.h"
 
 namespace nvfp4_moe {

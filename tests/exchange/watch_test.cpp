@@ -1,4 +1,4 @@
-// The thread that watches what a device does: when it polls, what ends by a failure, and who hears of it.
+// The thread that watches what a device does: when it polls, what ends by a failure, and who is informed.
 #include "exchange/watch.h"
 
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ TEST(Watch, PollsUntilItsEndAndNoLonger) {
   });
 }
 
-// Whoever drops a rank's link does not wait for the next look.
+// Whoever drops a rank's link does not wait for the next poll.
 TEST(Watch, EndsBetweenPolls) {
   on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
     double shortest = 1;  // of several: a busy machine is slow to wake a thread
@@ -89,7 +89,7 @@ TEST(Watch, EndsBetweenPolls) {
 TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
   for (const Over over : {Over::kThreads, Over::kCallbacks}) {
     SCOPED_TRACE(name_of(over));
-    std::atomic<int> heard{0};
+    std::atomic<int> received{0};
     on_ranks(over, 3, kLong, [&](Exchange& exchange) {
       Watching device(exchange);
       ASSERT_OK(exchange.barrier());
@@ -97,7 +97,7 @@ TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
       const Status state = device.state_once_failed();
       EXPECT_THAT(state.message(), exchange.rank() == 1 ? "late" : "rank 1: late");
       EXPECT_EQ(state.code(), Code::kIo);
-      for (++heard; heard < 3;) std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
+      for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
       EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
       const Watch::Lock lock = device.watch.lock();
       EXPECT_THAT(device.ended, ElementsAre(state.message()));

@@ -78,7 +78,7 @@ TEST(ExactMode, NeighboursOfTheSixthFail) {
   EXPECT_EQ(std::bit_cast<uint32_t>(1.0f / 6.0f), 0x3E2AAAABu);
 }
 
-// All (E4M3 scale, bf16 x) pairs that can meet in a block: x up to the largest bf16 amax that rounds to that scale.
+// All (E4M3 scale, bf16 x) pairs that can occur in a block: x up to the largest bf16 amax that rounds to that scale.
 // The quotient in float decides as the exact quotient does.
 TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
   std::vector<unsigned> largest(127, 0);

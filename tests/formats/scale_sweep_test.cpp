@@ -1,5 +1,5 @@
 // kSweep, and weighted errors, against an exhaustive search written here: every one of the 126 positive E4M3 scales, each
-// code by comparison with midpoints, errors in double. The library looks at a part of the scales and in float; that both
+// code by comparison with midpoints, errors in double. The library tries a part of the scales and in float; that both
 // choose the same byte shows that the part holds the best one and that float never decides what it cannot.
 #include <cmath>
 #include <limits>
@@ -303,7 +303,7 @@ TEST(WeightedScales, AreRefusedByName) {
   std::vector<float> w(kBlock, 1.0f);
   EXPECT_OK(status(ScaleSearch::kSweep, w));
   EXPECT_EQ(status(ScaleSearch::kMax, w).message(),
-            "channel_weights: expected scales mse or sweep, since max looks at no error, got max");
+            "channel_weights: expected scales mse or sweep, since max compares no errors, got max");
   EXPECT_EQ(status(ScaleSearch::kSweep, std::vector<float>(kBlock + 1, 1.0f)).message(),
             "channel_weights: expected one for each of 16 columns, got 17");
   for (const float wrong : {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

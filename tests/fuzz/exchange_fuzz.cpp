@@ -27,7 +27,7 @@ bool check(nvfp4_moe_code code) {
   if (code == NVFP4_MOE_OK) return true;
   const std::string text = nvfp4_moe_last_error();
   REQUIRE(!text.empty() && text.find('\n') == std::string::npos);
-  // A peer may say that it has met any failure.
+  // A peer may say that it has had any failure.
   REQUIRE((code != NVFP4_MOE_INTERNAL && code != NVFP4_MOE_OUT_OF_MEMORY) || text.starts_with("rank 1: "));
   return false;
 }

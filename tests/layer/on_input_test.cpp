@@ -114,7 +114,7 @@ TEST_P(OnInput, TheSharedExpertGetsHiddenItself) {
   });
 }
 
-// A product that is not finite makes its token nonfinite, as hidden does; one that nobody multiplies is not looked at.
+// A product that is not finite makes its token nonfinite, as hidden does; one that nobody multiplies is ignored.
 TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
   for (const int64_t shared_size : {0, 96})
     for_layers(shared_size, [&](const CaseData& data) {

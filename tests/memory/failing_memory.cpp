@@ -48,7 +48,7 @@ int64_t live_blocks() { return live; }
 }  // namespace nvfp4_moe::test
 
 #if NVFP4_MOE_FAILING_MEMORY
-// The next definition of a function. Looking it up may ask for memory: it is looked up before anything fails.
+// The next definition of a function. dlsym may ask for memory, so it is called before anything fails.
 template <class Function>
 static Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
@@ -102,14 +102,14 @@ using PthreadCreate = int(pthread_t*, const pthread_attr_t*, ThreadBody*, void*)
 static Mmap* real_mmap = nullptr;
 static Munmap* real_munmap = nullptr;
 static PthreadCreate* real_pthread_create = nullptr;
-__attribute__((constructor)) static void look_up() {
+__attribute__((constructor)) static void find_next() {
   if (real_mmap == nullptr) real_mmap = next<Mmap>("mmap");
   if (real_munmap == nullptr) real_munmap = next<Munmap>("munmap");
   if (real_pthread_create == nullptr) real_pthread_create = next<PthreadCreate>("pthread_create");
 }
 
 void* mmap(void* address, size_t size, int protection, int flags, int file, off_t offset) {
-  look_up();
+  find_next();
   if (refuse()) {
     errno = ENOMEM;
     return MAP_FAILED;
@@ -119,13 +119,13 @@ void* mmap(void* address, size_t size, int protection, int flags, int file, off_
   return memory;
 }
 int munmap(void* address, size_t size) {
-  look_up();
+  find_next();
   const int result = real_munmap(address, size);
   if (result == 0) live.fetch_sub(1, std::memory_order_relaxed);
   return result;
 }
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, ThreadBody* body, void* argument) {
-  look_up();
+  find_next();
   return refuse() ? EAGAIN : real_pthread_create(thread, attributes, body, argument);
 }
 

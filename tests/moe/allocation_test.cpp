@@ -25,7 +25,7 @@ std::atomic<int64_t> peak_bytes{0};
 }  // namespace
 
 #if NVFP4_MOE_COUNTING
-// GCC sees free() meet memory of operator new and does not know that this operator new is malloc.
+// GCC sees free() of memory from operator new and does not know that this operator new is malloc.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 static void* counted(std::size_t size) {

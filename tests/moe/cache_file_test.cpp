@@ -17,7 +17,7 @@
 #include <random>
 
 #include "io/output_file.h"
-#include "moe/cache_parts.h"
+#include "moe/cache_folder.h"
 #include "support/attack.h"
 #include "support/support.h"
 

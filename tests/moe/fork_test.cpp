@@ -3,9 +3,9 @@
 #include <atomic>
 #include <thread>
 
-#include "moe/log.h"
+#include "moe/env.h"
 #include "moe/tiny.h"
-#include "moe/workspace_pool.h"
+#include "moe/workspaces.h"
 #include "support/backends.h"
 #include "support/forked_child.h"
 

@@ -116,7 +116,7 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
        [&](const Place& place) {
          return q.mode = QuantizeMode::kDynamicToken, q.search = ScaleSearch::kSweep, quantize(place, q, counts);
        }},
-      {"channel_weights: expected scales mse or sweep, since max looks at no error, got max",
+      {"channel_weights: expected scales mse or sweep, since max compares no errors, got max",
        [&](const Place& place) { return q.channel_weights = x.data(), quantize(place, q, counts); }},
       {"tensor_scale: mode compat needs one, got none",
        [&](const Place& place) { return q.mode = QuantizeMode::kCompat, quantize(place, q, counts); }},

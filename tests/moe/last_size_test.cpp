@@ -1,11 +1,11 @@
 // LastSize: what is computed again and what is not, and that no thread is given the size of another token count.
-#include "moe/last_size.h"
-
 #include <gtest/gtest.h>
 
 #include <limits>
 #include <thread>
 #include <vector>
+
+#include "moe/workspaces.h"
 
 namespace nvfp4_moe {
 namespace {

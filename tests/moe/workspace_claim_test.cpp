@@ -1,10 +1,9 @@
 // Workspaces in use: two runs in one are refused, whatever its bytes hold, and a claim ends with its run.
-#include "moe/workspace_claim.h"
-
 #include <thread>
 
 #include "moe/c_layer.h"
 #include "moe/linear.h"
+#include "moe/workspaces.h"
 #include "support/backends.h"
 #include "support/forked_child.h"
 

@@ -1,7 +1,5 @@
 // WorkspacePool: one workspace per stream where runs follow each other, one each where they overlap, and no allocation
 // once the largest is there.
-#include "moe/workspace_pool.h"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "backend/layer_steps.h"
+#include "moe/workspaces.h"
 #include "support/support.h"
 
 namespace nvfp4_moe {

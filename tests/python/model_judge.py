@@ -59,7 +59,7 @@ def expert_weights(directory: Path, layer: int, experts: int) -> oracle.Weights:
     """A layer's codes, block scales and tensor scales as the files have them."""
     loaded = [nv.load_expert(directory, layer, expert) for expert in range(experts)]
     for one in loaded:
-        one["gate"] = one["gate"] or one["up"]  # of experts without a gate the oracle looks at none
+        one["gate"] = one["gate"] or one["up"]  # of experts without a gate the oracle reads none
     return oracle.Weights(
         *(
             (

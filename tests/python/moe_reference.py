@@ -72,7 +72,7 @@ class Options:
 
 
 class Weights(NamedTuple):
-    """Under relu2 gate is not looked at. Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
+    """Under relu2 gate is ignored. Each (codes uint8 (E_local, rows, K/2), scales uint8 (E_local, rows, K/16), tensor_scale float32 (E_local))."""
 
     gate: tuple
     up: tuple
@@ -423,7 +423,7 @@ def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
 def _rows(options, weights, expert, x, row_scale, router_weight, accuracy, requantize):
     """(row (R, hidden) interval, free (R)) of the choices of one local expert. x (R, hidden), row_scale (R, 1)."""
     if options.activation == "relu2":
-        weights = weights._replace(gate=weights.up)  # whose result nobody looks at
+        weights = weights._replace(gate=weights.up)  # whose result nobody reads
     gate, up, down = (decode(matrix, expert) for matrix in weights)
     scale_of = [float(matrix[2][expert]) for matrix in weights]
     w4a4, bf16, fp8 = (options.activation_format == name for name in ("nvfp4", "bf16", "fp8"))

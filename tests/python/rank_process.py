@@ -128,7 +128,7 @@ def expected(device: str) -> dict[str, list[torch.Tensor]]:
 
 
 class Rank:
-    """This process, once it has met the others."""
+    """This process, once it is connected to the others."""
 
     def __init__(self, out: Path, way: str) -> None:
         self.out, self.way = out, way
@@ -344,7 +344,7 @@ def main(scenarios: dict[str, Callable[[Rank], None]] = SCENARIOS) -> None:
     try:
         scenarios[what](rank)
         message = "fine"
-    except Exception as error:  # what the test looks at
+    except Exception as error:  # what the test reads
         message = f"{type(error).__name__}: {error}"
     torch.save(rank.outputs, rank.out / f"{rank.rank}.pt")
     (rank.out / f"{rank.rank}.txt").write_text(message)

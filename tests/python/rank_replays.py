@@ -1,6 +1,6 @@
 """A rank whose graph is replayed with seven inputs in turn, before and after the other rank is killed: what each replay gives.
 
-Started as rank_process.py is. One fixed input would hide what this looks for: stale bytes of an earlier replay with the same
+Started as rank_process.py is. One fixed input would hide what this detects: stale bytes of an earlier replay with the same
 input are right. Leaves RANK.counts.json: replays that are right, all NaN, in rows right or NaN ("partly"), or finite and wrong.
 """
 
@@ -15,7 +15,7 @@ from rank_process import SUM, Rank, batch, capture, main, on
 INPUTS = 7
 # Replays that are enqueued before anybody waits for them: more than a stream takes before a launch blocks.
 AHEAD = 400
-# What is looked at after the first replay that is not right.
+# What is checked after the first replay that is not right.
 AFTER = 210
 # Layers by name: options, and tokens of a run. A large sum goes shard by shard: more than a MiB of fp32.
 LAYERS = {

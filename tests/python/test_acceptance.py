@@ -134,7 +134,9 @@ def test_forced_configurations_stand_beside_each_other():
 
 
 def test_a_report_says_nothing_of_whose_machine_it_is():
-    scrub = acceptance_report.Scrubber("/home/ada/code/moe", home="/home/ada", user="ada", host="turing.example.org")
+    scrub = acceptance_report.Scrubber(
+        "/home/ada/code/moe", home_folder="/home/ada", user="ada", host="turing.example.org"
+    )
     texts = [
         "/home/ada/code/moe/src/backend/x.cu(3): error",
         "cd /home/ada/other && ls",

@@ -31,6 +31,17 @@ def words(path: str, text: str) -> list[str]:
         ("cli/console/a.cpp", "log_line(two_lines);\n", []),
         ("src/backend/cpu/panel.h", "// chunks of 576 bytes\nconstexpr int64_t kChunkBytes = 576;\n", []),
         ("src/backend/cuda/a.cuh", "// chunks of K\nconstexpr int64_t kChunkBytes = 576;\n", ["chunk", "chunk"]),
+        # Words of ranks, in each kind of place.
+        ("src/parallel/a.h", "int64_t first_of_home = 0;  // records of its owner\n", ["record", "owner", "home"]),
+        ("include/nvfp4_moe/a.h", "/* All ranks meet. */\n", ["meet"]),
+        ("cli/a.cpp", 'report("rank 1 announces, and hears of it");\n', ["announce", "hear"]),
+        ("python/nvfp4_moe/a.py", 'def say_hello(last_beat):\n    """Looks at it."""\n', ["hello", "beat", "look"]),
+        ("tests/exchange/a_test.cpp", "TEST(Ranks, MarksOfRecords) {}\n", ["mark", "record"]),
+        ("docs/expert-parallel.md", "The owner looks at every record.\n", ["owner", "look", "record"]),
+        # Records of shards, events of CUDA, a table, and a file's owner.
+        ("src/safetensors/a.h", "ShardRecord record;  // the file's owner\n", []),
+        ("src/backend/cuda/a.cu", "cudaEventRecord(event, stream);\n", []),
+        ("docs/a.md", "`model_type` is looked up in the table.\n", []),
     ],
 )
 def test_words(path, text, found):
@@ -64,7 +75,7 @@ def write(tree, path, text):
 
 def test_home_made_words_are_listed_with_what_to_say(tree, capsys):
     write(tree, "src/core/a.h", "int row;\n")
-    write(tree, "docs/a.h", "int line;\n")
+    write(tree, "bench/a.h", "int line;\n")
     assert check_words.main() == 0
     write(tree, "cli/a.h", "int row;\nint choice;  // a choice\n")
     capsys.readouterr()

@@ -57,7 +57,7 @@ def test_there_is_no_note_where_nothing_is_missing(where):
     assert pretend("import nvfp4_moe\n", **where) == ("", "")
 
 
-def test_looking_for_a_gpu_loads_no_cuda():
+def test_searching_for_a_gpu_loads_no_cuda():
     maps = "import nvfp4_moe\nprint('libcuda' in open('/proc/self/maps').read(), 'torch' in sys.modules)\n"
     assert pretend(maps)[0] == "False False\n"
 

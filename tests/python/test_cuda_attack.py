@@ -150,7 +150,7 @@ def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> No
         return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
 
     hidden, _, weights = layers.batch(16)
-    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows meet the expert that is replaced
+    ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows are of the expert that is replaced
     ids[:, 1] = 1
     batch = [torch.from_numpy(array).cuda() for array in (hidden, ids, weights)]
     versions = []  # expert 0 of either seed, as replace_expert takes it, and the output with it

@@ -1,6 +1,6 @@
 """Two processes with a GPU each: the bits of one, and every way to fail, of which the rank that is left names the cause.
 
-Each test starts tests/python/rank_process.py twice and looks at how it ended. Needs two GPUs, torch with CUDA and a build
+Each test starts tests/python/rank_process.py twice and checks how it ended. Needs two GPUs, torch with CUDA and a build
 with the CUDA backends, and is skipped by name elsewhere; but for the way "host", by which the same ranks run on the CPU.
 """
 
@@ -119,7 +119,7 @@ class Ranks:
 
 
 def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
-    """How both ranks ended, within SOON of their having met."""
+    """How both ranks ended, within SOON of their connection."""
     with Ranks(what, out, way, **options) as ranks:
         deadline = time.monotonic() + ranks.limit
         while not all((out / f"{rank}.here").exists() for rank in (0, 1)):

@@ -40,7 +40,7 @@ def weights(seed: int) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 def batch(tokens: int) -> list[torch.Tensor]:
-    """hidden (T, HIDDEN) bfloat16, ids (T, TOP_K) int32 that all meet expert 0, router weights (T, TOP_K) float32."""
+    """hidden (T, HIDDEN) bfloat16, ids (T, TOP_K) int32 that all choose expert 0, router weights (T, TOP_K) float32."""
     draw = np.random.default_rng(tokens)
     ids = draw.integers(1, EXPERTS, (tokens, TOP_K), dtype=np.int32)
     ids[:, 0] = 0

@@ -20,7 +20,7 @@ HIDDEN, TOP_K, TOKENS = 64, 2, 8
 def module():
     spec = importlib.util.spec_from_file_location("exchange_baseline", SCRIPT)
     loaded = importlib.util.module_from_spec(spec)
-    sys.modules["exchange_baseline"] = loaded  # annotations of its classes are looked up there
+    sys.modules["exchange_baseline"] = loaded  # annotations of its classes are resolved there
     spec.loader.exec_module(loaded)
     return loaded
 

@@ -25,7 +25,7 @@ def relative_l2(actual, expected) -> float:
 
 def stacks(seed: int) -> dict[str, torch.Tensor]:
     """Tensors of the published names under `experts.`: sums of order 1 and biases of order 3, so that each bias counts and the
-    limit of 7 is met by some."""
+    limit of 7 is reached by some."""
     g = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, rows, cols in (("gate_up_proj", 2 * INTERMEDIATE, HIDDEN), ("down_proj", HIDDEN, INTERMEDIATE)):

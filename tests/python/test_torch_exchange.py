@@ -34,7 +34,7 @@ if what == "part":
         file.write("fine")
     distributed.barrier()
     sys.exit()
-if what == "again":  # all ranks have failed once, by a rank that came too late, and meet anew
+if what == "again":  # all ranks have failed once, by a rank that came too late, and connect again
     first = nv.torch_exchange(timeout=2)
     if rank == 1:
         time.sleep(4)

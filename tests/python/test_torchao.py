@@ -48,7 +48,7 @@ def test_quantize(name, count):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_quantize_with_a_power_of_two_scale(name, count):
-    """Every division by s is exact: exact mode, weights mode and torchao meet; only x*(1/v) can miss a tie."""
+    """Every division by s is exact: exact mode, weights mode and torchao agree; only x*(1/v) can miss a tie."""
     x = SAMPLES[name]
     s = float(2.0 ** np.ceil(np.log2(np.abs(x).max() / 2688)))
     weights = nv.quantize(x, tensor_scale=s)

@@ -231,7 +231,7 @@ TEST_F(QuantizeCalibrated, AnotherCalibrationDoesNotResume) {
 
 TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
   EXPECT_EQ(refusal([](QuantizeOptions& o) { o.scales = ScaleSearch::kMax; }).message(),
-            "calibration: expected scales mse or sweep, since max looks at no error, got max");
+            "calibration: expected scales mse or sweep, since max compares no errors, got max");
   write_moments(file(), {layers_[0]});
   Status status = refusal();
   EXPECT_EQ(status.code(), Code::kBadInput);

@@ -151,7 +151,7 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
     refused(name, Code::kIo, "cannot list: Permission denied");
     fs::permissions(in_ + "/" + name, fs::perms(0755));
   }
-  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, and nothing in it looked at
+  fs::permissions(in_ + "/sub", fs::perms(0644));  // may be listed, and nothing in it read
   refused("sub/code.py", Code::kIo, "cannot stat: Permission denied");
   fs::permissions(in_ + "/sub", fs::perms(0755));
   ASSERT_EQ(::mkfifo((in_ + "/sub/pipe").c_str(), 0644), 0);

@@ -236,7 +236,7 @@ TEST_F(QuantizeCheckpoint, ResumesWhereItStoppedWithTheSameBytes) {
     const auto result = quantize_checkpoint(in(), out(), options);
     if (!result.ok()) {
       ASSERT_EQ(result.status().code(), Code::kCancelled) << result.status().message();
-      EXPECT_FALSE(fs::exists(out() + "/config.json")) << "unfinished, but looks like a checkpoint";
+      EXPECT_FALSE(fs::exists(out() + "/config.json")) << "unfinished, but has a checkpoint's config";
       continue;
     }
     quantized_again += result->shards - result->resumed_shards;

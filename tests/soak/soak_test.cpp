@@ -92,7 +92,7 @@ class Soak {
     on_input.top_k = 1;
     models_.push_back(SoakModel::from_arrays(
         "on input", on_input, [](nvfp4_moe_config& config) { config.router_weight = NVFP4_MOE_WEIGHT_ON_INPUT; }));
-    MoeOptions wide = tiny_options();  // large enough for a run to meet a replacement
+    MoeOptions wide = tiny_options();  // large enough for a run to overlap a replacement
     wide.hidden_size = wide.intermediate_size = 256;
     models_.push_back(SoakModel::from_arrays("wide", wide));
     models_.push_back(

@@ -59,8 +59,7 @@ class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
   }
   // Throws before SetUp: in a fixture's constructor nothing is known of the machine.
   const T& checked() const {
-    if (checked_ == nullptr)
-      throw std::logic_error("a test's backend was asked for before SetUp looked at the machine");
+    if (checked_ == nullptr) throw std::logic_error("a test's backend was asked for before SetUp examined the machine");
     return *checked_;
   }
 

@@ -54,7 +54,7 @@ struct RawTensor {
   std::vector<uint8_t> bytes;
 };
 
-// Faults of a checkpoint as a user meets them. `layer` and `expert` say where.
+// Faults of a checkpoint that users have. `layer` and `expert` say where.
 enum class Plant {
   kFlippedCode,            // one bit of one code of the gate projection
   kScaleTimesTwo,          // one block scale of the up projection: one exponent step up

@@ -32,7 +32,7 @@ double element(const std::vector<uint8_t>& bytes, DType dtype, int64_t index) {
   return sign * std::ldexp(fraction + std::ldexp(1.0, fraction_bits), exponent - bias - fraction_bits);
 }
 
-// The index whose value times unit is nearest to magnitude, ties to the even index, by looking at all of them.
+// The index whose value times unit is nearest to magnitude, ties to the even index, by trying all of them.
 template <class T>
 int nearest(T magnitude, T unit, int count, double (*value_of)(int)) {
   int best = 0;
@@ -365,7 +365,7 @@ OracleRow oracle_quantize_int8(const std::vector<double>& x) {
     const Real scale = std::max(oracle_round(amax / 127, DType::kF32), static_cast<Real>(0x1p-116L));
     bool zero = true;
     for (size_t i = b; i < b + 16; ++i) {
-      // The integer nearest to the fp32 quotient, by looking at all of them.
+      // The integer nearest to the fp32 quotient, by trying all of them.
       const Real quotient = oracle_round(std::fabs(x[i]) / scale, DType::kF32);
       const int code = nearest<Real>(quotient, 1, 128, [](int integer) { return double(integer); });
       zero = zero && code == 0;

@@ -25,7 +25,7 @@ std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_sca
 Real oracle_round(Real value, DType dtype);
 // Half the distance between neighbours of the type at |value|.
 double oracle_half_ulp(double value, DType dtype);
-// The activation function of the config, without clamps or with them; g is not looked at without a gate. In double for bounds
+// The activation function of the config, without clamps or with them; g is ignored without a gate. In double for bounds
 // of fp32: aarch64 computes long double in software.
 Real oracle_activation(const MoeOptions& options, Real g, Real u);
 double oracle_activation_in_double(const MoeOptions& options, double g, double u);

@@ -74,7 +74,7 @@ void put_bytes(const std::string& dir, const std::string& tensor, const std::vec
     file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
     file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
   }
-  std::filesystem::last_write_time(ref.file->path(), modified);  // whoever has it open looks at the time alone
+  std::filesystem::last_write_time(ref.file->path(), modified);  // whoever has it open checks only the time
 }
 void change(const std::string& dir, const std::string& tensor,
             const std::function<void(std::vector<uint8_t>& bytes)>& how) {
@@ -413,14 +413,14 @@ TEST_F(FileFault, BlockScaleTimesTwo) {
 
 TEST_F(FileFault, SwappedGateAndUp) {
   const auto report = verify(damaged([](const std::string& d) { swap_gate_and_up(d, 2); }), against());
-  expect_named(report, {"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up look swapped"});
+  expect_named(report, {"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up seem swapped"});
   expect_named(report, {"layer 1", "expert 2", "up", expert_tensor(2, "w3"), "(0, "});
 }
 
 TEST_F(FileFault, TransposedScales) {
   const std::string tensor = expert_tensor(0, "w3.weight_scale");
   expect_named(verify(damaged([&](const std::string& d) { transpose_scales(d, tensor, kInter); }), against()),
-               {"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "look transposed"});
+               {"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "seem transposed"});
 }
 
 TEST_F(FileFault, ReciprocalTensorScale) {

@@ -24,11 +24,11 @@ LISTED += [
     "sm90_gemm2_either_kernel",
     "router_gemm_kernel",
     "select_experts_kernel",
-    "pack_records",
-    "take_records_kernel",
+    "pack_packets",
+    "take_packets_kernel",
     "pack_rows_kernel",
     "push_tokens_kernel",
-    "push_records_kernel",
+    "push_packets_kernel",
     "push_rows_kernel",
 ]
 LISTED += ["sm100_gemm1_kernel", "sm100_gemm2_kernel", "sm100_bf16_gemm1_kernel", "sm100_bf16_gemm2_kernel"]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Counts home-made words where the field has a word of its own (CONTRIBUTING.md, "Words"), in comments, messages and names.
+"""Counts home-made words where the field has a word of its own (CONTRIBUTING.md, "Words"), in comments, messages,
+names and docs.
 
 Names are split at _ and capitals. Prints the lines that count and exits with 1 where there are any. A word that means
 something else somewhere stands in ALLOWED, with what it means there.
@@ -15,20 +16,33 @@ import tokenize
 from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TOPS = ("src", "include", "cli", "python")
+CODE = ("src", "include", "cli", "python")
+PRODUCT = (*CODE, "docs")
+TOPS = (*PRODUCT, "tests")
+OWN_TESTS = "tests/python/test_checks.py"  # whose examples have the words
 GPU = ("src/backend/",)
+RANKS = (  # what ranks exchange
+    "src/exchange/",
+    "src/parallel/",
+    "src/backend/",
+    "src/core/peer_memory.h",
+    "include/",
+    "docs/expert-parallel.md",
+    "tests/exchange/",
+    "tests/cuda/",
+)
 
 
 class Word(NamedTuple):
     forms: str  # blank-separated, lower case
     instead: str  # the field's word
-    rooms: tuple[str, ...] = TOPS  # where it counts
+    rooms: tuple[str, ...] = PRODUCT  # where it counts
     names_only: bool = False  # good English in a sentence, but not in a name
 
 
 WORDS = {
-    "line": Word("line lines", "token (of the layer's input), row (of a GEMM's activations)"),
-    "choice": Word("choice choices", "assignment"),
+    "line": Word("line lines", "token (of the layer's input), row (of a GEMM's activations)", (*CODE, "docs/cpu.md")),
+    "choice": Word("choice choices", "assignment", CODE),
     "piece": Word("piece pieces", "split-K partial, k-block, range"),
     "unit": Word("unit units", "work tile", GPU),
     "chunk": Word("chunk chunks", "tile, k-block", GPU),
@@ -48,6 +62,16 @@ WORDS = {
     "box": Word("box boxes", "TMA tile", GPU),
     "few": Word("few", "small batch", GPU, names_only=True),
     "here": Word("here", "fused routing", GPU, names_only=True),
+    "home": Word("home homes", "source rank", TOPS),
+    "owner": Word("owner owners", "expert rank", RANKS),
+    "record": Word("record records", "packet", RANKS),
+    "mark": Word("mark marks marked", "flag, event", RANKS),
+    "announce": Word("announce announces announced announcement announcements", "exchange counts", TOPS),
+    "meet": Word("meet meets met meeting meetings", "barrier", TOPS),
+    "hello": Word("hello", "handshake", TOPS),
+    "beat": Word("beat beats", "heartbeat", TOPS),
+    "look": Word("look looks looked looking", "poll, check, read", TOPS),
+    "hear": Word("hear hears heard", "receive, detect", TOPS),
 }
 # Types that may hold device pointers are not the host's.
 NAMES = ("HostCall", "HostPart", "HostBuffers", "HostSteps", "HostActivations")
@@ -63,7 +87,7 @@ class Allowed(NamedTuple):
 ALLOWED = [
     Allowed("line", "*", r"\bgetline\b|\blog_line\b|__LINE__|\bcommand[ -]lines?\b", "names of other things"),
     Allowed("line", "*", r"(?i)\bcache[ _-]?lines?\b|kCacheLine\w*", "of a cache"),
-    Allowed("line", "src/moe/log*", r"\w*[Ll]ines?\w*", "of a log"),
+    Allowed("line", "src/moe/env.h", r"\w*[Ll]ines?\w*", "of a log"),
     Allowed("line", "src/core/memory_nodes.cpp", r"\bline\b", "of a file under /sys"),
     Allowed("line", "src/moe/registry.cpp", r"\blines?\b", "of /proc/cpuinfo, and of the list of backends"),
     Allowed("line", "*", r"\b(one|several) lines?\b", "of text: messages and tables"),
@@ -79,6 +103,18 @@ ALLOWED = [
     Allowed("choice", "python/nvfp4_moe/_ranks.py", r"\bchoices=", "argparse's"),
     Allowed("choice", "cli/verbs/*", r"\w*[Cc]hoices?\w*", "of the numeric contract, and of a backend (explain)"),
     Allowed("unit", "*", r"\bcompute_units\b", "multiprocessors or cores, of either kind of device"),
+    Allowed(
+        "look", "*", r"\w*look[ _-]?up\w*|look(s|ed) up|\blook-(ahead|behind)\b", "in a table; of regular expressions"
+    ),
+    Allowed("look", "src/checkpoint/*reg*", r"\b(k?look|looks)\b", "of regular expressions"),
+    Allowed("record", "*", r"\bcudaEventRecord\b|\brecordproperty\b", "CUDA's and GoogleTest's"),
+    Allowed("record", "docs/expert-parallel.md", r"\bbench/results\b.*", "of a measurement"),
+    Allowed("home", "tests/python/test_acceptance.py", r"/home/|\bhome_folder\b", "a user's folder"),
+    Allowed(
+        "home", "tests/acceptance/acceptance_report.py", r"\bhome_folder\b|\bhome\(\)|\bPath.home\b", "a user's folder"
+    ),
+    Allowed("line", "docs/cpu.md", r"a file and two lines", "of text"),
+    Allowed("home", "tests/*", r"\$HOME\b|\bCUDA_HOME\b|\bhome_made\b", "a user's folder, CUDA's, and these words"),
     Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),
 ]
 
@@ -94,6 +130,9 @@ def prose_and_code_cpp(line):
 def prose_and_code(path, text):
     """(number, line, prose, code) of each line."""
     lines = text.splitlines()
+    if path.endswith(".md"):
+        yield from ((number, line, line, "") for number, line in enumerate(lines, 1))
+        return
     if not path.endswith(".py"):
         for number, line in enumerate(lines, 1):
             yield number, line, *prose_and_code_cpp(line)
@@ -131,6 +170,8 @@ MAY_COUNT = re.compile("|".join(sorted(FORMS, key=len, reverse=True)), re.IGNORE
 
 def found_in(path, text):
     """(word, line number, line) of every home-made word that is not allowed where it stands."""
+    if path == OWN_TESTS:
+        return
     allowed = [entry for entry in ALLOWED if fnmatch.fnmatch(path, entry.files)]
     for number, line, prose, code in prose_and_code(path, text):
         if not MAY_COUNT.search(line) or line.lstrip().startswith("#include"):
@@ -153,7 +194,7 @@ def main():
     found = []
     for top in TOPS:
         for file in sorted((ROOT / top).rglob("*")):
-            if file.suffix not in (".h", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".c", ".inc"):
+            if file.suffix not in (".h", ".hpp", ".cpp", ".cu", ".cuh", ".py", ".c", ".inc", ".md"):
                 continue
             path = file.relative_to(ROOT).as_posix()
             for word, number, line in found_in(path, file.read_text()):

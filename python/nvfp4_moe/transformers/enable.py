@@ -66,7 +66,7 @@ def enable(
     on the device where their weights lay. Everything else of the model stays as it is, but for gradients, which
     are turned off. activation_format and options: fields of MoeConfig; max_tokens and backend as in Nvfp4MoeConfig.
 
-    Returns what was done; a second call finds nothing left to do and says so. Every module is looked at before the first
+    Returns what was done; a second call finds nothing left to do and says so. Every module is checked before the first
     is swapped: Unsupported, with a module's path and class, for experts with another activation, of other dtypes, or
     offloaded; BadInput for weights or biases that are NaN or Inf. Layers that were swapped before such an error stay so,
     and the model runs.

@@ -1,7 +1,7 @@
 """The quantization configs, each a subclass of the one that vLLM has under the same name, which it registers itself as.
 
 A name of its own would lose what vLLM decides by the literal names. A class is made right after vLLM has imported its base,
-which vLLM does before it looks up a quantization method; so a process without a quantized model pays nothing. If another
+which vLLM does before it resolves a quantization method; so a process without a quantized model pays nothing. If another
 plugin has registered a config under the name, that is the base. This file imports nothing of vLLM; taking.py does, when the
 first layer asks for a method.
 """

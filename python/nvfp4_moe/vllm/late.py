@@ -15,18 +15,18 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Callable[[], None]]] = {}
-        self._looking: set[str] = set()
+        self._finding: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self.calls or name in self._looking:
+        if name not in self.calls or name in self._finding:
             return None
-        self._looking.add(name)
+        self._finding.add(name)
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self._looking.discard(name)
+            self._finding.discard(name)
         if spec is None or spec.loader is None:
             return None
         stock = spec.loader.exec_module

@@ -1,6 +1,6 @@
 """vLLM's quantization methods of routed experts, each over the stock one whose parameters and loading it keeps.
 
-RoutedExperts.weight_loader asks a method's class for its name and looks for "ModelOpt" or "compressed" in it: the names
+RoutedExperts.weight_loader reads the name of a method's class and searches it for "ModelOpt" or "compressed" in it: the names
 of the classes here keep those words. The stock constructors are not called, since they choose one of vLLM's kernels and
 fail where there is none; FusedMoEMethodBase's is.
 
@@ -33,7 +33,7 @@ from .._load_log import LoadLog
 from . import internals, weights
 from .experts import NvFp4MoeExperts
 from .plan import GPT_OSS, MXFP4, NVFP4, Form, LayerPlan, keeps_reductions, padded_to_blocks, pattern
-from .ranks import NoExchange, PrepareAndFinalizeOverRanks, mark, over_ranks
+from .ranks import NoExchange, PrepareAndFinalizeOverRanks, note_combine, over_ranks
 from .router import OwnRouter, own_router
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
@@ -64,7 +64,7 @@ class Method:
         self.experts_cls = NvFp4MoeExperts
         self.fused: FusedExperts | None = None
         self.router: OwnRouter | None = None
-        # What the stock methods' other members, and the weight loader, look at.
+        # Read by the stock methods' other members and by the weight loader.
         self.use_a16 = True
         self.use_global_sf = False
         self.per_token_activation = False
@@ -209,7 +209,7 @@ class Method:
         """vLLM's part of the kernel: what it exchanges before and after the experts."""
         assert self.fused is not None
         combine = self.plan.ranks.combine if self.fused.over_ranks and self.plan.ranks is not None else None
-        mark(self.plan.name, combine)
+        note_combine(self.plan.name, combine)
         if self.fused.over_ranks:
             return PrepareAndFinalizeOverRanks()
         return _prepare_finalize(

@@ -10,7 +10,7 @@ from typing import Any
 from .._declared import Declared, choose_activations
 from .._fused_experts import Settings, clamped, read_settings, why_refused, why_slice_refused
 from . import internals
-from .ranks import NoExchange, RanksPlan, mark, plan_ranks
+from .ranks import NoExchange, RanksPlan, note_combine, plan_ranks
 
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
@@ -247,7 +247,7 @@ def plan_of(
     declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError where it is not taken and
     the user insists.
     """
-    mark(prefix, None)  # of an earlier engine in this process
+    note_combine(prefix, None)  # of an earlier engine in this process
     _refusals.pop(prefix, None)
     chosen = settings()
     if chosen.mode == "0":

@@ -64,7 +64,7 @@ def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int
     _check_deployment(moe, getattr(config, "parallel_config", None))
     if parallel.sp_size > 1:
         max_tokens = -(-max_tokens // int(parallel.sp_size))
-    _register_mark()
+    _register_factor()
     runners = getattr(getattr(config, "compilation_config", None), "static_forward_context", {})
     insists = insists and asked != "auto"
     return RanksPlan(combine, link, max_tokens, _timeout(config, link), insists, runners)
@@ -206,24 +206,24 @@ def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
 # vLLM keeps compiled graphs on disk by hashes, and a graph that adds up the rows is wrong over a layer that has done so, and
 # the other way round. Models compile parts of theirs under copies of the engine's config that are made while the layers are,
 # so that what is written into a config reaches some of the hashes only; what vLLM.envs knows reaches all of them.
-_MARK = "NVFP4_MOE_LAYERS_OVER_RANKS"
+_FACTOR = "NVFP4_MOE_LAYERS_OVER_RANKS"
 _combine_of: dict[str, str] = {}  # this process's layers whose rows need no sum, by name
 
 
-def _marked() -> str:
+def _factor() -> str:
     return json.dumps(_combine_of, sort_keys=True)
 
 
-def _register_mark() -> None:
-    """Has vLLM hash _marked(). Raises NoExchange where it does not."""
+def _register_factor() -> None:
+    """Has vLLM hash _factor(). Raises NoExchange where it does not."""
     getters = internals.find("vllm.envs:environment_variables")
     if isinstance(getters, MutableMapping):
-        getters[_MARK] = _marked
-    if internals.find("vllm.envs:compile_factors")().get(_MARK) != _marked():
+        getters[_FACTOR] = _factor
+    if internals.find("vllm.envs:compile_factors")().get(_FACTOR) != _factor():
         raise NoExchange("this release keeps compiled graphs by other names than those that are known")
 
 
-def mark(name: str, combine: str | None) -> None:
+def note_combine(name: str, combine: str | None) -> None:
     """Says of a layer how its run exchanges, and with None that vLLM adds up its rows: what is compiled from now on is kept
     apart from graphs over layers of which something else was said."""
     if combine is None:

@@ -46,7 +46,7 @@ def _compared() -> frozenset[str]:
         if left := sorted(NvFp4MoeExperts.__abstractmethods__):
             raise TypeError(f"FusedMoEExpertsModular has abstract members that the plugin lacks: {', '.join(left)}")
     except Exception:
-        # A release that changed where the table does not look: vLLM has to start all the same.
+        # A release that changed in a place the table does not cover: vLLM has to start all the same.
         if insists:
             raise
         internals.logger().exception(

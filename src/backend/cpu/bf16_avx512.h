@@ -39,7 +39,7 @@ alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 
                                                 0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
 
 // Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and bits(1.5 s) -
-// bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0) are looked up.
+// bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0) take the table.
 constexpr uint16_t kScaleBits = 0x3C00, kTopBits = 0x8100;  // 2^-7; the sign and the 4 of -4 * 1.5 s
 struct ScaleTables {
   alignas(64) uint16_t step[32], small_step[32], small_base[32];

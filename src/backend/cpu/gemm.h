@@ -33,7 +33,7 @@ struct RowBlock {
 inline double matrix_scale(float tensor_scale, const Fp8Weights& fp8) {
   return std::ldexp(static_cast<double>(tensor_scale), fp8.shift);
 }
-// alpha of a row: rounded once; NaN, which marks the row's results, where it is nonfinite.
+// alpha of a row: rounded once; NaN, which makes the row's results NaN, if it is nonfinite.
 float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix_scale);
 
 // The least range of strips: several strips share the cost of bringing the rows into L2.

@@ -1,7 +1,7 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
 // Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region; kPermuteBytes says whether the host has
-// vpermb (VBMI), which looks at four bits of an index where vpshufb must be given them alone. A lane is a row of the
+// vpermb (VBMI), which reads four bits of an index where vpshufb must be given them alone. A lane is a row of the
 // panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a time, and a block of 16
 // is four vpdpbusd that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x two
 // blocks of weights stay decoded in registers while all rows of activations pass, so that decoding costs once per strip

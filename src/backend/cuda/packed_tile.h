@@ -64,7 +64,7 @@ struct CodePairs {
 NVFP4_MOE_HOST_DEVICE constexpr CodePairs code_pairs(uint32_t word) {
   constexpr uint32_t kMask = 0x81C081C0u;  // s e f m at bits 15, 8, 7, 6 of both halves
   // Bits 10, 11, 13, 14 come down to 0, 1, 3, 4, and go up by 14, 8 and 3: s to 15, e to 8, f and m to 7 and 6. No two
-  // of the twelve meet, so that nothing carries.
+  // of the twelve overlap, so that nothing carries.
   constexpr uint32_t kTogether = 1u << 14 | 1u << 8 | 1u << 3;
   return {{word & kMask, word << 3 & kMask, word << 6 & kMask, (word >> 10 & 0x001B001Bu) * kTogether & kMask}};
 }

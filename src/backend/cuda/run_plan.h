@@ -115,7 +115,7 @@ struct CombinePlan {
   int64_t counting_ctas = 0;         // times ctas_per_token: those that count what no step has counted
   bool counts_hidden = false;        // what quantize left beside the status
   bool counts_intermediate = false;  // nonfinite rows under bf16
-  bool reads_flags = false;          // of routed rows, which gemm1 has reported; else it looks at the rows themselves
+  bool reads_flags = false;          // of routed rows, which gemm1 has reported; else it reads the rows themselves
   bool operator==(const CombinePlan&) const = default;
 };
 

@@ -78,7 +78,7 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   return cuda::supports_config(config);
 }
 
-// Of weights: the first thing that a process asks of a device, and where what run needs of the driver is looked for.
+// Of weights: the first thing that a process asks of a device, and where run's driver functions are found.
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   NVFP4_MOE_TRY(find_tensor_map_encoder());
   return cuda::allocate(size_bytes, device, purpose);

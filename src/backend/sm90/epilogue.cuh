@@ -62,7 +62,7 @@ __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int
 //
 // The buffer holds a row's channels of one wgmma, 64, or of both where two weight rows give one channel and both give 32
 // each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 where two rows share the banks, so that neither way of
-// access meets in a bank.
+// access conflicts in a bank.
 template <class Traits, bool kPlain, class Epilogue>
 __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work, const RowFactor* factors,
                              const float (&accumulators)[Traits::kM64][Traits::kTileN / 2], int thread_of_cta) {

@@ -34,21 +34,21 @@ __device__ int32_t count_row_tiles(const GemmArgs& args) {
   return cuda::count_row_tiles<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets});
 }
 
-// A cta's work tiles with their rows. look_ahead() reads the next one's: the pipeline must not run dry while they are
+// A cta's work tiles with their rows. read_ahead() reads the next one's: the pipeline must not run dry while they are
 // read, and the first work tile's copies must not wait for the second's.
 template <class Traits, bool kFused>
 class WorkTilesAhead {
  public:
   __device__ WorkTilesAhead(const GemmArgs& args, const Schedule& schedule)
       : args_(args), work_tiles_(schedule, static_cast<int32_t>(blockIdx.x)) {
-    look_ahead();
+    read_ahead();
   }
   __device__ bool next(WorkTile& work, TileRows& rows) const {
     work = work_;
     rows = rows_;
     return more_;
   }
-  __device__ void look_ahead() {
+  __device__ void read_ahead() {
     more_ = work_tiles_.next(work_);
     if (more_) rows_ = rows_of_tile<Traits, kFused>(args_, work_.tile.n_tile);
   }
@@ -116,7 +116,7 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
                                 full);
         }
       }
-      if (k_block == 0) work_tiles.look_ahead();
+      if (k_block == 0) work_tiles.read_ahead();
     }
   }
 }

@@ -98,7 +98,7 @@ struct RequantizeBuffers {
 };
 
 // The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
-// mbarriers, whose owner's instructions take their address alone; those in pairs belong to work tiles by turns, since the
+// mbarriers, whose instructions take only their address; those in pairs belong to work tiles by turns, since the
 // producer describes the next one while the consumers are at one.
 template <class Traits, int kStageCount>
 struct SharedOf {

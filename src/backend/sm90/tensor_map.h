@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-// Looks the driver's encoder up, once in a process; run relies on it.
+// Finds the driver's encoder, once in a process; run relies on it.
 Status find_tensor_map_encoder();
 
 // Rows x (count, row_bytes) in tiles of tile_rows x tile_bytes; tile_bytes = 128, in the swizzle that wgmma reads. What the

@@ -22,7 +22,7 @@ def model():
 
 
 class Holder(torch.nn.Module):
-    """What of SGLang's model its loader of experts looks at: parameters by name, and sizes."""
+    """What of SGLang's model its loader of experts reads: parameters by name, and sizes."""
 
     def __init__(self, experts, inner):
         super().__init__()

@@ -180,7 +180,7 @@ def automatic(monkeypatch):
             monkeypatch.setattr(module, name, with_auto(getattr(module, name), place))
 
 
-def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_looked_at(sglang, configured, model, monkeypatch):
+def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_read(sglang, configured, model, monkeypatch):
     """input_activations that are null beside quant_algo NVFP4; and an algorithm of one projection."""
     from nvfp4_moe.sglang import internals
 

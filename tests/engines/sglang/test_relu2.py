@@ -56,7 +56,7 @@ def served(sglang, form, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
 
 
 def weights_of(model):
-    """up and down stacks; moe_reference looks at no gate under relu2, and takes up's for one."""
+    """up and down stacks; moe_reference reads no gate under relu2, and takes up's for one."""
     gateless = {key: matrix for key, matrix in model.experts.items()}
     gateless |= {
         (layer, expert, "gate_proj"): matrix

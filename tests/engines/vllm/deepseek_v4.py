@@ -144,7 +144,7 @@ def expert_tensors(form: str):
                 yield f"{name}.weight", cast[0]
                 yield f"{name}.weight_scale", block_scales[0].view(torch.float8_e4m3fn)
                 yield f"{name}.weight_scale_2", tensor_scale[0]
-                # No input_scale: vLLM 0.32's V4 for CPUs looks for it under a name that no method has.
+                # No input_scale: vLLM 0.32's V4 for CPUs expects it under a name that no method has.
 
 
 def fill(name: str, parameter: torch.Tensor) -> None:

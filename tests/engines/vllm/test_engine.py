@@ -145,7 +145,7 @@ def test_activations_follow_what_the_checkpoint_declares(served):
         assert len(said) == len({w4a4, second}) or "quant_algo W4A16_NVFP4" in said[1]
 
 
-def test_a_model_without_quantized_experts_hears_nothing_of_the_plugin(served):
+def test_a_model_without_quantized_experts_is_left_alone_by_the_plugin(served):
     assert [line for line in ok(served["twin"])["log"] if "nvfp4-moe" in line] == []
 
 

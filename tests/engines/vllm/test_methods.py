@@ -148,7 +148,7 @@ def test_routers_that_are_no_plain_softmax_are_vllm_s(methods, monkeypatch, unli
 
 
 @pytest.mark.parametrize("asked", ["auto", "engine", "simulated", "reported", "unfit"])
-def test_vllm_selects_where_somebody_looks_at_its_routers_and_on_cpus(methods, monkeypatch, vllm_config, asked):
+def test_vllm_selects_if_somebody_reads_its_routers_and_on_cpus(methods, monkeypatch, vllm_config, asked):
     from nvfp4_moe.vllm import internals
 
     monkeypatch.setenv("NVFP4_MOE_ROUTER", asked if asked in ("auto", "engine") else "own")

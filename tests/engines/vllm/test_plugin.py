@@ -96,7 +96,7 @@ print(len(new), cpu)
 
 
 def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
-    """Under 0.1 s, no module of vLLM's and no word; and the configs are there once vLLM looks one up."""
+    """Under 0.1 s, no module of vLLM's and no word; and the configs are there once vLLM resolves one."""
     code = COSTS.replace("FORMATS", repr(internals.FORMATS))
     environment = os.environ | {"VLLM_PLUGINS": "nvfp4_moe"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
@@ -105,7 +105,7 @@ def test_the_entry_point_costs_nothing_before_a_method_is_asked_for():
 
 
 def test_a_module_that_cannot_be_imported_is_waited_for(tmp_path, monkeypatch):
-    """Looking for a module, and an import that fails, lose no call; an import that works makes it once."""
+    """Finding a module, and an import that fails, lose no call; an import that works makes it once."""
     from nvfp4_moe.vllm import late
 
     module, calls = tmp_path / "late_one.py", []

@@ -338,13 +338,13 @@ def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
     planned(moe(), "host")
     seen = [keys()]
     for name, combine in (("0", "all_to_all"), ("1", "all_to_all"), ("1", "all_reduce")):
-        ranks.mark(f"model.layers.{name}.mlp.experts", combine)
+        ranks.note_combine(f"model.layers.{name}.mlp.experts", combine)
         seen.append(keys())
     assert all(len(set(of_config)) == 4 for of_config in zip(*seen, strict=True)), "by each config alone"
-    ranks.mark("model.layers.1.mlp.experts", "all_to_all")
+    ranks.note_combine("model.layers.1.mlp.experts", "all_to_all")
     assert keys() == seen[2], "the same layers, whatever was said before"
     for name in "01":
-        ranks.mark(f"model.layers.{name}.mlp.experts", None)
+        ranks.note_combine(f"model.layers.{name}.mlp.experts", None)
     assert keys() == seen[0]
 
 
@@ -354,7 +354,7 @@ def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
 
     monkeypatch.setattr(ranks, "_combine_of", {})
     monkeypatch.setattr(plan, "settings", lambda: types.SimpleNamespace(mode="0"))
-    ranks.mark("model.layers.0.mlp.experts", "all_reduce")
+    ranks.note_combine("model.layers.0.mlp.experts", "all_reduce")
     assert plan.plan_of(None, "model.layers.0.mlp.experts") is None
     assert ranks._combine_of == {}
 

@@ -1,4 +1,4 @@
-"""What one rank gets wrong, or ends: what the others, each a thread, hear of it, and that a run can follow."""
+"""What one rank gets wrong, or ends: what the others, each a thread, are told of it, and that a run can follow."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_weights_that_are_no_arrays_end_the_opening_on_all():
     whole(on_ranks(2, run))
 
 
-def test_what_python_refuses_before_an_opening_all_ranks_hear(tmp_path):
+def test_what_python_refuses_before_an_opening_reaches_all_ranks(tmp_path):
     qwen3_moe.write_model(tmp_path)
 
     def run(exchange):

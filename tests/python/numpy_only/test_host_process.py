@@ -228,8 +228,8 @@ work = lambda: nv.quantize_checkpoint(source, out, scales="mse", threads=1)
 def test_a_signal_handler_that_returns_stops_nothing(attacked):
     done = program(
         """
-heard = []
-signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+received = []
+signal.signal(signal.SIGALRM, lambda *_: received.append(1))
 os.environ["NVFP4_MOE_THREADS"] = "1"
 signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
 experts, hidden, inner = 150, 512, 512
@@ -238,15 +238,15 @@ experts, hidden, inner = 150, 512, 512
         + """
 layer = nv.MoeLayer.from_bf16(cfg, **stack, max_tokens=4)
 signal.setitimer(signal.ITIMER_REAL, 0)
-print(len(heard))
+print(len(received))
 print(layer.run(np.ones((1, hidden), np.float32), np.zeros((1, 1), int), np.ones((1, 1), np.float32)).shape)
 """
     )
     assert done.returncode == 0, done.stderr
-    heard, shape = done.stdout.splitlines()
-    assert int(heard) > 1, "in the middle of the call, not only behind it"
+    received, shape = done.stdout.splitlines()
+    assert int(received) > 1, "in the middle of the call, not only behind it"
     assert shape == "(1, 512)"
-    attacked(int(heard))
+    attacked(int(received))
 
 
 LOOPS = {

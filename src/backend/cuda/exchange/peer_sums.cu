@@ -1,6 +1,6 @@
-// Meetings of ranks, and all_reduce over their memories (backend/device_peers.h).
+// Barriers of ranks, and all_reduce over their memories (backend/device_peers.h).
 //
-//   meet        a warp: says to each rank that this one has come, and waits until all have
+//   barrier     one warp: stores to each rank that this one has arrived, and waits until all have
 //   sum_small   partial (count) -> out (count): pairs to every rank, then their pairs from here, in one kernel
 //   push_parts, sum_shard, take_totals   the same of more values: each rank adds a shard and sends it to all
 // An element is added by one thread in the order of the ranks, as the host adds it. A small sum is latency; of a large one the
@@ -12,9 +12,9 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
+#include "backend/cuda/exchange/packets.cuh"
 #include "backend/cuda/exchange/peers.cuh"
 #include "backend/cuda/exchange/peers.h"
-#include "backend/cuda/exchange/records.cuh"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
@@ -24,20 +24,21 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;         // of a thread, where there are many
-constexpr int64_t kSmallCtas = 128;  // no more than run at once, with room for others beside: they wait for other ranks
+constexpr int kElements = 8;  // of a thread, where there are many
+constexpr int64_t kSmallCtas =
+    128;  // they wait for other ranks, so no more than fit on the device, with room for other kernels
 constexpr int64_t kLargeCtas = 264;
 constexpr float kNan = __builtin_nanf("");
 
-// ---- meet
+// ---- barrier
 
-__global__ void __launch_bounds__(32) meet_kernel(PeerLink link, bool first, uint32_t* failed) {
+__global__ void __launch_bounds__(32) barrier_kernel(PeerLink link, bool first, uint32_t* failed) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const auto other = static_cast<int>(threadIdx.x);
-  // Kernels before this one may have left out what it would say is there.
+  // Earlier kernels may have left out data that this barrier would report as complete.
   bool came = !__any_sync(0xFFFFFFFFu, leaves_out(link.wait));
   if (came && other < link.world && other != link.rank) {
     // The kernels before this one have ended: their writes come before this.
@@ -55,8 +56,8 @@ __global__ void __launch_bounds__(32) meet_kernel(PeerLink link, bool first, uin
 
 // ---- few values
 
-__device__ MarkedPair* pairs_of(const PeerSum& call, int at, int from, uint64_t round) {
-  return reinterpret_cast<MarkedPair*>(call.pairs.of_rank[at]) +
+__device__ PairWithFlags* pairs_of(const PeerSum& call, int at, int from, uint64_t round) {
+  return reinterpret_cast<PairWithFlags*>(call.pairs.of_rank[at]) +
          (static_cast<int64_t>(round & 1) * call.link.world + from) * call.pair_stride;
 }
 
@@ -67,14 +68,14 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
   const PeerLink& link = call.link;
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
-  const uint32_t mark = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
+  const uint32_t flag = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
   const bool stopped = leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
-      if (rank != link.rank) ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, mark);
+      if (rank != link.rank) ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, flag);
   }
   unsigned nonfinite = 0;
   for (int64_t i = first; i < call.count / 2; i += step) {
@@ -84,10 +85,10 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
       if (rank == link.rank) {
         part = partial[i];
       } else {
-        MarkedPair pair{};
+        PairWithFlags pair{};
         const auto there = [&] {
           pair = ptx::load_pair(pairs_of(call, link.rank, rank, round) + i);
-          return pair.first_mark == mark && pair.second_mark == mark;
+          return pair.first_flag == flag && pair.second_flag == flag;
         };
         const bool came = wait_for_rank(
             link.wait, [&] { return rank; }, there);
@@ -146,10 +147,10 @@ struct Stored {
 __global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link.wait)) return;  // the meeting behind it says so
+  if (is_stopped(call.link.wait)) return;  // the next barrier reports it
   const int world = call.link.world, self = call.link.rank;
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
-  // Ranks begin with the one behind them, so that not all write to the same one.
+  // Each rank begins with the next one, so that not all write to the same one.
   for (int ahead = 1; ahead < world; ++ahead) {
     const int rank = (self + ahead) % world;
     const Shard shard = Shard::of(call.count, rank, world);
@@ -222,10 +223,10 @@ unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
 
 }  // namespace
 
-Status meet(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream) {
+Status barrier(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<meet_kernel>("meet", 1u, 32, 0, stream, link, first, failed);
+  return launch<barrier_kernel>("barrier", 1u, 32, 0, stream, link, first, failed);
 }
 
 Status sum_small(int device, const PeerSum& call, void* stream) {

@@ -1,9 +1,9 @@
-// push_tokens (backend/device_peers.h): few tokens from their ids to the records of all owners, in one kernel, since that many launches
-// would take longer than what they do.
+// push_tokens (backend/device_peers.h): a small batch from expert ids to packets in the memory of all expert ranks. It is one
+// kernel because separate launches would take longer than the work.
 //
-// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the records. CTA 0 besides begins the run as
-// route does. What a token's CTA counts is left beside the status, which CTA 0 clears meanwhile, for push_rows. Latency is the limit: of hidden, of
-// the link, and of the fence between a record and its mark.
+// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the packets. CTA 0 also begins the run
+// as route does, and clears the status meanwhile. So each CTA keeps its counts per token, and push_rows adds them. Latency is
+// the limit: of hidden, of the link, and of the fence between a packet and its flag.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/exchange/peer_records.cuh"
+#include "backend/cuda/exchange/peer_packets.cuh"
 #include "backend/cuda/exchange/peers.h"
 #include "backend/cuda/exchange/slots.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -22,8 +22,8 @@ namespace {
 
 constexpr int kTokenThreads = 512;  // of a token, at most
 
-// What route leaves at home, where no rows are routed.
-struct HomeStart {
+// What route would write on the source rank, which routes no rows here.
+struct SourceStart {
   RunStatus* status;
   int32_t* row_of_assignment;   // (T, k)
   int64_t* shared_row_offsets;  // (2), or null
@@ -33,12 +33,12 @@ struct HomeStart {
 
 struct TokenArgs {
   PushTokens call;
-  HomeStart start;
+  SourceStart start;
   RowArgs rows;
   RowCounts* token_counts;  // (T)
 };
 
-// By CTA 0.
+// Called by CTA 0.
 __device__ void begin_run(const TokenArgs& args) {
   const SlotsOfIds& slots = args.call.slots;
   const auto thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -61,7 +61,7 @@ __device__ void begin_run(const TokenArgs& args) {
 // Whether the token has a slot.
 __device__ bool put_slots(const TokenArgs& args, int64_t token) {
   bool any = false;
-  const int64_t top_k = args.call.push.record.top_k;
+  const int64_t top_k = args.call.push.packet.top_k;
   for (int64_t k = threadIdx.x; k < top_k; k += blockDim.x) {
     const int32_t slot = put_slot(args.call.slots, token, k);
     const int64_t assignment = token * top_k + k;
@@ -76,7 +76,7 @@ template <class Vec>
 __global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid_constant__ TokenArgs args) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const PushRecords& push = args.call.push;
+  const PushPackets& push = args.call.push;
   const int world = push.link.world;
   const int64_t token = blockIdx.x;
   const auto thread = static_cast<int>(threadIdx.x);
@@ -93,49 +93,50 @@ __global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid
     quantize_vec8_row<Vec>(rows, token, first);
   else
     expect_row(rows, token, false, ThreadGroup::cta());
-  // Behind this barrier the row is whole for all threads.
+  // After this barrier all threads see the whole row.
   const bool late =
-      __syncthreads_or(leaves_out(push.link.wait) || (thread < world && !records_are_taken(push.link, thread))) != 0;
+      __syncthreads_or(leaves_out(push.link.wait) || (thread < world && !packets_are_taken(push.link, thread))) != 0;
   if (token == 0 && thread == 0) {
     *push.failed = late ? kPeerIsLate : 0;
     begin_dispatch(push.link);
   }
   if (!late) {
     // Each group of warps has a rank, or some.
-    const int groups = max(1, min(world, static_cast<int>(blockDim.x) / kRecordThreads));
-    const int threads = groups == 1 ? static_cast<int>(blockDim.x) : kRecordThreads;
+    const int groups = max(1, min(world, static_cast<int>(blockDim.x) / kPacketThreads));
+    const int threads = groups == 1 ? static_cast<int>(blockDim.x) : kPacketThreads;
     for (int ahead = thread / threads; ahead < world && thread < groups * threads; ahead += groups)
-      push_record(push, token, (push.link.rank + ahead) % world, {thread % threads, threads});
+      push_packet(push, token, (push.link.rank + ahead) % world, {thread % threads, threads});
     __syncthreads();
-    if (thread < world) mark_record(push, token, thread);
+    if (thread < world) flag_packet(push, token, thread);
   }
   if (token == 0) begin_run(args);
 }
 
 }  // namespace
 
-bool pushes_tokens(const StepContext& home, const LayerSteps& steps) {
-  const QuantizeKernel kernel = home.plan->hidden.kernel;
-  return steps.counters != nullptr && home.batch.tokens > 0 && home.batch.hidden_dtype == DType::kBf16 &&
-         !home.plan->weighs_hidden && home.batch.tokens <= kWaitingCtas &&
+bool pushes_tokens(const StepContext& source, const LayerSteps& steps) {
+  const QuantizeKernel kernel = source.plan->hidden.kernel;
+  return steps.counters != nullptr && source.batch.tokens > 0 && source.batch.hidden_dtype == DType::kBf16 &&
+         !source.plan->weighs_hidden && source.batch.tokens <= kWaitingCtas &&
          (kernel == QuantizeKernel::kVec8Cta || kernel == QuantizeKernel::kRound);
 }
 
-Status push_tokens(const StepContext& home, const LayerSteps& steps, const PushTokens& call) {
-  const DeviceGuard guard(home.weights.device);
+Status push_tokens(const StepContext& source, const LayerSteps& steps, const PushTokens& call) {
+  const DeviceGuard guard(source.weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const bool shared = home.buffers.shared.experts > 0;
-  TokenArgs args{call, {}, hidden_args(home, home.buffers.routed), Scratch(home).token_counts};
-  args.start = {home.buffers.status, home.buffers.row_of_assignment, shared ? home.buffers.shared.row_offsets : nullptr,
-                steps.counters(home), home.plan->route.cleared_counters};
+  const bool shared = source.buffers.shared.experts > 0;
+  TokenArgs args{call, {}, hidden_args(source, source.buffers.routed), Scratch(source).token_counts};
+  args.start = {source.buffers.status, source.buffers.row_of_assignment,
+                shared ? source.buffers.shared.row_offsets : nullptr, steps.counters(source),
+                source.plan->route.cleared_counters};
   if (args.start.cleared == nullptr) args.start.cleared_count = 0;
-  const auto ctas = static_cast<unsigned>(home.batch.tokens);
-  const int threads = std::min(home.plan->hidden.threads, kTokenThreads);
+  const auto ctas = static_cast<unsigned>(source.batch.tokens);
+  const int threads = std::min(source.plan->hidden.threads, kTokenThreads);
   const auto launch_as = [&]<class Vec>() {
-    return launch<push_tokens_kernel<Vec>>("push_tokens", ctas, threads, 0, home.stream, args);
+    return launch<push_tokens_kernel<Vec>>("push_tokens", ctas, threads, 0, source.stream, args);
   };
-  if (home.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<void>();
-  return is_fp8(home) ? launch_as.template operator()<E4m3Vec8>() : launch_as.template operator()<Vec8>();
+  if (source.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<void>();
+  return is_fp8(source) ? launch_as.template operator()<E4m3Vec8>() : launch_as.template operator()<Vec8>();
 }
 
 }  // namespace nvfp4_moe::cuda

@@ -15,9 +15,9 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// In a stream of its own: the default one waits for others, and they for nobody.
+// Enqueues in a stream of its own, since the default stream waits for others.
 template <class Enqueue>
-Status beside(int device, const char* name, const Enqueue& enqueue) {
+Status in_own_stream(int device, const char* name, const Enqueue& enqueue) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
@@ -30,20 +30,20 @@ Status beside(int device, const char* name, const Enqueue& enqueue) {
 }
 
 Status clear(int device, void* memory, int64_t size_bytes) {
-  return beside(device, "cudaMemsetAsync", [&](cudaStream_t stream) {
+  return in_own_stream(device, "cudaMemsetAsync", [&](cudaStream_t stream) {
     return cudaMemsetAsync(memory, 0, static_cast<size_t>(size_bytes), stream);
   });
 }
 
 Status stop(int device, PeerControl* control) {
   static const uint32_t yes = 1;
-  return beside(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+  return in_own_stream(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
     return cudaMemcpyAsync(&control->stop, &yes, sizeof(yes), cudaMemcpyHostToDevice, stream);
   });
 }
 
 Status read(int device, const PeerControl* control, PeerControl* to) {
-  return beside(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
+  return in_own_stream(device, "cudaMemcpyAsync", [&](cudaStream_t stream) {
     return cudaMemcpyAsync(to, control, sizeof(*to), cudaMemcpyDeviceToHost, stream);
   });
 }
@@ -75,7 +75,7 @@ void close(int device, void* memory) {
 
 Status reach(int device, int other) {
   if (device == other) return {};
-  // Asked for again it is an error of CUDA's, which tools report though it harms nothing.
+  // A second call is a harmless CUDA error, but tools report it.
   static std::mutex mutex;
   static std::set<std::pair<int, int>> reached;
   const std::lock_guard lock(mutex);
@@ -102,11 +102,11 @@ constexpr DevicePeers kPeers = {clear,
                                 reach,
                                 make_mapped_host<PeerHostWords>,
                                 drop_host_words,
-                                meet,
+                                barrier,
                                 pushes_tokens,
                                 push_tokens,
                                 assign_rows,
-                                push_records,
+                                push_packets,
                                 push_rows,
                                 sum_small,
                                 push_parts,

@@ -14,28 +14,28 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
   return reinterpret_cast<PeerControl*>(link.control.of_rank[rank]);
 }
 
-// CTAs that may wait for other ranks at once. More could take the whole device, from kernels of other streams too that a rank may
-// need before it comes. Of more, a warp waits first until each rank's own kernel runs: what is then still to come needs nothing of
-// this device.
+// CTAs that may wait for other ranks at once. More could fill the device and starve kernels of other streams that a rank needs
+// before it arrives. A larger grid is preceded by one warp that waits until each rank's own kernel runs: the rest then needs
+// nothing of this device.
 inline constexpr int64_t kWaitingCtas = 64;
 
-// Nothing is waited for any more, nor written to the others, who may be gone. It never ends, but threads of one CTA may see it
-// begin at different times.
+// After a stop nothing is waited for, and nothing is written to other ranks, which may be gone. It is final, but threads of one
+// CTA may see it at different times.
 __device__ inline bool is_stopped(const PeerWait& wait) { return ptx::load_volatile(&wait.control->stop) != 0; }
-// The same for who would write or say that something has come: where it does not, the host hears that a run is without it.
+// The same before a write or a flag for another rank. If it is left out, the host learns that a run is incomplete.
 __device__ inline bool leaves_out(const PeerWait& wait) {
   if (!is_stopped(wait)) return false;
   ptx::store_volatile(&wait.host->stopped, 1);
   return true;
 }
 
-// Looks until there() holds. By one thread. rank(): who is waited for, asked for where it does not come. False: it did not
-// come in time, or the host said stop; then, and in whatever comes later, nothing is waited for.
+// Polls until there() holds. Called by one thread. rank(): the rank that is waited for, called only if it is late. False: it is
+// late, or the host has stopped the run. From then on nothing is waited for.
 template <class Rank, class There>
 __device__ bool wait_for_rank(const PeerWait& wait, const Rank& rank, const There& there) {
-  constexpr int kQuickLooks = 64;  // before it looks at anything else
+  constexpr int kQuickPolls = 64;  // before the clock and the stop word are read
   constexpr unsigned kPauseNs = 100;
-  for (int look = 0; look < kQuickLooks; ++look)
+  for (int poll = 0; poll < kQuickPolls; ++poll)
     if (there()) return true;
   const uint64_t begin = ptx::global_timer();
   while (!there()) {
@@ -53,15 +53,15 @@ __device__ bool wait_for_rank(const PeerWait& wait, const Rank& rank, const Ther
   return true;
 }
 
-// The mark of the run of all_to_all that is on its way: what stands behind a record or a row that has come. Fresh memory
-// has none. From L2: kernels ask before they have waited for the one before them.
+// The flag of the current run of all_to_all, written after a packet or a row. Fresh memory has no run's flag. Read from L2,
+// since kernels read it before they have waited for the preceding kernel.
 __device__ inline uint64_t word_from_l2(const uint64_t& word) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(&word));
 }
-__device__ inline uint32_t mark_of_records(const PeerControl* own) {
+__device__ inline uint32_t flag_of_packets(const PeerControl* own) {
   return static_cast<uint32_t>(word_from_l2(own->dispatch_of_rows) + 1);
 }
-__device__ inline uint32_t mark_of_rows(const PeerControl* own) {
+__device__ inline uint32_t flag_of_rows(const PeerControl* own) {
   return static_cast<uint32_t>(word_from_l2(own->dispatch));
 }
 

@@ -1,4 +1,4 @@
-// A rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 -> out (count) behind it.
+// One rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 -> out (count) after it.
 //
 // Each element is added by one thread in the order of the ranks, so that every rank, and every transport, has the bits
 // of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
@@ -113,22 +113,22 @@ Status check_sum(int device, const CheckSum& call, void* stream) {
   }
 }
 
-Status set_mark(int device, void** mark, void* stream) {
+Status set_event(int device, void** event, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  auto* event = static_cast<cudaEvent_t>(*mark);
+  auto* event = static_cast<cudaEvent_t>(*flag);
   if (event == nullptr)
     NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
-  *mark = event;
+  *flag = event;
   return check(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
 }
 
-Result<bool> mark_reached(int device, void* mark) {
+Result<bool> event_reached(int device, void* event) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(mark));
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(flag));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     return false;
@@ -137,9 +137,9 @@ Result<bool> mark_reached(int device, void* mark) {
   return true;
 }
 
-void drop_mark(int device, void* mark) {
+void drop_event(int device, void* event) {
   const DeviceGuard guard(device);
-  if (mark != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(mark));
+  if (flag != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(flag));
 }
 
 void drop_host_word(int device, uint32_t* word) { drop_mapped_host(device, word); }
@@ -151,7 +151,7 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
 }
 
 constexpr DeviceRanks kRanks = {
-    slots_of_ids,   sum_of_ranks, check_sum, set_mark, mark_reached, drop_mark, make_mapped_host<uint32_t>,
+    slots_of_ids,   sum_of_ranks, check_sum, set_event, event_reached, drop_event, make_mapped_host<uint32_t>,
     drop_host_word, on_device};
 
 }  // namespace

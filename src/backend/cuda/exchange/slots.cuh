@@ -23,7 +23,7 @@ __device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t token, int64_
   int32_t slot = is_no_expert(call, id) ? kNoExpert : kNoSlot;
   if (id >= 0 && id < call.num_experts) {
     const int32_t first = call.first_of_expert[id], count = call.first_of_expert[id + 1] - first;
-    const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.home + token + k) % count);
+    const auto turn = static_cast<int32_t>(count == 1 ? 0 : (call.source + token + k) % count);
     slot = call.slots_of_expert[first + turn];
     atomicAdd(reinterpret_cast<unsigned long long*>(call.load + id), 1ull);
   }

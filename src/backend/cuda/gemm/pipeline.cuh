@@ -37,7 +37,7 @@ struct PipelineState {
 // half.
 __device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
 
-// A warp arrives once, by one lane. compute-sanitizer's racecheck looks at lanes one by one and takes that for the
+// A warp arrives once, by one lane. compute-sanitizer's racecheck checks lanes one by one and takes that for the
 // arrival of that lane alone, so that in a build for it every lane arrives.
 #ifdef NVFP4_MOE_RACECHECK
 inline constexpr int kArrivalsPerWarp = 32;

@@ -131,25 +131,25 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, c
 }
 
 // An event that is dropped once it is reached: the layer's memory goes after it.
-Result<ReplacementMark> make_mark(int device) {
+Result<ReplacementEvent> make_event(int device) {
   cudaEvent_t event = nullptr;
   NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "replace: event"));
-  return ReplacementMark(event, [device, process = fork_count()](void* mark) {
+  return ReplacementEvent(event, [device, process = fork_count()](void* made) {
     if (process != fork_count()) return;
     const DeviceGuard guard(device);
     const OutsideCaptures outside;
-    cudaEventSynchronize(static_cast<cudaEvent_t>(mark));
-    cudaEventDestroy(static_cast<cudaEvent_t>(mark));
+    cudaEventSynchronize(static_cast<cudaEvent_t>(made));
+    cudaEventDestroy(static_cast<cudaEvent_t>(made));
   });
 }
 
-Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, ReplacementMark& last, void* stream) {
+Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, ReplacementEvent& last, void* stream) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
   const auto queue = static_cast<cudaStream_t>(stream);
   if (last == nullptr) {
-    NVFP4_MOE_ASSIGN(last, make_mark(weights.device));
+    NVFP4_MOE_ASSIGN(last, make_event(weights.device));
   }
   const auto event = static_cast<cudaEvent_t>(last.get());
   NVFP4_MOE_TRY(check(cudaStreamWaitEvent(queue, event, 0), "replace: the replacement before"));
@@ -166,7 +166,7 @@ Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, R
   return {};
 }
 
-Status wait(const ReplacementMark& last) {
+Status wait(const ReplacementEvent& last) {
   if (last == nullptr) return {};
   const OutsideCaptures outside;
   return check(cudaEventSynchronize(static_cast<cudaEvent_t>(last.get())), "replace: waiting");

@@ -5,7 +5,7 @@
 // and some stages ahead, and dequantizes them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the
 // E4M3 that the contract makes of it, which bf16 holds exactly, so that all rounding is that of the fp32 accumulators.
 // Activations are the B operand, gathered row by row into shared memory, 64 k
-// a stage; 16-byte vectors of a row lie at vector ^ (row % 8), so that ldmatrix meets no bank twice. A row's
+// a stage; 16-byte vectors of a row lie at vector ^ (row % 8), so that ldmatrix has no bank conflict. A row's
 // accumulators depend on no other row.
 #pragma once
 

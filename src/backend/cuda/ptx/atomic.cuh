@@ -1,4 +1,4 @@
-// Atomic operations with a memory order, on counters at which ctas meet.
+// Atomic operations with a memory order, on counters that several ctas wait for.
 #pragma once
 
 #include <cuda_runtime.h>

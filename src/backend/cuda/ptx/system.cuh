@@ -43,18 +43,18 @@ __device__ inline void store_volatile(uint32_t* to, uint32_t value) {
 }
 
 // A pair is written and read as one vector, of which each 8 bytes are seen together.
-__device__ inline void store_pair(MarkedPair* to, float first, float second, uint32_t mark) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(__float_as_uint(first)), "r"(mark),
-               "r"(__float_as_uint(second)), "r"(mark)
+__device__ inline void store_pair(PairWithFlags* to, float first, float second, uint32_t flag) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(__float_as_uint(first)), "r"(flag),
+               "r"(__float_as_uint(second)), "r"(flag)
                : "memory");
 }
-__device__ inline MarkedPair load_pair(const MarkedPair* from) {
-  uint32_t first, first_mark, second, second_mark;
+__device__ inline PairWithFlags load_pair(const PairWithFlags* from) {
+  uint32_t first, first_flag, second, second_flag;
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(first), "=r"(first_mark), "=r"(second), "=r"(second_mark)
+               : "=r"(first), "=r"(first_flag), "=r"(second), "=r"(second_flag)
                : "l"(from)
                : "memory");
-  return {__uint_as_float(first), first_mark, __uint_as_float(second), second_mark};
+  return {__uint_as_float(first), first_flag, __uint_as_float(second), second_flag};
 }
 
 // %globaltimer: nanoseconds.

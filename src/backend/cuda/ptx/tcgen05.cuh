@@ -52,7 +52,7 @@ __device__ inline uint64_t tcgen05_descriptor(uint32_t address, uint32_t stride_
 }
 
 // tcgen05.cp.32x128b.warpx4: 512 bytes of shared memory, 16 of each of 32 rows, into four columns, the same in each of the
-// four groups of 32 lanes: where products look for block scales.
+// four groups of 32 lanes: where products read block scales.
 __device__ inline void tcgen05_copy_scales(uint32_t to, uint64_t from) {
   asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
 }

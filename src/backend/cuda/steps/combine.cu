@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, kAwaited ? 3 : 0)
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
-  if (!kAwaited || awaited.marks == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
+  if (!kAwaited || awaited.flags == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
   bool failed = false;
   if constexpr (kAwaited) failed = rows_failed(awaited, args.row_of_assignment, token, args.top_k);
   const auto count_weights = [&](uint32_t nonfinite) { add(counts.status->nonfinite_weights, nonfinite); };
@@ -322,7 +322,7 @@ Status combine(const StepContext& step) {
   AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
   dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
   if (awaits && small) grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
-  if (awaited.marks != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
+  if (awaited.flags != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
     NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
   if (awaited.link_failed != nullptr && int64_t{grid.x} * grid.y > kCtasThatAskTheHost) {
     NVFP4_MOE_TRY(launch<take_link_failure_kernel>("take_link_failure", 1u, 32, 0, step.stream, awaited));

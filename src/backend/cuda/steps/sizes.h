@@ -35,7 +35,7 @@ inline constexpr int64_t kMaxScatteredSlices = 64;  // that every CTA may scan f
 inline constexpr int kRouteSmallThreads = 256, kRouteLargeThreads = 1024;
 inline constexpr int kAssignmentsPerThread = 4;                               // of one CTA by bits, at most
 inline constexpr int64_t kRouteCounterBytes = 40 * 1024, kRouteMaxWarps = 8;  // of one CTA that sorts by slices
-// Tiles are listed in the order of their rows where their products differ much and each expert can look at all others:
+// Tiles are listed in the order of their rows where their products differ much and each expert can read all others:
 // CTAs that take turns at the list then get the same work.
 inline constexpr int kMinSortedTileN = 32;
 inline constexpr int64_t kMaxSortedExperts = 1024;

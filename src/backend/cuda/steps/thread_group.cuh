@@ -1,4 +1,4 @@
-// Threads of a CTA that work on a row or a record together.
+// Threads of a CTA that work on a row or a packet together.
 #pragma once
 
 #include <cuda_runtime.h>

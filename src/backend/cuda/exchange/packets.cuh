@@ -1,4 +1,4 @@
-// What home and owner share of the records' kernels: where records lie, and copies by a CTA.
+// Shared by the packet kernels of source and expert ranks: where packets are stored, and copies by a CTA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,17 +10,17 @@
 
 namespace nvfp4_moe::cuda {
 
-inline constexpr int kRecordThreads = 128;  // of the CTA that a record has
+inline constexpr int kPacketThreads = 128;                                                // of the CTA of a packet
 inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4, kLinkFailed = 8;  // why a run's out is NaN
 
-// Record `record` of all messages; it is of rank's.
-__device__ inline std::byte* record_at(const RecordLayout& layout, std::byte* messages, int64_t rank, int64_t record) {
-  return messages + record * layout.record.bytes + (rank + 1) * layout.header_bytes;
+// Packet `packet` of all messages, in the message from or to `rank`.
+__device__ inline std::byte* packet_at(const MessageLayout& layout, std::byte* messages, int64_t rank, int64_t packet) {
+  return messages + packet * layout.packet.bytes + (rank + 1) * layout.header_bytes;
 }
-// The header of rank's message, whose first record is first_record of all.
-__device__ inline MessageHeader* header_at(const RecordLayout& layout, std::byte* messages, int64_t rank,
-                                           int64_t first_record) {
-  return reinterpret_cast<MessageHeader*>(record_at(layout, messages, rank - 1, first_record));
+// The header of rank's message, whose first packet is number first_packet of all.
+__device__ inline MessageHeader* header_at(const MessageLayout& layout, std::byte* messages, int64_t rank,
+                                           int64_t first_packet) {
+  return reinterpret_cast<MessageHeader*>(packet_at(layout, messages, rank - 1, first_packet));
 }
 
 // Vectors first, first + step, ... of from to `to`; all that a thread copies at once is read before any of it is written.
@@ -48,22 +48,22 @@ __device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t 
     copy_vectors(to, from, bytes, group);
 }
 
-// A token of the home as a record for the rank that has slots [first, end), but for first_row, which is the caller's.
-struct RecordOfToken {
-  const WireRecord& record;
+// A source rank's token as a packet for the rank that has slots [first, end). The caller writes first_row.
+struct PacketOfToken {
+  const PacketFormat& packet;
   const WireArray (&arrays)[kWireArrays];
   const int32_t* slots;  // (T, k)
   const float* weights;  // (T, k)
 
   // None of the token's slots is the rank's.
   __device__ void put_none(std::byte* to, ThreadGroup group) const {
-    for (int64_t k = group.rank; k < record.top_k; k += group.size) put_slot(to, k, -1, 0);
+    for (int64_t k = group.rank; k < packet.top_k; k += group.size) put_slot(to, k, -1, 0);
   }
   __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end, ThreadGroup group) const {
     // What is small is read before what is large is written, since each read takes as long as a large one.
     const SmallBytes small(*this, token, group);
-    const int64_t assignment = token * record.top_k;
-    const bool has_slot = group.rank < record.top_k;
+    const int64_t assignment = token * packet.top_k;
+    const bool has_slot = group.rank < packet.top_k;
     const int32_t slot = has_slot ? slots[assignment + group.rank] : -1;
     const float weight = has_slot ? weights[assignment + group.rank] : 0;
     int64_t offset = 0;
@@ -76,10 +76,10 @@ struct RecordOfToken {
     }
     small.put(to);
     if (has_slot) put_slot_of(to, group.rank, slot, weight, first, end);
-    for (int64_t k = group.rank + group.size; k < record.top_k; k += group.size)
+    for (int64_t k = group.rank + group.size; k < packet.top_k; k += group.size)
       put_slot_of(to, k, slots[assignment + k], weights[assignment + k], first, end);
-    for (int64_t i = offset + group.rank; i < record.slots_at; i += group.size) to[i] = std::byte{0};
-    for (int64_t i = record.first_row_at + 4 + group.rank; i < record.bytes; i += group.size) to[i] = std::byte{0};
+    for (int64_t i = offset + group.rank; i < packet.slots_at; i += group.size) to[i] = std::byte{0};
+    for (int64_t i = packet.first_row_at + 4 + group.rank; i < packet.bytes; i += group.size) to[i] = std::byte{0};
   }
 
  private:
@@ -89,7 +89,7 @@ struct RecordOfToken {
   struct SmallBytes {
     int64_t at = -1;
     std::byte value{};
-    __device__ SmallBytes(const RecordOfToken& of, int64_t token, ThreadGroup group) {
+    __device__ SmallBytes(const PacketOfToken& of, int64_t token, ThreadGroup group) {
       int64_t offset = 0;
       const std::byte* from = nullptr;
       int next = 0;  // of the thread that has the array's first byte
@@ -118,8 +118,8 @@ struct RecordOfToken {
     put_slot(to, k, own ? slot : -1, own ? weight : 0);
   }
   __device__ void put_slot(std::byte* to, int64_t k, int32_t slot, float weight) const {
-    reinterpret_cast<int32_t*>(to + record.slots_at)[k] = slot;
-    reinterpret_cast<float*>(to + record.weights_at)[k] = weight;
+    reinterpret_cast<int32_t*>(to + packet.slots_at)[k] = slot;
+    reinterpret_cast<float*>(to + packet.weights_at)[k] = weight;
   }
 };
 

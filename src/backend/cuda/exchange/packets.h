@@ -1,11 +1,11 @@
-// The owner's functions of DeviceRecords.
+// The functions of DevicePackets that run on the expert rank.
 #pragma once
 
 #include "backend/device_exchange.h"
 
 namespace nvfp4_moe::cuda {
 
-Status take_records(const StepContext& owner, const LayerSteps& steps, const TakeRecords& call);
+Status take_packets(const StepContext& expert, const LayerSteps& steps, const TakePackets& call);
 Status pack_rows(int device, const PackRows& call, void* stream);
 
 }  // namespace nvfp4_moe::cuda

@@ -1,9 +1,15 @@
-#include "moe/workspace_pool.h"
+#include "moe/workspaces.h"
 
 #include <algorithm>
 #include <mutex>
 
 namespace nvfp4_moe {
+
+constinit std::array<WorkspaceClaim::Bucket, size_t{1} << WorkspaceClaim::kBucketBits> WorkspaceClaim::buckets_{};
+
+Status WorkspaceClaim::busy() {
+  return {Code::kBusy, "workspace: expected one that no other run is using, got one in use"};
+}
 
 Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream, uint64_t capture) {
   {

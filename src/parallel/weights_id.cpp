@@ -1,4 +1,4 @@
-#include "moe/weights_id.h"
+#include "parallel/weights_id.h"
 
 #include <algorithm>
 #include <array>

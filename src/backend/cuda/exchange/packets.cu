@@ -1,7 +1,7 @@
-// Tokens to records at their home (backend/device_exchange.h).
+// Tokens to packets on their source rank (backend/device_exchange.h).
 //
-//   count, scan   a CTA a rank counts its tokens and slots, then scans them: which record, which rows
-//   pack          a CTA a record: activations, slots and weights as they go over the wire
+//   count, scan   a CTA per rank counts its tokens and slots, then scans them: which packet, which rows
+//   pack          a CTA per packet: activations, slots and weights as they go over the wire
 // count and scan read all slots once for each rank; memory is the limit of pack.
 #include <cuda_runtime.h>
 
@@ -9,8 +9,8 @@
 
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/launch.cuh"
-#include "backend/cuda/exchange/records.cuh"
-#include "backend/cuda/exchange/records.h"
+#include "backend/cuda/exchange/packets.cuh"
+#include "backend/cuda/exchange/packets.h"
 #include "backend/cuda/packed_tile.h"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/route.cuh"
@@ -24,7 +24,7 @@ constexpr int kPutWords = 256;
 // ---- count and scan
 
 // Slots of the rank among a token's.
-__device__ int32_t slots_of(const CountRecords& call, int64_t token, int32_t first, int32_t end) {
+__device__ int32_t slots_of(const CountPackets& call, int64_t token, int32_t first, int32_t end) {
   int32_t slots = 0;
   for (int64_t k = 0; k < call.top_k; ++k) {
     const int32_t slot = call.slots[token * call.top_k + k];
@@ -33,7 +33,7 @@ __device__ int32_t slots_of(const CountRecords& call, int64_t token, int32_t fir
   return slots;
 }
 
-__global__ void __launch_bounds__(kScanThreads) count_records(CountRecords call) {
+__global__ void __launch_bounds__(kScanThreads) count_packets(CountPackets call) {
   __shared__ int32_t totals[2];
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(kScanThreads) count_records(CountRecords call)
   if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = totals[threadIdx.x];
 }
 
-// By one warp: where this rank's records and rows begin among all, and the header of its message.
+// Where this rank's packets and rows begin among all, and the header of its message. Called by one warp.
 struct MessageStart {
-  int32_t records, rows;
-  __device__ MessageStart(const ScanRecords& call, int64_t rank) {
+  int32_t packets, rows;
+  __device__ MessageStart(const ScanPackets& call, int64_t rank) {
     const int64_t lane = threadIdx.x % 32, world = call.layout.world;
     int32_t before = 0, rows_before = 0, most = -1, most_rank = 0;
     for (int64_t r = lane; r < world; r += 32) {
@@ -68,46 +68,46 @@ struct MessageStart {
       if (r < rank) before += tokens, rows_before += static_cast<int32_t>(call.counted.counts[r * 2 + 1]);
       if (tokens > most) most = tokens, most_rank = static_cast<int32_t>(r);
     }
-    records = __reduce_add_sync(kAllLanes, before);
+    packets = __reduce_add_sync(kAllLanes, before);
     rows = __reduce_add_sync(kAllLanes, rows_before);
     const int32_t most_of_all = __reduce_max_sync(kAllLanes, most);
     most_rank = __reduce_min_sync(kAllLanes, most == most_of_all ? most_rank : 0x7FFFFFFF);
     if (!call.layout.fixed) return;
-    records = static_cast<int32_t>(rank * call.layout.records);
-    rows = static_cast<int32_t>(records * call.counted.top_k);
+    packets = static_cast<int32_t>(rank * call.layout.packets);
+    rows = static_cast<int32_t>(packets * call.counted.top_k);
     if (lane != 0) return;
     const int64_t* const own = call.counted.counts + rank * 2;
-    *header_at(call.layout, call.messages, rank, records) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
+    *header_at(call.layout, call.messages, rank, packets) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
                                                              most_of_all, most_rank};
   }
 };
 
-__global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
+__global__ void __launch_bounds__(kScanThreads) scan_packets(ScanPackets call) {
   __shared__ Totals warp_totals[32];
   __shared__ int32_t starts[2];
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const CountRecords& counted = call.counted;
+  const CountPackets& counted = call.counted;
   const int64_t rank = blockIdx.x, top_k = counted.top_k;
   if (threadIdx.x < 32) {
     const MessageStart start(call, rank);
-    starts[0] = start.records, starts[1] = start.rows;
+    starts[0] = start.packets, starts[1] = start.rows;
     if (rank == 0) *call.failed = 0;
   }
   __syncthreads();
   const int32_t first = counted.first_of_rank[rank], end = counted.first_of_rank[rank + 1];
-  Totals before;  // its tiles are records here
+  Totals before;  // its tiles are packets here
   for (int64_t next = 0; next < counted.tokens; next += blockDim.x) {
     const int64_t token = next + threadIdx.x;
     Totals own, total;
     if (token < counted.tokens) own.rows = slots_of(counted, token, first, end);
     own.tiles = own.rows > 0;
     const Totals at = cta_exclusive(own, warp_totals, total);
-    const int32_t record = before.tiles + at.tiles, first_row = before.rows + at.rows;
+    const int32_t packet = before.tiles + at.tiles, first_row = before.rows + at.rows;
     before.tiles += total.tiles, before.rows += total.rows;
     if (own.rows == 0) continue;
-    const bool fits = record < call.layout.records;
-    if (fits) call.sources[starts[0] + record] = {static_cast<int32_t>(token), static_cast<int32_t>(rank), first_row};
+    const bool fits = packet < call.layout.packets;
+    if (fits) call.sources[starts[0] + packet] = {static_cast<int32_t>(token), static_cast<int32_t>(rank), first_row};
     int32_t row = starts[1] + first_row;
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t slot = counted.slots[token * top_k + k];
@@ -115,25 +115,25 @@ __global__ void __launch_bounds__(kScanThreads) scan_records(ScanRecords call) {
     }
   }
   if (!call.layout.fixed) return;
-  for (int64_t i = before.tiles + threadIdx.x; i < call.layout.records; i += blockDim.x)
+  for (int64_t i = before.tiles + threadIdx.x; i < call.layout.packets; i += blockDim.x)
     call.sources[starts[0] + i] = {-1, static_cast<int32_t>(rank), 0};
 }
 
 // ---- pack
 
-__global__ void __launch_bounds__(kRecordThreads, 6) pack_records(PackRecords call) {
+__global__ void __launch_bounds__(kPacketThreads, 6) pack_packets(PackPackets call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const WireRecord& record = call.layout.record;
-  const RecordSource source = call.sources[blockIdx.x];
-  std::byte* const to = record_at(call.layout, call.messages, source.rank, blockIdx.x);
-  const RecordOfToken token{record, call.arrays, call.slots, call.weights};
+  const PacketFormat& packet = call.layout.packet;
+  const PacketSource source = call.sources[blockIdx.x];
+  std::byte* const to = packet_at(call.layout, call.messages, source.rank, blockIdx.x);
+  const PacketOfToken token{packet, call.arrays, call.slots, call.weights};
   if (source.token < 0)
     token.put_none(to, ThreadGroup::cta());
   else
     token.put(to, source.token, call.first_of_rank[source.rank], call.first_of_rank[source.rank + 1],
               ThreadGroup::cta());
-  if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + record.first_row_at) = source.first_row;
+  if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + packet.first_row_at) = source.first_row;
 }
 
 struct Words {
@@ -151,25 +151,25 @@ unsigned scan_threads(int64_t tokens) {
   return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(tokens, 32) * 32, 32, kScanThreads));
 }
 
-Status count(int device, const CountRecords& call, void* stream) {
+Status count(int device, const CountPackets& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<count_records>("count_records", static_cast<unsigned>(call.world), scan_threads(call.tokens), 0, stream,
+  return launch<count_packets>("count_packets", static_cast<unsigned>(call.world), scan_threads(call.tokens), 0, stream,
                                call);
 }
 
-Status scan_tokens(int device, const ScanRecords& call, void* stream) {
+Status scan_tokens(int device, const ScanPackets& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<scan_records>("scan_records", static_cast<unsigned>(call.layout.world),
+  return launch<scan_packets>("scan_packets", static_cast<unsigned>(call.layout.world),
                               scan_threads(call.counted.tokens), 0, stream, call);
 }
 
-Status pack(int device, const PackRecords& call, void* stream) {
-  if (call.records == 0) return {};
+Status pack(int device, const PackPackets& call, void* stream) {
+  if (call.packets == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<pack_records>("pack_records", static_cast<unsigned>(call.records), kRecordThreads, 0, stream, call);
+  return launch<pack_packets>("pack_packets", static_cast<unsigned>(call.packets), kPacketThreads, 0, stream, call);
 }
 
 Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
@@ -184,11 +184,11 @@ Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* 
   return {};
 }
 
-constexpr DeviceRecords kRecords = {count, scan_tokens, pack, take_records, pack_rows, put};
+constexpr DevicePackets kPackets = {count, scan_tokens, pack, take_packets, pack_rows, put};
 
 }  // namespace
 }  // namespace nvfp4_moe::cuda
 
 namespace nvfp4_moe {
-constinit const DeviceRecords kCudaRecords = cuda::kRecords;
+constinit const DevicePackets kCudaPackets = cuda::kPackets;
 }

@@ -11,7 +11,7 @@
 namespace nvfp4_moe::c_api {
 namespace {
 
-// The C codes are the library's; the C++ compiler holds the two lists together.
+// The C statuses are the library's; the C++ compiler holds the two lists together.
 static_assert(NVFP4_MOE_OK == static_cast<int>(Code::kOk));
 static_assert(NVFP4_MOE_CHECK_FAILED == static_cast<int>(Code::kCheckFailed));
 static_assert(NVFP4_MOE_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument));
@@ -94,7 +94,7 @@ class HostExecutor : public Executor {
 
 }  // namespace
 
-nvfp4_moe_code fail(Code code, const char* message) noexcept {
+nvfp4_moe_status fail(Code code, const char* message) noexcept {
   const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
   // A message may quote a caller's string (a backend's name, a path): it stays one line all the same.
   for (size_t i = 0; i < length; ++i) {
@@ -102,7 +102,7 @@ nvfp4_moe_code fail(Code code, const char* message) noexcept {
     last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];
   }
   last_error[length] = '\0';
-  return static_cast<nvfp4_moe_code>(code);
+  return static_cast<nvfp4_moe_status>(code);
 }
 
 Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback) {
@@ -147,8 +147,8 @@ int32_t nvfp4_moe_abi_version(void) { return NVFP4_MOE_ABI_VERSION; }
 
 const char* nvfp4_moe_last_error(void) { return nvfp4_moe::c_api::last_error; }
 
-const char* nvfp4_moe_code_name(nvfp4_moe_code code) {
-  return code < 0 || code > NVFP4_MOE_CANCELLED ? "unknown" : nvfp4_moe::to_string(static_cast<Code>(code));
+const char* nvfp4_moe_status_name(nvfp4_moe_status status) {
+  return status < 0 || status > NVFP4_MOE_CANCELLED ? "unknown" : nvfp4_moe::to_string(static_cast<Code>(status));
 }
 
 void nvfp4_moe_text_free(char* text) { std::free(text); }

@@ -36,7 +36,8 @@ std::string status_in_c(const Rank& rank) {
   layer.layer.reset(&rank.layer);
   nvfp4_moe_run_status status{};
   status.struct_size = sizeof(status);
-  const nvfp4_moe_code code = nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
+  const nvfp4_moe_status code =
+      nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
   static_cast<void>(layer.layer.release());
   return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
 }

@@ -312,7 +312,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     // One rank's mistake is every rank's message, and the layer is as it was.
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     const auto slots = static_cast<int64_t>(backwards.size());
-    const auto refused = [&](const nvfp4_moe_code code, const char* message) {
+    const auto refused = [&](const nvfp4_moe_status code, const char* message) {
       EXPECT_NE(code, NVFP4_MOE_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
     };

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kMaxTokens = 5;
 
-bool check(nvfp4_moe_code code) {
+bool check(nvfp4_moe_status code) {
   REQUIRE(code >= NVFP4_MOE_OK && code <= NVFP4_MOE_CANCELLED);
   REQUIRE(code != NVFP4_MOE_INTERNAL && code != NVFP4_MOE_OUT_OF_MEMORY);
   if (code == NVFP4_MOE_OK) return true;
@@ -30,7 +30,7 @@ bool check(nvfp4_moe_code code) {
   return false;
 }
 
-void check_text(nvfp4_moe_code code, char* text) {
+void check_text(nvfp4_moe_status code, char* text) {
   if (check(code)) REQUIRE(text != nullptr && text[0] != '\0');
   if (!check(code) && code != NVFP4_MOE_CHECK_FAILED) REQUIRE(text == nullptr);
   nvfp4_moe_text_free(text);
@@ -153,12 +153,12 @@ class Session {
     size_t workspace = 0;
     size_t packed = 0;
     char** out = a_.maybe(&text);
-    const nvfp4_moe_code code = nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(), out,
-                                               a_.maybe(&workspace), a_.maybe(&packed));
+    const nvfp4_moe_status code = nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(),
+                                                 out, a_.maybe(&workspace), a_.maybe(&packed));
     check_text_or_null(code, out, text);
   }
 
-  void check_text_or_null(nvfp4_moe_code code, char** out, char* text) {
+  void check_text_or_null(nvfp4_moe_status code, char** out, char* text) {
     if (out == nullptr)
       check(code);
     else
@@ -224,7 +224,7 @@ class Session {
     nvfp4_moe_layer* opened = nullptr;
     nvfp4_moe_layer** out = a_.maybe(&opened);
     const nvfp4_moe_config* given = a_.structure(config);
-    const nvfp4_moe_code code = nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
+    const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
     const bool ok = check(code);
     if (out != nullptr) REQUIRE(ok == (opened != nullptr));
     if (opened == nullptr) return;
@@ -446,7 +446,7 @@ class Session {
       const int64_t q = any();
       REQUIRE(nvfp4_moe_swizzled_bytes(p, q) >= -1);
       REQUIRE(nvfp4_moe_fp8_scale_count(p, q, any(), any()) >= -1);
-      REQUIRE(nvfp4_moe_code_name(static_cast<int32_t>(p))[0] != '\0');
+      REQUIRE(nvfp4_moe_status_name(static_cast<int32_t>(p))[0] != '\0');
     }
   }
 

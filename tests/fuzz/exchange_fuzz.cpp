@@ -22,7 +22,7 @@ using namespace nvfp4_moe;  // NOLINT: a target is one file
 
 // ---- the C interface, over a world of one
 
-bool check(nvfp4_moe_code code) {
+bool check(nvfp4_moe_status code) {
   REQUIRE(code >= NVFP4_MOE_OK && code <= NVFP4_MOE_CANCELLED);
   if (code == NVFP4_MOE_OK) return true;
   const std::string text = nvfp4_moe_last_error();

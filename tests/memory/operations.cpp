@@ -18,7 +18,7 @@ namespace nvfp4_moe::test {
 namespace {
 
 // A code of the C interface with its text.
-Status c_status(nvfp4_moe_code code) {
+Status c_status(nvfp4_moe_status code) {
   return code == NVFP4_MOE_OK ? Status() : Status(static_cast<Code>(code), nvfp4_moe_last_error());
 }
 #define C_TRY(...) NVFP4_MOE_TRY(c_status(__VA_ARGS__))

@@ -26,9 +26,9 @@ TEST(CApi, ErrorsNameTheFindingBehindThem) {
 TEST(CApi, NamesAndVersions) {
   EXPECT_EQ(api::version(), "0.1.0");
   EXPECT_EQ(nvfp4_moe_abi_version(), NVFP4_MOE_ABI_VERSION);
-  EXPECT_STREQ(nvfp4_moe_code_name(NVFP4_MOE_OUT_OF_MEMORY), "out of memory");
-  EXPECT_STREQ(nvfp4_moe_code_name(-1), "unknown");
-  EXPECT_STREQ(nvfp4_moe_code_name(100), "unknown");
+  EXPECT_STREQ(nvfp4_moe_status_name(NVFP4_MOE_OUT_OF_MEMORY), "out of memory");
+  EXPECT_STREQ(nvfp4_moe_status_name(-1), "unknown");
+  EXPECT_STREQ(nvfp4_moe_status_name(100), "unknown");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ TEST(CApiMisuse, OpeningRefuses) {
   struct Case {
     const char* text;
     std::function<void(CLayer&)> misuse;
-    nvfp4_moe_code code = NVFP4_MOE_INVALID_ARGUMENT;
+    nvfp4_moe_status code = NVFP4_MOE_INVALID_ARGUMENT;
   };
   const Case cases[] = {
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = 0; }},
@@ -185,7 +185,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   uint8_t byte = 0;
   float scale = 0;
   const float x[16] = {};
-  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  const nvfp4_moe_status invalid = NVFP4_MOE_INVALID_ARGUMENT;
   EXPECT_EQ(nvfp4_moe_checkpoint_open(nullptr, &checkpoint), invalid);
   EXPECT_EQ(nvfp4_moe_checkpoint_open("/", nullptr), invalid);
   EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/model", &checkpoint), NVFP4_MOE_OK);
@@ -282,7 +282,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
 
 // Mistakes are told as such in every build; without CUDA what is left is UNSUPPORTED.
 TEST(CApiMisuse, DeviceFormats) {
-  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  const nvfp4_moe_status invalid = NVFP4_MOE_INVALID_ARGUMENT;
   const float x[32] = {};
   alignas(8) uint8_t codes[8] = {};
   uint8_t scales[1] = {};

@@ -65,9 +65,9 @@ struct CLayer {
     options.threads = 1;
   }
   api::Layer open() const { return api::Layer(config, tensors, options); }
-  nvfp4_moe_code try_open() const {
+  nvfp4_moe_status try_open() const {
     nvfp4_moe_layer* layer = reinterpret_cast<nvfp4_moe_layer*>(1);
-    const nvfp4_moe_code code = nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer);
+    const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer);
     EXPECT_EQ(layer == nullptr, code != NVFP4_MOE_OK);
     nvfp4_moe_layer_close(layer);
     return code;

@@ -161,7 +161,7 @@ TEST(Alignment, FormatFunctionsRefuseCrookedArrays) {
   std::vector<float> int8_scales(2 * 2);
   float scale = 1.0f;
   Crooked<float> crooked(2 * 32);
-  const auto refused = [](nvfp4_moe_code code, const char* name) {
+  const auto refused = [](nvfp4_moe_status code, const char* name) {
     EXPECT_EQ(code, NVFP4_MOE_INVALID_ARGUMENT) << name;
     EXPECT_NE(last_error().find(std::string(name) + ": expected an address that is a multiple of 4"), std::string::npos)
         << last_error();

@@ -30,7 +30,7 @@ class RunLogits : public testing::Test {
     batch.topk_ids = nullptr;
     batch.topk_weights = nullptr;
   }
-  nvfp4_moe_code run() {
+  nvfp4_moe_status run() {
     return nvfp4_moe_layer_run_logits(layer.get(), &router, &routing, &batch, workspace.data(), workspace.size_bytes(),
                                       nullptr);
   }

@@ -142,7 +142,7 @@ class Soak {
     void describe(const OpenLayer& layer);
     void replay(const OpenLayer& layer);
     // Whether the call was carried out; kBusy is the one other answer.
-    bool done_or_busy(nvfp4_moe_code code, const OpenLayer& layer);
+    bool done_or_busy(nvfp4_moe_status code, const OpenLayer& layer);
 
     Soak& soak_;
     const unsigned index_;
@@ -211,7 +211,7 @@ Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
       return static_cast<int32_t>((*static_cast<int*>(user))-- > 0);
     };
   }
-  const nvfp4_moe_code code = opened->model->open(options, &opened->handle);
+  const nvfp4_moe_status code = opened->model->open(options, &opened->handle);
   if (cancel != nullptr && code == NVFP4_MOE_CANCELLED) return nullptr;
   EXPECT_EQ(code, NVFP4_MOE_OK) << opened->model->name() << ": " << nvfp4_moe_last_error();
   if (code != NVFP4_MOE_OK) return nullptr;
@@ -259,7 +259,7 @@ void Soak::Actor::step() {
   ++soak_.steps_[index_];
 }
 
-bool Soak::Actor::done_or_busy(nvfp4_moe_code code, const OpenLayer& layer) {
+bool Soak::Actor::done_or_busy(nvfp4_moe_status code, const OpenLayer& layer) {
   if (code == NVFP4_MOE_BUSY) {
     ++soak_.busy_;
     return false;
@@ -304,7 +304,7 @@ void Soak::Actor::replace(const OpenLayer& layer) {
 void Soak::Actor::replace_by_a_bad_expert(const OpenLayer& layer) {
   nvfp4_moe_expert expert = CLayer::expert(layer.model->version(1));
   expert.down_tensor_scale = -1;
-  const nvfp4_moe_code code = nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert);
+  const nvfp4_moe_status code = nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert);
   EXPECT_TRUE(code == NVFP4_MOE_BAD_INPUT || code == NVFP4_MOE_BUSY) << code;
 }
 
@@ -355,7 +355,7 @@ void Soak::Actor::replay(const OpenLayer& layer) {
   const std::string path = soak_.directory_.file("call" + std::to_string(index_) + ".safetensors");
   if (!done_or_busy(nvfp4_moe_layer_write_repro(layer.handle, &c, 0, path.c_str()), layer)) return;
   char* json = nullptr;
-  const nvfp4_moe_code code = nvfp4_moe_replay(path.c_str(), kSoakBackends[layer.backend], &json);
+  const nvfp4_moe_status code = nvfp4_moe_replay(path.c_str(), kSoakBackends[layer.backend], &json);
   EXPECT_EQ(code, NVFP4_MOE_OK) << nvfp4_moe_last_error();
   nvfp4_moe_text_free(json);
 }

@@ -27,7 +27,7 @@ class Error : public std::runtime_error {
 };
 
 inline void check(nvfp4_moe_status status) {
-  if (status != NVFP4_MOE_OK) throw Error(status, nvfp4_moe_last_error());
+  if (status != NVFP4_MOE_STATUS_OK) throw Error(status, nvfp4_moe_last_error());
 }
 
 // A zero struct that carries its size.

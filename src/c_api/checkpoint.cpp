@@ -35,7 +35,7 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   std::optional<nvfp4_moe::MoeOptions> moe_options;
   if (config != nullptr) {
     NVFP4_MOE_ASSIGN(nvfp4_moe_config c, api::read_struct("config", config));
-    const bool chooses = c.activation_format == NVFP4_MOE_ACTIVATIONS_AUTO;
+    const bool chooses = c.activation_format == NVFP4_MOE_FORMAT_AUTO;
     if (chooses) {
       NVFP4_MOE_ASSIGN(const nvfp4_moe::DeclaredActivations declared, checkpoint.declared_activations(layer));
       c.activation_format = static_cast<int32_t>(declared.format);

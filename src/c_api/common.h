@@ -26,7 +26,7 @@ template <class Body>
 nvfp4_moe_status guarded(Body&& body) noexcept {
   try {
     const Status status = body();
-    return status.ok() ? NVFP4_MOE_OK : fail(status.code(), status.message().c_str());
+    return status.ok() ? NVFP4_MOE_STATUS_OK : fail(status.code(), status.message().c_str());
   } catch (...) {
     const Status status = caught_exception();
     return fail(status.code(), status.message().c_str());

@@ -8,9 +8,10 @@ namespace moe = nvfp4_moe;
 
 extern "C" {
 
-nvfp4_moe_status nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t search, const void* x,
-                                           nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, float tensor_scale,
-                                           uint8_t* codes, uint8_t* block_scales, float* scales, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_quantize(int32_t device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search,
+                                           const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                           float tensor_scale, uint8_t* codes, uint8_t* block_scales, float* scales,
+                                           void* stream) {
   return api::guarded([&]() -> Status {
     formats::Quantize call;
     NVFP4_MOE_ASSIGN(call.mode, api::read_enum("mode", mode, moe::QuantizeMode::kCompat));

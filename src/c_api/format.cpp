@@ -62,8 +62,8 @@ formats::ToFp8 fp8_of(int64_t rows, int64_t cols, int64_t block_rows, int64_t bl
 
 extern "C" {
 
-nvfp4_moe_status nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, int32_t search,
-                                    float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
+nvfp4_moe_status nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                    nvfp4_moe_search search, float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
                                     nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));

@@ -22,7 +22,7 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kRelu2));
   if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
   if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
-  if (c.activation_format == NVFP4_MOE_ACTIVATIONS_AUTO)
+  if (c.activation_format == NVFP4_MOE_FORMAT_AUTO)
     return invalid_argument(
         "activation_format: expected a format, got AUTO, which is for nvfp4_moe_layer_open_checkpoint only");
   NVFP4_MOE_ASSIGN(options.activation_format,

@@ -31,7 +31,7 @@ void print_error(const std::string& message) { log_line("nvfp4-moe: error: " + m
 
 std::string error_json(const std::string& verb, const Status& status) {
   Json json = head(verb, false);
-  json["error"] = {{"code", code_name(status.code())}, {"message", status.message()}};
+  json["error"] = {{"status", code_name(status.code())}, {"message", status.message()}};
   if (!status.finding().empty()) json["error"]["finding"] = status.finding();
   return dump(json);
 }

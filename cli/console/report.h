@@ -1,7 +1,7 @@
 // Report: one verb's result. Either text and tables as they come, or one JSON object at the end (--json).
 //
 // The JSON object: {"schema": 1, "verb", "version", "ok", ...the verb's own keys with units in their names...,
-// "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version", "ok": false, "error": {"code",
+// "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version", "ok": false, "error": {"status",
 // "message"}} instead, and one line on stderr in either form.
 #pragma once
 

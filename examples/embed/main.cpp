@@ -24,7 +24,7 @@ int main(int argc, char** argv) try {
 
   auto batch = make<nvfp4_moe_batch>();
   batch.tokens = 4;
-  batch.hidden = hidden.data(), batch.hidden_dtype = NVFP4_MOE_F32;
+  batch.hidden = hidden.data(), batch.hidden_dtype = NVFP4_MOE_DTYPE_F32;
   batch.topk_ids = ids.data(), batch.topk_weights = weights.data();
   batch.out = out.data();
   layer.run(batch, workspace);

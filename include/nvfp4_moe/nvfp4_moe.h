@@ -2,7 +2,7 @@
  * Long because the C interface is one header.
  *
  * Rules that hold everywhere
- * - Every fallible function returns an nvfp4_moe_code. NVFP4_MOE_OK is 0. After another code, nvfp4_moe_last_error() of
+ * - Every fallible function returns an nvfp4_moe_status. NVFP4_MOE_STATUS_OK is 0. After another status, nvfp4_moe_last_error() of
  *   the same thread says what, where, expected, got, and "[id]" of a checkpoint's finding. Nothing throws or prints.
  * - Every struct begins with `size_t struct_size`, which the caller sets to sizeof(the struct). Structs only grow at
  *   their end: a shorter struct of an older header is accepted, and one of a newer header too as long as what this
@@ -13,11 +13,11 @@
  * - codes: packed E2M1, two per byte, the even element along K in the low nibble. block_scales: E4M3 bytes with sign 0,
  *   one per 16 elements along K. value = e2m1(code) * e4m3(block_scale) * tensor_scale.
  * - Callbacks return: none may longjmp out. One compiled as C++ may throw where the library calls it from the caller's own
- *   thread (progress, log, parallel_for once its bodies have returned): that comes out as NVFP4_MOE_INTERNAL with the
+ *   thread (progress, log, parallel_for once its bodies have returned): that comes out as NVFP4_MOE_STATUS_INTERNAL with the
  *   exception's text, what was opened is closed again, and a layer stays usable.
  * - fork(): a child may run, change and close what its parent opened, on the calling thread, whatever the parent's other
  *   threads were doing; what it opens itself has threads of its own. Not on a GPU: CUDA does not work in a forked child,
- *   where runs give NVFP4_MOE_UNSUPPORTED and close gives back host memory alone.
+ *   where runs give NVFP4_MOE_STATUS_UNSUPPORTED and close gives back host memory alone.
  * - Threads: "any thread" = may be called at any time, from any thread, also while others use the same handle.
  *   "exclusive" = nobody else may use that handle during the call.
  */
@@ -39,67 +39,75 @@ extern "C" {
 
 #define NVFP4_MOE_ABI_VERSION 1
 
-/* ---- codes and constants. Struct fields hold them as int32_t. ---- */
+/* ---- statuses and constants ---- */
 
-typedef int32_t nvfp4_moe_code;
+typedef int32_t nvfp4_moe_status;
 enum {
-  NVFP4_MOE_OK = 0,
-  NVFP4_MOE_CHECK_FAILED = 1,     /* a comparison ran and did not hold */
-  NVFP4_MOE_INVALID_ARGUMENT = 2, /* the caller's option, shape, dtype or pointer is wrong */
-  NVFP4_MOE_UNSUPPORTED = 3,      /* legal, but not here: no backend takes it */
-  NVFP4_MOE_BAD_INPUT = 4,        /* a file's or a weight array's content is wrong */
-  NVFP4_MOE_IO = 5,               /* the operating system refused a file operation */
-  NVFP4_MOE_OUT_OF_MEMORY = 6,
-  NVFP4_MOE_BUSY = 7, /* the object is in use elsewhere */
-  NVFP4_MOE_INTERNAL = 8,
-  NVFP4_MOE_CANCELLED = 9 /* a progress callback asked to stop */
+  NVFP4_MOE_STATUS_OK = 0,
+  NVFP4_MOE_STATUS_CHECK_FAILED = 1,     /* a comparison ran and did not hold */
+  NVFP4_MOE_STATUS_INVALID_ARGUMENT = 2, /* the caller's option, shape, dtype or pointer is wrong */
+  NVFP4_MOE_STATUS_UNSUPPORTED = 3,      /* legal, but not here: no backend takes it */
+  NVFP4_MOE_STATUS_BAD_INPUT = 4,        /* a file's or a weight array's content is wrong */
+  NVFP4_MOE_STATUS_IO = 5,               /* the operating system refused a file operation */
+  NVFP4_MOE_STATUS_OUT_OF_MEMORY = 6,
+  NVFP4_MOE_STATUS_BUSY = 7, /* the object is in use elsewhere */
+  NVFP4_MOE_STATUS_INTERNAL = 8,
+  NVFP4_MOE_STATUS_CANCELLED = 9 /* a progress callback asked to stop */
 };
 
 typedef int32_t nvfp4_moe_dtype;
 enum {
-  NVFP4_MOE_DTYPE_DEFAULT = 0, /* said at each field */
-  NVFP4_MOE_BF16 = 1,
-  NVFP4_MOE_F16 = 2,
-  NVFP4_MOE_F32 = 3,
-  NVFP4_MOE_I32 = 4,
-  NVFP4_MOE_I64 = 5
+  NVFP4_MOE_DTYPE_DEFAULT = 0, /* given at each field */
+  NVFP4_MOE_DTYPE_BF16 = 1,
+  NVFP4_MOE_DTYPE_F16 = 2,
+  NVFP4_MOE_DTYPE_F32 = 3,
+  NVFP4_MOE_DTYPE_I32 = 4,
+  NVFP4_MOE_DTYPE_I64 = 5
 };
 
-enum {                               /* config.activation; g, u: gate and up, L: swiglu_limit, a: swiglu_alpha */
-       NVFP4_MOE_SWIGLU = 0,         /* silu(g) * u */
-       NVFP4_MOE_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L)                           DeepSeek-V4 */
-       NVFP4_MOE_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L)                           Step-3.5 */
-       NVFP4_MOE_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1)  gpt-oss */
-       NVFP4_MOE_RELU2 = 4           /* relu(u)^2; experts have no gate                               Nemotron-3 */
+/* g, u: gate and up, L: swiglu_limit, a: swiglu_alpha. */
+typedef int32_t nvfp4_moe_activation;
+enum {
+  NVFP4_MOE_ACTIVATION_SWIGLU = 0,         /* silu(g) * u */
+  NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L): DeepSeek-V4 */
+  NVFP4_MOE_ACTIVATION_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L): Step-3.5 */
+  NVFP4_MOE_ACTIVATION_SWIGLU_OAI = 3,     /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1), gpt-oss */
+  NVFP4_MOE_ACTIVATION_RELU2 = 4           /* relu(u)^2; experts have no gate: Nemotron-3 */
 };
-enum { /* activation_format */
-       /* nvfp4_moe_layer_open_checkpoint only: by what the checkpoint declares, never less precise (docs/numerics.md) */
-       NVFP4_MOE_ACTIVATIONS_AUTO = -1,
-       NVFP4_MOE_ACTIVATIONS_NVFP4 = 0,      /* W4A4 */
-       NVFP4_MOE_ACTIVATIONS_BF16 = 1,       /* W4A16 */
-       NVFP4_MOE_ACTIVATIONS_INT8_BLOCK = 2, /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
-       NVFP4_MOE_ACTIVATIONS_FP8 = 3 /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
+typedef int32_t nvfp4_moe_format; /* of activations */
+enum {
+  NVFP4_MOE_FORMAT_AUTO = -1,      /* nvfp4_moe_layer_open_checkpoint only: what the checkpoint declares, or more
+                                    * precise (docs/numerics.md) */
+  NVFP4_MOE_FORMAT_NVFP4 = 0,      /* W4A4 */
+  NVFP4_MOE_FORMAT_BF16 = 1,       /* W4A16 */
+  NVFP4_MOE_FORMAT_INT8_BLOCK = 2, /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
+  NVFP4_MOE_FORMAT_FP8 = 3         /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
 };
-enum {                                    /* activation_scale, of hidden */
-       NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
-       NVFP4_MOE_SCALE_STATIC = 1,        /* the input scale, rounded up to a power of two, times static_headroom */
-       NVFP4_MOE_SCALE_COMPAT = 2         /* the input scale as it is, in vLLM's operation order */
+typedef int32_t nvfp4_moe_scale; /* of hidden */
+enum {
+  NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
+  NVFP4_MOE_SCALE_STATIC = 1,        /* the input scale, rounded up to a power of two, times static_headroom */
+  NVFP4_MOE_SCALE_COMPAT = 2         /* the input scale as it is, in vLLM's operation order */
 };
-enum { /* intermediate_scale, of SwiGLU's output */
-       NVFP4_MOE_INTERMEDIATE_DYNAMIC_TOKEN = 0,
-       NVFP4_MOE_INTERMEDIATE_FIXED = 1,
-       NVFP4_MOE_INTERMEDIATE_COMPAT = 2
+typedef int32_t nvfp4_moe_intermediate_scale; /* of the activation's output */
+enum {
+  NVFP4_MOE_INTERMEDIATE_SCALE_DYNAMIC_TOKEN = 0,
+  NVFP4_MOE_INTERMEDIATE_SCALE_FIXED = 1,
+  NVFP4_MOE_INTERMEDIATE_SCALE_COMPAT = 2
 };
-enum {                                   /* router_weight */
-       NVFP4_MOE_WEIGHT_AFTER_DOWN = 0,  /* multiplies an expert's output */
-       NVFP4_MOE_WEIGHT_BEFORE_DOWN = 1, /* multiplies SwiGLU's output before it is quantized       DeepSeek-V4 */
-       NVFP4_MOE_WEIGHT_ON_INPUT = 2     /* multiplies hidden, but not the shared expert's; top_k 1     Llama-4 */
+typedef int32_t nvfp4_moe_router_weight;
+enum {
+  NVFP4_MOE_ROUTER_WEIGHT_AFTER_DOWN = 0,  /* multiplies an expert's output */
+  NVFP4_MOE_ROUTER_WEIGHT_BEFORE_DOWN = 1, /* multiplies the activation's output before it is quantized: DeepSeek-V4 */
+  NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT = 2     /* multiplies hidden, but not the shared expert's; top_k 1: Llama-4 */
 };
-enum { NVFP4_MOE_ROWS_BF16 = 0, NVFP4_MOE_ROWS_FP32 = 1 }; /* row_format */
-enum {                                                     /* scale search of nvfp4_moe_quantize */
-       NVFP4_MOE_SEARCH_MAX = 0,
-       NVFP4_MOE_SEARCH_MSE = 1,
-       NVFP4_MOE_SEARCH_SWEEP = 2 /* on the host alone */
+typedef int32_t nvfp4_moe_row_format;
+enum { NVFP4_MOE_ROW_FORMAT_BF16 = 0, NVFP4_MOE_ROW_FORMAT_FP32 = 1 };
+typedef int32_t nvfp4_moe_search; /* of block scales, by nvfp4_moe_quantize */
+enum {
+  NVFP4_MOE_SEARCH_MAX = 0,
+  NVFP4_MOE_SEARCH_MSE = 1,
+  NVFP4_MOE_SEARCH_SWEEP = 2 /* on the host only */
 };
 
 /* A local expert index that names the shared expert. */
@@ -119,8 +127,8 @@ NVFP4_MOE_API const char* nvfp4_moe_version(void);
 NVFP4_MOE_API int32_t nvfp4_moe_abi_version(void);
 /* The calling thread's last failure, "" if none. Valid until the thread's next failing call. Any thread. */
 NVFP4_MOE_API const char* nvfp4_moe_last_error(void);
-/* "out of memory" for NVFP4_MOE_OUT_OF_MEMORY, and so on; "unknown" for other numbers. Any thread. */
-NVFP4_MOE_API const char* nvfp4_moe_code_name(nvfp4_moe_code code);
+/* "out of memory" for NVFP4_MOE_STATUS_OUT_OF_MEMORY, and so on; "unknown" for other numbers. Any thread. */
+NVFP4_MOE_API const char* nvfp4_moe_status_name(nvfp4_moe_status status);
 /* Frees a text that a function of this header gave. NULL does nothing. Any thread. */
 NVFP4_MOE_API void nvfp4_moe_text_free(char* text);
 
@@ -129,7 +137,7 @@ typedef void (*nvfp4_moe_log_fn)(int level, const char* text, void* user);
 /* One callback for the process; NULL: off, as at the start. Any thread. */
 NVFP4_MOE_API void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user);
 
-/* Reported at least once per expert, from the thread that opens. Return 0 to cancel (NVFP4_MOE_CANCELLED). */
+/* Reported at least once per expert, from the thread that opens. Return 0 to cancel (NVFP4_MOE_STATUS_CANCELLED). */
 typedef struct nvfp4_moe_progress {
   size_t struct_size;
   const char* what; /* "pack" */
@@ -159,17 +167,17 @@ typedef struct nvfp4_moe_config {
   int64_t hidden_size;              /* multiple of 16 */
   int64_t intermediate_size;        /* multiple of 16; this rank's slice under tensor parallel */
   int64_t shared_intermediate_size; /* 0: no shared expert */
-  int32_t activation;
+  nvfp4_moe_activation activation;
   float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused by those) */
   float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, which it is with the others */
-  int32_t activation_format;
-  int32_t activation_scale;
-  int32_t intermediate_scale;
-  float intermediate_fixed; /* a power of two for INTERMEDIATE_FIXED; 0: from the limit or the input scale */
+  nvfp4_moe_format activation_format;
+  nvfp4_moe_scale activation_scale;
+  nvfp4_moe_intermediate_scale intermediate_scale;
+  float intermediate_fixed; /* a power of two for FIXED; 0: from the limit or the input scale */
   float max_router_weight;  /* bound of the router weights, used by FIXED under BEFORE_DOWN; 0: 1 */
   float static_headroom;    /* a power of two; 0: 1, which it is without SCALE_STATIC */
-  int32_t router_weight;
-  int32_t row_format;
+  nvfp4_moe_router_weight router_weight;
+  nvfp4_moe_row_format row_format;
   int32_t batch_invariant; /* 0 or 1 */
   int32_t expert_biases;   /* 0 or 1: gate, up and down of the routed experts have biases */
   int32_t reserved;        /* 0 */
@@ -196,28 +204,29 @@ typedef struct nvfp4_moe_exchange_callbacks {
 /* timeout_ms 0: 30000; at most 1000000000. Waits for all ranks, and fails on all if they disagree on rank or world size. Ranks of
  * one host also poll each other's processes, so that a rank that dies or gives up is reported within a second, whether or not a
  * call is in progress. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
-                                                        int32_t world, int64_t timeout_ms,
-                                                        nvfp4_moe_exchange** exchange);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
+                                                          int32_t world, int64_t timeout_ms,
+                                                          nvfp4_moe_exchange** exchange);
 /* Connects ranks that are threads of this process. It may be closed once all have joined. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group);
 NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
 /* Waits for all ranks of the group, each in a thread of its own. timeout_ms 0: 30000. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
-                                                         int64_t timeout_ms, nvfp4_moe_exchange** exchange);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
+                                                           int64_t timeout_ms, nvfp4_moe_exchange** exchange);
 /* Collective: gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"): what layers over it on GPUs
  * need. library: a path or name; NULL: the process's own copy, else libnccl.so.2. communicator: an ncclComm_t of the
  * exchange's ranks, best one that does not block (ncclConfig_t::blocking 0), which stays the caller's and lives until the
  * exchange and all layers over it are closed; NULL: one is made. Before the first layer over it. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
-                                                         const char* library, void* communicator);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device,
+                                                           const char* library, void* communicator);
 /* Collective, instead of NCCL: the ranks' kernels write into each other's device memory. For at most 16 GPUs of one host that
- * reach each other; NVFP4_MOE_UNSUPPORTED on every rank where one does not, with both devices named and why. Runs of layers
+ * reach each other; NVFP4_MOE_STATUS_UNSUPPORTED on every rank where one does not, with both devices named and why. Runs of layers
  * over it follow each other on each rank's device, in one stream or by events. Before the first layer over it. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device);
 /* Exclusive. Layers over it keep what they need; when the last of them is closed too, this rank has left. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 
+typedef int32_t nvfp4_moe_combine;
 enum {
   NVFP4_MOE_COMBINE_ALL_TO_ALL = 0, /* each rank has tokens of its own; the bits of one rank with all experts */
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1  /* all ranks have the same tokens; one fp32 sum more */
@@ -234,7 +243,7 @@ typedef struct nvfp4_moe_expert_parallel {
    * such a run can be captured, out is NaN on every rank and nvfp4_moe_layer_run_status fails; ranks replay together what
    * they captured together, since how many tokens each has is in it. */
   int64_t capacity;
-  int32_t combine;  /* NVFP4_MOE_COMBINE_... */
+  nvfp4_moe_combine combine;
   int32_t reserved; /* 0 */
 } nvfp4_moe_expert_parallel;
 
@@ -262,18 +271,18 @@ typedef struct nvfp4_moe_layer_options {
 
 /* Which backend would take this config, and why the others would not: JSON [{"backend", "chosen", "reason"}].
  * backend: NULL or "auto", or a name to force. Needs no weights. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json);
 /* What such a layer would need, without weights: its plan as text, workspace bytes, bytes of packed weights (each may
  * be NULL). hidden_scale and intermediate_scale: the checkpoint's input scales, 0: none. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
-                                            float hidden_scale, float intermediate_scale, char** text,
-                                            size_t* workspace_bytes, size_t* packed_bytes);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                                              float hidden_scale, float intermediate_scale, char** text,
+                                              size_t* workspace_bytes, size_t* packed_bytes);
 
 /* ---- checkpoint ---- */
 
 /* path: a model directory, one .safetensors file, or a .gguf file (of a split model, any of its parts). Reads headers and
  * config files only. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint);
 /* How a checkpoint is read if its files leave it open. */
 typedef struct nvfp4_moe_checkpoint_options {
   size_t struct_size;
@@ -286,29 +295,29 @@ typedef struct nvfp4_moe_checkpoint_options {
   size_t accept_count;
 } nvfp4_moe_checkpoint_options;
 /* The same with options, which may be NULL. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_open_with(const char* path,
-                                                            const nvfp4_moe_checkpoint_options* options,
-                                                            nvfp4_moe_checkpoint** checkpoint);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_open_with(const char* path,
+                                                              const nvfp4_moe_checkpoint_options* options,
+                                                              nvfp4_moe_checkpoint** checkpoint);
 /* Exclusive. Layers opened from it stay usable. */
 NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
 /* JSON object: architecture, family, format, producer, layers, config, files, size_bytes. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json);
 /* JSON array of {"severity", "id", "layer", "expert", "tensor", "expected", "actual", "count", "examples", "text"}. layer -1:
  * what opening found; else that layer's experts are read and judged. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                                           char** json);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                             char** json);
 /* The layer's config as the checkpoint has it: activation_format is the declared one, BF16 for weight-only experts and
  * floats. config->struct_size is set by the caller. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                                         nvfp4_moe_config* config);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                           nvfp4_moe_config* config);
 
 /* ---- layer: open, plan, run ---- */
 
-/* config NULL: as the checkpoint has it, with the slice's sizes and NVFP4_MOE_ACTIVATIONS_AUTO. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                                             const nvfp4_moe_config* config,
-                                                             const nvfp4_moe_layer_options* options,
-                                                             nvfp4_moe_layer** out);
+/* config NULL: as the checkpoint has it, with the slice's sizes and NVFP4_MOE_FORMAT_AUTO. Any thread. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                               const nvfp4_moe_config* config,
+                                                               const nvfp4_moe_layer_options* options,
+                                                               nvfp4_moe_layer** out);
 
 /* One expert's arrays. H hidden_size, I its intermediate size. Without a gate (RELU2) those of gate are NULL, here and
  * below, and its tensor scale is not read. on_device 1: codes and block scales lie in the memory of
@@ -362,21 +371,21 @@ typedef struct nvfp4_moe_layer_tensors {
   int64_t gate_up_biases_stride;
 } nvfp4_moe_layer_tensors;
 /* The arrays are the caller's again once it returns. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config,
-                                                          const nvfp4_moe_layer_tensors* tensors,
-                                                          const nvfp4_moe_layer_options* options,
-                                                          nvfp4_moe_layer** out);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config,
+                                                            const nvfp4_moe_layer_tensors* tensors,
+                                                            const nvfp4_moe_layer_options* options,
+                                                            nvfp4_moe_layer** out);
 /* Exclusive: no run may be in flight. */
 NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
 
 /* JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json);
 /* JSON: what a run of so many tokens of bf16 does (backend, tokens, the kernel of each step, workspace_bytes): on a GPU
-   the plan that each run makes. NVFP4_MOE_INVALID_ARGUMENT unless 0 <= tokens <= max_tokens. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json);
+   the plan that each run makes. NVFP4_MOE_STATUS_INVALID_ARGUMENT unless 0 <= tokens <= max_tokens. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json);
 /* What a run of so many tokens (0 to max_tokens) needs at least; grows with them. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
-                                                             size_t* bytes);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
+                                                               size_t* bytes);
 
 /* T tokens, k = top_k, H hidden_size. out and the workspace overlap nothing else. */
 typedef struct nvfp4_moe_batch {
@@ -395,10 +404,10 @@ typedef struct nvfp4_moe_batch {
 /* workspace: workspace_bytes at least nvfp4_moe_layer_workspace_bytes of the batch's tokens, 256-byte aligned, in the
  * backend's memory; layers that run one after the other may share it. stream: a device backend's stream, NULL on the CPU. Allocates
  * nothing, waits for nothing but its own work on the CPU. Any thread, each with a workspace of its own: on the CPU a run in
- * a workspace that another run is using gives NVFP4_MOE_BUSY. On a device runs in one stream may share a workspace, since
+ * a workspace that another run is using gives NVFP4_MOE_STATUS_BUSY. On a device runs in one stream may share a workspace, since
  * each waits for the one before; nobody checks that runs of different streams do not. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
-                                                 void* workspace, size_t workspace_bytes, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                                   void* workspace, size_t workspace_bytes, void* stream);
 
 /* What the last run in a workspace reported. struct_size is set by the caller. */
 typedef struct nvfp4_moe_run_status {
@@ -418,46 +427,46 @@ typedef struct nvfp4_moe_run_status {
 /* Any thread, after the run; on a device, once the run's stream has done it. Over ranks on GPUs it fails with what ended
  * the exchange while runs, those of graphs among them, were under way; and once, where runs since the last call had more
  * tokens than a capacity. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
-                                                        size_t workspace_bytes, nvfp4_moe_run_status* status);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
+                                                          size_t workspace_bytes, nvfp4_moe_run_status* status);
 
 /* Replaces one expert in place; the result is byte-identical to a fresh load. The arrays are checked before anything is
  * written. A layer in host memory allocates nothing; one on a device takes 8 MiB of staging memory there (128 rows if
- * they are more) while it works: NVFP4_MOE_OUT_OF_MEMORY leaves the expert as it was. local_expert: 0 to
- * expert_count - 1, or NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_BUSY while a run or another replacement is in
+ * they are more) while it works: NVFP4_MOE_STATUS_OUT_OF_MEMORY leaves the expert as it was. local_expert: 0 to
+ * expert_count - 1, or NVFP4_MOE_SHARED_EXPERT. Any thread; NVFP4_MOE_STATUS_BUSY while a run or another replacement is in
  * flight. On a device it waits for all work of the device. Once a run of the layer has been captured in a CUDA graph it is
- * NVFP4_MOE_INVALID_ARGUMENT: a replay could begin meanwhile and read a part of each expert. Use the next function. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
-                                                            const nvfp4_moe_expert* expert);
+ * NVFP4_MOE_STATUS_INVALID_ARGUMENT: a replay could begin meanwhile and read a part of each expert. Use the next function. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                              const nvfp4_moe_expert* expert);
 /* The same on a device in the order of `stream`, a CUDA stream (NULL: the default one): runs and replays that were enqueued
  * there before have the old expert, later ones the new one, each of them whole. Give the stream that replays. Other streams
  * that run the layer are the caller's to order by events, before and after. Waits until the arrays are the caller's again,
  * never for the stream or the device; no capture of another thread is disturbed. Takes the packed expert's size more in
- * staging memory, which the stream gives back. Any thread; NVFP4_MOE_BUSY if for 10 seconds no pause came between calls of
- * run. NVFP4_MOE_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
-                                                                      const nvfp4_moe_expert* expert, void* stream);
+ * staging memory, which the stream gives back. Any thread; NVFP4_MOE_STATUS_BUSY if for 10 seconds no pause came between calls of
+ * run. NVFP4_MOE_STATUS_INVALID_ARGUMENT for a layer in host memory and for a stream that is being captured. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                                        const nvfp4_moe_expert* expert, void* stream);
 
 /* Of a layer over an exchange: how many assignments each of its config's num_experts got on all ranks since open or the
  * last reset. Collective; on a device it waits for it. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load,
-                                                         int64_t num_experts);
-/* Begins to count this rank's assignments anew. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load,
+                                                           int64_t num_experts);
+/* Resets this rank's expert-load counters. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer);
 /* A placement under which ranks have about equally much to do by that load: expert_of_slot (world * slots_per_rank), as
  * nvfp4_moe_expert_parallel has it. The same on all ranks for the same load. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
-                                                         int64_t slots_per_rank, int64_t* expert_of_slot);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
+                                                           int64_t slots_per_rank, int64_t* expert_of_slot);
 /* Collective: gives the ranks' slots other experts in place, of a checkpoint's layer with the same weights; as many slots
  * as there are. The result is byte-identical to a fresh open with that placement. If one rank cannot go on, all receive
  * of it; once experts have been replaced, that ends the exchange. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
-                                                       int64_t slots, const nvfp4_moe_checkpoint* checkpoint,
-                                                       int64_t layer_index);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
+                                                         int64_t slots, const nvfp4_moe_checkpoint* checkpoint,
+                                                         int64_t layer_index);
 /* The same of arrays of all experts, as they were for nvfp4_moe_layer_open_tensors; their shared expert and input scales
  * are ignored. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
-                                                               int64_t slots, const nvfp4_moe_layer_tensors* tensors);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
+                                                                 int64_t slots, const nvfp4_moe_layer_tensors* tensors);
 
 /* Where unpack writes; shapes as in nvfp4_moe_expert. A NULL array is left out, as are biases that the expert has not; the
  * scales are always written. */
@@ -477,19 +486,19 @@ typedef struct nvfp4_moe_expert_out {
   float* up_bias;
   float* down_bias;
 } nvfp4_moe_expert_out;
-/* The expert as it was given, bit for bit. Any thread; NVFP4_MOE_BUSY while weights are being replaced. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,
-                                                           nvfp4_moe_expert_out* expert);
+/* The expert as it was given, bit for bit. Any thread; NVFP4_MOE_STATUS_BUSY while weights are being replaced. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,
+                                                             nvfp4_moe_expert_out* expert);
 
 /* ---- repro: one call in one file ---- */
 
 /* Writes layer and batch (and the values in batch->out if with_output) to a .safetensors file. Any thread. A regular file
  * at path is replaced once the new one is complete, through a symbolic link too; anything else there is refused. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
-                                                         int32_t with_output, const char* path);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                                           int32_t with_output, const char* path);
 /* Runs such a file on a backend (NULL: auto) and compares with the stored output and with the reference. JSON report;
- * NVFP4_MOE_CHECK_FAILED, with the report, where a limit is broken. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_replay(const char* path, const char* backend, char** json);
+ * NVFP4_MOE_STATUS_CHECK_FAILED, with the report, where a limit is broken. Any thread. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** json);
 
 /* ---- dense linear: y = x W^T, W (rows, cols) = (out_features, in_features) ---- */
 
@@ -502,8 +511,8 @@ typedef struct nvfp4_moe_linear_options {
   float tensor_scale;
   float input_scale;     /* the checkpoint's number, for STATIC and COMPAT */
   float static_headroom; /* a power of two; 0: 1 */
-  int32_t activation_format;
-  int32_t activation_scale;
+  nvfp4_moe_format activation_format;
+  nvfp4_moe_scale activation_scale;
   int32_t threads;
   int64_t max_tokens; /* at least 1 */
   const char* backend;
@@ -512,14 +521,14 @@ typedef struct nvfp4_moe_linear_options {
   const char* device; /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
 } nvfp4_moe_linear_options;
 /* Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out);
 /* Exclusive. */
 NVFP4_MOE_API void nvfp4_moe_linear_close(nvfp4_moe_linear* linear);
 /* Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json);
 /* As nvfp4_moe_layer_workspace_bytes. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens,
-                                                              size_t* bytes);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens,
+                                                                size_t* bytes);
 typedef struct nvfp4_moe_linear_batch {
   size_t struct_size;
   int64_t tokens;
@@ -528,9 +537,9 @@ typedef struct nvfp4_moe_linear_batch {
   nvfp4_moe_dtype x_dtype;   /* BF16 (default), F16 or F32 */
   nvfp4_moe_dtype out_dtype; /* default: x's */
 } nvfp4_moe_linear_batch;
-/* As nvfp4_moe_layer_run, a shared workspace's NVFP4_MOE_BUSY included. Any thread, each with a workspace of its own. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
-                                                  void* workspace, size_t workspace_bytes, void* stream);
+/* As nvfp4_moe_layer_run, a shared workspace's NVFP4_MOE_STATUS_BUSY included. Any thread, each with a workspace of its own. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
+                                                    void* workspace, size_t workspace_bytes, void* stream);
 
 /* ---- format: host arrays, all "any thread". x is (rows, cols) of BF16, F16 or F32, cols a multiple of 16; codes is
  * (rows, cols/2), block_scales (rows, cols/16). ---- */
@@ -547,27 +556,27 @@ typedef struct nvfp4_moe_quantize_counts {
 
 /* Weights. tensor_scale: in, a positive number to be used, or 0: amax/2688 of x; out, the one that was used. x must be
  * finite. search: NVFP4_MOE_SEARCH_MAX, _MSE (the better of two) or _SWEEP (the best of all block scales). */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                int32_t search, float* tensor_scale, uint8_t* codes,
-                                                uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                  nvfp4_moe_search search, float* tensor_scale, uint8_t* codes,
+                                                  uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
 /* Activations, each row with the smallest power of two >= amax/2688 as its scale: row_scales (rows). A row with NaN or
  * Inf gets zero codes, zero block scales and a NaN row scale. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
-                                                              int64_t cols, uint8_t* codes, uint8_t* block_scales,
-                                                              float* row_scales, nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                                int64_t cols, uint8_t* codes, uint8_t* block_scales,
+                                                                float* row_scales, nvfp4_moe_quantize_counts* counts);
 /* Activations with one power of two. tensor_scale: in, a positive number; out, the power of two it was rounded up to,
  * which was used. Rows with NaN or Inf get zero codes and scales, and are counted. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                       float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                                       nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                         int64_t cols, float* tensor_scale, uint8_t* codes,
+                                                         uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
 /* Activations in vLLM's operation order with any positive normal number. Rows with NaN or Inf as above. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                       float tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                                       nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                         int64_t cols, float tensor_scale, uint8_t* codes,
+                                                         uint8_t* block_scales, nvfp4_moe_quantize_counts* counts);
 /* Options of nvfp4_moe_swiglu_quantize. */
 typedef struct nvfp4_moe_swiglu {
   size_t struct_size;
-  int32_t activation;  /* as in nvfp4_moe_config */
+  nvfp4_moe_activation activation;
   float swiglu_limit;  /* as in nvfp4_moe_config */
   float swiglu_alpha;  /* 0: 1.702 */
   float power_of_two;  /* the tensor scale of every row; 0: each row its own, as in quantize_dynamic_token */
@@ -578,84 +587,88 @@ typedef struct nvfp4_moe_swiglu {
  * gate_up: (rows, 2 inner) of BF16 (default), F16 or F32, inner a multiple of 16. row_weights: (rows) router weights,
  * NULL for none. codes (rows, inner/2), block_scales (rows, inner/16), row_scales (rows): NaN, with zero codes and
  * block scales, where h holds NaN or Inf. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up,
-                                                       int64_t rows, int64_t inner, const float* row_weights,
-                                                       uint8_t* codes, uint8_t* block_scales, float* row_scales,
-                                                       nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up,
+                                                         int64_t rows, int64_t inner, const float* row_weights,
+                                                         uint8_t* codes, uint8_t* block_scales, float* row_scales,
+                                                         nvfp4_moe_quantize_counts* counts);
 /* Activations of INT8_BLOCK: codes (rows, cols) within +-127, block_scales (rows, cols/16) = max(amax/127, 2^-116). A
  * row with NaN or Inf gets zero codes and NaN scales, and is counted. zero_scales: blocks that are not all zero, but
  * whose codes are; nothing saturates. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
-                                                           int64_t cols, int8_t* codes, float* block_scales,
-                                                           nvfp4_moe_quantize_counts* counts);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows,
+                                                             int64_t cols, int8_t* codes, float* block_scales,
+                                                             nvfp4_moe_quantize_counts* counts);
 /* out: (rows, cols) of BF16, F16 or F32, exact and rounded once. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
-                                                  int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales,
+                                                    float tensor_scale, int64_t rows, int64_t cols,
+                                                    nvfp4_moe_dtype out_dtype, void* out);
 /* To FP8 E4M3 with one scale per tensor (block_rows = block_cols = 0) or per block, for example 128 x 128:
  * value ~= e4m3(out) * scale. scales: nvfp4_moe_fp8_scale_count floats, row-major over blocks. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* block_scales,
-                                                      float tensor_scale, int64_t rows, int64_t cols,
-                                                      int64_t block_rows, int64_t block_cols, uint8_t* out,
-                                                      float* scales);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* block_scales,
+                                                        float tensor_scale, int64_t rows, int64_t cols,
+                                                        int64_t block_rows, int64_t block_cols, uint8_t* out,
+                                                        float* scales);
 /* -1 for sizes that make no sense. */
 NVFP4_MOE_API int64_t nvfp4_moe_fp8_scale_count(int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols);
 
 /* values: (count) one E2M1 code per byte, below 16, count even; packed: (count/2). */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_pack_codes(const uint8_t* values, int64_t count, uint8_t* packed);
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint8_t* values);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_pack_codes(const uint8_t* values, int64_t count, uint8_t* packed);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint8_t* values);
 
 /* The 128x4 layout of block scales (docs/layouts.md): linear (rows, scale_cols), swizzled nvfp4_moe_swizzled_bytes. */
 NVFP4_MOE_API int64_t nvfp4_moe_swizzled_bytes(int64_t rows, int64_t scale_cols); /* -1 for senseless sizes */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols,
-                                                      uint8_t* swizzled);
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
-                                                        uint8_t* linear);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols,
+                                                        uint8_t* swizzled);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
+                                                          uint8_t* linear);
 
 /* ---- format on a device: the functions above, bit for bit, on arrays in its memory. device: N of cuda:N. Each
  * enqueues its work in `stream` (a cudaStream_t, NULL for the default one) and returns: it allocates nothing, waits for
  * nothing, and can be captured in a graph. So nothing is refused for the numbers in an array and nothing is counted;
  * where a host function refuses them, a scale is NaN. codes is 8-byte aligned. UNSUPPORTED in a build without CUDA.
  * ---- */
+typedef int32_t nvfp4_moe_quantize_mode;
 enum {
-  NVFP4_MOE_QUANTIZE_WEIGHTS = 0,       /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
-  NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN = 1, /* tensor_scale: 0 */
-  NVFP4_MOE_QUANTIZE_STATIC = 2,        /* tensor_scale: a positive number, rounded up to a power of two */
-  NVFP4_MOE_QUANTIZE_COMPAT = 3         /* tensor_scale: the input scale, a positive normal number */
+  NVFP4_MOE_QUANTIZE_MODE_WEIGHTS = 0,       /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
+  NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN = 1, /* tensor_scale: 0 */
+  NVFP4_MOE_QUANTIZE_MODE_STATIC = 2,        /* tensor_scale: a positive number, rounded up to a power of two */
+  NVFP4_MOE_QUANTIZE_MODE_COMPAT = 3         /* tensor_scale: the input scale, a positive normal number */
 };
 /* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE; _SWEEP is UNSUPPORTED. scales: DYNAMIC_TOKEN (rows), NaN for a row
  * with NaN or Inf; the others one number, what was used, NaN where weights hold NaN or Inf. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t search, const void* x,
-                                                       nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                       float tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                                       float* scales, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_quantize(int32_t device, nvfp4_moe_quantize_mode mode,
+                                                         nvfp4_moe_search search, const void* x, nvfp4_moe_dtype dtype,
+                                                         int64_t rows, int64_t cols, float tensor_scale, uint8_t* codes,
+                                                         uint8_t* block_scales, float* scales, void* stream);
 /* scales: one number, or (rows) where scale_of_row is 1. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes,
-                                                         const uint8_t* block_scales, const float* scales,
-                                                         int32_t scale_of_row, int64_t rows, int64_t cols,
-                                                         nvfp4_moe_dtype out_dtype, void* out, void* stream);
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options,
-                                                              const void* gate_up, int64_t rows, int64_t inner,
-                                                              const float* row_weights, uint8_t* codes,
-                                                              uint8_t* block_scales, float* row_scales, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes,
+                                                           const uint8_t* block_scales, const float* scales,
+                                                           int32_t scale_of_row, int64_t rows, int64_t cols,
+                                                           nvfp4_moe_dtype out_dtype, void* out, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options,
+                                                                const void* gate_up, int64_t rows, int64_t inner,
+                                                                const float* row_weights, uint8_t* codes,
+                                                                uint8_t* block_scales, float* row_scales, void* stream);
 /* linear: (matrices, rows, scale_cols); swizzled: (matrices, nvfp4_moe_swizzled_bytes(rows, scale_cols)). */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices,
-                                                             int64_t rows, int64_t scale_cols, uint8_t* swizzled,
-                                                             void* stream);
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled,
-                                                               int64_t matrices, int64_t rows, int64_t scale_cols,
-                                                               uint8_t* linear, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices,
+                                                               int64_t rows, int64_t scale_cols, uint8_t* swizzled,
+                                                               void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled,
+                                                                 int64_t matrices, int64_t rows, int64_t scale_cols,
+                                                                 uint8_t* linear, void* stream);
 
 /* ---- router: logits of every expert to topk_ids and topk_weights, what nvfp4_moe_layer_run takes (docs/numerics.md, 12).
  * On the host, or bit for bit the same on a device. ---- */
 
-enum {                                     /* scoring, of a logit x */
-       NVFP4_MOE_SCORING_SOFTMAX = 0,      /* over all experts; with renormalize over the chosen ones alone */
-       NVFP4_MOE_SCORING_SIGMOID = 1,      /* 1 / (1 + e^-x) */
-       NVFP4_MOE_SCORING_SQRT_SOFTPLUS = 2 /* sqrt(log(1 + e^x))                              DeepSeek-V4 */
+typedef int32_t nvfp4_moe_scoring; /* of a logit x */
+enum {
+  NVFP4_MOE_SCORING_SOFTMAX = 0,      /* over all experts; with renormalize over the chosen ones only */
+  NVFP4_MOE_SCORING_SIGMOID = 1,      /* 1 / (1 + e^-x) */
+  NVFP4_MOE_SCORING_SQRT_SOFTPLUS = 2 /* sqrt(log(1 + e^x)): DeepSeek-V4 */
 };
-enum {                                    /* group_score */
-       NVFP4_MOE_GROUP_SCORE_MAX = 0,     /* the largest selection score of the group          DeepSeek-V2 */
-       NVFP4_MOE_GROUP_SCORE_TOP2_SUM = 1 /* the sum of the two largest                        DeepSeek-V3 */
+typedef int32_t nvfp4_moe_group_score;
+enum {
+  NVFP4_MOE_GROUP_SCORE_MAX = 0,     /* the largest selection score of the group: DeepSeek-V2 */
+  NVFP4_MOE_GROUP_SCORE_TOP2_SUM = 1 /* the sum of the two largest: DeepSeek-V3 */
 };
 
 typedef struct nvfp4_moe_router_config {
@@ -664,8 +677,8 @@ typedef struct nvfp4_moe_router_config {
   int64_t top_k;            /* k, 1 to 32, at most E */
   int64_t num_expert_group; /* divides E, at most 32; 0: 1 */
   int64_t topk_group;       /* groups that experts are chosen from; 0: all */
-  int32_t scoring;
-  int32_t group_score;
+  nvfp4_moe_scoring scoring;
+  nvfp4_moe_group_score group_score;
   int32_t renormalize;         /* 1: weights are divided by their sum */
   float renormalize_epsilon;   /* added to that sum; 0 with SOFTMAX */
   float routed_scaling_factor; /* multiplies every weight, at the end; 0: 1 */
@@ -690,10 +703,10 @@ typedef struct nvfp4_moe_router_gemm_call {
 } nvfp4_moe_router_gemm_call;
 
 /* Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call);
 /* The same on arrays in the memory of cuda:device, as nvfp4_moe_device_select_experts. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call,
-                                                          void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call,
+                                                            void* stream);
 
 /* T tokens. Outputs overlap nothing else. What the config does not ask for is NULL. */
 typedef struct nvfp4_moe_router_batch {
@@ -717,23 +730,23 @@ typedef struct nvfp4_moe_router_batch {
 /* Of experts with equal scores the lower id comes first, and NaN after every number; a token with a NaN among the scores
  * that it is chosen by has NaN weights. Ids are always those of experts, but with config.hash_routing: a token id outside
  * the vocabulary, and a table entry that names no expert, count in bad_ids and give id -1 and weight 0. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
-                                                      const nvfp4_moe_router_batch* batch);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
+                                                        const nvfp4_moe_router_batch* batch);
 /* The same on arrays in the memory of cuda:device, bad_ids included: enqueued in `stream` (a cudaStream_t, NULL for the
  * default one), allocating nothing and waiting for nothing, so that a graph can hold it. UNSUPPORTED in a build without
  * CUDA. Any thread. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
-                                                             const nvfp4_moe_router_batch* batch, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+                                                               const nvfp4_moe_router_batch* batch, void* stream);
 
 /* nvfp4_moe_select_experts, then nvfp4_moe_layer_run on what it chose, as one call: the same bits in routing->topk_ids,
  * routing->topk_weights and batch->out. Where the layer lies, all arrays lie. The router's num_experts and top_k are the
  * layer's, routing->tokens the batch's; batch->topk_ids and topk_weights are NULL or routing's. Everything else as
  * nvfp4_moe_layer_run has it. */
-NVFP4_MOE_API nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer,
-                                                        const nvfp4_moe_router_config* router,
-                                                        const nvfp4_moe_router_batch* routing,
-                                                        const nvfp4_moe_batch* batch, void* workspace,
-                                                        size_t workspace_bytes, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer,
+                                                          const nvfp4_moe_router_config* router,
+                                                          const nvfp4_moe_router_batch* routing,
+                                                          const nvfp4_moe_batch* batch, void* workspace,
+                                                          size_t workspace_bytes, void* stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -19,15 +19,15 @@ namespace nvfp4_moe::api {
 
 class Error : public std::runtime_error {
  public:
-  Error(nvfp4_moe_code code, const std::string& text) : std::runtime_error(text), code_(code) {}
-  nvfp4_moe_code code() const noexcept { return code_; }
+  Error(nvfp4_moe_status status, const std::string& text) : std::runtime_error(text), status_(status) {}
+  nvfp4_moe_status status() const noexcept { return status_; }
 
  private:
-  nvfp4_moe_code code_;
+  nvfp4_moe_status status_;
 };
 
-inline void check(nvfp4_moe_code code) {
-  if (code != NVFP4_MOE_OK) throw Error(code, nvfp4_moe_last_error());
+inline void check(nvfp4_moe_status status) {
+  if (status != NVFP4_MOE_STATUS_OK) throw Error(status, nvfp4_moe_last_error());
 }
 
 // A zero struct that carries its size.
@@ -42,9 +42,9 @@ Struct make() {
 template <class Function, class... Arguments>
 std::string text_of(Function&& function, Arguments&&... arguments) {
   char* text = nullptr;
-  const nvfp4_moe_code code = function(std::forward<Arguments>(arguments)..., &text);
+  const nvfp4_moe_status status = function(std::forward<Arguments>(arguments)..., &text);
   const std::unique_ptr<char, void (*)(char*)> owned(text, nvfp4_moe_text_free);
-  check(code);
+  check(status);
   return text;
 }
 

@@ -66,7 +66,7 @@ void translate(const std::exception_ptr& exception, void*) {
 PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb::tuple& bases, Code code) {
   const std::string full_name = nb::cast<std::string>(m.attr("__name__")) + "." + name;
   nb::dict attributes;
-  attributes["code"] = static_cast<int>(code);
+  attributes["status"] = static_cast<int>(code);
   attributes["finding"] = nb::none();
   PyObject* type = PyErr_NewExceptionWithDoc(full_name.c_str(), doc, bases.ptr(), attributes.ptr());
   if (type == nullptr) nb::raise_python_error();
@@ -108,11 +108,11 @@ Status status_of(const std::exception& raised) {
 }
 
 void bind_errors(nb::module_& m) {
-  PyObject* const base =
-      make_class(m, "Error",
-                 "Base of this library's errors. code: the command line's status. finding: the id of the checkpoint's\n"
-                 "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
-                 nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
+  PyObject* const base = make_class(
+      m, "Error",
+      "Base of this library's errors. status: the command line's status. finding: the id of the checkpoint's\n"
+      "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
+      nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
   for (const ErrorClass& entry : kClasses)
     classes[static_cast<size_t>(entry.code)] =
         make_class(m, entry.name, entry.doc, nb::make_tuple(nb::handle(base), nb::handle(*entry.builtin)), entry.code);

@@ -35,7 +35,7 @@ Status open_layer(const nvfp4_moe::Checkpoint& checkpoint, int64_t layer, const 
   std::optional<nvfp4_moe::MoeOptions> moe_options;
   if (config != nullptr) {
     NVFP4_MOE_ASSIGN(nvfp4_moe_config c, api::read_struct("config", config));
-    const bool chooses = c.activation_format == NVFP4_MOE_ACTIVATIONS_AUTO;
+    const bool chooses = c.activation_format == NVFP4_MOE_FORMAT_AUTO;
     if (chooses) {
       NVFP4_MOE_ASSIGN(const nvfp4_moe::DeclaredActivations declared, checkpoint.declared_activations(layer));
       c.activation_format = static_cast<int32_t>(declared.format);
@@ -98,18 +98,18 @@ Status open_checkpoint(const char* path, const nvfp4_moe_checkpoint_options* opt
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint) {
+nvfp4_moe_status nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoint** checkpoint) {
   return api::guarded([&] { return open_checkpoint(path, nullptr, checkpoint); });
 }
 
-nvfp4_moe_code nvfp4_moe_checkpoint_open_with(const char* path, const nvfp4_moe_checkpoint_options* options,
-                                              nvfp4_moe_checkpoint** checkpoint) {
+nvfp4_moe_status nvfp4_moe_checkpoint_open_with(const char* path, const nvfp4_moe_checkpoint_options* options,
+                                                nvfp4_moe_checkpoint** checkpoint) {
   return api::guarded([&] { return open_checkpoint(path, options, checkpoint); });
 }
 
 void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint) { delete checkpoint; }
 
-nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json) {
+nvfp4_moe_status nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -135,7 +135,7 @@ nvfp4_moe_code nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint,
   });
 }
 
-nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer, char** json) {
+nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -154,8 +154,8 @@ nvfp4_moe_code nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpo
   });
 }
 
-nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                           nvfp4_moe_config* config) {
+nvfp4_moe_status nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                             nvfp4_moe_config* config) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, checkpoint->checkpoint.layer_options(layer));
@@ -163,9 +163,9 @@ nvfp4_moe_code nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpoin
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                               const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
-                                               nvfp4_moe_layer** out) {
+nvfp4_moe_status nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
+                                                 const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                                                 nvfp4_moe_layer** out) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;

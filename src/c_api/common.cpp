@@ -11,17 +11,17 @@
 namespace nvfp4_moe::c_api {
 namespace {
 
-// The C codes are the library's; the C++ compiler holds the two lists together.
-static_assert(NVFP4_MOE_OK == static_cast<int>(Code::kOk));
-static_assert(NVFP4_MOE_CHECK_FAILED == static_cast<int>(Code::kCheckFailed));
-static_assert(NVFP4_MOE_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument));
-static_assert(NVFP4_MOE_UNSUPPORTED == static_cast<int>(Code::kUnsupported));
-static_assert(NVFP4_MOE_BAD_INPUT == static_cast<int>(Code::kBadInput));
-static_assert(NVFP4_MOE_IO == static_cast<int>(Code::kIo));
-static_assert(NVFP4_MOE_OUT_OF_MEMORY == static_cast<int>(Code::kOutOfMemory));
-static_assert(NVFP4_MOE_BUSY == static_cast<int>(Code::kBusy));
-static_assert(NVFP4_MOE_INTERNAL == static_cast<int>(Code::kInternal));
-static_assert(NVFP4_MOE_CANCELLED == static_cast<int>(Code::kCancelled));
+// The C statuses are the library's; the C++ compiler holds the two lists together.
+static_assert(NVFP4_MOE_STATUS_OK == static_cast<int>(Code::kOk));
+static_assert(NVFP4_MOE_STATUS_CHECK_FAILED == static_cast<int>(Code::kCheckFailed));
+static_assert(NVFP4_MOE_STATUS_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument));
+static_assert(NVFP4_MOE_STATUS_UNSUPPORTED == static_cast<int>(Code::kUnsupported));
+static_assert(NVFP4_MOE_STATUS_BAD_INPUT == static_cast<int>(Code::kBadInput));
+static_assert(NVFP4_MOE_STATUS_IO == static_cast<int>(Code::kIo));
+static_assert(NVFP4_MOE_STATUS_OUT_OF_MEMORY == static_cast<int>(Code::kOutOfMemory));
+static_assert(NVFP4_MOE_STATUS_BUSY == static_cast<int>(Code::kBusy));
+static_assert(NVFP4_MOE_STATUS_INTERNAL == static_cast<int>(Code::kInternal));
+static_assert(NVFP4_MOE_STATUS_CANCELLED == static_cast<int>(Code::kCancelled));
 
 // Longer messages are cut.
 thread_local char last_error[2048];
@@ -94,7 +94,7 @@ class HostExecutor : public Executor {
 
 }  // namespace
 
-nvfp4_moe_code fail(Code code, const char* message) noexcept {
+nvfp4_moe_status fail(Code code, const char* message) noexcept {
   const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
   // A message may quote a caller's string (a backend's name, a path): it stays one line all the same.
   for (size_t i = 0; i < length; ++i) {
@@ -102,17 +102,17 @@ nvfp4_moe_code fail(Code code, const char* message) noexcept {
     last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];
   }
   last_error[length] = '\0';
-  return static_cast<nvfp4_moe_code>(code);
+  return static_cast<nvfp4_moe_status>(code);
 }
 
 Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback) {
   switch (value) {
     case NVFP4_MOE_DTYPE_DEFAULT: return fallback;
-    case NVFP4_MOE_BF16: return DType::kBf16;
-    case NVFP4_MOE_F16: return DType::kF16;
-    case NVFP4_MOE_F32: return DType::kF32;
-    case NVFP4_MOE_I32: return DType::kI32;
-    case NVFP4_MOE_I64: return DType::kI64;
+    case NVFP4_MOE_DTYPE_BF16: return DType::kBf16;
+    case NVFP4_MOE_DTYPE_F16: return DType::kF16;
+    case NVFP4_MOE_DTYPE_F32: return DType::kF32;
+    case NVFP4_MOE_DTYPE_I32: return DType::kI32;
+    case NVFP4_MOE_DTYPE_I64: return DType::kI64;
     default: return invalid_argument(std::string(name) + ": expected 0 to 5, got " + std::to_string(value));
   }
 }
@@ -147,8 +147,9 @@ int32_t nvfp4_moe_abi_version(void) { return NVFP4_MOE_ABI_VERSION; }
 
 const char* nvfp4_moe_last_error(void) { return nvfp4_moe::c_api::last_error; }
 
-const char* nvfp4_moe_code_name(nvfp4_moe_code code) {
-  return code < 0 || code > NVFP4_MOE_CANCELLED ? "unknown" : nvfp4_moe::to_string(static_cast<Code>(code));
+const char* nvfp4_moe_status_name(nvfp4_moe_status status) {
+  return status < 0 || status > NVFP4_MOE_STATUS_CANCELLED ? "unknown"
+                                                           : nvfp4_moe::to_string(static_cast<Code>(status));
 }
 
 void nvfp4_moe_text_free(char* text) { std::free(text); }

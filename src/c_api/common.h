@@ -18,15 +18,15 @@
 namespace nvfp4_moe::c_api {
 
 // Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory running out.
-nvfp4_moe_code fail(Code code, const char* message) noexcept;
+nvfp4_moe_status fail(Code code, const char* message) noexcept;
 
-// Runs a body that returns Status, and lets nothing through but a code. The whole body of every function of the C
+// Runs a body that returns Status, and lets nothing through but a status. The whole body of every function of the C
 // interface that returns one (tools/check/check_boundaries.py).
 template <class Body>
-nvfp4_moe_code guarded(Body&& body) noexcept {
+nvfp4_moe_status guarded(Body&& body) noexcept {
   try {
     const Status status = body();
-    return status.ok() ? NVFP4_MOE_OK : fail(status.code(), status.message().c_str());
+    return status.ok() ? NVFP4_MOE_STATUS_OK : fail(status.code(), status.message().c_str());
   } catch (...) {
     const Status status = caught_exception();
     return fail(status.code(), status.message().c_str());

@@ -8,9 +8,10 @@ namespace moe = nvfp4_moe;
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t search, const void* x,
-                                         nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, float tensor_scale,
-                                         uint8_t* codes, uint8_t* block_scales, float* scales, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_quantize(int32_t device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search,
+                                           const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                           float tensor_scale, uint8_t* codes, uint8_t* block_scales, float* scales,
+                                           void* stream) {
   return api::guarded([&]() -> Status {
     formats::Quantize call;
     NVFP4_MOE_ASSIGN(call.mode, api::read_enum("mode", mode, moe::QuantizeMode::kCompat));
@@ -28,9 +29,9 @@ nvfp4_moe_code nvfp4_moe_device_quantize(int32_t device, int32_t mode, int32_t s
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes, const uint8_t* block_scales,
-                                           const float* scales, int32_t scale_of_row, int64_t rows, int64_t cols,
-                                           nvfp4_moe_dtype out_dtype, void* out, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes, const uint8_t* block_scales,
+                                             const float* scales, int32_t scale_of_row, int64_t rows, int64_t cols,
+                                             nvfp4_moe_dtype out_dtype, void* out, void* stream) {
   return api::guarded([&]() -> Status {
     if (scale_of_row != 0 && scale_of_row != 1)
       return moe::invalid_argument("scale_of_row: expected 0 or 1, got " + std::to_string(scale_of_row));
@@ -48,9 +49,9 @@ nvfp4_moe_code nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes,
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options, const void* gate_up,
-                                                int64_t rows, int64_t inner, const float* row_weights, uint8_t* codes,
-                                                uint8_t* block_scales, float* row_scales, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options, const void* gate_up,
+                                                  int64_t rows, int64_t inner, const float* row_weights, uint8_t* codes,
+                                                  uint8_t* block_scales, float* row_scales, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const formats::SwigluQuantize call,
                      api::read_swiglu(options, gate_up, rows, inner, row_weights, {codes, block_scales, row_scales}));
@@ -59,16 +60,16 @@ nvfp4_moe_code nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices, int64_t rows,
-                                               int64_t scale_cols, uint8_t* swizzled, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices, int64_t rows,
+                                                 int64_t scale_cols, uint8_t* swizzled, void* stream) {
   return api::guarded([&] {
     return formats::swizzle_scales(formats::Place::cuda(device, stream),
                                    {linear, matrices, rows, scale_cols, swizzled});
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled, int64_t matrices,
-                                                 int64_t rows, int64_t scale_cols, uint8_t* linear, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled, int64_t matrices,
+                                                   int64_t rows, int64_t scale_cols, uint8_t* linear, void* stream) {
   return api::guarded([&] {
     return formats::unswizzle_scales(formats::Place::cuda(device, stream),
                                      {swizzled, matrices, rows, scale_cols, linear});

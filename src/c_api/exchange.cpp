@@ -72,8 +72,8 @@ namespace api = nvfp4_moe::c_api;
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank, int32_t world,
-                                          int64_t timeout_ms, nvfp4_moe_exchange** exchange) {
+nvfp4_moe_status nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank, int32_t world,
+                                            int64_t timeout_ms, nvfp4_moe_exchange** exchange) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
@@ -87,7 +87,7 @@ nvfp4_moe_code nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* ca
   });
 }
 
-nvfp4_moe_code nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group) {
+nvfp4_moe_status nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_group** group) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("group", group));
     *group = nullptr;
@@ -100,8 +100,8 @@ nvfp4_moe_code nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_gro
 
 void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group) { delete group; }
 
-nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
-                                           int64_t timeout_ms, nvfp4_moe_exchange** exchange) {
+nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_t rank, int32_t world,
+                                             int64_t timeout_ms, nvfp4_moe_exchange** exchange) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
@@ -115,8 +115,8 @@ nvfp4_moe_code nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int32_
   });
 }
 
-nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device, const char* library,
-                                           void* communicator) {
+nvfp4_moe_status nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const char* device, const char* library,
+                                             void* communicator) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
@@ -124,7 +124,7 @@ nvfp4_moe_code nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const c
   });
 }
 
-nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device) {
+nvfp4_moe_status nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const char* device) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
@@ -132,7 +132,7 @@ nvfp4_moe_code nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, const 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
+nvfp4_moe_status nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     nvfp4_moe::Status mine = api::check_pointer("load", load);
@@ -146,15 +146,15 @@ nvfp4_moe_code nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer) {
+nvfp4_moe_status nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     return ranks->reset_expert_load();
   });
 }
 
-nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
-                                           int64_t slots_per_rank, int64_t* expert_of_slot) {
+nvfp4_moe_status nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_experts, int32_t world,
+                                             int64_t slots_per_rank, int64_t* expert_of_slot) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("load", load));
     NVFP4_MOE_TRY(api::check_pointer("expert_of_slot", expert_of_slot));
@@ -167,8 +167,8 @@ nvfp4_moe_code nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_exp
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
-                                         const nvfp4_moe_checkpoint* checkpoint, int64_t layer_index) {
+nvfp4_moe_status nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
+                                           const nvfp4_moe_checkpoint* checkpoint, int64_t layer_index) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     const auto check = [&]() -> Status {

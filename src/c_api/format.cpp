@@ -23,7 +23,7 @@ float number_at(const float* number) {
 
 // Runs body(counts), where a caller's struct_size is checked before work is done and arrays are written.
 template <class Body>
-nvfp4_moe_code counted(nvfp4_moe_quantize_counts* out, Body&& body) {
+nvfp4_moe_status counted(nvfp4_moe_quantize_counts* out, Body&& body) {
   return api::guarded([&]() -> Status {
     if (out != nullptr)
       NVFP4_MOE_TRY(api::check_struct_size("counts", size_of(out), sizeof(nvfp4_moe_quantize_counts)));
@@ -62,9 +62,9 @@ formats::ToFp8 fp8_of(int64_t rows, int64_t cols, int64_t block_rows, int64_t bl
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, int32_t search,
-                                  float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                  nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                    nvfp4_moe_search search, float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
+                                    nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));
     NVFP4_MOE_ASSIGN(formats::Quantize call,
@@ -76,9 +76,9 @@ nvfp4_moe_code nvfp4_moe_quantize(const void* x, nvfp4_moe_dtype dtype, int64_t 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                                uint8_t* codes, uint8_t* block_scales, float* row_scales,
-                                                nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                                  uint8_t* codes, uint8_t* block_scales, float* row_scales,
+                                                  nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_ASSIGN(formats::Quantize call,
                      read_quantize(moe::QuantizeMode::kDynamicToken, x, dtype, rows, cols, codes, block_scales));
@@ -87,9 +87,9 @@ nvfp4_moe_code nvfp4_moe_quantize_dynamic_token(const void* x, nvfp4_moe_dtype d
   });
 }
 
-nvfp4_moe_code nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                         float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                         nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                           float* tensor_scale, uint8_t* codes, uint8_t* block_scales,
+                                           nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_TRY(api::check_pointer("tensor_scale", tensor_scale));
     NVFP4_MOE_ASSIGN(formats::Quantize call,
@@ -100,9 +100,9 @@ nvfp4_moe_code nvfp4_moe_quantize_static(const void* x, nvfp4_moe_dtype dtype, i
   });
 }
 
-nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                         float tensor_scale, uint8_t* codes, uint8_t* block_scales,
-                                         nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                           float tensor_scale, uint8_t* codes, uint8_t* block_scales,
+                                           nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_ASSIGN(formats::Quantize call,
                      read_quantize(moe::QuantizeMode::kCompat, x, dtype, rows, cols, codes, block_scales));
@@ -112,8 +112,8 @@ nvfp4_moe_code nvfp4_moe_quantize_compat(const void* x, nvfp4_moe_dtype dtype, i
   });
 }
 
-nvfp4_moe_code nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                             int8_t* codes, float* block_scales, nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                               int8_t* codes, float* block_scales, nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     formats::QuantizeInt8Block call{x, moe::DType::kBf16, rows, cols, codes, block_scales};
     NVFP4_MOE_ASSIGN(call.dtype, api::read_dtype("dtype", dtype, moe::DType::kBf16));
@@ -121,9 +121,10 @@ nvfp4_moe_code nvfp4_moe_quantize_int8_block(const void* x, nvfp4_moe_dtype dtyp
   });
 }
 
-nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
-                                         int64_t inner, const float* row_weights, uint8_t* codes, uint8_t* block_scales,
-                                         float* row_scales, nvfp4_moe_quantize_counts* counts) {
+nvfp4_moe_status nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
+                                           int64_t inner, const float* row_weights, uint8_t* codes,
+                                           uint8_t* block_scales, float* row_scales,
+                                           nvfp4_moe_quantize_counts* counts) {
   return counted(counts, [&](moe::QuantizeCounts& total) -> Status {
     NVFP4_MOE_ASSIGN(const formats::SwigluQuantize call,
                      api::read_swiglu(options, gate_up, rows, inner, row_weights, {codes, block_scales, row_scales}));
@@ -131,8 +132,8 @@ nvfp4_moe_code nvfp4_moe_swiglu_quantize(const nvfp4_moe_swiglu* options, const 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale, int64_t rows,
-                                    int64_t cols, nvfp4_moe_dtype out_dtype, void* out) {
+nvfp4_moe_status nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
+                                      int64_t rows, int64_t cols, nvfp4_moe_dtype out_dtype, void* out) {
   return api::guarded([&]() -> Status {
     formats::Dequantize call;
     call.codes = codes;
@@ -146,9 +147,9 @@ nvfp4_moe_code nvfp4_moe_dequantize(const uint8_t* codes, const uint8_t* block_s
   });
 }
 
-nvfp4_moe_code nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
-                                        int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols,
-                                        uint8_t* out, float* scales) {
+nvfp4_moe_status nvfp4_moe_convert_to_fp8(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
+                                          int64_t rows, int64_t cols, int64_t block_rows, int64_t block_cols,
+                                          uint8_t* out, float* scales) {
   return api::guarded([&]() -> Status {
     formats::ToFp8 call = fp8_of(rows, cols, block_rows, block_cols);
     call.codes = codes;
@@ -171,11 +172,11 @@ int64_t nvfp4_moe_fp8_scale_count(int64_t rows, int64_t cols, int64_t block_rows
   return count;
 }
 
-nvfp4_moe_code nvfp4_moe_pack_codes(const uint8_t* values, int64_t count, uint8_t* packed) {
+nvfp4_moe_status nvfp4_moe_pack_codes(const uint8_t* values, int64_t count, uint8_t* packed) {
   return api::guarded([&] { return formats::pack_codes(values, count, packed); });
 }
 
-nvfp4_moe_code nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint8_t* values) {
+nvfp4_moe_status nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count, uint8_t* values) {
   return api::guarded([&] { return formats::unpack_codes(packed, count, values); });
 }
 
@@ -188,13 +189,14 @@ int64_t nvfp4_moe_swizzled_bytes(int64_t rows, int64_t scale_cols) {
   return bytes;
 }
 
-nvfp4_moe_code nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols, uint8_t* swizzled) {
+nvfp4_moe_status nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows, int64_t scale_cols, uint8_t* swizzled) {
   return api::guarded([&] {
     return formats::swizzle_scales(formats::Place::host(), {linear, 1, rows, scale_cols, swizzled});
   });
 }
 
-nvfp4_moe_code nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols, uint8_t* linear) {
+nvfp4_moe_status nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
+                                            uint8_t* linear) {
   return api::guarded([&] {
     return formats::unswizzle_scales(formats::Place::host(), {swizzled, 1, rows, scale_cols, linear});
   });

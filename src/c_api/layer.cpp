@@ -62,7 +62,7 @@ namespace api = nvfp4_moe::c_api;
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json) {
+nvfp4_moe_status nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -71,7 +71,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** jso
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json) {
+nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -81,7 +81,7 @@ nvfp4_moe_code nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens, size_t* bytes) {
+nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens, size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
@@ -91,8 +91,8 @@ nvfp4_moe_code nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch, void* workspace,
-                                   size_t workspace_bytes, void* stream) {
+nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch, void* workspace,
+                                     size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     const nvfp4_moe::Result<nvfp4_moe::Batch> checked = api::read_batch(batch);
@@ -101,8 +101,8 @@ nvfp4_moe_code nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace, size_t workspace_bytes,
-                                          nvfp4_moe_run_status* status) {
+nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace, size_t workspace_bytes,
+                                            nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
@@ -122,24 +122,24 @@ nvfp4_moe_code nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const vo
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
-                                              const nvfp4_moe_expert* expert) {
+nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert(local_expert, source);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
-                                                        const nvfp4_moe_expert* expert, void* stream) {
+nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
+                                                          const nvfp4_moe_expert* expert, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert_on_stream(local_expert, source, stream);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,
-                                             nvfp4_moe_expert_out* expert) {
+nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64_t local_expert,
+                                               nvfp4_moe_expert_out* expert) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(nvfp4_moe_expert_out e, api::read_struct("expert", expert));
@@ -161,8 +161,8 @@ nvfp4_moe_code nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int64
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
-                                           int32_t with_output, const char* path) {
+nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                             int32_t with_output, const char* path) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
@@ -173,7 +173,7 @@ nvfp4_moe_code nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const n
   });
 }
 
-nvfp4_moe_code nvfp4_moe_replay(const char* path, const char* backend, char** json) {
+nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;

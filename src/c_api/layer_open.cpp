@@ -22,7 +22,7 @@ Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   NVFP4_MOE_ASSIGN(options.activation, read_enum("activation", c.activation, Activation::kRelu2));
   if (c.swiglu_limit != 0.0f) options.swiglu_limit = c.swiglu_limit;
   if (c.swiglu_alpha != 0.0f) options.swiglu_alpha = c.swiglu_alpha;
-  if (c.activation_format == NVFP4_MOE_ACTIVATIONS_AUTO)
+  if (c.activation_format == NVFP4_MOE_FORMAT_AUTO)
     return invalid_argument(
         "activation_format: expected a format, got AUTO, which is for nvfp4_moe_layer_open_checkpoint only");
   NVFP4_MOE_ASSIGN(options.activation_format,
@@ -331,7 +331,7 @@ using nvfp4_moe::Status;
 namespace api = nvfp4_moe::c_api;
 
 extern "C" {
-nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json) {
+nvfp4_moe_status nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -344,9 +344,9 @@ nvfp4_moe_code nvfp4_moe_explain(const nvfp4_moe_config* config, const char* bac
   });
 }
 
-nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
-                              float hidden_scale, float intermediate_scale, char** text, size_t* workspace_bytes,
-                              size_t* packed_bytes) {
+nvfp4_moe_status nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+                                float hidden_scale, float intermediate_scale, char** text, size_t* workspace_bytes,
+                                size_t* packed_bytes) {
   return api::guarded([&]() -> Status {
     if (text != nullptr) *text = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions moe_options, api::read_config(config));
@@ -361,8 +361,8 @@ nvfp4_moe_code nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_la
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
-                                            const nvfp4_moe_layer_options* options, nvfp4_moe_layer** out) {
+nvfp4_moe_status nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensors* tensors,
+                                              const nvfp4_moe_layer_options* options, nvfp4_moe_layer** out) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
@@ -372,8 +372,8 @@ nvfp4_moe_code nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, cons
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
-                                                 const nvfp4_moe_layer_tensors* tensors) {
+nvfp4_moe_status nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
+                                                   const nvfp4_moe_layer_tensors* tensors) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
     return api::rearrange_tensors(*ranks, expert_of_slot, slots, tensors);

@@ -16,7 +16,7 @@ namespace api = nvfp4_moe::c_api;
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out) {
+nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nvfp4_moe_linear** out) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
@@ -44,7 +44,7 @@ nvfp4_moe_code nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, nv
 
 void nvfp4_moe_linear_close(nvfp4_moe_linear* linear) { delete linear; }
 
-nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json) {
+nvfp4_moe_status nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -53,7 +53,7 @@ nvfp4_moe_code nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear, char** 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens, size_t* bytes) {
+nvfp4_moe_status nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, int64_t tokens, size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
@@ -63,8 +63,8 @@ nvfp4_moe_code nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear, 
   });
 }
 
-nvfp4_moe_code nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
-                                    void* workspace, size_t workspace_bytes, void* stream) {
+nvfp4_moe_status nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp4_moe_linear_batch* batch,
+                                      void* workspace, size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_linear_batch given, api::read_struct("batch", batch));

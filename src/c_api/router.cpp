@@ -76,38 +76,38 @@ Result<moe::RouterGemm> read_router_gemm(const nvfp4_moe_router_gemm_call* given
 
 extern "C" {
 
-nvfp4_moe_code nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call) {
+nvfp4_moe_status nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::RouterGemm gemm, read_router_gemm(call));
     return moe::router::router_gemm(gemm);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::RouterGemm gemm, read_router_gemm(call));
     return moe::router::device_router_gemm(device, gemm, stream);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_select_experts(const nvfp4_moe_router_config* config, const nvfp4_moe_router_batch* batch) {
+nvfp4_moe_status nvfp4_moe_select_experts(const nvfp4_moe_router_config* config, const nvfp4_moe_router_batch* batch) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
     return moe::router::select_experts(call);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
-                                               const nvfp4_moe_router_batch* batch, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+                                                 const nvfp4_moe_router_batch* batch, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
     return moe::router::device_select_experts(device, call, stream);
   });
 }
 
-nvfp4_moe_code nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer, const nvfp4_moe_router_config* router,
-                                          const nvfp4_moe_router_batch* routing, const nvfp4_moe_batch* batch,
-                                          void* workspace, size_t workspace_bytes, void* stream) {
+nvfp4_moe_status nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer, const nvfp4_moe_router_config* router,
+                                            const nvfp4_moe_router_batch* routing, const nvfp4_moe_batch* batch,
+                                            void* workspace, size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(router, routing));

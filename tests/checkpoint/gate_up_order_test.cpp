@@ -228,21 +228,21 @@ TEST(GateUpOrder, IsGivenThroughTheCInterface) {
   auto options = api::make<nvfp4_moe_checkpoint_options>();
   nvfp4_moe_checkpoint* checkpoint = nullptr;
   options.gate_up_order = "sideways";
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("gate_up_order: expected one of gate_first, up_first, interleaved"));
   options.gate_up_order = "up_first";
   options.accept_count = 1;
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   const char* const accepted[] = {"*.output_scale"};
   options.accept_tensors = accepted;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_STATUS_OK);
   char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_findings(checkpoint, -1, &text), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_checkpoint_findings(checkpoint, -1, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("accepted_tensor"));
   EXPECT_THAT(std::string(text), HasSubstr("up_first, as gate_up_order says"));
   nvfp4_moe_text_free(text);
   nvfp4_moe_checkpoint_close(checkpoint);
-  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), nullptr, &checkpoint), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), nullptr, &checkpoint), NVFP4_MOE_STATUS_OK);
   nvfp4_moe_checkpoint_close(checkpoint);
 }
 

@@ -246,17 +246,17 @@ TEST(Gguf, LoadsThroughTheCInterface) {
   TempDir dir;
   test::write_file(dir.file("model.gguf"), gguf_model().bytes());
   nvfp4_moe_checkpoint* checkpoint = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint), NVFP4_MOE_STATUS_OK);
   char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("gguf-nvfp4"));
   nvfp4_moe_text_free(text);
   auto options = api::make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer), NVFP4_MOE_OK)
+  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer), NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
-  ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("\"hidden_size\":128"));
   nvfp4_moe_text_free(text);
   nvfp4_moe_layer_close(layer);

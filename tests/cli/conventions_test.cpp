@@ -103,7 +103,7 @@ TEST(Conventions, UsageErrorsAreTwo) {
     words.push_back("--json");
     const ToolRun json = run_tool(words);
     EXPECT_EQ(json.exit_code, 2) << shown;
-    EXPECT_EQ(json.json()["error"]["code"], "invalid_argument") << shown << json.out;
+    EXPECT_EQ(json.json()["error"]["status"], "invalid_argument") << shown << json.out;
     EXPECT_EQ(count_lines(json.err), 1) << shown;
   }
 }

@@ -106,7 +106,7 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   attacked();
   EXPECT_EQ(run.exit_code, 4) << run.out << run.err;
   EXPECT_THAT(run.err, testing::EndsWith(" [block_scale_nan]\n"));
-  EXPECT_EQ(run.json()["error"]["code"], "bad_input");
+  EXPECT_EQ(run.json()["error"]["status"], "bad_input");
   EXPECT_EQ(run.json()["error"]["finding"], "block_scale_nan");
 }
 

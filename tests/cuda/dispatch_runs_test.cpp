@@ -36,9 +36,10 @@ std::string status_in_c(const Rank& rank) {
   layer.layer.reset(&rank.layer);
   nvfp4_moe_run_status status{};
   status.struct_size = sizeof(status);
-  const nvfp4_moe_code code = nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
+  const nvfp4_moe_status code =
+      nvfp4_moe_layer_run_status(&layer, rank.workspace.data(), rank.workspace_bytes, &status);
   static_cast<void>(layer.layer.release());
-  return code == NVFP4_MOE_OK ? "" : nvfp4_moe_last_error();
+  return code == NVFP4_MOE_STATUS_OK ? "" : nvfp4_moe_last_error();
 }
 
 // One graph for any routing; where it does not fit, every rank has NaN and an error, and the next replay goes on.

@@ -72,49 +72,53 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
     float scale;
     int32_t search = NVFP4_MOE_SEARCH_MAX;
   };
-  for (const Way way : {Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.003f},
-                        Way{NVFP4_MOE_QUANTIZE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
-                        Way{NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, 0.0f}, Way{NVFP4_MOE_QUANTIZE_STATIC, 0x1p-9f},
-                        Way{NVFP4_MOE_QUANTIZE_STATIC, 0.003f}, Way{NVFP4_MOE_QUANTIZE_COMPAT, 0.0017f}}) {
-    const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN;
+  for (const Way way : {Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.003f},
+                        Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
+                        Way{NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0x1p-9f},
+                        Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0.003f}, Way{NVFP4_MOE_QUANTIZE_MODE_COMPAT, 0.0017f}}) {
+    const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN;
     std::vector<uint8_t> codes(kCodes), scales(kScales);
     std::vector<float> tensor_scales(dynamic ? kRows : 1, way.scale);
     switch (way.mode) {
-      case NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_F32, kRows, kCols, codes.data(),
-                                                                 scales.data(), tensor_scales.data(), nullptr));
+      case NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN:
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                  nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, codes.data(),
+                                                   scales.data(), tensor_scales.data(), nullptr));
         break;
-      case NVFP4_MOE_QUANTIZE_STATIC:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_F32, kRows, kCols, tensor_scales.data(),
-                                                          codes.data(), scales.data(), nullptr));
+      case NVFP4_MOE_QUANTIZE_MODE_STATIC:
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                  nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, tensor_scales.data(),
+                                            codes.data(), scales.data(), nullptr));
         break;
-      case NVFP4_MOE_QUANTIZE_COMPAT:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_F32, kRows, kCols, way.scale,
-                                                          codes.data(), scales.data(), nullptr));
+      case NVFP4_MOE_QUANTIZE_MODE_COMPAT:
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
+                                                                 codes.data(), scales.data(), nullptr));
         break;
       default:
-        ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, kRows, kCols, way.search,
-                                                   tensor_scales.data(), codes.data(), scales.data(), nullptr));
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.search,
+                                                          tensor_scales.data(), codes.data(), scales.data(), nullptr));
     }
     const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
     const OnGpu<float> device_tensor_scales(tensor_scales.size());
-    ASSERT_EQ(NVFP4_MOE_OK,
-              nvfp4_moe_device_quantize(0, way.mode, way.search, device_x.get(), NVFP4_MOE_F32, kRows, kCols, way.scale,
-                                        device_codes.get(), device_scales.get(), device_tensor_scales.get(), nullptr))
+    ASSERT_EQ(
+        NVFP4_MOE_STATUS_OK,
+        nvfp4_moe_device_quantize(0, way.mode, way.search, device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
+                                  device_codes.get(), device_scales.get(), device_tensor_scales.get(), nullptr))
         << nvfp4_moe_last_error();
     EXPECT_EQ(device_codes.host(), codes) << way.mode;
     EXPECT_EQ(device_scales.host(), scales) << way.mode;
     EXPECT_EQ(bits(device_tensor_scales.host()), bits(tensor_scales)) << way.mode;
 
     const OnGpu<float> back(kRows * kCols);
-    ASSERT_EQ(NVFP4_MOE_OK,
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
               nvfp4_moe_device_dequantize(0, device_codes.get(), device_scales.get(), device_tensor_scales.get(),
-                                          dynamic, kRows, kCols, NVFP4_MOE_F32, back.get(), nullptr));
+                                          dynamic, kRows, kCols, NVFP4_MOE_DTYPE_F32, back.get(), nullptr));
     std::vector<float> expected(kRows * kCols);
     for (int64_t row = 0; row < kRows; ++row)
-      ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
-                                                   tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
-                                                   NVFP4_MOE_F32, expected.data() + row * kCols));
+      ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
+                                     tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
+                                     NVFP4_MOE_DTYPE_F32, expected.data() + row * kCols));
     EXPECT_EQ(bits(back.host()), bits(expected)) << way.mode;
   }
 }
@@ -125,14 +129,15 @@ TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   x[5 * kCols + 7] = std::numeric_limits<float>::infinity();
   const OnGpu<float> device_x(x), row_scales(kRows), tensor_scale(1);
   const OnGpu<uint8_t> codes(kCodes), scales(kScales);
-  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX,
-                                                    device_x.get(), NVFP4_MOE_F32, kRows, kCols, 0.0f, codes.get(),
-                                                    scales.get(), row_scales.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX, device_x.get(),
+                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
+                                      row_scales.get(), nullptr));
   const std::vector<float> rows = row_scales.host();
   for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
-  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.get(),
-                                                    NVFP4_MOE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
-                                                    tensor_scale.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX,
+                                                           device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f,
+                                                           codes.get(), scales.get(), tensor_scale.get(), nullptr));
   EXPECT_TRUE(std::isnan(tensor_scale.host()[0]));
 }
 
@@ -140,21 +145,21 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   const std::vector<float> gate_up = normal(kRows * kCols * 2, 5), weights = normal(kRows, 6);
   nvfp4_moe_swiglu options{};
   options.struct_size = sizeof options;
-  options.activation = NVFP4_MOE_SWIGLU_CLAMPED;
+  options.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED;
   options.swiglu_limit = 1.5f;
-  options.dtype = NVFP4_MOE_F32;
+  options.dtype = NVFP4_MOE_DTYPE_F32;
   std::vector<uint8_t> codes(kCodes), scales(kScales);
   std::vector<float> row_scales(kRows);
-  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
-                                                    codes.data(), scales.data(), row_scales.data(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
+                                                           codes.data(), scales.data(), row_scales.data(), nullptr));
   const OnGpu<float> device_gate_up(gate_up), device_weights(weights), device_row_scales(kRows);
   const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_swiglu_quantize(0, &options, device_gate_up.get(), kRows, kCols,
-                                                             device_weights.get(), device_codes.get(),
-                                                             device_scales.get(), device_row_scales.get(), stream))
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swiglu_quantize(
+                                       0, &options, device_gate_up.get(), kRows, kCols, device_weights.get(),
+                                       device_codes.get(), device_scales.get(), device_row_scales.get(), stream))
         << nvfp4_moe_last_error();
     return {};
   };
@@ -176,14 +181,14 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
   const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
   std::vector<uint8_t> swizzled(kMatrices * bytes);
   for (int64_t i = 0; i < kMatrices; ++i)
-    ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
-                                                     swizzled.data() + static_cast<size_t>(i) * bytes));
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
+                                                            swizzled.data() + static_cast<size_t>(i) * bytes));
   const OnGpu<uint8_t> device_linear(linear), device_swizzled(swizzled.size()), back(linear.size());
-  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_swizzle_scales(0, device_linear.get(), kMatrices, kRows, kScaleCols,
-                                                          device_swizzled.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales(0, device_linear.get(), kMatrices, kRows, kScaleCols,
+                                                                 device_swizzled.get(), nullptr));
   EXPECT_EQ(device_swizzled.host(), swizzled);
-  ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_device_unswizzle_scales(0, device_swizzled.get(), kMatrices, kRows, kScaleCols,
-                                                            back.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales(0, device_swizzled.get(), kMatrices, kRows,
+                                                                   kScaleCols, back.get(), nullptr));
   EXPECT_EQ(back.host(), linear);
 }
 
@@ -195,9 +200,9 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_OK,
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
               nvfp4_moe_device_swizzle_scales(0, linear.get(), kMatrices, kRows, kScaleCols, swizzled.get(), stream));
-    EXPECT_EQ(NVFP4_MOE_OK,
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
               nvfp4_moe_device_unswizzle_scales(0, swizzled.get(), kMatrices, kRows, kScaleCols, back.get(), stream));
     return {};
   };
@@ -208,8 +213,9 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
     for (size_t i = 0; i < kMatrices * kRows * kScaleCols; ++i)
       contents.push_back(static_cast<uint8_t>(random.below(256)));
     for (int64_t i = 0; i < kMatrices; ++i)
-      ASSERT_EQ(NVFP4_MOE_OK, nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
-                                                       expected.data() + static_cast<size_t>(i) * bytes));
+      ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
+                                         expected.data() + static_cast<size_t>(i) * bytes));
     ASSERT_CUDA(cudaMemcpy(linear.get(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
     ASSERT_CUDA(cudaMemset(swizzled.get(), 0xA5, expected.size()));
     ASSERT_CUDA(cudaMemset(back.get(), 0xA5, contents.size()));

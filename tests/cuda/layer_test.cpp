@@ -135,10 +135,11 @@ TEST_F(CudaLayer, RunsThroughC) {
   placed.topk_weights = static_cast<const float*>(weights.data());
   placed.out = out.data();
   ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr),
-            NVFP4_MOE_OK)
+            NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   auto status = api::make<nvfp4_moe_run_status>();
-  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status),
+            NVFP4_MOE_STATUS_OK);
   EXPECT_GT(status.hidden_blocks, 0u);
   std::vector<float> actual(batch.out.size());
   ASSERT_EQ(cudaMemcpy(actual.data(), out.data(), actual.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
@@ -177,7 +178,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
     auto out = api::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
     out.down_block_scales = scales.data();
-    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
     EXPECT_EQ(codes, e.down.codes);
     EXPECT_EQ(scales, e.down.block_scales);
     EXPECT_EQ(out.down_tensor_scale, e.down.tensor_scale);

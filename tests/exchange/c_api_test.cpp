@@ -112,7 +112,7 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
     EXPECT_EQ(codes, mine.c.tiny.experts[static_cast<size_t>(2 * rank)].gate.codes);
     TinyBatch batch(test::tiny_options(), 3);
     const auto c = test::c_batch(batch);
-    EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_UNSUPPORTED);
+    EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_STATUS_UNSUPPORTED);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
     const api::Workspace workspace(layer.workspace_bytes(3));
     layer.run(c, workspace);  // also waits for the other rank's failures above
@@ -144,10 +144,10 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
     on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
       CRank mine(*exchange);
       if (rank == 1) wrong.change(mine);
-      EXPECT_NE(mine.c.try_open(), NVFP4_MOE_OK);
+      EXPECT_NE(mine.c.try_open(), NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(wrong.text));
       CRank again(*exchange);  // what all know of breaks nothing
-      EXPECT_EQ(again.c.try_open(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+      EXPECT_EQ(again.c.try_open(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
     });
   }
 }
@@ -165,16 +165,17 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
     for (const nvfp4_moe_batch* const of_rank_1 : wrongs) {
       EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), rank == 1 ? of_rank_1 : &right, workspace.data(),
                                     workspace.size_bytes(), nullptr),
-                NVFP4_MOE_INVALID_ARGUMENT);
+                NVFP4_MOE_STATUS_INVALID_ARGUMENT);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: batch"));
     }
     uint64_t load[4];
-    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: num_experts: expected 4, got 5"));
-    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4),
+              NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: load: expected a pointer"));
     layer.run(right, workspace);  // and the exchange goes on
-    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_OK);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_STATUS_OK);
   });
 }
 
@@ -193,27 +194,27 @@ TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
     exchange = reinterpret_cast<nvfp4_moe_exchange*>(1);
   };
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("all_to_all_v");
   int64_t timeout_ms = 0;
   callbacks.user = &timeout_ms;
   callbacks.all_to_all_v = unreachable;
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_IO);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_IO);
   refused("handshake: rank 7 is down");
   EXPECT_EQ(timeout_ms, 30000);
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 50, &exchange), NVFP4_MOE_IO);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 50, &exchange), NVFP4_MOE_STATUS_IO);
   refused("rank 7 is down");
   EXPECT_EQ(timeout_ms, 50);
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 2, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 2, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("rank: expected 0 to 1");
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, -1, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, -1, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("timeout_ms");
-  EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("callbacks");
-  EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("group");
   nvfp4_moe_thread_group* group = reinterpret_cast<nvfp4_moe_thread_group*>(1);
-  EXPECT_EQ(nvfp4_moe_thread_group_create(0, &group), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_thread_group_create(0, &group), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(group, nullptr);
   nvfp4_moe_thread_group_close(nullptr);
   nvfp4_moe_exchange_close(nullptr);
@@ -258,7 +259,8 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
 
     mine.slice_count = 16;
     nvfp4_moe_layer* none = nullptr;
-    EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), layer_index, nullptr, &mine, &none), NVFP4_MOE_OK);
+    EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), layer_index, nullptr, &mine, &none),
+              NVFP4_MOE_STATUS_OK);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: options: expected neither cache_directory nor a slice"));
   });
   EXPECT_TRUE(same_bits(outs, whole.out));
@@ -312,8 +314,8 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     // One rank's mistake is every rank's message, and the layer is as it was.
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     const auto slots = static_cast<int64_t>(backwards.size());
-    const auto refused = [&](const nvfp4_moe_code code, const char* message) {
-      EXPECT_NE(code, NVFP4_MOE_OK);
+    const auto refused = [&](const nvfp4_moe_status code, const char* message) {
+      EXPECT_NE(code, NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
     };
     const bool wrong = rank == 1;
@@ -335,31 +337,31 @@ TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
   const api::Layer layer = c.open();
   uint64_t load[4] = {};
   int64_t slots[4] = {};
-  EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("expected one over an exchange"));
-  EXPECT_EQ(nvfp4_moe_layer_reset_expert_load(layer.get()), NVFP4_MOE_UNSUPPORTED);
-  EXPECT_EQ(nvfp4_moe_layer_expert_load(nullptr, load, 4), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_propose_placement(load, 0, 2, 2, slots), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 2, 1, slots), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 0, 1, slots), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_reset_expert_load(layer.get()), NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_expert_load(nullptr, load, 4), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 0, 2, 2, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 2, 1, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 0, 1, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 TEST(CExchange, DevicesThatAreNoneAreRefusedByName) {
   nvfp4_moe_thread_group* group = nullptr;
-  ASSERT_EQ(nvfp4_moe_thread_group_create(1, &group), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_thread_group_create(1, &group), NVFP4_MOE_STATUS_OK);
   api::Exchange alone(group, 0, 1);
   nvfp4_moe_thread_group_close(group);
-  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
-  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
-  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
-  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), "cpu"), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), "cpu"), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
-  EXPECT_EQ(nvfp4_moe_exchange_use_peers(nullptr, "cpu"), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_use_peers(nullptr, "cpu"), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

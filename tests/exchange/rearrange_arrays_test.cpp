@@ -70,7 +70,7 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
     const std::vector<int64_t> backwards{3, 2, 1, 0}, twice{3, 3, 1, 0};
     const auto refused = [&](const int64_t* slots, int64_t count, const nvfp4_moe_layer_tensors* tensors,
                              const char* message) {
-      EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, count, tensors), NVFP4_MOE_INVALID_ARGUMENT);
+      EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, count, tensors), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
     };
     refused(wrong ? nullptr : backwards.data(), 4, &c.tensors, "rank 1: expert_of_slot");
@@ -101,7 +101,7 @@ TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     for (int call = 0; call < 2; ++call) {
       EXPECT_NE(nvfp4_moe_layer_rearrange_tensors(handle, backwards.data(), 4, rank == 1 ? &broken : &c.tensors),
-                NVFP4_MOE_OK);
+                NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), StartsWith("rank 1: slot 3, expert 0"));
     }
   });
@@ -112,8 +112,8 @@ TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
   const api::Layer layer = c.open();
   const int64_t slots[4] = {0, 1, 2, 3};
   auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
-  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors), NVFP4_MOE_UNSUPPORTED);
-  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(nullptr, slots, 4, &c.tensors), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors), NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(nullptr, slots, 4, &c.tensors), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

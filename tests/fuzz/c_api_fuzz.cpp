@@ -20,19 +20,19 @@ namespace {
 
 constexpr int64_t kMaxTokens = 5;
 
-bool check(nvfp4_moe_code code) {
-  REQUIRE(code >= NVFP4_MOE_OK && code <= NVFP4_MOE_CANCELLED);
-  REQUIRE(code != NVFP4_MOE_INTERNAL && code != NVFP4_MOE_OUT_OF_MEMORY);
-  if (code == NVFP4_MOE_OK) return true;
+bool check(nvfp4_moe_status code) {
+  REQUIRE(code >= NVFP4_MOE_STATUS_OK && code <= NVFP4_MOE_STATUS_CANCELLED);
+  REQUIRE(code != NVFP4_MOE_STATUS_INTERNAL && code != NVFP4_MOE_STATUS_OUT_OF_MEMORY);
+  if (code == NVFP4_MOE_STATUS_OK) return true;
   const char* text = nvfp4_moe_last_error();
   REQUIRE(text != nullptr && text[0] != '\0');
   for (; *text != '\0'; ++text) REQUIRE(*text != '\n');
   return false;
 }
 
-void check_text(nvfp4_moe_code code, char* text) {
+void check_text(nvfp4_moe_status code, char* text) {
   if (check(code)) REQUIRE(text != nullptr && text[0] != '\0');
-  if (!check(code) && code != NVFP4_MOE_CHECK_FAILED) REQUIRE(text == nullptr);
+  if (!check(code) && code != NVFP4_MOE_STATUS_CHECK_FAILED) REQUIRE(text == nullptr);
   nvfp4_moe_text_free(text);
 }
 
@@ -88,7 +88,7 @@ class Session {
     c.intermediate_size = 16 * a_.in(1, 3);
     c.shared_intermediate_size = a_.pick(4) == 0 ? 16 * a_.in(1, 2) : 0;
     c.activation = a_.enumerator(5);
-    const bool limited = c.activation != NVFP4_MOE_SWIGLU && c.activation != NVFP4_MOE_RELU2;
+    const bool limited = c.activation != NVFP4_MOE_ACTIVATION_SWIGLU && c.activation != NVFP4_MOE_ACTIVATION_RELU2;
     c.swiglu_limit = limited ? 7.0f : 0.0f;
     if (a_.rarely(3)) c.swiglu_limit = a_.number();
     if (a_.rarely(3)) c.swiglu_alpha = a_.number();
@@ -99,7 +99,7 @@ class Session {
     if (a_.rarely(3)) c.max_router_weight = a_.number();
     if (a_.rarely(3)) c.static_headroom = a_.number();
     c.router_weight = a_.enumerator(3);
-    if (c.router_weight == NVFP4_MOE_WEIGHT_ON_INPUT && !a_.rarely(2)) c.top_k = 1;
+    if (c.router_weight == NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT && !a_.rarely(2)) c.top_k = 1;
     c.row_format = a_.enumerator(2);
     c.batch_invariant = a_.enumerator(2);
     return c;
@@ -153,12 +153,12 @@ class Session {
     size_t workspace = 0;
     size_t packed = 0;
     char** out = a_.maybe(&text);
-    const nvfp4_moe_code code = nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(), out,
-                                               a_.maybe(&workspace), a_.maybe(&packed));
+    const nvfp4_moe_status code = nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(),
+                                                 out, a_.maybe(&workspace), a_.maybe(&packed));
     check_text_or_null(code, out, text);
   }
 
-  void check_text_or_null(nvfp4_moe_code code, char** out, char* text) {
+  void check_text_or_null(nvfp4_moe_status code, char** out, char* text) {
     if (out == nullptr)
       check(code);
     else
@@ -166,7 +166,9 @@ class Session {
   }
 
   // Whether arrays of a gate are given: but for a stray one where experts have none.
-  bool gives_gate(const nvfp4_moe_config& config) { return config.activation != NVFP4_MOE_RELU2 || a_.rarely(5); }
+  bool gives_gate(const nvfp4_moe_config& config) {
+    return config.activation != NVFP4_MOE_ACTIVATION_RELU2 || a_.rarely(5);
+  }
 
   nvfp4_moe_expert expert(const nvfp4_moe_config& config, int64_t inner) {
     const int64_t hidden = config.hidden_size;
@@ -224,7 +226,7 @@ class Session {
     nvfp4_moe_layer* opened = nullptr;
     nvfp4_moe_layer** out = a_.maybe(&opened);
     const nvfp4_moe_config* given = a_.structure(config);
-    const nvfp4_moe_code code = nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
+    const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
     const bool ok = check(code);
     if (out != nullptr) REQUIRE(ok == (opened != nullptr));
     if (opened == nullptr) return;
@@ -246,7 +248,7 @@ class Session {
     nvfp4_moe_batch b{};
     b.tokens = tokens;
     b.hidden_dtype = a_.enumerator(4);
-    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : NVFP4_MOE_I64;
+    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : NVFP4_MOE_DTYPE_I64;
     if (a_.rarely()) b.ids_dtype = a_.enumerator(6);
     b.out_dtype = a_.enumerator(4);
     b.hidden = a_.maybe(a_.bytes(tokens * config_.hidden_size * 8));
@@ -255,7 +257,7 @@ class Session {
     for (int64_t i = 0; i < ids; ++i) {
       const int64_t id = a_.rarely(3) ? a_.any_int64() : a_.in(-1, config_.num_experts);
       const auto narrow = static_cast<int32_t>(id);
-      if (b.ids_dtype == NVFP4_MOE_I64)
+      if (b.ids_dtype == NVFP4_MOE_DTYPE_I64)
         std::memcpy(topk_ids + 8 * i, &id, 8);
       else
         std::memcpy(topk_ids + 4 * i, &narrow, 4);
@@ -446,7 +448,7 @@ class Session {
       const int64_t q = any();
       REQUIRE(nvfp4_moe_swizzled_bytes(p, q) >= -1);
       REQUIRE(nvfp4_moe_fp8_scale_count(p, q, any(), any()) >= -1);
-      REQUIRE(nvfp4_moe_code_name(static_cast<int32_t>(p))[0] != '\0');
+      REQUIRE(nvfp4_moe_status_name(static_cast<int32_t>(p))[0] != '\0');
     }
   }
 
@@ -457,7 +459,7 @@ class Session {
     for (int64_t i = 0; i < size; ++i) {
       const int64_t index = a_.rarely(7) ? a_.any_int64() : (first + step * i) % (count + 2) - 1;
       const auto narrow = static_cast<int32_t>(index);
-      if (dtype == NVFP4_MOE_I32)
+      if (dtype == NVFP4_MOE_DTYPE_I32)
         std::memcpy(memory + 4 * i, &narrow, 4);
       else
         std::memcpy(memory + 8 * i, &index, 8);
@@ -514,13 +516,13 @@ class Session {
     b.logits = a_.maybe(a_.bytes(tokens * (experts + 3) * 8));
     if (read.correction_bias == 1 || a_.rarely()) b.correction_bias = a_.maybe(a_.floats(experts));
     b.vocab_size = a_.in(0, 6);
-    b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
-    b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    b.token_ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
+    b.hash_table_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
     if (read.hash_routing == 1 || a_.rarely()) {
       b.token_ids = a_.maybe(indices(tokens, b.vocab_size, b.token_ids_dtype));
       b.hash_table = a_.maybe(indices(b.vocab_size * k, experts, b.hash_table_dtype));
     }
-    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_I32 : a_.enumerator(6);
+    b.ids_dtype = a_.pick(2) == 0 ? NVFP4_MOE_DTYPE_I32 : a_.enumerator(6);
     uint8_t* ids = a_.zeros(tokens * k * 8);
     b.topk_ids = a_.maybe(ids);
     b.topk_weights = a_.maybe(reinterpret_cast<float*>(a_.zeros(tokens * k * 4)));
@@ -540,7 +542,7 @@ class Session {
       int32_t narrow = 0;
       std::memcpy(&narrow, ids + 4 * i, 4);
       std::memcpy(&id, ids + 8 * i, 8);
-      if (seen.ids_dtype != NVFP4_MOE_I64) id = narrow;
+      if (seen.ids_dtype != NVFP4_MOE_DTYPE_I64) id = narrow;
       REQUIRE(id >= (read.hash_routing == 1 ? -1 : 0) && id < experts);
     }
   }

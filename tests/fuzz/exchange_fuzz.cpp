@@ -22,13 +22,14 @@ using namespace nvfp4_moe;  // NOLINT: a target is one file
 
 // ---- the C interface, over a world of one
 
-bool check(nvfp4_moe_code code) {
-  REQUIRE(code >= NVFP4_MOE_OK && code <= NVFP4_MOE_CANCELLED);
-  if (code == NVFP4_MOE_OK) return true;
+bool check(nvfp4_moe_status code) {
+  REQUIRE(code >= NVFP4_MOE_STATUS_OK && code <= NVFP4_MOE_STATUS_CANCELLED);
+  if (code == NVFP4_MOE_STATUS_OK) return true;
   const std::string text = nvfp4_moe_last_error();
   REQUIRE(!text.empty() && text.find('\n') == std::string::npos);
-  // A peer may say that it has had any failure.
-  REQUIRE((code != NVFP4_MOE_INTERNAL && code != NVFP4_MOE_OUT_OF_MEMORY) || text.starts_with("rank 1: "));
+  // A peer may report any failure.
+  REQUIRE((code != NVFP4_MOE_STATUS_INTERNAL && code != NVFP4_MOE_STATUS_OUT_OF_MEMORY) ||
+          text.starts_with("rank 1: "));
   return false;
 }
 

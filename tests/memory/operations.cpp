@@ -18,8 +18,8 @@ namespace nvfp4_moe::test {
 namespace {
 
 // A code of the C interface with its text.
-Status c_status(nvfp4_moe_code code) {
-  return code == NVFP4_MOE_OK ? Status() : Status(static_cast<Code>(code), nvfp4_moe_last_error());
+Status c_status(nvfp4_moe_status code) {
+  return code == NVFP4_MOE_STATUS_OK ? Status() : Status(static_cast<Code>(code), nvfp4_moe_last_error());
 }
 #define C_TRY(...) NVFP4_MOE_TRY(c_status(__VA_ARGS__))
 
@@ -113,7 +113,7 @@ Status use_arrays(Arrays& arrays, const char* backend, bool host) {
   auto out = api::make<nvfp4_moe_expert_out>();
   C_TRY(nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out));
   Text refused;  // an error's own text
-  return nvfp4_moe_layer_describe_run(layer.get(), 99, &refused.text) == NVFP4_MOE_OK
+  return nvfp4_moe_layer_describe_run(layer.get(), 99, &refused.text) == NVFP4_MOE_STATUS_OK
              ? check_failed("99 tokens: expected a refusal, got none")
              : Status();
 }

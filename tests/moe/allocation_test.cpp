@@ -218,9 +218,10 @@ TEST_F(Allocation, TheCInterfaceRunsWithoutAny) {
   options.max_tokens = 2;
   options.threads = 1;
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   size_t bytes = 0;
-  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, 2, &bytes), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, 2, &bytes), NVFP4_MOE_STATUS_OK);
   const Buffer workspace = allocate_pages(bytes).value();
   const std::vector<uint16_t> hidden(128, 0x3F80);
   std::vector<uint16_t> out(128);
@@ -234,7 +235,7 @@ TEST_F(Allocation, TheCInterfaceRunsWithoutAny) {
   batch.topk_weights = weights;
   batch.out = out.data();
   const int64_t before = allocations.load();
-  EXPECT_EQ(nvfp4_moe_layer_run(layer, &batch, workspace.data(), bytes, nullptr), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer, &batch, workspace.data(), bytes, nullptr), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(allocations.load() - before, 0);
   nvfp4_moe_layer_close(layer);
 }

@@ -146,13 +146,14 @@ TEST(Biases, ThroughTheCInterface) {
   options.max_tokens = data.spec.tokens;
   options.backend = "cpu";
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   std::vector<float> gate(I), of_down(static_cast<size_t>(o.hidden_size));
   auto unpacked = api::make<nvfp4_moe_expert_out>();
   unpacked.gate_bias = gate.data();
   unpacked.down_bias = of_down.data();
   for (size_t e = 0; e < E; ++e) {
-    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(layer, static_cast<int64_t>(e), &unpacked), NVFP4_MOE_OK);
+    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(layer, static_cast<int64_t>(e), &unpacked), NVFP4_MOE_STATUS_OK);
     EXPECT_EQ(gate, data.experts[e].gate_bias);
     EXPECT_EQ(of_down, data.experts[e].down_bias);
   }
@@ -160,7 +161,7 @@ TEST(Biases, ThroughTheCInterface) {
 
   const auto refused = [&](const char* words) {
     nvfp4_moe_layer* none = nullptr;
-    EXPECT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &none), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &none), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_EQ(none, nullptr);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(words));
   };

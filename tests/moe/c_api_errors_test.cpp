@@ -18,7 +18,8 @@ TEST(CApi, ErrorsNameTheFindingBehindThem) {
   options.max_tokens = 1;
   options.threads = 1;
   nvfp4_moe_layer* layer = nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), 1, nullptr, &options, &layer), NVFP4_MOE_BAD_INPUT);
+  EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), 1, nullptr, &options, &layer),
+            NVFP4_MOE_STATUS_BAD_INPUT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("layer 1 expert 3 "));
   EXPECT_THAT(nvfp4_moe_last_error(), testing::EndsWith("[block_scale_nan]"));
 }
@@ -26,9 +27,9 @@ TEST(CApi, ErrorsNameTheFindingBehindThem) {
 TEST(CApi, NamesAndVersions) {
   EXPECT_EQ(api::version(), "0.1.0");
   EXPECT_EQ(nvfp4_moe_abi_version(), NVFP4_MOE_ABI_VERSION);
-  EXPECT_STREQ(nvfp4_moe_code_name(NVFP4_MOE_OUT_OF_MEMORY), "out of memory");
-  EXPECT_STREQ(nvfp4_moe_code_name(-1), "unknown");
-  EXPECT_STREQ(nvfp4_moe_code_name(100), "unknown");
+  EXPECT_STREQ(nvfp4_moe_status_name(NVFP4_MOE_STATUS_OUT_OF_MEMORY), "out of memory");
+  EXPECT_STREQ(nvfp4_moe_status_name(-1), "unknown");
+  EXPECT_STREQ(nvfp4_moe_status_name(100), "unknown");
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   CLayer older;
   older.config.struct_size = offsetof(nvfp4_moe_config, row_format);
   older.config.batch_invariant = 77;  // not read
-  EXPECT_EQ(older.try_open(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  EXPECT_EQ(older.try_open(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   // And with a newer, longer one: fine as long as what is unknown is zero.
   struct Newer {
     nvfp4_moe_config config;
@@ -24,10 +24,10 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   } newer{c.config};
   newer.config.struct_size = sizeof(Newer);
   nvfp4_moe_layer* layer = nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_OK);
   nvfp4_moe_layer_close(layer);
   newer.later = 1;
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_EQ(layer, nullptr);
 
   const api::Layer open = c.open();
@@ -40,17 +40,17 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   } status{};
   status.status.struct_size = sizeof(status);
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(status.later, 0u);
   status.status.hidden_blocks = 999;
   status.status.struct_size = offsetof(nvfp4_moe_run_status, hidden_blocks);
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
   status.status.nonfinite_outputs = 999;
   status.status.struct_size = offsetof(nvfp4_moe_run_status, nonfinite_weights);  // of the first release's header
   EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   EXPECT_GT(status.status.hidden_blocks, 0u);
   EXPECT_NE(status.status.hidden_blocks, 999u);
   EXPECT_EQ(status.status.nonfinite_outputs, 999u);
@@ -60,7 +60,7 @@ TEST(CApiMisuse, OpeningRefuses) {
   struct Case {
     const char* text;
     std::function<void(CLayer&)> misuse;
-    nvfp4_moe_code code = NVFP4_MOE_INVALID_ARGUMENT;
+    nvfp4_moe_status code = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
   };
   const Case cases[] = {
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = 0; }},
@@ -74,22 +74,22 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"activation_format: expected 0 to 3", [](CLayer& c) { c.config.activation_format = 4; }},
       {"activation_scale: expected dynamic_token with activation_format int8_block",
        [](CLayer& c) {
-         c.config.activation_format = NVFP4_MOE_ACTIVATIONS_INT8_BLOCK;
+         c.config.activation_format = NVFP4_MOE_FORMAT_INT8_BLOCK;
          c.config.activation_scale = NVFP4_MOE_SCALE_STATIC;
        }},
       {"activation_scale: expected dynamic_token or static with activation_format fp8",
        [](CLayer& c) {
-         c.config.activation_format = NVFP4_MOE_ACTIVATIONS_FP8;
+         c.config.activation_format = NVFP4_MOE_FORMAT_FP8;
          c.config.activation_scale = NVFP4_MOE_SCALE_COMPAT;
        }},
       {"activation_scale: expected 0 to 2", [](CLayer& c) { c.config.activation_scale = 3; }},
       {"intermediate_scale: expected 0 to 2", [](CLayer& c) { c.config.intermediate_scale = 99; }},
       {"router_weight: expected 0 to 2", [](CLayer& c) { c.config.router_weight = 3; }},
       {"top_k: expected 1 with router_weight on_input",
-       [](CLayer& c) { c.config.router_weight = NVFP4_MOE_WEIGHT_ON_INPUT; }},
+       [](CLayer& c) { c.config.router_weight = NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT; }},
       {"row_format: expected 0 to 1", [](CLayer& c) { c.config.row_format = INT32_MIN; }},
       {"batch_invariant: expected 0 or 1", [](CLayer& c) { c.config.batch_invariant = 2; }},
-      {"swiglu_limit", [](CLayer& c) { c.config.activation = NVFP4_MOE_SWIGLU_CLAMPED; }},
+      {"swiglu_limit", [](CLayer& c) { c.config.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED; }},
       {"swiglu_limit", [](CLayer& c) { c.config.swiglu_limit = 3; }},
       {"swiglu_limit", [](CLayer& c) { c.config.activation = 1, c.config.swiglu_limit = NAN; }},
       {"static_headroom", [](CLayer& c) { c.config.static_headroom = 3; }},
@@ -120,8 +120,8 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"tensors.on_device: expected 0 or 1, got 2", [](CLayer& c) { c.tensors.on_device = 2; }},
       {"tensors.stream: expected null", [](CLayer& c) { c.tensors.stream = &c; }},
       {"expert 0: codes, block scales: expected host memory", [](CLayer& c) { c.tensors.on_device = 1; }},
-      {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; }, NVFP4_MOE_BAD_INPUT},
-      {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; }, NVFP4_MOE_BAD_INPUT},
+      {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; }, NVFP4_MOE_STATUS_BAD_INPUT},
+      {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; }, NVFP4_MOE_STATUS_BAD_INPUT},
   };
   for (const Case& misuse : cases) {
     CLayer c;
@@ -131,10 +131,11 @@ TEST(CApiMisuse, OpeningRefuses) {
   }
   const CLayer c;
   nvfp4_moe_layer* layer = nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(nullptr, &c.tensors, &c.options, &layer), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, nullptr, &c.options, &layer), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, nullptr, &layer), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, &c.options, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(nullptr, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, nullptr, &c.options, &layer), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, nullptr, &layer), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&c.config, &c.tensors, &c.options, nullptr),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 TEST(CApiMisuse, RunningRefuses) {
@@ -152,8 +153,8 @@ TEST(CApiMisuse, RunningRefuses) {
       {"tokens", [](nvfp4_moe_batch& b) { b.tokens = 17; }},
       {"tokens", [](nvfp4_moe_batch& b) { b.tokens = INT64_MIN; }},
       {"hidden_dtype: expected 0 to 5", [](nvfp4_moe_batch& b) { b.hidden_dtype = 6; }},
-      {"hidden dtype", [](nvfp4_moe_batch& b) { b.hidden_dtype = NVFP4_MOE_I32; }},
-      {"topk_ids dtype", [](nvfp4_moe_batch& b) { b.ids_dtype = NVFP4_MOE_F32; }},
+      {"hidden dtype", [](nvfp4_moe_batch& b) { b.hidden_dtype = NVFP4_MOE_DTYPE_I32; }},
+      {"topk_ids dtype", [](nvfp4_moe_batch& b) { b.ids_dtype = NVFP4_MOE_DTYPE_F32; }},
       {"out_dtype", [](nvfp4_moe_batch& b) { b.out_dtype = -1; }},
       {"hidden: expected a pointer", [](nvfp4_moe_batch& b) { b.hidden = nullptr; }},
       {"out: expected a pointer", [](nvfp4_moe_batch& b) { b.out = nullptr; }},
@@ -164,17 +165,17 @@ TEST(CApiMisuse, RunningRefuses) {
     nvfp4_moe_batch call = c_batch(batch);
     misuse.misuse(call);
     EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr),
-              NVFP4_MOE_INVALID_ARGUMENT)
+              NVFP4_MOE_STATUS_INVALID_ARGUMENT)
         << misuse.text;
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(misuse.text));
   }
   const nvfp4_moe_batch good = c_batch(batch);
   EXPECT_EQ(nvfp4_moe_layer_run(nullptr, &good, workspace.data(), workspace.size_bytes(), nullptr),
-            NVFP4_MOE_INVALID_ARGUMENT);
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), nullptr, workspace.data(), workspace.size_bytes(), nullptr),
-            NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, nullptr, 0, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, workspace.data(), 10, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, nullptr, 0, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &good, workspace.data(), 10, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   for (const float value : batch.out) EXPECT_EQ(value, -77.0f);
 }
 
@@ -185,10 +186,10 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   uint8_t byte = 0;
   float scale = 0;
   const float x[16] = {};
-  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  const nvfp4_moe_status invalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
   EXPECT_EQ(nvfp4_moe_checkpoint_open(nullptr, &checkpoint), invalid);
   EXPECT_EQ(nvfp4_moe_checkpoint_open("/", nullptr), invalid);
-  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/model", &checkpoint), NVFP4_MOE_OK);
+  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/model", &checkpoint), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("/no/such/model"));
   nvfp4_moe_checkpoint_options reading{};  // struct_size 0
   EXPECT_EQ(nvfp4_moe_checkpoint_open_with("/no/such/model", &reading, &checkpoint), invalid);
@@ -208,7 +209,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_layer_write_repro(nullptr, nullptr, 0, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_replay(nullptr, nullptr, &text), invalid);
   EXPECT_EQ(nvfp4_moe_replay("/no/such/file", nullptr, nullptr), invalid);
-  EXPECT_NE(nvfp4_moe_replay("/no/such/file", nullptr, &text), NVFP4_MOE_OK);
+  EXPECT_NE(nvfp4_moe_replay("/no/such/file", nullptr, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(nvfp4_moe_explain(nullptr, nullptr, &text), invalid);
   EXPECT_EQ(nvfp4_moe_plan(nullptr, nullptr, 0, 0, &text, nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_linear_open(nullptr, nullptr), invalid);
@@ -222,37 +223,38 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   nvfp4_moe_text_free(nullptr);
 
   EXPECT_EQ(nvfp4_moe_quantize(nullptr, 0, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, -1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 17, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, INT64_MAX, 16, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_I32, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 3, &scale, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, nullptr, &byte, &byte, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, nullptr, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, -1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 17, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, INT64_MAX, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_I32, 1, 16, 0, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 16, 3, &scale, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 16, 0, nullptr, &byte, &byte, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 16, 0, &scale, nullptr, &byte, nullptr), invalid);
   scale = -1;
   uint8_t codes[8], scales[1];
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 16, 0, &scale, codes, scales, nullptr), invalid);
   nvfp4_moe_quantize_counts counts{};  // struct_size 0
   scale = 0;
-  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_F32, 1, 16, 0, &scale, codes, scales, &counts), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_dynamic_token(x, NVFP4_MOE_F32, 1, 16, codes, scales, nullptr, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_F32, 1, 16, nullptr, codes, scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize(x, NVFP4_MOE_DTYPE_F32, 1, 16, 0, &scale, codes, scales, &counts), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_dynamic_token(x, NVFP4_MOE_DTYPE_F32, 1, 16, codes, scales, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_DTYPE_F32, 1, 16, nullptr, codes, scales, nullptr), invalid);
   for (float fixed : {0.0f, -1.0f, NAN, INFINITY})
-    EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_F32, 1, 16, &fixed, codes, scales, nullptr), invalid) << fixed;
-  EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
+    EXPECT_EQ(nvfp4_moe_quantize_static(x, NVFP4_MOE_DTYPE_F32, 1, 16, &fixed, codes, scales, nullptr), invalid)
+        << fixed;
+  EXPECT_EQ(nvfp4_moe_quantize_compat(x, NVFP4_MOE_DTYPE_F32, 1, 16, 0.0f, codes, scales, nullptr), invalid);
   int8_t int8_codes[16];
   float int8_scales[1];
-  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, nullptr, int8_scales, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, int8_codes, nullptr, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 15, int8_codes, int8_scales, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_F32, 1, 16, int8_codes, int8_scales, &counts), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 16, nullptr, int8_scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 16, int8_codes, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 15, int8_codes, int8_scales, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 16, int8_codes, int8_scales, &counts), invalid);
   auto swiglu = api::make<nvfp4_moe_swiglu>();
   const float gate_up[32] = {};
   const auto swiglu_quantize = [&](const void* in, int64_t rows, int64_t inner, float* row_scale) {
     return nvfp4_moe_swiglu_quantize(&swiglu, in, rows, inner, nullptr, codes, scales, row_scale, nullptr);
   };
-  swiglu.dtype = NVFP4_MOE_F32;
-  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), NVFP4_MOE_OK);
+  swiglu.dtype = NVFP4_MOE_DTYPE_F32;
+  EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(swiglu_quantize(nullptr, 1, 16, &scale), invalid);
   EXPECT_EQ(swiglu_quantize(gate_up, 1, 17, &scale), invalid);
   EXPECT_EQ(swiglu_quantize(gate_up, -1, 16, &scale), invalid);
@@ -261,7 +263,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   swiglu.power_of_two = 3.0f;
   EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
   swiglu.power_of_two = 0;
-  swiglu.activation = NVFP4_MOE_SWIGLU_STEP;  // without a limit
+  swiglu.activation = NVFP4_MOE_ACTIVATION_SWIGLU_STEP;  // without a limit
   EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
   swiglu.activation = 99;
   EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
@@ -269,51 +271,53 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(swiglu_quantize(gate_up, 1, 16, &scale), invalid);
 
   EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, 9, &scale), invalid);
-  EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, NVFP4_MOE_F32, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_dequantize(codes, scales, 1, 1, 16, NVFP4_MOE_DTYPE_F32, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_convert_to_fp8(codes, scales, 1, 1, 16, -1, 3, codes, &scale), invalid);
   EXPECT_EQ(nvfp4_moe_pack_codes(nullptr, 2, codes), invalid);
   EXPECT_EQ(nvfp4_moe_unpack_codes(codes, -2, codes), invalid);
   EXPECT_EQ(nvfp4_moe_swizzle_scales(codes, -1, 1, codes), invalid);
   EXPECT_EQ(nvfp4_moe_unswizzle_scales(nullptr, 1, 1, codes), invalid);
 
-  EXPECT_EQ(nvfp4_moe_quantize(nullptr, 0, 0, 16, 0, &scale, nullptr, nullptr, nullptr), NVFP4_MOE_OK);  // no rows
-  EXPECT_EQ(nvfp4_moe_swizzle_scales(nullptr, 0, 4, nullptr), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_quantize(nullptr, 0, 0, 16, 0, &scale, nullptr, nullptr, nullptr),
+            NVFP4_MOE_STATUS_OK);  // no rows
+  EXPECT_EQ(nvfp4_moe_swizzle_scales(nullptr, 0, 4, nullptr), NVFP4_MOE_STATUS_OK);
 }
 
 // Mistakes are told as such in every build; without CUDA what is left is UNSUPPORTED.
 TEST(CApiMisuse, DeviceFormats) {
-  const nvfp4_moe_code invalid = NVFP4_MOE_INVALID_ARGUMENT;
+  const nvfp4_moe_status invalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
   const float x[32] = {};
   alignas(8) uint8_t codes[8] = {};
   uint8_t scales[1] = {};
   float scale = 0;
   const auto quantize = [&](int32_t device, int32_t mode, const void* in, int64_t cols, float tensor_scale,
                             int32_t search = NVFP4_MOE_SEARCH_MAX) {
-    return nvfp4_moe_device_quantize(device, mode, search, in, NVFP4_MOE_F32, 1, cols, tensor_scale, codes, scales,
-                                     &scale, nullptr);
+    return nvfp4_moe_device_quantize(device, mode, search, in, NVFP4_MOE_DTYPE_F32, 1, cols, tensor_scale, codes,
+                                     scales, &scale, nullptr);
   };
-  EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), invalid);
   EXPECT_EQ(quantize(0, 4, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, 3), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP), NVFP4_MOE_UNSUPPORTED);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_SWEEP), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, nullptr, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 17, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, -1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, NAN, NVFP4_MOE_SEARCH_MSE), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_DYNAMIC_TOKEN, x, 16, 1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_STATIC, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_COMPAT, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, 3), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP),
+            NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_SWEEP), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, nullptr, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 17, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, -1), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, NAN, NVFP4_MOE_SEARCH_MSE), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, x, 16, 1), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 0), invalid);
+  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_COMPAT, x, 16, 0), invalid);
   const auto dequantize = [&](int32_t scale_of_row, const float* given, void* out) {
-    return nvfp4_moe_device_dequantize(0, codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_F32, out, nullptr);
+    return nvfp4_moe_device_dequantize(0, codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_DTYPE_F32, out, nullptr);
   };
   float out[16];
   EXPECT_EQ(dequantize(2, &scale, out), invalid);
   EXPECT_EQ(dequantize(0, nullptr, out), invalid);
   EXPECT_EQ(dequantize(0, &scale, nullptr), invalid);
   auto swiglu = api::make<nvfp4_moe_swiglu>();
-  swiglu.dtype = NVFP4_MOE_F32;
+  swiglu.dtype = NVFP4_MOE_DTYPE_F32;
   const auto swiglu_quantize = [&](const void* in, float* row_scale) {
     return nvfp4_moe_device_swiglu_quantize(0, &swiglu, in, 1, 16, nullptr, codes, scales, row_scale, nullptr);
   };
@@ -325,19 +329,19 @@ TEST(CApiMisuse, DeviceFormats) {
   EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, codes, 1, 1 << 20, 1 << 20, codes, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 1, 1, 1, codes, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_device_unswizzle_scales(0, codes, 1, 1, 1, nullptr, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_OK);
-  EXPECT_NE(quantize(9999, NVFP4_MOE_QUANTIZE_WEIGHTS, x, 16, 0), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
+  EXPECT_NE(quantize(9999, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), NVFP4_MOE_STATUS_OK);
   EXPECT_STRNE(nvfp4_moe_last_error(), "");
 }
 
 TEST(CApiMisuse, ErrorsBelongToTheirThread) {
-  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/first", nullptr), NVFP4_MOE_OK);
+  EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/first", nullptr), NVFP4_MOE_STATUS_OK);
   const std::string mine = nvfp4_moe_last_error();
   std::string others_before, others_after;
   std::thread([&] {
     others_before = nvfp4_moe_last_error();
     nvfp4_moe_checkpoint* checkpoint = nullptr;
-    EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/second", &checkpoint), NVFP4_MOE_OK);
+    EXPECT_NE(nvfp4_moe_checkpoint_open("/no/such/second", &checkpoint), NVFP4_MOE_STATUS_OK);
     others_after = nvfp4_moe_last_error();
   }).join();
   EXPECT_EQ(others_before, "");

@@ -74,7 +74,7 @@ TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {
   layer.run(c_batch(batch), workspace);
   EXPECT_TRUE(same_bits(batch.out, expected));
   c.tensors.gate_up_codes_stride = 5;
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 TEST(CApi, HostThreadsAreLent) {
@@ -115,11 +115,11 @@ TEST(CApi, ProgressIsToldAndCancels) {
     t.items.emplace_back(progress->item);
     return t.go_on;
   };
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_OK);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(told.items.size(), 4u);
   EXPECT_EQ(told.items[2], "expert 2");
   told = {{}, 0};
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_CANCELLED);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_CANCELLED);
   EXPECT_EQ(told.items.size(), 1u);
 }
 
@@ -146,16 +146,16 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
   const CLayer c;
   size_t workspace_bytes = 0, packed_bytes = 0;
   char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, &text, &workspace_bytes, &packed_bytes), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, &text, &workspace_bytes, &packed_bytes), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(text, HasSubstr("gemm1_swiglu"));
   nvfp4_moe_text_free(text);
   EXPECT_EQ(workspace_bytes, c.open().workspace_bytes(c.options.max_tokens));
   EXPECT_GT(packed_bytes, 0u);
-  EXPECT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
   nvfp4_moe_config config = c.config;
   config.activation_scale = NVFP4_MOE_SCALE_STATIC;  // needs an input scale
-  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0.5f, 0, nullptr, nullptr, nullptr), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0.5f, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
 
   const auto choices = nlohmann::json::parse(api::explain(c.config));
   ASSERT_EQ(choices.size(), backends().size());
@@ -166,11 +166,11 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
 TEST(CApi, DevicesAreNamed) {
   CLayer c;
   c.options.device = "cpu";
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_OK);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_OK);
   c.options.device = "gpu";
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   c.options.device = "cuda:999";  // no machine has a thousand
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_UNSUPPORTED);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_UNSUPPORTED);
 }
 
 TEST(CApi, CheckpointsOpenRunAndTell) {
@@ -185,8 +185,8 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   nvfp4_moe_config config = checkpoint.config(0);
   EXPECT_EQ(config.num_experts, 4);
   EXPECT_EQ(config.hidden_size, 64);
-  EXPECT_EQ(config.activation_format, NVFP4_MOE_ACTIVATIONS_NVFP4);  // as declared
-  config.activation_format = NVFP4_MOE_ACTIVATIONS_AUTO;             // as without a config
+  EXPECT_EQ(config.activation_format, NVFP4_MOE_FORMAT_NVFP4);  // as declared
+  config.activation_format = NVFP4_MOE_FORMAT_AUTO;             // as without a config
   EXPECT_THROW(api::text_of(nvfp4_moe_explain, &config, nullptr), api::Error);
 
   auto options = api::make<nvfp4_moe_layer_options>();
@@ -223,15 +223,15 @@ TEST(CApi, ReprosAreWrittenAndReplayed) {
   TinyBatch batch(c.tiny.options, 3);
   layer.run(c_batch(batch), workspace);
   const nvfp4_moe_batch call = c_batch(batch);
-  ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), NVFP4_MOE_STATUS_OK);
   const auto report = nlohmann::json::parse(api::text_of(nvfp4_moe_replay, path.c_str(), nullptr));
   EXPECT_EQ(report["same_bits"], true);
   EXPECT_EQ(report["passed"], true);
 
   batch.out[70] = 1e6f;  // a wrong output is a failed check, with its report
-  ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), NVFP4_MOE_STATUS_OK);
   char* json = nullptr;
-  EXPECT_EQ(nvfp4_moe_replay(path.c_str(), nullptr, &json), NVFP4_MOE_CHECK_FAILED);
+  EXPECT_EQ(nvfp4_moe_replay(path.c_str(), nullptr, &json), NVFP4_MOE_STATUS_CHECK_FAILED);
   ASSERT_NE(json, nullptr);
   EXPECT_EQ(nlohmann::json::parse(json)["with_output"]["max_token"], 1);
   nvfp4_moe_text_free(json);
@@ -248,14 +248,14 @@ TEST(CApi, AReproReplacesRegularFilesOnly) {
   };
   const std::string fifo = directory.file("fifo"), link = directory.file("link"), target = directory.file("target");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
-  EXPECT_EQ(write(fifo), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(write(fifo), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_TRUE(std::filesystem::is_fifo(fifo));
-  EXPECT_EQ(write("/dev/null"), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(write(directory.path().string()), NVFP4_MOE_INVALID_ARGUMENT);
-  ASSERT_EQ(write(target), NVFP4_MOE_OK);
+  EXPECT_EQ(write("/dev/null"), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(write(directory.path().string()), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  ASSERT_EQ(write(target), NVFP4_MOE_STATUS_OK);
   std::filesystem::resize_file(target, 1);
   std::filesystem::create_symlink("target", link);
-  EXPECT_EQ(write(link), NVFP4_MOE_OK);
+  EXPECT_EQ(write(link), NVFP4_MOE_STATUS_OK);
   EXPECT_TRUE(std::filesystem::is_symlink(link));
   EXPECT_GT(std::filesystem::file_size(target), 1u);
 }
@@ -271,7 +271,7 @@ TEST(CApi, LinearRuns) {
   options.tensor_scale = weight.tensor_scale;
   options.max_tokens = 2;
   options.threads = 1;
-  options.activation_format = NVFP4_MOE_ACTIVATIONS_BF16;
+  options.activation_format = NVFP4_MOE_FORMAT_BF16;
   const api::Linear linear(options);
   const api::Workspace workspace(linear.workspace_bytes(2));
   const std::vector<float> x(2 * 96, 1.0f);
@@ -279,7 +279,7 @@ TEST(CApi, LinearRuns) {
   auto batch = api::make<nvfp4_moe_linear_batch>();
   batch.tokens = 2;
   batch.x = x.data();
-  batch.x_dtype = NVFP4_MOE_F32;
+  batch.x_dtype = NVFP4_MOE_DTYPE_F32;
   batch.out = out.data();
   linear.run(batch, workspace);
   std::vector<float> wide(40 * 96);
@@ -303,9 +303,9 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   std::vector<uint8_t> codes(8 * 32), scales(8 * 4);
   float tensor_scale = 0;
   auto counts = api::make<nvfp4_moe_quantize_counts>();
-  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 8, 64, NVFP4_MOE_SEARCH_MSE, &tensor_scale, codes.data(),
+  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, NVFP4_MOE_SEARCH_MSE, &tensor_scale, codes.data(),
                                scales.data(), &counts),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   float amax = 0;
   for (const float value : x) amax = std::max(amax, std::abs(value));
   EXPECT_EQ(tensor_scale, static_cast<float>(static_cast<double>(amax) / 2688));
@@ -316,9 +316,9 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(codes, codes2);
   EXPECT_EQ(scales, scales2);
 
-  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 8, 64, NVFP4_MOE_SEARCH_SWEEP, &tensor_scale, codes2.data(),
-                               scales2.data(), nullptr),
-            NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, NVFP4_MOE_SEARCH_SWEEP, &tensor_scale,
+                               codes2.data(), scales2.data(), nullptr),
+            NVFP4_MOE_STATUS_OK);
   std::vector<uint8_t> codes3(codes.size()), scales3(scales.size());
   ASSERT_OK(quantize_weights(x, 8, 64, tensor_scale, ScaleSearch::kSweep, codes3.data(), scales3.data(), own));
   EXPECT_EQ(scales2, scales3);
@@ -327,15 +327,15 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
 
   // Decoded, no element is further off than the widest gap of E2M1 (1 at scale 1, between 4 and 6) allows.
   std::vector<float> back(x.size());
-  ASSERT_EQ(nvfp4_moe_dequantize(codes.data(), scales.data(), tensor_scale, 8, 64, NVFP4_MOE_F32, back.data()),
-            NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_dequantize(codes.data(), scales.data(), tensor_scale, 8, 64, NVFP4_MOE_DTYPE_F32, back.data()),
+            NVFP4_MOE_STATUS_OK);
   for (size_t i = 0; i < x.size(); ++i)
     EXPECT_LE(std::abs(back[i] - x[i]), 2.01 * e4m3_to_float(scales[i / 16]) * tensor_scale);
 
   std::vector<float> row_scales(8);
-  ASSERT_EQ(nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_F32, 8, 64, codes.data(), scales.data(),
+  ASSERT_EQ(nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, codes.data(), scales.data(),
                                              row_scales.data(), nullptr),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   for (int64_t r = 0; r < 8; ++r) {
     const std::span<const float> row(x.data() + r * 64, 64);
     EXPECT_EQ(row_scales[static_cast<size_t>(r)], dynamic_token_scale(row_amax(row)));
@@ -347,9 +347,9 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   std::vector<int8_t> int8_codes(8 * 64), int8_codes2 = int8_codes;
   std::vector<float> int8_scales(8 * 4), int8_scales2 = int8_scales;
   x[64 + 3] = std::numeric_limits<float>::quiet_NaN();
-  ASSERT_EQ(
-      nvfp4_moe_quantize_int8_block(x.data(), NVFP4_MOE_F32, 8, 64, int8_codes.data(), int8_scales.data(), &counts),
-      NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_quantize_int8_block(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, int8_codes.data(), int8_scales.data(),
+                                          &counts),
+            NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(counts.nonfinite_rows, 1u);
   EXPECT_EQ(counts.blocks, 7u * 4);
   for (size_t r = 0; r < 8; ++r)
@@ -358,16 +358,19 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   EXPECT_EQ(std::memcmp(int8_scales.data(), int8_scales2.data(), int8_scales.size() * sizeof(float)), 0);
   EXPECT_TRUE(std::isnan(int8_scales[4]) && std::isfinite(int8_scales[3]));
   float fixed = 0x1.8p-10f;  // between two powers
-  ASSERT_EQ(nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_F32, 8, 64, &fixed, codes.data(), scales.data(), &counts),
-            NVFP4_MOE_OK);
+  ASSERT_EQ(
+      nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, &fixed, codes.data(), scales.data(), &counts),
+      NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(fixed, 0x1p-9f) << "the power of two that was used";
   EXPECT_EQ(counts.nonfinite_rows, 1u);
   EXPECT_EQ(std::count(codes.begin() + 32, codes.begin() + 64, 0), 32);
-  EXPECT_EQ(nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_F32, 8, 64, 0.0013f, codes.data(), scales.data(), &counts),
-            NVFP4_MOE_OK);
+  EXPECT_EQ(
+      nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, 0.0013f, codes.data(), scales.data(), &counts),
+      NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(counts.nonfinite_rows, 1u);
-  EXPECT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 8, 64, 0, &tensor_scale, codes.data(), scales.data(), nullptr),
-            NVFP4_MOE_INVALID_ARGUMENT);  // NaN in weights
+  EXPECT_EQ(
+      nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, 0, &tensor_scale, codes.data(), scales.data(), nullptr),
+      NVFP4_MOE_STATUS_INVALID_ARGUMENT);  // NaN in weights
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("row 1"));
 
   EXPECT_EQ(nvfp4_moe_fp8_scale_count(200, 256, 128, 128), 4);
@@ -376,26 +379,26 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   std::vector<uint8_t> fp8(8 * 64);
   float fp8_scale = 0;
   ASSERT_EQ(nvfp4_moe_convert_to_fp8(codes.data(), scales.data(), 1.0f, 8, 64, 0, 0, fp8.data(), &fp8_scale),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   EXPECT_GT(fp8_scale, 0.0f);
 
   std::vector<uint8_t> values(16), packed(8), again(16);
   for (size_t i = 0; i < 16; ++i) values[i] = static_cast<uint8_t>(i);
-  ASSERT_EQ(nvfp4_moe_pack_codes(values.data(), 16, packed.data()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_pack_codes(values.data(), 16, packed.data()), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(packed[0], 0x10);
-  ASSERT_EQ(nvfp4_moe_unpack_codes(packed.data(), 16, again.data()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_unpack_codes(packed.data(), 16, again.data()), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(again, values);
   values[3] = 16;
-  EXPECT_EQ(nvfp4_moe_pack_codes(values.data(), 16, packed.data()), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_pack_codes(values.data(), 15, packed.data()), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_pack_codes(values.data(), 16, packed.data()), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_pack_codes(values.data(), 15, packed.data()), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 
   EXPECT_EQ(nvfp4_moe_swizzled_bytes(129, 5), 256 * 8);
   EXPECT_EQ(nvfp4_moe_swizzled_bytes(-1, 5), -1);
   std::vector<uint8_t> linear(129 * 5), swizzled(256 * 8), linear2(129 * 5);
   for (auto& byte : linear) byte = static_cast<uint8_t>(random());
-  ASSERT_EQ(nvfp4_moe_swizzle_scales(linear.data(), 129, 5, swizzled.data()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_swizzle_scales(linear.data(), 129, 5, swizzled.data()), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(swizzled[static_cast<size_t>(swizzled_scale_offset(77, 3, 5))], linear[77 * 5 + 3]);
-  ASSERT_EQ(nvfp4_moe_unswizzle_scales(swizzled.data(), 129, 5, linear2.data()), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_unswizzle_scales(swizzled.data(), 129, 5, linear2.data()), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(linear2, linear);
 }
 
@@ -412,9 +415,9 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
   for (const bool interleaved : {false, true}) {
     for (const float power_of_two : {0.0f, 0x1p-7f}) {
       auto options = api::make<nvfp4_moe_swiglu>();
-      options.activation = NVFP4_MOE_SWIGLU_CLAMPED;
+      options.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED;
       options.swiglu_limit = 4.0f;
-      options.dtype = NVFP4_MOE_F32;
+      options.dtype = NVFP4_MOE_DTYPE_F32;
       options.interleaved = interleaved ? 1 : 0;
       options.power_of_two = power_of_two;
       std::vector<uint8_t> codes(kRows * kInner / 2), scales(kRows * kInner / 16), codes2(kInner / 2),
@@ -423,7 +426,7 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
       auto counts = api::make<nvfp4_moe_quantize_counts>();
       ASSERT_EQ(nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kInner, router.data(), codes.data(),
                                           scales.data(), row_scales.data(), &counts),
-                NVFP4_MOE_OK)
+                NVFP4_MOE_STATUS_OK)
           << nvfp4_moe_last_error();
       EXPECT_EQ(counts.blocks, static_cast<uint64_t>(kRows * kInner / 16));
       for (int64_t r = 0; r < kRows; ++r) {
@@ -445,12 +448,12 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
     }
   }
   auto plain = api::make<nvfp4_moe_swiglu>();
-  plain.dtype = NVFP4_MOE_F32;
+  plain.dtype = NVFP4_MOE_DTYPE_F32;
   std::vector<uint8_t> codes(kRows * kInner / 2, 1), scales(kRows * kInner / 16, 1);
   std::vector<float> row_scales(kRows);
   ASSERT_EQ(nvfp4_moe_swiglu_quantize(&plain, gate_up.data(), kRows, kInner, nullptr, codes.data(), scales.data(),
                                       row_scales.data(), nullptr),
-            NVFP4_MOE_OK);
+            NVFP4_MOE_STATUS_OK);
   EXPECT_TRUE(std::isnan(row_scales[3])) << "an infinity that nothing clamps is carried by the row's scale";
   EXPECT_EQ(std::count(codes.begin() + 3 * kInner / 2, codes.begin() + 4 * kInner / 2, 0), kInner / 2);
 }

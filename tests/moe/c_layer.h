@@ -65,10 +65,10 @@ struct CLayer {
     options.threads = 1;
   }
   api::Layer open() const { return api::Layer(config, tensors, options); }
-  nvfp4_moe_code try_open() const {
+  nvfp4_moe_status try_open() const {
     nvfp4_moe_layer* layer = reinterpret_cast<nvfp4_moe_layer*>(1);
-    const nvfp4_moe_code code = nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer);
-    EXPECT_EQ(layer == nullptr, code != NVFP4_MOE_OK);
+    const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer);
+    EXPECT_EQ(layer == nullptr, code != NVFP4_MOE_STATUS_OK);
     nvfp4_moe_layer_close(layer);
     return code;
   }
@@ -85,7 +85,7 @@ inline nvfp4_moe_batch c_batch(TinyBatch& batch) {
   c.topk_ids = batch.ids.data();
   c.topk_weights = batch.weights.data();
   c.out = batch.out.data();
-  c.out_dtype = NVFP4_MOE_F32;
+  c.out_dtype = NVFP4_MOE_DTYPE_F32;
   return c;
 }
 

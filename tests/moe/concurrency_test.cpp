@@ -116,7 +116,7 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
         layer.replace_expert(0, expert);
         ++replaced;
       } catch (const api::Error& error) {
-        EXPECT_EQ(error.code(), NVFP4_MOE_BUSY);
+        EXPECT_EQ(error.status(), NVFP4_MOE_STATUS_BUSY);
       }
       std::this_thread::yield();
     }
@@ -128,12 +128,12 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
     auto out = api::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
     out.gate_codes = out.up_codes = others.data();
-    const nvfp4_moe_code code = nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out);
-    if (code == NVFP4_MOE_BUSY) {
+    const nvfp4_moe_status code = nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out);
+    if (code == NVFP4_MOE_STATUS_BUSY) {
       std::this_thread::yield();
       continue;
     }
-    EXPECT_EQ(code, NVFP4_MOE_OK);
+    EXPECT_EQ(code, NVFP4_MOE_STATUS_OK);
     ++read;
     const Expert& expert = codes == experts[0]->down.codes ? *experts[0] : *experts[1];
     mixed += codes != expert.down.codes || out.down_tensor_scale != expert.down.tensor_scale ||

@@ -14,7 +14,7 @@ int main(void) {
                              .top_k = 1,
                              .hidden_size = 32,
                              .intermediate_size = 16,
-                             .activation_format = NVFP4_MOE_ACTIVATIONS_BF16};
+                             .activation_format = NVFP4_MOE_FORMAT_BF16};
   nvfp4_moe_layer_tensors tensors = {.struct_size = sizeof tensors,
                                      .gate_codes = codes,
                                      .gate_block_scales = scales,
@@ -27,7 +27,7 @@ int main(void) {
                                      .down_tensor_scales = &tensor_scale};
   nvfp4_moe_layer_options options = {.struct_size = sizeof options, .max_tokens = 1, .threads = 1};
   nvfp4_moe_layer* layer = NULL;
-  if (nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer) != NVFP4_MOE_OK) {
+  if (nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer) != NVFP4_MOE_STATUS_OK) {
     fprintf(stderr, "open: %s\n", nvfp4_moe_last_error());
     return 1;
   }
@@ -42,8 +42,8 @@ int main(void) {
                            .topk_ids = ids,
                            .topk_weights = weights,
                            .out = out,
-                           .hidden_dtype = NVFP4_MOE_F32};
-  if (nvfp4_moe_layer_run(layer, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_OK) {
+                           .hidden_dtype = NVFP4_MOE_DTYPE_F32};
+  if (nvfp4_moe_layer_run(layer, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_STATUS_OK) {
     fprintf(stderr, "run: %s\n", nvfp4_moe_last_error());
     return 1;
   }
@@ -55,7 +55,8 @@ int main(void) {
       return 1;
     }
   }
-  if (nvfp4_moe_layer_run(NULL, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_INVALID_ARGUMENT) return 1;
+  if (nvfp4_moe_layer_run(NULL, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_STATUS_INVALID_ARGUMENT)
+    return 1;
   printf("%s: %s\n", nvfp4_moe_version(), nvfp4_moe_last_error());
   return 0;
 }

@@ -21,10 +21,10 @@ TEST(ThrowingHost, AProgressCallbackEndsTheOpening) {
     if (progress->done == 2) throw std::runtime_error("the host's own words");
     return 1;
   };
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_INTERNAL);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INTERNAL);
   EXPECT_EQ(last_error(), "the host's own words");
   c.options.progress = nullptr;
-  EXPECT_EQ(c.try_open(), NVFP4_MOE_OK);
+  EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_OK);
 }
 
 TEST(ThrowingHost, ASourceEndsTheOpening) {
@@ -84,14 +84,14 @@ TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
       };
       threads.calls = 0;
       threads.at_call = at_call;
-      EXPECT_EQ(run(), NVFP4_MOE_INTERNAL);
+      EXPECT_EQ(run(), NVFP4_MOE_STATUS_INTERNAL);
       EXPECT_EQ(last_error(), before ? "no threads" : "a thread died");
       threads.left.clear();
       threads.at_call = -1;
       // Neither the weights nor the workspace count as in use any more.
       const nvfp4_moe_expert same = CLayer::expert(c.tiny.experts[0]);
       EXPECT_NO_THROW(layer.replace_expert(0, same)) << last_error();
-      EXPECT_EQ(run(), NVFP4_MOE_OK) << last_error();
+      EXPECT_EQ(run(), NVFP4_MOE_STATUS_OK) << last_error();
       EXPECT_TRUE(same_bits(batch.out, expected));
     }
   }
@@ -137,7 +137,7 @@ TEST(Strides, ExpertsThatLeaveTheAddressSpaceAreRefused) {
     for (const int64_t bytes : {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() / 3 + 1}) {
       CLayer c;
       c.tensors.*stride = bytes;
-      EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+      EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
       EXPECT_EQ(last_error(), std::string(name) + ": expected 4 experts inside the address space, got " +
                                   std::to_string(bytes) + " bytes between them");
     }
@@ -161,12 +161,12 @@ TEST(Alignment, FormatFunctionsRefuseCrookedArrays) {
   std::vector<float> int8_scales(2 * 2);
   float scale = 1.0f;
   Crooked<float> crooked(2 * 32);
-  const auto refused = [](nvfp4_moe_code code, const char* name) {
-    EXPECT_EQ(code, NVFP4_MOE_INVALID_ARGUMENT) << name;
+  const auto refused = [](nvfp4_moe_status code, const char* name) {
+    EXPECT_EQ(code, NVFP4_MOE_STATUS_INVALID_ARGUMENT) << name;
     EXPECT_NE(last_error().find(std::string(name) + ": expected an address that is a multiple of 4"), std::string::npos)
         << last_error();
   };
-  const auto f32 = NVFP4_MOE_F32;
+  const auto f32 = NVFP4_MOE_DTYPE_F32;
   float* const bad = crooked.data();
   refused(nvfp4_moe_quantize(bad, f32, 2, 32, 0, &scale, codes.data(), block_scales.data(), nullptr), "x");
   refused(nvfp4_moe_quantize(x.data(), f32, 2, 32, 0, bad, codes.data(), block_scales.data(), nullptr), "scales");
@@ -189,9 +189,9 @@ TEST(Alignment, CrookedCountsAreReadAsBytes) {
   nvfp4_moe_quantize_counts known{};
   known.struct_size = sizeof(known);
   std::memcpy(static_cast<void*>(counts.data()), &known, sizeof(known));
-  ASSERT_EQ(
-      nvfp4_moe_quantize(x.data(), NVFP4_MOE_F32, 2, 32, 0, &scale, codes.data(), block_scales.data(), counts.data()),
-      NVFP4_MOE_OK)
+  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 2, 32, 0, &scale, codes.data(), block_scales.data(),
+                               counts.data()),
+            NVFP4_MOE_STATUS_OK)
       << last_error();
   std::memcpy(&known, static_cast<const void*>(counts.data()), sizeof(known));
   EXPECT_EQ(known.blocks, 4u);
@@ -204,7 +204,7 @@ TEST(Alignment, CrookedTensorScalesAreRefused) {
     Crooked<float> crooked(4);
     std::memcpy(static_cast<void*>(crooked.data()), c.tensors.*scales, 4 * sizeof(float));
     c.tensors.*scales = crooked.data();
-    EXPECT_EQ(c.try_open(), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_NE(last_error().find("tensor_scales: expected an address that is a multiple of 4"), std::string::npos)
         << last_error();
   }

@@ -156,7 +156,7 @@ TEST(Relu2, ThroughTheCInterface) {
   config.top_k = o.top_k;
   config.hidden_size = o.hidden_size;
   config.intermediate_size = o.intermediate_size;
-  config.activation = NVFP4_MOE_RELU2;
+  config.activation = NVFP4_MOE_ACTIVATION_RELU2;
   auto tensors = api::make<nvfp4_moe_layer_tensors>();
   tensors.up_codes = codes[0].data();
   tensors.up_block_scales = scales[0].data();
@@ -168,16 +168,17 @@ TEST(Relu2, ThroughTheCInterface) {
   options.max_tokens = data.spec.tokens;
   options.backend = "cpu";
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   std::vector<uint8_t> up(data.experts[1].up.codes.size());
   auto unpacked = api::make<nvfp4_moe_expert_out>();
   unpacked.up_codes = up.data();
-  ASSERT_EQ(nvfp4_moe_layer_unpack_expert(layer, 1, &unpacked), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_unpack_expert(layer, 1, &unpacked), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(up, data.experts[1].up.codes);
   EXPECT_EQ(unpacked.gate_tensor_scale, 1.0f);
 
   size_t workspace_bytes = 0;
-  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, data.spec.tokens, &workspace_bytes), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_layer_workspace_bytes(layer, data.spec.tokens, &workspace_bytes), NVFP4_MOE_STATUS_OK);
   const auto workspace = allocate_pages(workspace_bytes);
   ASSERT_OK(workspace);
   std::vector<uint8_t> out(data.out_bytes());
@@ -187,7 +188,7 @@ TEST(Relu2, ThroughTheCInterface) {
   batch.topk_ids = data.topk_ids.data();
   batch.topk_weights = data.topk_weights.data();
   batch.out = out.data();
-  ASSERT_EQ(nvfp4_moe_layer_run(layer, &batch, workspace->data(), workspace_bytes, nullptr), NVFP4_MOE_OK)
+  ASSERT_EQ(nvfp4_moe_layer_run(layer, &batch, workspace->data(), workspace_bytes, nullptr), NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   EXPECT_EQ(out, run_case(*open_case(data), data));
 
@@ -198,15 +199,15 @@ TEST(Relu2, ThroughTheCInterface) {
   expert.down_codes = codes[1].data();
   expert.down_block_scales = scales[1].data();
   expert.down_tensor_scale = tensor_scales[1][0];
-  EXPECT_EQ(nvfp4_moe_layer_replace_expert(layer, 1, &expert), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  EXPECT_EQ(nvfp4_moe_layer_replace_expert(layer, 1, &expert), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   expert.gate_codes = codes[0].data();
-  EXPECT_EQ(nvfp4_moe_layer_replace_expert(layer, 1, &expert), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_replace_expert(layer, 1, &expert), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("gate_codes: expected null with activation relu2"));
   nvfp4_moe_layer_close(layer);
 
   const auto refused = [&](const char* words) {
     nvfp4_moe_layer* none = nullptr;
-    EXPECT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &none), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &none), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_EQ(none, nullptr);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(words));
   };
@@ -220,7 +221,7 @@ TEST(Relu2, ThroughTheCInterface) {
   tensors.gate_biases = nullptr;
   refused("up_biases");
   config.expert_biases = 0;
-  config.activation = NVFP4_MOE_SWIGLU;
+  config.activation = NVFP4_MOE_ACTIVATION_SWIGLU;
   refused("gate_codes");
   config.activation = 5;
   refused("activation: expected 0 to 4, got 5");

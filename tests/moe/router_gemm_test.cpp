@@ -211,16 +211,16 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
   call.hidden_stride = 24;
   call.weight = p.weight.data();
   call.logits = p.bf16.data();
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(p.bf16[i], bf16_from_float(expected[i]));
   std::fill(p.f32.begin(), p.f32.end(), 0.0f);
   call.logits = p.f32.data();
-  call.logits_dtype = NVFP4_MOE_F32;
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK);
+  call.logits_dtype = NVFP4_MOE_DTYPE_F32;
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(p.f32, expected);
   call.hidden_stride = 0;  // rows that follow each other
   p.call.hidden_stride = 16;
-  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_router_gemm(&call), NVFP4_MOE_STATUS_OK);
   const std::vector<float> dense = p.f32;
   ASSERT_TRUE(router::router_gemm(p.call).ok());
   EXPECT_EQ(p.f32, dense);
@@ -234,12 +234,12 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
   for (const auto& [text, mistake] : mistakes) {
     nvfp4_moe_router_gemm_call bad = call;
     mistake(bad);
-    EXPECT_EQ(nvfp4_moe_router_gemm(&bad), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_router_gemm(&bad), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
-    EXPECT_EQ(nvfp4_moe_device_router_gemm(0, &bad, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_device_router_gemm(0, &bad, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   }
-  EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_router_gemm(-1, &call, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_router_gemm(-1, &call, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

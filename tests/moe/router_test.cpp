@@ -166,7 +166,7 @@ class CApiRouter : public RouterFront {
     c.config.renormalize = 1;
     c.batch.tokens = kTokens;
     c.batch.logits = logits.data();
-    c.batch.logits_dtype = NVFP4_MOE_F32;
+    c.batch.logits_dtype = NVFP4_MOE_DTYPE_F32;
     c.batch.topk_ids = ids.data();
     c.batch.topk_weights = weights.data();
   }
@@ -178,7 +178,7 @@ TEST_F(CApiRouter, GivesWhatTheLibraryGives) {
   const std::vector<int32_t> expected_ids = ids;
   const std::vector<float> expected = weights;
   std::fill(ids.begin(), ids.end(), -7);
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   EXPECT_EQ(ids, expected_ids);
   EXPECT_EQ(weights, expected);
 }
@@ -197,12 +197,12 @@ TEST_F(CApiRouter, ReadsEveryField) {
   c.config.correction_bias = 1;
   c.batch.correction_bias = bias.data();
   c.batch.tokens = 1;
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   EXPECT_EQ(ids[0], 2);
   EXPECT_EQ(ids[1], 3);
   EXPECT_EQ(weights[0], 0.75f);  // 0.5 / (1 + 1) * 3
   bias[5] = 2.0f;                // group {4, 5} is kept now, and 5 comes first
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(ids[0], 5);
 
   c.config = api::make<nvfp4_moe_router_config>();
@@ -214,14 +214,14 @@ TEST_F(CApiRouter, ReadsEveryField) {
   std::vector<int64_t> wide_ids(kTopK);
   c.batch.correction_bias = nullptr;
   c.batch.token_ids = tokens.data();
-  c.batch.token_ids_dtype = NVFP4_MOE_I32;
+  c.batch.token_ids_dtype = NVFP4_MOE_DTYPE_I32;
   c.batch.hash_table = narrow_table.data();
-  c.batch.hash_table_dtype = NVFP4_MOE_I32;
+  c.batch.hash_table_dtype = NVFP4_MOE_DTYPE_I32;
   c.batch.vocab_size = 2;
   c.batch.topk_ids = wide_ids.data();
-  c.batch.ids_dtype = NVFP4_MOE_I64;
+  c.batch.ids_dtype = NVFP4_MOE_DTYPE_I64;
   c.batch.bad_ids = &bad_ids;
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   EXPECT_THAT(wide_ids, ElementsAre(7, -1));
   EXPECT_EQ(weights[1], 0.0f);
   EXPECT_EQ(bad_ids, 1u);
@@ -253,14 +253,14 @@ TEST_F(CApiRouter, Refuses) {
   for (const auto& [expected, mistake] : mistakes) {
     CRouter bad = c;
     mistake(bad);
-    EXPECT_EQ(nvfp4_moe_select_experts(&bad.config, &bad.batch), NVFP4_MOE_INVALID_ARGUMENT) << expected;
+    EXPECT_EQ(nvfp4_moe_select_experts(&bad.config, &bad.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT) << expected;
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
-    EXPECT_EQ(nvfp4_moe_device_select_experts(0, &bad.config, &bad.batch, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_device_select_experts(0, &bad.config, &bad.batch, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
   }
-  EXPECT_EQ(nvfp4_moe_select_experts(nullptr, &c.batch), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_select_experts(&c.config, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_select_experts(-1, &c.config, &c.batch, nullptr), NVFP4_MOE_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_select_experts(nullptr, &c.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_select_experts(&c.config, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_select_experts(-1, &c.config, &c.batch, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(ids, testing::Each(-7));
 }
 

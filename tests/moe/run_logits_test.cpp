@@ -24,13 +24,13 @@ class RunLogits : public testing::Test {
     for (size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 7 % 11) / 4.0f;
     routing.tokens = kTokens;
     routing.logits = logits.data();
-    routing.logits_dtype = NVFP4_MOE_F32;
+    routing.logits_dtype = NVFP4_MOE_DTYPE_F32;
     routing.topk_ids = ids.data();
     routing.topk_weights = weights.data();
     batch.topk_ids = nullptr;
     batch.topk_weights = nullptr;
   }
-  nvfp4_moe_code run() {
+  nvfp4_moe_status run() {
     return nvfp4_moe_layer_run_logits(layer.get(), &router, &routing, &batch, workspace.data(), workspace.size_bytes(),
                                       nullptr);
   }
@@ -49,19 +49,19 @@ class RunLogits : public testing::Test {
 };
 
 TEST_F(RunLogits, IsASelectionAndARun) {
-  ASSERT_EQ(run(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(run(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   const std::vector<float> selected = tiny.out;
 
   std::vector<int32_t> chosen(ids.size());
   std::vector<float> chosen_weights(weights.size());
   routing.topk_ids = chosen.data();
   routing.topk_weights = chosen_weights.data();
-  ASSERT_EQ(nvfp4_moe_select_experts(&router, &routing), NVFP4_MOE_OK);
+  ASSERT_EQ(nvfp4_moe_select_experts(&router, &routing), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(ids, chosen);
   EXPECT_EQ(weights, chosen_weights);
   batch.topk_ids = chosen.data();
   batch.topk_weights = chosen_weights.data();
-  batch.ids_dtype = NVFP4_MOE_I32;
+  batch.ids_dtype = NVFP4_MOE_DTYPE_I32;
   std::fill(tiny.out.begin(), tiny.out.end(), -7.0f);
   layer.run(batch, workspace);
   EXPECT_EQ(tiny.out, selected);
@@ -98,7 +98,7 @@ TEST_F(RunLogits, RefusesBeforeItWrites) {
   for (const auto& [expected, mistake] : mistakes) {
     router = router_before, routing = routing_before, batch = batch_before;
     mistake(*this);
-    EXPECT_EQ(run(), NVFP4_MOE_INVALID_ARGUMENT) << expected;
+    EXPECT_EQ(run(), NVFP4_MOE_STATUS_INVALID_ARGUMENT) << expected;
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
     EXPECT_EQ(ids, std::vector<int32_t>(ids.size(), -7)) << expected;
   }
@@ -106,7 +106,7 @@ TEST_F(RunLogits, RefusesBeforeItWrites) {
 
 TEST_F(RunLogits, NoTokens) {
   batch.tokens = routing.tokens = 0;
-  EXPECT_EQ(run(), NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  EXPECT_EQ(run(), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   EXPECT_EQ(ids[0], -7);
 }
 

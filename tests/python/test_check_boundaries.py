@@ -9,11 +9,11 @@ check_boundaries = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(check_boundaries)
 
 GOOD = """
-nvfp4_moe_code nvfp4_moe_one(int64_t a,
+nvfp4_moe_status nvfp4_moe_one(int64_t a,
                              int64_t b) {
   return api::guarded([&] { return work(a, b); });
 }
-nvfp4_moe_code nvfp4_moe_two(char** json) {
+nvfp4_moe_status nvfp4_moe_two(char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(work());
     return {};

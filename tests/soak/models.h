@@ -18,7 +18,7 @@ inline constexpr const char* kSoakBackends[] = {"cpu", "reference"};
 class SoakModel {
  public:
   static constexpr size_t kVersions = 2;
-  using Open = std::function<nvfp4_moe_code(const nvfp4_moe_layer_options&, nvfp4_moe_layer**)>;
+  using Open = std::function<nvfp4_moe_status(const nvfp4_moe_layer_options&, nvfp4_moe_layer**)>;
   struct Right {
     std::vector<float> out;  // (T, H)
     uint64_t bad_expert_ids = 0, nonfinite_tokens = 0;
@@ -31,7 +31,7 @@ class SoakModel {
   static SoakModel from_checkpoint(const std::string& name, const std::string& path);
 
   const std::string& name() const { return name_; }
-  nvfp4_moe_code open(const nvfp4_moe_layer_options& options, nvfp4_moe_layer** layer) const {
+  nvfp4_moe_status open(const nvfp4_moe_layer_options& options, nvfp4_moe_layer** layer) const {
     return open_(options, layer);
   }
   size_t batches() const { return batches_.size(); }

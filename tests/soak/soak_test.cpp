@@ -90,8 +90,9 @@ class Soak {
     models_.push_back(SoakModel::from_arrays("shared expert", shared));
     MoeOptions on_input = tiny_options();
     on_input.top_k = 1;
-    models_.push_back(SoakModel::from_arrays(
-        "on input", on_input, [](nvfp4_moe_config& config) { config.router_weight = NVFP4_MOE_WEIGHT_ON_INPUT; }));
+    models_.push_back(SoakModel::from_arrays("on input", on_input, [](nvfp4_moe_config& config) {
+      config.router_weight = NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT;
+    }));
     MoeOptions wide = tiny_options();  // large enough for a run to overlap a replacement
     wide.hidden_size = wide.intermediate_size = 256;
     models_.push_back(SoakModel::from_arrays("wide", wide));
@@ -142,7 +143,7 @@ class Soak {
     void describe(const OpenLayer& layer);
     void replay(const OpenLayer& layer);
     // Whether the call was carried out; kBusy is the one other answer.
-    bool done_or_busy(nvfp4_moe_code code, const OpenLayer& layer);
+    bool done_or_busy(nvfp4_moe_status code, const OpenLayer& layer);
 
     Soak& soak_;
     const unsigned index_;
@@ -211,11 +212,12 @@ Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
       return static_cast<int32_t>((*static_cast<int*>(user))-- > 0);
     };
   }
-  const nvfp4_moe_code code = opened->model->open(options, &opened->handle);
-  if (cancel != nullptr && code == NVFP4_MOE_CANCELLED) return nullptr;
-  EXPECT_EQ(code, NVFP4_MOE_OK) << opened->model->name() << ": " << nvfp4_moe_last_error();
-  if (code != NVFP4_MOE_OK) return nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(opened->handle, kSoakMaxTokens, &opened->workspace_bytes), NVFP4_MOE_OK);
+  const nvfp4_moe_status code = opened->model->open(options, &opened->handle);
+  if (cancel != nullptr && code == NVFP4_MOE_STATUS_CANCELLED) return nullptr;
+  EXPECT_EQ(code, NVFP4_MOE_STATUS_OK) << opened->model->name() << ": " << nvfp4_moe_last_error();
+  if (code != NVFP4_MOE_STATUS_OK) return nullptr;
+  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(opened->handle, kSoakMaxTokens, &opened->workspace_bytes),
+            NVFP4_MOE_STATUS_OK);
   return opened;
 }
 
@@ -259,13 +261,13 @@ void Soak::Actor::step() {
   ++soak_.steps_[index_];
 }
 
-bool Soak::Actor::done_or_busy(nvfp4_moe_code code, const OpenLayer& layer) {
-  if (code == NVFP4_MOE_BUSY) {
+bool Soak::Actor::done_or_busy(nvfp4_moe_status code, const OpenLayer& layer) {
+  if (code == NVFP4_MOE_STATUS_BUSY) {
     ++soak_.busy_;
     return false;
   }
-  EXPECT_EQ(code, NVFP4_MOE_OK) << layer.model->name() << ": " << nvfp4_moe_last_error();
-  return code == NVFP4_MOE_OK;
+  EXPECT_EQ(code, NVFP4_MOE_STATUS_OK) << layer.model->name() << ": " << nvfp4_moe_last_error();
+  return code == NVFP4_MOE_STATUS_OK;
 }
 
 void Soak::Actor::run_layer(const OpenLayer& layer) {
@@ -278,7 +280,8 @@ void Soak::Actor::run_layer(const OpenLayer& layer) {
   EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions)
       << layer.model->name() << ", batch " << index << ", " << kSoakBackends[layer.backend];
   auto status = api::make<nvfp4_moe_run_status>();
-  EXPECT_EQ(nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status), NVFP4_MOE_OK);
+  EXPECT_EQ(nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status),
+            NVFP4_MOE_STATUS_OK);
   const SoakModel::Right& right = layer.model->right(layer.backend, index, 0);
   EXPECT_EQ(status.bad_expert_ids, right.bad_expert_ids);
   EXPECT_EQ(status.nonfinite_tokens, right.nonfinite_tokens);
@@ -304,8 +307,8 @@ void Soak::Actor::replace(const OpenLayer& layer) {
 void Soak::Actor::replace_by_a_bad_expert(const OpenLayer& layer) {
   nvfp4_moe_expert expert = CLayer::expert(layer.model->version(1));
   expert.down_tensor_scale = -1;
-  const nvfp4_moe_code code = nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert);
-  EXPECT_TRUE(code == NVFP4_MOE_BAD_INPUT || code == NVFP4_MOE_BUSY) << code;
+  const nvfp4_moe_status code = nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert);
+  EXPECT_TRUE(code == NVFP4_MOE_STATUS_BAD_INPUT || code == NVFP4_MOE_STATUS_BUSY) << code;
 }
 
 void Soak::Actor::unpack(const OpenLayer& layer) {
@@ -324,17 +327,18 @@ void Soak::Actor::fork_child(const OpenLayer& layer) {
   const api::Workspace workspace(layer.workspace_bytes);
   const auto run = [&] {
     const nvfp4_moe_batch c = c_batch(batch);
-    return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr) == NVFP4_MOE_OK;
+    return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr) ==
+           NVFP4_MOE_STATUS_OK;
   };
   EXPECT_EQ(in_forked_child([&] {
               if (!run() || model.version_of(layer.backend, index, batch.out) == SoakModel::kVersions) return 1;
               for (size_t version = 0; version < SoakModel::kVersions; ++version) {
                 const nvfp4_moe_expert other = CLayer::expert(model.version(version));
-                if (nvfp4_moe_layer_replace_expert(layer.handle, 0, &other) != NVFP4_MOE_OK) return 2;
+                if (nvfp4_moe_layer_replace_expert(layer.handle, 0, &other) != NVFP4_MOE_STATUS_OK) return 2;
                 if (!run() || !same_bits(batch.out, model.right(layer.backend, index, version).out)) return 3;
                 if (!kChildMayAllocate) continue;
                 nvfp4_moe_expert_out out = SoakModel::buffers(expert);
-                if (nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out) != NVFP4_MOE_OK) return 4;
+                if (nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out) != NVFP4_MOE_STATUS_OK) return 4;
                 if (model.version_of(out) != version) return 5;
               }
               return 0;
@@ -355,8 +359,8 @@ void Soak::Actor::replay(const OpenLayer& layer) {
   const std::string path = soak_.directory_.file("call" + std::to_string(index_) + ".safetensors");
   if (!done_or_busy(nvfp4_moe_layer_write_repro(layer.handle, &c, 0, path.c_str()), layer)) return;
   char* json = nullptr;
-  const nvfp4_moe_code code = nvfp4_moe_replay(path.c_str(), kSoakBackends[layer.backend], &json);
-  EXPECT_EQ(code, NVFP4_MOE_OK) << nvfp4_moe_last_error();
+  const nvfp4_moe_status code = nvfp4_moe_replay(path.c_str(), kSoakBackends[layer.backend], &json);
+  EXPECT_EQ(code, NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
   nvfp4_moe_text_free(json);
 }
 

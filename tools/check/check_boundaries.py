@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FUNCTION = re.compile(r"^nvfp4_moe_code (nvfp4_moe_\w+)\([^;{]*\)\s*\{\n(.*?)^\}", re.M | re.S)
+FUNCTION = re.compile(r"^nvfp4_moe_status (nvfp4_moe_\w+)\([^;{]*\)\s*\{\n(.*?)^\}", re.M | re.S)
 # counted() of format.cpp is guarded() and what it counted.
 GUARDED = re.compile(r"  return (?:api::guarded|counted)\(.*\);\n", re.S)
 STATEMENT = re.compile(r"^  [^ })]", re.M)
-DECLARED = re.compile(r"^NVFP4_MOE_API nvfp4_moe_code (nvfp4_moe_\w+)\(", re.M)
+DECLARED = re.compile(r"^NVFP4_MOE_API nvfp4_moe_status (nvfp4_moe_\w+)\(", re.M)
 
 
 def unguarded(text):

@@ -253,7 +253,7 @@ def test_errors_name_the_argument(message):
 
 
 @pytest.mark.parametrize(
-    ("cls", "code", "builtin"),
+    ("cls", "status", "builtin"),
     [
         (nv.CheckFailed, 1, RuntimeError),
         (nv.InvalidArgument, 2, ValueError),
@@ -266,8 +266,8 @@ def test_errors_name_the_argument(message):
         (nv.Cancelled, 9, RuntimeError),
     ],
 )
-def test_errors_are_the_built_in_ones_too(cls, code, builtin):
-    assert cls.__bases__ == (nv.Error, builtin) and cls.code == code and cls.finding is None
+def test_errors_are_the_built_in_ones_too(cls, status, builtin):
+    assert cls.__bases__ == (nv.Error, builtin) and cls.status == status and cls.finding is None
     assert cls.__module__ == "nvfp4_moe" and nv.Error.__bases__ == (Exception,)
     error = pickle.loads(pickle.dumps(cls("what: expected this, got that")))
     assert type(error) is cls and str(error) == "what: expected this, got that"

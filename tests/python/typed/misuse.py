@@ -10,4 +10,4 @@ nv.expert_scale_row("0", 1)  # error
 nv.Checkpoint("model").expert("0", 1)  # error
 nv.Checkpoint("model").expert(0, 1)
 nv.quantize_checkpoint("in", "out", progress=lambda: None)  # error
-number: str = nv.BadInput.code  # error
+number: str = nv.BadInput.status  # error

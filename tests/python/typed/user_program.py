@@ -34,7 +34,7 @@ def convert(source: Path, out: Path) -> int:
         expert = nv.load_expert(out, 0, 0)
         shared = nv.Checkpoint(str(out)).shared_expert(0, first=0, count=16)
     except (nv.BadInput, nv.Unsupported) as error:
-        return error.code
+        return error.status
     chosen = [choice["backend"] for choice in nv.explain({"num_experts": 8, "top_k": 2})]
     print(done["layers"], findings, expert["gate"], shared, chosen)
     return 0

@@ -37,7 +37,7 @@ class Fault:
 
 
 PLAIN = "8.0 test_cuda CudaLayer.RunsReplacesAndUnpacks"
-STEPS80 = "8.0 test_steps Backends/Steps.EveryCaseEveryStep/cuda"
+STEPS80 = "8.0 test_steps Backends/Steps.*EveryStep/cuda"
 FP8_WEIGHTS = "8.0 test_layer Backends/LinearOfBackend.EveryFp8Weight/cuda"
 SM90 = "9.0 test_cuda Sm90SmallLayer.ARunIsItsSteps"
 SM120 = "12.0 test_cuda Backends/Fp4Layer.BothGemmsOfARunSplitTheirTiles/sm120"

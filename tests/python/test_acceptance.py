@@ -48,7 +48,7 @@ def test_ctest_is_read_with_its_states_and_names():
 
 
 def test_tests_of_another_backend_are_not_enough():
-    passed = "1/1 Test  #1: steps/Backends/Steps.EveryCaseEveryStep/{} ....   Passed    1.00 sec\n"
+    passed = "1/1 Test  #1: steps/Backends/Steps.FourthCasesEveryStep/{} ....   Passed    1.00 sec\n"
     read = results.tests_of_ctest("12.0")
     assert read(passed.format("sm120"))[1] == ""
     assert read(passed.format("cuda"))[1] == "no test of the backend sm120 passed"

@@ -117,18 +117,18 @@ Status set_event(int device, void** event, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  auto* event = static_cast<cudaEvent_t>(*flag);
-  if (event == nullptr)
-    NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
-  *flag = event;
-  return check(cudaEventRecord(event, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
+  auto* made = static_cast<cudaEvent_t>(*event);
+  if (made == nullptr)
+    NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+  *event = made;
+  return check(cudaEventRecord(made, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
 }
 
 Result<bool> event_reached(int device, void* event) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(flag));
+  const cudaError_t error = cudaEventQuery(static_cast<cudaEvent_t>(event));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
     return false;
@@ -139,7 +139,7 @@ Result<bool> event_reached(int device, void* event) {
 
 void drop_event(int device, void* event) {
   const DeviceGuard guard(device);
-  if (flag != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(flag));
+  if (event != nullptr) cudaEventDestroy(static_cast<cudaEvent_t>(event));
 }
 
 void drop_host_word(int device, uint32_t* word) { drop_mapped_host(device, word); }

@@ -162,9 +162,9 @@ struct LaneKeys {
       largest = max(largest, key);
     }
     uint32_t of_warp;
-    const int best = best_lane(largest, of_warp);
+    const int winner = best_lane(largest, of_warp);
     if (how == GroupScore::kMax) return of_warp;
-    const bool owns = static_cast<int>(threadIdx.x % 32) == best;
+    const bool owns = static_cast<int>(threadIdx.x % 32) == winner;
     return key_of(value_of(of_warp) + value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
   }
   // Removes the experts of all groups but the best.
@@ -198,10 +198,10 @@ struct LaneKeys {
     int position;
     uint32_t mine = best(position), largest;
     for (int k = 0; k < top_k; ++k) {
-      const int best = best_lane(mine, largest);
-      const int taken = __shfl_sync(kAllLanes, first + position, best);
+      const int winner = best_lane(mine, largest);
+      const int taken = __shfl_sync(kAllLanes, first + position, winner);
       if (lane == k) selected.expert = taken, selected.key = largest;
-      if (lane != best) continue;
+      if (lane != winner) continue;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i)
         if (i == position) keys[i] = kRemovedKey;

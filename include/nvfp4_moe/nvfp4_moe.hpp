@@ -1,7 +1,7 @@
-// nvfp4-moe for C++20: a thin face over the C interface (nvfp4_moe.h), which says what everything means.
+// nvfp4-moe for C++20: a thin wrapper of the C interface. nvfp4_moe.h documents every function and field.
 //
-// Handles close themselves, failures are thrown as nvfp4_moe::api::Error, texts are std::string. Structs are the C
-// ones: nvfp4_moe::api::make<nvfp4_moe_config>() gives one with its size set and everything else at its default.
+// Handles close themselves, failures are thrown as nvfp4_moe::api::Error, and texts are std::string. Structs are the C
+// structs: nvfp4_moe::api::make<nvfp4_moe_config>() returns one with its size set and all other fields at their defaults.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ inline void check(nvfp4_moe_status status) {
   if (status != NVFP4_MOE_STATUS_OK) throw Error(status, nvfp4_moe_last_error());
 }
 
-// A zero struct that carries its size.
+// A zeroed struct with its struct_size set.
 template <class Struct>
 Struct make() {
   Struct value{};
@@ -38,7 +38,7 @@ Struct make() {
   return value;
 }
 
-// What a function that gives a text gave.
+// Takes over a text of the C interface.
 template <class Function, class... Arguments>
 std::string text_of(Function&& function, Arguments&&... arguments) {
   char* text = nullptr;
@@ -53,7 +53,7 @@ inline std::string explain(const nvfp4_moe_config& config, const char* backend =
   return text_of(nvfp4_moe_explain, &config, backend);
 }
 
-// Workspace memory: 256-byte aligned, of at least one byte.
+// Workspace memory: aligned to 256 bytes, at least one byte.
 class Workspace {
  public:
   explicit Workspace(std::size_t size_bytes)
@@ -99,7 +99,7 @@ class Checkpoint {
   std::unique_ptr<nvfp4_moe_checkpoint, Close> handle_;
 };
 
-// A rank's end of what connects it with others. Layers opened over it may outlive it.
+// One rank's connection to the other ranks. Layers opened over it may outlive it.
 class Exchange {
  public:
   Exchange(const nvfp4_moe_exchange_callbacks& callbacks, int rank, int world, std::int64_t timeout_ms = 0) {
@@ -107,7 +107,7 @@ class Exchange {
     check(nvfp4_moe_exchange_connect(&callbacks, rank, world, timeout_ms, &handle));
     handle_.reset(handle);
   }
-  // Waits for all ranks of the group, each in a thread of its own.
+  // Waits for all ranks of the group, each on a thread of its own.
   Exchange(nvfp4_moe_thread_group* group, int rank, int world, std::int64_t timeout_ms = 0) {
     nvfp4_moe_exchange* handle = nullptr;
     check(nvfp4_moe_thread_group_join(group, rank, world, timeout_ms, &handle));
@@ -143,7 +143,7 @@ class ThreadGroup {
   std::unique_ptr<nvfp4_moe_thread_group, Close> handle_;
 };
 
-// The expert of each slot, under which ranks have about equally much to do.
+// A placement that balances the load over the ranks: the expert of each slot.
 inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64_t>& load, int world,
                                                    std::int64_t slots_per_rank) {
   std::vector<std::int64_t> expert_of_slot(
@@ -155,7 +155,7 @@ inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64
 
 class Layer {
  public:
-  // config null: as the checkpoint has it.
+  // config null: the checkpoint's.
   Layer(const Checkpoint& checkpoint, std::int64_t layer, const nvfp4_moe_layer_options& options,
         const nvfp4_moe_config* config = nullptr) {
     nvfp4_moe_layer* handle = nullptr;
@@ -171,7 +171,7 @@ class Layer {
 
   std::string describe() const { return text_of(nvfp4_moe_layer_describe, get()); }
   std::string describe_run(std::int64_t tokens) const { return text_of(nvfp4_moe_layer_describe_run, get(), tokens); }
-  // What a run of so many tokens needs at least; grows with them.
+  // The least workspace of a run of that many tokens. More tokens never need less.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
     check(nvfp4_moe_layer_workspace_bytes(get(), tokens, &bytes));
@@ -180,7 +180,7 @@ class Layer {
   void run(const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
     check(nvfp4_moe_layer_run(get(), &batch, workspace.data(), workspace.size_bytes(), stream));
   }
-  // Selects the experts by logits first, in the same call.
+  // Selects the experts from logits, then runs, in one call.
   void run_logits(const nvfp4_moe_router_config& router, const nvfp4_moe_router_batch& routing,
                   const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
     check(
@@ -200,7 +200,7 @@ class Layer {
   void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
   }
-  // Over an exchange: how often each of so many experts was chosen on all ranks.
+  // Over an exchange: the assignments of each expert on all ranks.
   std::vector<std::uint64_t> expert_load(std::int64_t num_experts) const {
     std::vector<std::uint64_t> load(static_cast<std::size_t>(num_experts));
     check(nvfp4_moe_layer_expert_load(get(), load.data(), num_experts));
@@ -232,7 +232,7 @@ class Linear {
     handle_.reset(handle);
   }
   std::string describe() const { return text_of(nvfp4_moe_linear_describe, get()); }
-  // What a run of so many tokens needs at least; grows with them.
+  // The least workspace of a run of that many tokens. More tokens never need less.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
     check(nvfp4_moe_linear_workspace_bytes(get(), tokens, &bytes));

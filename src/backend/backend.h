@@ -64,7 +64,7 @@ struct PackedWeights {
   int device = 0;                           // index of the device that holds bytes; 0 in host memory
   // Like tensor_scales; empty where the layout keeps all codes itself.
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
-  // What pack_expert keeps from one expert to the next; whoever packs gives it back when done.
+  // State that pack_expert keeps from one expert to the next. The caller frees it when done.
   Buffer staging = {};
   // Like tensor_scales, written by pack_expert; empty unless activation_format is fp8.
   std::vector<Fp8ExpertWeights> fp8_weights = {};
@@ -132,7 +132,7 @@ struct DeviceMemory {
                         void* stream);
 };
 
-// What times a device and says what it can do at most, for `bench`.
+// Device timers and peak rates, for `bench`.
 struct DeviceMeasures {
   // Captures what `enqueue` puts into its stream as one graph and replays it for so many seconds, at least five times
   // and not more than most_replays otherwise. The microseconds of each replay, by the device's clock.
@@ -170,10 +170,10 @@ struct Backend {
   // backends with `memory`, which do it first.
   Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
                 const RunContext& context);
-  // What a run of so many tokens needs; grows with them. Cheap enough to be asked before every run.
+  // The workspace of a run of that many tokens; more tokens never need less. Cheap enough for every run.
   size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens);
 
-  // What a run of so many tokens does, one entry for each step; null: what the plan says holds for every run.
+  // A run of that many tokens, one entry for each step. null: the plan holds for every run.
   std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
                                         int64_t tokens) = nullptr;
 
@@ -189,10 +189,10 @@ struct Backend {
   // null: weights, workspaces and batches lie in host memory.
   const DeviceMemory* memory = nullptr;
 
-  // What it chose on this host, for `explain`; null where there is nothing to choose.
+  // What it selected on this host, for `explain`; null if there is nothing to select.
   std::string (*selection)() = nullptr;
 
-  // What a user should know of it before trusting it, in one line; null: nothing.
+  // A short warning to users; null: none.
   const char* caveat = nullptr;
   // The same of its accumulation under fp8; null: it is that of the other formats.
   const char* fp8_caveat = nullptr;

@@ -126,7 +126,7 @@ struct MessageHeader {
   int32_t most_tokens, most_rank;  // for the expert rank that gets most
 };
 
-// What expert ranks find in the messages' headers, in device memory. Whoever reads it clears it.
+// Faults that expert ranks find in the messages' headers, in device memory. Whoever reads it clears it.
 struct WireReport {
   uint64_t runs = 0;   // in which a rank had too many tokens for another
   uint64_t most = 0;   // the most that it was: tokens << 32 | source rank << 16 | expert rank

@@ -28,7 +28,7 @@
 
 namespace nvfp4_moe {
 
-// Where a GPU is in its host, and which others it reaches: queried before ranks share memory, and named by a refusal.
+// A GPU's address in its host, and which other GPUs it reaches: queried before ranks share memory, and reported on failure.
 struct DeviceTopology {
   // "0000:3B:00.0": the same in all processes of a host, whichever devices they see and in whichever order.
   Result<std::string> (*pci_address)(int device);
@@ -122,7 +122,7 @@ struct DevicePeers {
 
   // Whether push_tokens takes a batch; for any other one these steps are called one by one.
   bool (*pushes_tokens)(const StepContext& source, const LayerSteps& steps);
-  // What quantize counts is left to push_rows.
+  // Keeps quantize's counts for push_rows.
   Status (*push_tokens)(const StepContext& source, const LayerSteps& steps, const PushTokens& call);
   Status (*assign_rows)(int device, const AssignRows& call, void* stream);
   Status (*push_packets)(int device, const PushPackets& call, void* stream);

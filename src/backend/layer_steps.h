@@ -80,7 +80,7 @@ struct LayerSteps {
   Status (*requantize)(const StepContext&, const PartBuffers&);    // part.intermediate.bf16 -> codes, scales, nonfinite
   Status (*gemm2)(const StepContext&, const PartBuffers&);         // part.intermediate, down -> part.rows_out
   Status (*combine)(const StepContext&);                           // rows_out, weights -> out
-  // What the steps above find in StepContext::plan when they are called one by one; null: they need none.
+  // Makes the StepContext::plan of steps that are called one by one; null: they need none.
   std::shared_ptr<const RunPlan> (*plan)(const PackedWeights&, const Plan&, const Batch&) = nullptr;
   // Device backends: the GEMMs' counters, which are 0 after route; null where there are none. As many as the plan says.
   int32_t* (*counters)(const StepContext&) = nullptr;

@@ -1,4 +1,4 @@
-// How precisely activation formats keep activations.
+// The precision of activation formats.
 #pragma once
 
 #include "core/config.h"

@@ -43,7 +43,7 @@ class Arena {
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset);
   }
 
-  // Of all arrays so far, guards included; sums that do not fit stay at the largest size_t, which no memory satisfies.
+  // The size of all arrays so far, including guards. Sums that overflow stay at the largest size_t, which no memory satisfies.
   size_t size_bytes() const { return size_bytes_; }
 
  private:

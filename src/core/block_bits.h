@@ -1,4 +1,4 @@
-// What the quantizers of core share: magnitudes as ordered bits, and a block's codes as packed bytes.
+// Shared by the quantizers of core: magnitudes as ordered bits, and a block's codes as packed bytes.
 #pragma once
 
 #include <algorithm>

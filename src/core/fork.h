@@ -1,4 +1,4 @@
-// What holds in a process that was forked from one that uses the library.
+// Support for processes that are forked from one that uses the library.
 //
 // fork() copies memory and the calling thread, and no other thread. So in the child a thread pool has no threads, what
 // the parent's other threads had locked stays locked, and what they had counted as in use stays counted. Here is what
@@ -50,7 +50,7 @@ class InEveryChild {
 // kWaitedFor: fork() waits until it has the mutex, so that the child finds what it guards whole. Whoever holds one must
 // not wait for something that a thread in fork() may hold, a caller's lock or Python's above all.
 // kAbandoned: fork() does not wait; in the child the mutex is free, and what it guards as some thread left it.
-// What the forking thread itself holds, it holds in the child too.
+// A mutex that the forking thread holds is still held in the child.
 class ForkMutex {
  public:
   enum class AtFork : bool { kWaitedFor, kAbandoned };

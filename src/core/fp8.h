@@ -14,7 +14,7 @@ namespace nvfp4_moe {
 // 6 * 448 needs 3; 6 * 2^-9, of the least block scale, fits 15 octaves up.
 inline constexpr int kFp8LeastShift = -15, kFp8MostShift = 3;
 
-// What packing decides and counts for one matrix.
+// Decisions and counts of packing for one matrix.
 struct Fp8Weights {
   int32_t shift = 0;
   uint64_t inexact = 0;  // weights that w8 rounds: w8 * 2^shift is not e2m1 * e4m3

@@ -8,10 +8,10 @@
 
 namespace nvfp4_moe {
 
-// How many codes of each magnitude 0..7 a matrix has under each block scale.
+// Histogram of a matrix: codes of each magnitude 0..7 under each block scale.
 using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
 
-// What measure_fp8_weights says of the matrix.
+// The result of measure_fp8_weights for the matrix.
 Fp8Weights read_fp8_weights(const Fp8Histogram& codes);
 
 }  // namespace nvfp4_moe

@@ -44,7 +44,7 @@ struct ExpertBiases {
   const float* down = nullptr;  // (hidden)
 };
 
-// What a checkpoint gives and a packer takes for one expert.
+// One expert's matrices: the output of a checkpoint and the input of a packer.
 struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden); without a gate (has_gate of the activation) no rows
   Nvfp4View up;    // (intermediate, hidden)

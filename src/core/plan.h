@@ -38,7 +38,7 @@ struct DeviceFacts {
   std::string name;          // "AMD EPYC", "NVIDIA H200"
   int compute_units = 1;     // threads or SMs
   int64_t memory_bytes = 0;  // total memory of the device
-  // Of a CUDA device:
+  // For CUDA devices:
   int compute_capability = 0;  // 90 for 9.0
   int cta_shared_bytes = 0;    // shared memory that one thread block may ask for
   bool operator==(const DeviceFacts&) const = default;
@@ -49,7 +49,7 @@ struct WorkspaceLayout {
   std::vector<Span> spans;
   size_t total_bytes = 0;
 
-  // What `walk` takes from an arena that measures.
+  // The size that `walk` takes from a measuring arena.
   template <class Walk>
   static WorkspaceLayout of(const Walk& walk, size_t guard_bytes = 0) {
     WorkspaceLayout layout;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
 
-// Of what a rank says in check_same: a placement of very many slots, and room.
+// Limit of a rank's text in check_same: a placement of very many slots fits, with room to spare.
 constexpr int64_t kLongestText = int64_t{64} << 20;
 
 struct Handshake {
@@ -23,7 +23,7 @@ struct Handshake {
   char version[24] = {};  // of the library, cut to fit, ends with 0
 };
 
-// What a rank says of itself in agree: fixed in size, so that it takes one gather.
+// A rank's report in agree. Its size is fixed, so that one gather is enough.
 struct Verdict {
   int32_t code = 0;
   char message[508] = {};  // cut to fit, ends with 0

@@ -58,7 +58,7 @@ struct AllToAll {
   Timeout timeout{};
 };
 
-// What moves bytes between ranks. A transport that fails, fails on every rank that is left, within the timeout.
+// Moves bytes between ranks. A transport that fails does so on every remaining rank, within the timeout.
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -75,7 +75,7 @@ class Transport {
   virtual void drop_in_child() {}
 };
 
-// What connects the ranks' devices: a library that moves bytes between them, or memory that they all reach.
+// A connection of the ranks' devices: a library that moves bytes between them, or memory that they all reach.
 class DeviceLink {
  public:
   virtual ~DeviceLink() = default;
@@ -89,7 +89,7 @@ class DeviceLink {
   virtual std::string describe() const = 0;  // "nccl 2.28.9", "peers"
 };
 
-// What moves bytes between the ranks' device memories. Calls enqueue in a stream and do not wait for it; they are
+// Moves bytes between the ranks' device memories. Calls enqueue in a stream and do not wait for it; they are
 // collective, one at a time, in the same order on all ranks.
 class DeviceTransport : public DeviceLink {
  public:
@@ -217,7 +217,7 @@ class Exchange {
   TransferObserver observer_;
 };
 
-// What a transport says of ranks that did not come in time.
+// A transport's message about ranks that are late.
 Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout);
 // ... of a block that its two ranks count differently.
 Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);

@@ -44,7 +44,7 @@ class RanksProgress {
   // progress may be empty, and outlives this.
   RanksProgress(const LocalRanks& ranks, const ProgressFn& progress)
       : progress_(progress), first_rank_(ranks.first_rank()), ranks_(static_cast<size_t>(ranks.here())) {}
-  // What rank ranks.first_rank() + index reports to, from a thread of its own.
+  // The progress function of rank ranks.first_rank() + index, called on that rank's thread.
   ProgressFn of_rank(int index);
 
  private:

@@ -52,7 +52,7 @@ class NcclTransport : public DeviceTransport {
     // The exchange may have failed since the watch last polled. A communicator whose ranks do not all end is not destroyed, which
     // waits for them, but aborted.
     const bool failed = !watch_.failure().ok() || !exchange_.poll().ok();
-    // What is enqueued is not waited for: whoever drops the exchange has taken its results or does not want them.
+    // Does not wait for enqueued work: whoever drops the exchange has its results or does not want them.
     end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
     end_.wait(captured_ ? kGraphs
               : failed  ? std::min(CommunicatorEnd::kMost, exchange_.timeout())
@@ -126,7 +126,7 @@ class NcclTransport : public DeviceTransport {
   std::string describe() const override { return "nccl " + nccl_.version_text(); }
 
  private:
-  // What one of NCCL's functions said.
+  // The result of one of NCCL's functions.
   struct Step {
     const char* function = "";
     NcclResult result = NcclResult::kSuccess;

@@ -16,7 +16,7 @@ namespace nvfp4_moe {
 // Calls its argument with the communicator's device as the thread's current one. Empty: there are no devices.
 using OnDevice = std::function<void(const std::function<void()>&)>;
 
-// What has begun to end. May be dropped at any time, which waits for nothing.
+// A communicator that has begun to end. May be dropped at any time, which waits for nothing.
 class CommunicatorEnd {
  public:
   enum class How { kDestroy, kAbort };

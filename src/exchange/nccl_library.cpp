@@ -21,7 +21,7 @@ std::string system_says() {
   return text == nullptr ? "no reason given" : text;
 }
 
-// Of the file that the function is in.
+// Path of the file that contains the function.
 std::string path_of(void* function, const std::string& otherwise) {
   Dl_info info{};
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : otherwise;

@@ -68,7 +68,7 @@ Status refusal(const std::vector<Identity>& ranks, size_t mine, size_t other, co
                     ", got " + why.message()};
 }
 
-// What is known before any memory is there. A device that this process does not see may be reached all the same.
+// Checks that are possible before any memory is shared. A device that this process does not see may still be reachable.
 Status check_reach(PeerDevice& device, const std::vector<Identity>& ranks, size_t mine) {
   for (size_t other = 0; other < ranks.size(); ++other) {
     if (other == mine) continue;
@@ -130,7 +130,7 @@ class Peers : public PeerMemory {
   }
 
   ~Peers() override {
-    // What is enqueued ends first, by itself or by its time, while all memory is there.
+    // Enqueued work ends first, by itself or by its timeout, while all memory exists.
     if (device_->synchronize().ok()) await_last_words();
     watch_.reset();
     for (void* memory : opened_) device_->close(memory);

@@ -27,7 +27,7 @@ class RankProcesses {
   // longer than the exchange's timeout. This rank then gives up for that too, so that ranks which poll later report the first
   // end and not those that followed from it. Does not wait. One thread at a time.
   Status poll();
-  // What the other ranks' poll returns from now on. The first call counts.
+  // Sets the result of the other ranks' polls from now on. Only the first call counts.
   void give_up(const Status& why);
   // In a forked child, before the end of this object: the parent has not left.
   void drop_in_child() { in_child_ = true; }

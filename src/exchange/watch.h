@@ -19,7 +19,7 @@ namespace nvfp4_moe {
 class Watch {
  public:
   using Lock = std::unique_lock<ForkMutex>;
-  // What is watched. Both are called under the watch's mutex, from any thread.
+  // The poll and the end of the work that is watched. Both are called under the watch's mutex, from any thread.
   struct Watched {
     std::function<Status()> poll;                  // does not wait; not called again after a failure
     std::function<void(const Status& why)> fails;  // once, by the first failure: ends what is enqueued
@@ -48,7 +48,7 @@ class Watch {
  private:
   void run();
 
-  // What a forked child can neither wait for nor destroy: the thread is not there, and counts as one that waits.
+  // A forked child can neither wait for this nor destroy it: the thread does not exist there, and `changed` counts it as waiting.
   struct Poller {
     std::condition_variable_any changed;
     std::thread thread;

@@ -38,7 +38,7 @@ class ContentHasher {
 };
 
 ContentHash content_hash(const void* data, size_t size_bytes);
-// Of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave the page cache again.
+// Hash of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave the page cache again.
 Result<ContentHash> hash_file(const std::string& path);
 
 }  // namespace nvfp4_moe

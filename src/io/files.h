@@ -13,7 +13,7 @@ namespace nvfp4_moe {
 
 // Whether a file that begins with `head` is a Git-LFS pointer: what a clone without Git LFS leaves in a large file's place.
 bool is_git_lfs_pointer(std::string_view head);
-// What is wrong then, and what to do.
+// The error message for that case, with what to do.
 Status git_lfs_pointer_status();
 
 // A regular file's whole content; a Git-LFS pointer is refused as such. kIo where the system refuses, kBadInput where it

@@ -1,4 +1,4 @@
-// What nlohmann's SAX parser calls: builds a Json and stops at the first thing it refuses.
+// Handler of nlohmann's SAX parser: builds a Json and stops at the first thing that it refuses.
 //
 // Private to src/io.
 #pragma once
@@ -48,7 +48,7 @@ class JsonBuilder {
 
   Json take() { return std::move(root_); }
   const std::string& refusal() const { return refusal_; }
-  // Where the parser is: "rope_scaling.type", "time_step_limit[1]"; empty outside any object.
+  // Position of the parser: "rope_scaling.type", "time_step_limit[1]"; empty outside any object.
   std::string key_path() const;
   std::optional<size_t> position() const { return position_; }  // of a syntax error
 

@@ -1,4 +1,4 @@
-// How every file of this library gets onto a disk: complete and synced under its name, or not at all.
+// Writes the library's files: each is complete and synced under its name, or does not exist.
 //
 // A file is written as PATH.nvfp4-moe.partial beside its final name, synced, renamed, and then its folder is synced:
 // whatever stops the process or the machine, PATH holds the old content or the new. The temporary name is fixed, so

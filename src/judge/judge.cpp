@@ -51,7 +51,7 @@ double gemm1_relative_error(int64_t k, bool biased) {
 // The same under fp8, of one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on signed data.
 double fp8_relative_error(int64_t k) { return std::exp2(-14.2) * (2.0 / M_PI) * std::sqrt(static_cast<double>(k)); }
 
-// What flipped codes and scales of the second quantization add to the squared error.
+// Squared error from flipped codes and scales of the second quantization.
 struct Flips {
   double worth_per_error = 0;  // per intermediate element, on average, times gemm1's relative error
   double most = 0;             // of one event

@@ -49,7 +49,7 @@ struct CachedFp8Weights {
 };
 static_assert(sizeof(CachedFp8Weights) == 16);
 
-// What is asked of a file. Whether it has fp8 weights is part of what the key stands for.
+// Requirements on a file. Whether it has fp8 weights is part of its key.
 struct CacheRequest {
   ContentHash key;
   size_t scale_sets = 0;     // (gate, up, down) of each expert

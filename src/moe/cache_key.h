@@ -1,4 +1,4 @@
-// What an entry of the packed cache stands for, as a hash: everything that the packed bytes depend on.
+// The key of an entry of the packed cache: a hash of everything that the packed bytes depend on.
 //
 // Two ways to know the source. By place and time, which costs kilobytes an expert: for each shard its real path, device,
 // inode, size, times of modification and of change, its header, and of the layer's experts every scalar and 512 bytes

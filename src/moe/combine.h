@@ -40,7 +40,7 @@ class Combine {
   virtual Status link_state() = 0;
   // The same, unless all enqueued work was done before it.
   virtual Status work_state() = 0;
-  // What runs on a device have found wrong since the last call. Waits for the stream.
+  // Faults that runs on a device have found since the last call. Waits for the stream.
   virtual Status report(void* stream) = 0;
 
   // (num_experts) assignments to each expert on all ranks since the layer was opened or the last reset. Collective for
@@ -48,7 +48,7 @@ class Combine {
   virtual Result<std::vector<uint64_t>> expert_load(const Status& mine) = 0;
   virtual Status reset_expert_load() = 0;  // of this rank's batches
 
-  // How the layer is divided, for MoeLayer::describe_json.
+  // The layer's division, for MoeLayer::describe_json.
   virtual void describe(Json& json) const = 0;
 
   // One collective call of a rank at a time: a second one would be taken for the other ranks' first.

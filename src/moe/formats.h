@@ -23,7 +23,7 @@
 
 namespace nvfp4_moe::formats {
 
-// Where a call's arrays lie.
+// The memory of a call's arrays.
 class Place {
  public:
   static Place host() { return {}; }

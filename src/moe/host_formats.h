@@ -1,4 +1,4 @@
-// What the format functions do on the host once their arguments are checked (moe/formats.h).
+// The format functions on the host, after their arguments are checked (moe/formats.h).
 #pragma once
 
 #include "core/quantize.h"

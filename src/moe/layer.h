@@ -40,7 +40,7 @@ struct LayerOptions {
   Executor* executor = nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
 };
 
-// What `explain` says of one backend: a backend and why it was or was not chosen.
+// `explain`'s report on one backend: why it was or was not chosen.
 struct BackendReport {
   std::string backend;
   bool chosen = false;
@@ -51,11 +51,11 @@ struct BackendReport {
 std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
                                    const std::string& forced = "auto");
 
-// What a run of so many tokens does under a plan of this backend, one entry for each step. Takes no device.
+// A run of that many tokens under a plan of this backend, one entry for each step. Needs no device.
 std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
                                    const Plan& plan, int64_t tokens);
 
-// What a layer would need, without its weights. Pure but for the environment's backend.
+// Plans a layer without its weights. Pure, except for the environment's backend.
 struct LayerNeeds {
   Plan plan;
   size_t packed_bytes = 0;
@@ -94,7 +94,7 @@ class MoeLayer {
   const PackedWeights& weights() const { return *weights_; }
   const Plan& plan() const { return plan_; }
   Executor& executor() const { return *executor_; }
-  // What a run of so many tokens needs at least; grows with them. Without a number: of as many as the layer takes.
+  // The least workspace of a run of that many tokens; more never need less. Without a number: max_tokens().
   size_t workspace_bytes(int64_t tokens) const {
     return combine_ ? combine_->workspace_bytes(tokens) : local_workspace_bytes(tokens);
   }
@@ -102,7 +102,7 @@ class MoeLayer {
     return combine_ ? combine_->workspace_bytes(max_tokens()) : plan_.workspace.total_bytes;
   }
   size_t local_workspace_bytes(int64_t tokens) const;  // of run_local
-  // What run_local of so many tokens of bf16 does, one entry for each step.
+  // run_local of that many bf16 tokens, one entry for each step.
   std::vector<StepPlan> describe_run(int64_t tokens) const;
   // The same and the workspace that it needs; kInvalidArgument for more tokens than the layer takes.
   Result<std::string> describe_run_json(int64_t tokens) const;
@@ -130,7 +130,7 @@ class MoeLayer {
   // workspace, so that the first real call costs no more than the next one. progress may be empty; cancelling gives
   // kCancelled.
   Status warmup(void* workspace, size_t workspace_bytes, void* stream = nullptr, const ProgressFn& progress = {}) const;
-  // What the last run in this workspace reports. On a device: once all work of the stream is done, which it waits for.
+  // Counts of the last run in this workspace. On a device it waits for the stream first.
   // Over ranks: with all_to_all hidden, weights and out are counted on the source rank, and intermediate on the expert
   // rank, so that the sums over the ranks are what one rank would report; with all_reduce each rank counts what it
   // computes, and bad_expert_ids and nonfinite_outputs are the same on all. Fails as failure() does.
@@ -178,7 +178,7 @@ class MoeLayer {
   // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
   Status run_over_ranks(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const;
-  // What run_local has left in the workspace.
+  // The counts of run_local in the workspace.
   Result<RunStatus> read_status(const void* workspace, size_t workspace_bytes, void* stream) const;
   Status check_local_expert(int64_t local_expert) const;
   // check_matrix for all three, and their biases; the block scales of arrays on a device are left to Backend::pack_expert.
@@ -213,7 +213,7 @@ LayerSource unpacked_source(const MoeLayer& layer);
 // the same proportion). The checkpoint must outlive the source.
 Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice = {});
 DeviceFacts host_facts();
-// Of "cpu" or "cuda:N"; kInvalidArgument for another name, kUnsupported where this build or machine has no such device.
+// The device of "cpu" or "cuda:N". kInvalidArgument for other names, kUnsupported if this build or machine has no such device.
 Result<DeviceFacts> device_facts(const std::string& device);
 
 // kInvalidArgument or kBadInput, naming the matrix, unless it is (rows, cols), lies in host memory, and holds only legal

@@ -68,7 +68,7 @@ Status check_selection(const MoeConfig& config, const Batch& batch) {
   return router::check_call(call);
 }
 
-// What the selection reads is written by no one else, and what it writes is no input of the layer's.
+// Checks that nothing else writes the selection's inputs, and that its outputs are not inputs of the layer.
 Status check_selected(const SelectExperts& call, const Array& hidden, const Array& shared_weights, const Array& out,
                       const Array& workspace) {
   const auto [reads, writes] = router::arrays_of(call);

@@ -36,7 +36,7 @@ class NvfpLinear {
   const Backend& backend() const { return *backend_; }
   const LinearWeights& weights() const { return weights_; }
   int64_t max_tokens() const { return max_tokens_; }
-  // What a run of so many tokens needs at least; grows with them. Without a number: of max_tokens().
+  // The least workspace of a run of that many tokens; more never need less. Without a number: max_tokens().
   size_t workspace_bytes(int64_t tokens) const {
     return last_size_.get(tokens, [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
   }

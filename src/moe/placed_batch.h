@@ -15,7 +15,7 @@ class PlacedBatch {
   static Result<PlacedBatch> place(const MoeLayer& layer, const Batch& host);
   // In the layer's memory.
   const Batch& batch() const { return placed_; }
-  // What the runs in `stream` left in batch().out, in the host's out.
+  // Copies batch().out to the host's out, after the runs in `stream`.
   Status fetch(void* stream = nullptr) const;
 
  private:

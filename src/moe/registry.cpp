@@ -28,7 +28,7 @@ std::vector<const Backend*> list_backends() {
   return list;
 }
 
-// What this build has for a kind of device. Null for hosts, and where it has nothing.
+// This build's tables for a kind of device. Null for hosts, and if there is none.
 struct DeviceTables {
   const DeviceMemory* memory = nullptr;
   const DeviceFormats* formats = nullptr;

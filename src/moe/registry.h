@@ -30,21 +30,21 @@ Result<std::string> forced_backend(const std::string& option, const Env& env, co
 // kUnsupported with its reason: there is no falling back.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
 
-// How bytes reach a kind of device; null where this build has no backend for it, and for hosts.
+// Memory functions of a kind of device; null for hosts, and if this build has no backend for it.
 const DeviceMemory* device_memory(DeviceKind kind);
 // The format functions on arrays there; null where device_memory is.
 const DeviceFormats* device_formats(DeviceKind kind);
-// A router's selection on arrays there, alike.
+// A router's selection on arrays there; null in the same cases.
 const DeviceRouter* device_router(DeviceKind kind);
-// What a rank of several does there, alike.
+// The functions of one rank of several; null in the same cases.
 const DeviceRanks* device_ranks(DeviceKind kind);
-// What ranks do there over each other's memory, alike.
+// The functions of ranks over peer memory; null in the same cases.
 const DevicePeers* device_peers(DeviceKind kind);
-// Where such devices are, alike.
+// The topology of such devices; null in the same cases.
 const DeviceTopology* device_topology(DeviceKind kind);
 // Experts replaced in the order of a stream there; null where device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
-// What all_to_all does there between the steps, alike.
+// The packet functions of all_to_all; null in the same cases.
 const DevicePackets* device_packets(DeviceKind kind);
 
 }  // namespace nvfp4_moe

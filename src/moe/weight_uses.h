@@ -1,4 +1,4 @@
-// How many runs read a layer's weights right now, or that they are being replaced.
+// Counts the runs that read a layer's weights, or records that they are being replaced.
 //
 // One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the number of the process
 // (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word is, and the

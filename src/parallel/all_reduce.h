@@ -73,7 +73,7 @@ class PeerAllReduce : public AllReduce {
  public:
   // Collective: reserves the memory that the ranks write to.
   static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<Slots> slots);
-  // What a rank sends to all others for a sum of so many values, in runs of at most max_values; flags are counted.
+  // Bytes that a rank sends to all others for a sum of that many values, in runs of at most max_values, including flags.
   static int64_t sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype);
 
  private:

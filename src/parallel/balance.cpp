@@ -12,7 +12,7 @@ namespace {
 
 // Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them where they crawl.
 constexpr int kMostExchanges = 10000;
-// How many numbers of redundant slots for hot experts are tried.
+// The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
 
 // A slot to be placed: one replica of an expert, with its part of the expert's load.

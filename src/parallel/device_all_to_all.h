@@ -22,7 +22,7 @@
 
 namespace nvfp4_moe {
 
-// What runs of all_to_all on a device have found wrong, in device memory.
+// Faults that runs of all_to_all on a device have found, in device memory.
 class DeviceReport {
  public:
   static Result<DeviceReport> make(const MoeLayer& layer);
@@ -77,9 +77,9 @@ class AllToAllOnDevice : public RankCombine {
   Slots& slots() override { return *slots_; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
-  // What the expert rank takes, but for where packets are.
+  // The expert rank's call, without the addresses of packets.
   TakePackets take_call(const Spans& spans, const MessageLayout& layout, const std::byte* packets) const;
-  // What packs source.buffers' tokens. Packed: PackPackets or PushPackets.
+  // The call that packs source.buffers' tokens. Packed: PackPackets or PushPackets.
   template <class Packed>
   void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
   const LayerSteps& steps() const { return *layer_.backend().steps; }
@@ -90,9 +90,9 @@ class AllToAllOnDevice : public RankCombine {
   virtual int64_t received() const = 0;
   // Packets of the run that has begun, for this rank.
   virtual int64_t packets() const = 0;
-  // Where rows come back to; null: the source's own rows_out.
+  // Destination of the rows that come back; null: the source's own rows_out.
   virtual void* rows_out(const Spans& spans) const = 0;
-  // What needs no other rank. captured: whether the stream is.
+  // The part of a run that needs no other rank. captured: whether the stream is capturing.
   virtual Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) = 0;
   // mine failed: nothing was prepared.
   virtual Status gather(int64_t tokens, const Status& mine, bool captured) = 0;

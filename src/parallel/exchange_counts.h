@@ -50,7 +50,7 @@ class PacketCounts : public ExchangeCounts {
   // As gathered.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }
   int64_t rows_between(int source, int expert) const { return count(source, 2 * expert + 1); }
-  // What a message holds, there and back.
+  // Contents of a message, in both directions.
   int64_t packets_between(int source, int expert) const {
     return fixed_ ? fixed_packets(tokens(source)) : tokens_between(source, expert);
   }
@@ -60,7 +60,7 @@ class PacketCounts : public ExchangeCounts {
   // Under a fixed capacity, in each message of a source rank with this many tokens.
   int64_t fixed_packets(int64_t tokens) const { return std::min(capacity_, tokens); }
 
-  // What a run with this many tokens on the source rank needs room for, at most.
+  // The most packets that a run with this many tokens on the source rank sends.
   int64_t sent(int64_t tokens) const {
     return fixed_ ? world_ * fixed_packets(tokens) : tokens * std::min<int64_t>(top_k_, world_);
   }

@@ -18,7 +18,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// What must be the same on all ranks: every field of the config, and what runs make of it.
+// Facts that must be the same on all ranks: every field of the config, and what runs derive from it.
 Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const LayerSource& source,
                          const ExpertParallelOptions& options, const Placement& placement, const LayerOptions& layer,
                          const Exchange& exchange) {

@@ -1,4 +1,4 @@
-// What all ways to combine share: failures, expert loads, and other placements of an open layer.
+// Shared by all ways to combine: failures, expert load, and new placements of an open layer.
 #include "parallel/rank_combine.h"
 
 #include <algorithm>

@@ -48,7 +48,7 @@ struct ExpertParallelOptions {
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed
 };
 
-// What opening a layer has found out. The same on all ranks.
+// Facts found while opening a layer. The same on all ranks.
 struct Ranks {
   MoeConfig config;  // of the whole layer
   Placement placement;

@@ -48,7 +48,7 @@ class DeviceSlots : public Slots {
   Result<std::vector<uint64_t>> expert_load() const override;
   Status reset_expert_load() override;
 
-  // What translate calls, for a kernel that does more than that.
+  // The call that translate makes, for a kernel that does more.
   SlotsOfIds call(const Batch& batch, int64_t source_rank, int32_t* slots) const;
   // (world + 1) on the device: the first slot of each rank.
   const int32_t* first_of_rank() const { return tables() + first_of_rank_; }

@@ -26,7 +26,7 @@ bool wants_json(int argc, char** argv) {
                      [](const char* argument) { return std::string_view(argument) == "--json"; });
 }
 
-// What no verb could report, for lack of memory as a rule: then there may be none for this report either.
+// Reports an exception that no verb reported. Usually memory is exhausted, so this report may have none either.
 int report_exception(const Status& status, int argc, char** argv) noexcept {
   try {
     if (wants_json(argc, argv) && !stdout_used()) print(error_json("", status));

@@ -12,7 +12,7 @@
 
 namespace nvfp4_moe::cli {
 
-// What one call of a layer does, on average over its batches.
+// The work of one call of a layer, averaged over its batches.
 struct BenchWork {
   double rows = 0;
   double bytes = 0;     // of the packed weights that it touches

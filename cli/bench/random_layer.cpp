@@ -64,7 +64,7 @@ LayerSource random_layer(const MoeOptions& options, uint64_t seed) {
       return random_expert(seed, -1, options, options.shared_intermediate_size);
     };
   }
-  // What a calibration of such a layer would give: amax/2688 for an amax of about 4 and 16.
+  // The input scales that calibrating such a layer would give: amax/2688 for an amax of about 4 and 16.
   source.scales.hidden = 4.0f / static_cast<float>(kNvfp4Range);
   source.scales.intermediate = 16.0f / static_cast<float>(kNvfp4Range);
   return source;

@@ -1,7 +1,7 @@
 // RankHosts: the ranks of this process with what each has for all layers that are timed over them: its device, its threads
 // and a recorder of what it sends.
 //
-// What goes between ranks is counted where it goes: host memory by the exchange's observer, device memory by a transport
+// Traffic between ranks is counted at its transport: host memory by the exchange's observer, device memory by a transport
 // around NCCL's.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace nvfp4_moe::cli {
 
-// What a rank exchanges in a run. all_reduce has a combine alone.
+// The parts of a rank's exchange in a run. all_reduce has only a combine.
 enum class WirePart : uint8_t { kAgree, kDispatch, kCombine };
 inline constexpr size_t kWireParts = 3;
 inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", "combine"};

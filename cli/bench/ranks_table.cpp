@@ -43,7 +43,7 @@ const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells
   return found == cells.end() ? nullptr : &*found;
 }
 
-// What the exchange adds to the ranks' own experts, median of the rounds.
+// Time that the exchange adds to the ranks' own experts, median of the rounds.
 std::optional<double> exchange_us(const RanksCell& of, const std::vector<RanksCell>& cells) {
   const RanksCell* const own = of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr;
   if (own == nullptr) return std::nullopt;

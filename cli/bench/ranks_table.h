@@ -1,4 +1,4 @@
-// What `bench --ep` measured, and the table that tells it.
+// Results of `bench --ep`, and their table.
 #pragma once
 
 #include <cstdint>

@@ -3,7 +3,7 @@
 //
 // On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
 // for others included. On GPUs a graph of all batches is replayed, which has no such parts.
-// What the exchange adds is over the ranks' own experts: all tokens of a batch, the same packed weights, no other rank.
+// The exchange's cost is relative to the ranks' own experts: all tokens of a batch, the same packed weights, no other rank.
 // Ranks that exchange wait in each batch for the slowest of it. Own experts do not wait, and so a graph for each rank of
 // the batches that it has most to do in says what the slowest take; the rank's own time is that of a graph of all.
 #pragma once
@@ -23,7 +23,7 @@
 
 namespace nvfp4_moe::cli {
 
-// What ranks do in a run that is timed.
+// The work of ranks in a timed run.
 enum class RanksWork : uint8_t {
   kLayer,       // the layer over all of them
   kOwnExperts,  // each its own experts on all tokens, as a layer by itself: ids of others' slots are -1, out is bf16
@@ -65,7 +65,7 @@ class TimedRanks {
   // as well.
   Status prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts);
   Result<RanksRound> time(const Repeat& repeat, RanksWork work);
-  // What the ranks give for a batch, (tokens, hidden_size) bf16, on rank 0; empty elsewhere.
+  // The ranks' output for a batch, (tokens, hidden_size) bf16, on rank 0; empty elsewhere.
   Result<std::vector<uint16_t>> outputs(RandomTokens& batch);
 
  private:

@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::cli {
 
-// What the command line asked for: filled by the parser, run once it is done.
+// The verb on the command line: filled by the parser, then run.
 struct Invocation {
   std::string verb;
   CommonOptions common;

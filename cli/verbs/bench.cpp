@@ -27,7 +27,7 @@ Table peaks_table(const std::string& whose) {
                 {"instructions", "by", false}});
 }
 
-// What the device can do, measured once, by the instruction of each backend's GEMMs.
+// The device's peak rates, measured once, for the instruction of each backend's GEMMs.
 Status measure_device(std::vector<Configuration>& all, const std::string& device, Report& report) {
   Table table = peaks_table(device);
   double read_gb_per_s = 0;

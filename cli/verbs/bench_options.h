@@ -1,4 +1,4 @@
-// What `bench` was asked for, and what it does before it times, on one rank and over several.
+// Options of `bench`, and its preparations, on one rank and over several.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // NumericChoices: the named choices of the numeric contract as options, for every verb that runs a layer.
 //
-// What is not given stays as the checkpoint's family (or the shape) has it.
+// Options that are not given stay as the checkpoint's family (or the shape) has them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -31,7 +31,7 @@ struct NumericChoices {
 };
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices);
 
-// What of the layer is local.
+// The local part of the layer.
 struct LocalPart {
   std::string expert_range;        // "first:count"; empty: all experts
   std::string intermediate_slice;  // "first:count"; empty: the whole dimension

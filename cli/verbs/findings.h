@@ -1,4 +1,4 @@
-// What is wrong with a checkpoint, and which of its tensors are left alone, as `inspect` tells them.
+// A checkpoint's findings, and the tensors that are left alone, as `inspect` prints them.
 #pragma once
 
 #include <vector>

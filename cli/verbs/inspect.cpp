@@ -158,7 +158,7 @@ Status inspect(const InspectOptions& options, Report& report) {
   std::vector<Finding> findings = checkpoint.findings();
   if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
   if (!options.no_scales) {
-    // What opening found of these layers is found again.
+    // Reading finds again what opening found in these layers.
     std::erase_if(findings,
                   [&](const Finding& f) { return std::binary_search(layers.begin(), layers.end(), f.layer); });
     NVFP4_MOE_TRY(report_layers(checkpoint, layers, floats, report, findings));

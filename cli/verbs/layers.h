@@ -1,4 +1,4 @@
-// What several verbs ask of a checkpoint's layers and of the registry.
+// Queries of several verbs to a checkpoint's layers and to the registry.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ struct LayerActivations {
 // One line and one object of "activations" for layers that have the same.
 void report_activations(const std::vector<LayerActivations>& layers, Report& report);
 
-// What --backend means: "auto" gives NVFP4_MOE_BACKEND where that is set; a name this build does not have is
+// The backend of --backend: "auto" gives NVFP4_MOE_BACKEND if that is set; a name this build does not have is
 // kInvalidArgument.
 Result<std::string> wanted_backend(const std::string& option);
 

@@ -8,7 +8,7 @@
 
 namespace nvfp4_moe::cli {
 
-// What a verb reads or writes elsewhere: "--input", and its path.
+// Another file of the verb: "--input", and its path.
 struct NamedFile {
   std::string name;
   std::string path;

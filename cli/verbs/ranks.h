@@ -26,9 +26,9 @@ Result<VerbRanks> connect_ranks(int ranks);
 
 // --over. several: a list, all of which take turns.
 void add_over(CLI::App& verb, std::string& over, bool several);
-// What it names, without repetitions; none on a host, where it is refused.
+// The ways that it names, without repetitions. Empty on a host, which refuses the option.
 Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device);
-// What rank `index` of this process runs on. --device cuda: the GPU of a rank's number on its host.
+// The device of rank `index` of this process. --device cuda: the GPU with the rank's number on its host.
 Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index);
 
 }  // namespace nvfp4_moe::cli

@@ -44,7 +44,7 @@ class RanksBench {
     Configuration* configuration;
     std::vector<Divided> divided;
   };
-  // What a row of a cell times: the configuration on one rank, or ranks.
+  // The subject of a cell's row: the configuration on one rank, or ranks.
   struct Row {
     Configuration* configuration;
     Divided* divided;  // null: one rank

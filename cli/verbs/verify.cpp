@@ -93,7 +93,7 @@ void add_original_row(const LayerVerification& layer, const std::optional<double
              verdict(check.passed())});
 }
 
-// What was rounded away or clipped: by the run in its activations, by the quantization in its weights.
+// Saturation and rounding to zero: of activations in the run, of weights in the quantization.
 void report_saturation(const VerifyReport& verified, Report& report) {
   Table table({{"layer", "layer"},
                {"hidden_blocks", "hidden blocks"},

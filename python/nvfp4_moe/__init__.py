@@ -241,7 +241,7 @@ def inspect(
     gate_up_order: str | None = None,
     accept_tensors: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What a checkpoint directory, or one safetensors or GGUF file, holds.
+    """Contents of a checkpoint directory, or of one safetensors or GGUF file.
 
     Returns the model's family, format, options and layers; "statistics" by layer (sizes in bytes, scale ranges); and
     "findings", each a dict with severity ("note", "warning", "error"), id, layer, expert, tensor, expected, actual,

@@ -16,7 +16,7 @@ _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a checkpoint declares for a layer's activations: bf16 (weight-only), nvfp4 or fp8; where: the words in it."""
+    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8; where: the words in it."""
 
     format: str
     where: str

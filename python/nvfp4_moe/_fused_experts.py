@@ -164,7 +164,7 @@ class Placement:
         return cls(num_experts, 0, lookup.to(expert_map.device, torch.int32))
 
     def name_of(self, local_expert: int) -> str:
-        """What a message calls an expert of this rank."""
+        """Name of an expert of this rank in messages."""
         if self.lookup is None:
             return f"expert {self.first_expert + local_expert}"
         return f"expert {int((self.lookup == local_expert).nonzero()[0])}"

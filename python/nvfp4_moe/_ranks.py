@@ -1,4 +1,4 @@
-"""What `python -m nvfp4_moe.verify` and `python -m nvfp4_moe.bench` share: the ranks of torchrun, and their batches."""
+"""Shared by `python -m nvfp4_moe.verify` and `python -m nvfp4_moe.bench`: the ranks of torchrun, and their batches."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Ranks:
         return hidden, ids, weights
 
     def gather(self, mine: Any) -> list[Any]:
-        """What each rank has, on every rank."""
+        """Gathers each rank's value on every rank."""
         parts: list[Any] = [None] * self.world
         distributed.all_gather_object(parts, mine)
         return parts

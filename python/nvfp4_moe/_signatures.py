@@ -33,7 +33,7 @@ ReadModule = Callable[[str], "str | None"]
 
 @dataclasses.dataclass
 class _Member:
-    """What a reader finds: parameters without self and cls, None where it is no function; and whether a class has one."""
+    """Result of a reader: parameters without self and cls, None where it is no function; and whether a class has one."""
 
     names: list[str] | None
     required: list[str]
@@ -226,7 +226,7 @@ class _Sources:
         if found is None:
             return _ABSENT
         where, node = found
-        # What a class is called with are the parameters of its __init__; a dataclass has none to read.
+        # A class is called with the parameters of its __init__; a dataclass has none to read.
         function, of_class = node, bool(rest)
         if isinstance(node, ast.ClassDef):
             init = self.attribute(where, node, "__init__")

@@ -348,7 +348,7 @@ class MoeLayer(_core.Layer):
         return MoeConfig.from_json(self.config_json())
 
     def describe(self) -> dict[str, Any]:
-        """What runs and how: backend, kernels (by step), every option of the config, sizes in bytes, notes.
+        """Describes the layer: backend, kernels (by step), every option of the config, sizes in bytes, notes.
 
         "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
@@ -360,7 +360,7 @@ class MoeLayer(_core.Layer):
         return described
 
     def describe_run(self, tokens: int) -> dict[str, Any]:
-        """What a run of so many tokens of bfloat16 does: {"backend", "tokens", "steps": kernel by step,
+        """Describes a run of that many bfloat16 tokens: {"backend", "tokens", "steps": kernel by step,
         "workspace_bytes"}. On a GPU "steps" is the plan that each run makes: how it routes, the configuration of both
         GEMMs, what is fused. ValueError unless 0 <= tokens <= max_tokens.
         """

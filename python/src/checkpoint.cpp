@@ -61,7 +61,7 @@ class PyCheckpoint {
       for (const Finding& finding : found) findings.append(to_dict(finding));
     };
     const std::vector<int64_t>& read = layers ? *layers : checkpoint_.model().layers;
-    // What opening found of the layers below is found again.
+    // Reading finds again what opening found in the layers below.
     std::vector<Finding> of_opening = checkpoint_.findings();
     const std::set<int64_t> again(read.begin(), read.end());
     std::erase_if(of_opening, [&](const Finding& finding) { return again.contains(finding.layer); });

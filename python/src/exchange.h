@@ -1,4 +1,4 @@
-// What a layer's options say of an exchange, and the classes that hold one for Python.
+// A layer's options about an exchange, and the classes that hold one for Python.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// What all layers and linears of a process share: one pool of threads, and the workspaces of each device.
+// Shared by all layers and linears of a process: one pool of threads, and the workspaces of each device.
 #pragma once
 
 #include <cstdint>

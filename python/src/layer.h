@@ -36,7 +36,7 @@ struct OpenLayer {
                   : layer->replace_expert(local_expert, source);
   }
 
-  // What every run needs in addition to the layer and a workspace.
+  // Inputs of every run in addition to the layer and a workspace.
   Status prepare();
   ~OpenLayer();
 };

@@ -21,7 +21,7 @@ namespace nvfp4_moe::python {
 
 namespace {
 
-// What the three ways of opening share.
+// Shared by the three ways of opening.
 struct OpenOptions {
   Device device;
   LayerOptions layer;

@@ -63,7 +63,7 @@ struct DeclaredActivations {
   std::string why;                                    // "config_groups group_0: input_activations is null"
 };
 
-// What the config files say of the model, in this library's words. Read, never defaulted.
+// The config files' facts about the model, in this library's terms. Read, never defaulted.
 struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;

@@ -1,4 +1,4 @@
-// What a Checkpoint owns. Private to the room: checkpoint.cpp loads with it, validate.cpp reads it.
+// State of a Checkpoint. Private to the room: checkpoint.cpp loads with it, validate.cpp reads it.
 #pragma once
 
 #include "checkpoint/checkpoint.h"

@@ -19,9 +19,9 @@
 namespace nvfp4_moe {
 namespace {
 
-// What the files hold of one layer.
+// The files' tensors of one layer.
 struct Seen {
-  // What a name of the routed experts says -> the first such name.
+  // Meaning of a routed experts' name -> the first such name.
   std::map<std::string, std::string> routed_stems;
   std::map<TensorRole, std::string> roles;
   std::map<Words, std::string> words;

@@ -30,7 +30,7 @@ namespace nvfp4_moe {
 
 enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one tensor
 
-// What gate, up, down, and gate and up in one tensor are called.
+// Names of gate, up, down, and of gate and up in one tensor.
 enum class Words : uint8_t {
   kProj,    // gate_proj, up_proj, down_proj, gate_up_proj
   kW,       // w1, w3, w2; w13, the name of inference engines' parameters

@@ -1,4 +1,4 @@
-// What a checkpoint's config files declare about the routed experts' quantization. Private to src/checkpoint.
+// Declarations of a checkpoint's config files about the routed experts' quantization. Private to src/checkpoint.
 //
 // Four dialects: hf_quant_config.json {"quantization": {...}}, config.json quantization_config of ModelOpt (flat), of
 // compressed-tensors (config_groups), and of DeepSeek-V4 (quant_method fp8 with moe_quant_algo). Attention, dense

@@ -27,7 +27,7 @@ ModuleScheme scheme_of_algo(const std::string& algo, SourceFormat nvfp4_format, 
 Status check_group_size(const Json& object, int64_t expected, std::string_view where);
 Status ignore_all(const Json& quantization, std::initializer_list<const char*> keys, ModuleRules& rules);
 
-// What `input_activations` of a group of config_groups declares.
+// Declaration of `input_activations` of a group of config_groups.
 struct InputActivations {
   ActivationFormat format = ActivationFormat::kBf16;
   std::string why;

@@ -1,4 +1,4 @@
-// What a quantization lost: sums over matrices and layers, and their ratios.
+// Loss of a quantization: sums over matrices and layers, and their ratios.
 #include <cmath>
 #include <limits>
 

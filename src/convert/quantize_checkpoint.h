@@ -64,7 +64,7 @@ struct QuantizeOptions {
   ProgressFn progress;           // item "layer 12 expert 7"; bytes are the source's
 };
 
-// What quantization did to a set of matrices.
+// Statistics of quantizing a set of matrices.
 struct QuantizationQuality {
   double sum_sq = 0;        // of the original weights
   double sum_sq_error = 0;  // of original - decoded
@@ -108,7 +108,7 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
 // per expert): every input_scale (or its reciprocal) of a layer in `scales` is replaced, gate and up by `hidden`, down
 // by `intermediate`; a missing one is added. All else is byte for byte IN's. IN is never written to. The index of OUT
 // is rebuilt; unfinished, OUT has no config.json.
-// What it refuses of IN and OUT, before any scale is measured.
+// Checks IN and OUT before any scale is measured.
 Status check_takes_input_scales(const Checkpoint& in, const std::string& out);
 Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
                           uint64_t max_shard_bytes = 5ull << 30, const ProgressFn& progress = {},

@@ -36,7 +36,7 @@ struct SourceFile {
 Result<SourceFile> describe_source(const TensorFile& file);
 
 struct QuantizePlan {
-  // What the bytes of OUT depend on.
+  // Everything that the bytes of OUT depend on.
   std::string version;  // of the library
   std::string source;
   std::vector<SourceFile> files;
@@ -49,7 +49,7 @@ struct QuantizePlan {
   bool share_gate_up_scale = true;
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 where none is given
   uint64_t max_shard_bytes = 0;
-  // What is done.
+  // Finished parts.
   std::map<std::string, ShardRecord, std::less<>> shards;
   std::map<ExpertId, ExpertQuality> experts;  // at least those of the shards that are done
 };

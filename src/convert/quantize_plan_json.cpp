@@ -76,7 +76,7 @@ Result<QuantizationQuality> quality_of(const Json& object, const char* key) {
   return q;
 }
 
-// What the bytes depend on.
+// Everything that the bytes depend on.
 Status parse_work(const Json& json, QuantizePlan& plan) {
   NVFP4_MOE_ASSIGN(plan.version, text_of(json, "version"));
   NVFP4_MOE_ASSIGN(plan.source, text_of(json, "source"));

@@ -117,7 +117,7 @@ class Pool {
     std::exception_ptr failure = nullptr;  // the first; written by the thread that set `failed`
   };
 
-  // What a body throws ends its thread's part and keeps the others from beginning new ranges.
+  // An exception of a body ends its thread's part and keeps the others from beginning new ranges.
   static void take_ranges(Job& job) noexcept {
     inside_body = true;
     try {

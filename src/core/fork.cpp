@@ -32,7 +32,7 @@ void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(20)
 
 }  // namespace
 
-// What fork() calls before and after. Nothing here allocates.
+// Handlers before and after fork(). Nothing here allocates.
 struct ForkHandlers {
   // Takes the list and every mutex that is waited for. Takes all or none and tries again: a thread that holds one may be
   // waiting for another, or for the list.

@@ -56,7 +56,7 @@ struct ExpertSource {
   ExpertBiases biases = {};  // finite, in host memory always
 };
 
-// What every check of block scales says of the first illegal one. matrix: "gate".
+// The message of every check of block scales about the first illegal one. matrix: "gate".
 inline Status illegal_block_scale(const char* matrix, uint8_t byte, int64_t row, int64_t block) {
   return bad_input(std::string(matrix) + " block scale: expected E4M3 with sign 0 and not NaN, got byte " +
                    std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));

@@ -71,7 +71,7 @@ struct PeerHostWords {
   uint32_t stopped;  // 1: a wait has ended by PeerControl::stop
 };
 
-// What a wait for another rank polls in addition to its flag.
+// Words that a wait for another rank polls in addition to its flag.
 struct PeerWait {
   PeerControl* control = nullptr;  // this rank's
   PeerHostWords* host = nullptr;   // as the device reaches it

@@ -94,7 +94,7 @@ Result<bool> is_gguf(const std::string& path) {
   if (fs::is_directory(facts)) {
     NVFP4_MOE_ASSIGN(const bool indexed, has_entry((fs::path(path) / "model.safetensors.index.json").string()));
     if (indexed) return false;
-    // What cannot be listed is refused by whoever opens it.
+    // A folder that cannot be listed is an error when it is opened.
     const Result<std::vector<std::string>> names = list_directory(path);
     if (!names.ok()) return false;
     const bool safetensors = std::any_of(names->begin(), names->end(),

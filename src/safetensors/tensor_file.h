@@ -39,7 +39,7 @@ struct TensorInfo {
 std::string shape_string(std::span<const int64_t> shape);  // "(1536, 448)"
 std::string describe(const TensorInfo& info);              // "(1536, 448) F8_E4M3", "(8, 64, 128) NVFP4"
 
-// What a header says of the data behind it.
+// A header's facts about the data after it.
 struct TensorTable {
   std::vector<TensorInfo> tensors;  // by begin
   uint64_t data_offset = 0;         // of the data section in the file

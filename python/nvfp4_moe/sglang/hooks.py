@@ -61,7 +61,7 @@ class Hooks:
         """Raises Refused for what only this format has."""
 
     def declared(self, method: Any, layer: Any) -> Declared:
-        """What the checkpoint declares for the layer's activations. Raises Refused for a mixture that no layer runs."""
+        """The activations that the checkpoint declares for the layer. Raises Refused for a mixture that no layer runs."""
         raise NotImplementedError
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:

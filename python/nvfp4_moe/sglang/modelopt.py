@@ -41,7 +41,7 @@ class ModelOptHooks(Hooks):
 
     def hold_back(self, own: Callable[[], Any], method: Any, *inputs: Any, **named: Any) -> Callable[[], Any]:
         method.quant_config = _config_of(*inputs, **named)
-        # What SGLang's own __init__ sets for a backend without a layout of its own.
+        # SGLang's own __init__ sets the same for a backend without a layout of its own.
         method._lora_marlin = method.enable_flashinfer_trtllm_moe = method.use_flashinfer_trtllm_weight_layout = False
         method._cache_permute_indices = {}
         return own

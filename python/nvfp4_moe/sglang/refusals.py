@@ -138,7 +138,7 @@ def activations_of(options: Mapping[str, Any], settings: Settings, declared: Dec
 
 
 def layer_name(layer: Any) -> str:
-    """What a message calls the layer."""
+    """Name of the layer in messages."""
     return str(layer.layer_name or f"layer {layer.layer_id}")
 
 

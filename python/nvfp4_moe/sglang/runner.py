@@ -45,7 +45,7 @@ def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: T
 
 
 class NvFp4MoeRunnerCore(internals.DispatchMoeRunnerCore):  # type: ignore[misc]
-    """What register_moe_runner_core makes of a layer that the adapter took."""
+    """The runner core that register_moe_runner_core makes for a layer of the adapter."""
 
     @property
     def runner_backend(self) -> Any:

@@ -37,7 +37,7 @@ class EnabledLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Enabled:
-    """What enable() did; str() of it is a table."""
+    """Report of enable(); str() of it is a table."""
 
     layers: tuple[EnabledLayer, ...]
     activation_format: str

@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
     @property
     def first_stack(self) -> Tensor:
-        """What gemm1 multiplies: gate_up_proj, or up_proj of experts without a gate."""
+        """Weights of gemm1: gate_up_proj, or up_proj of experts without a gate."""
         stack: Tensor = self.module.gate_up_proj if self.has_gate else self.module.up_proj
         return stack
 

@@ -1,4 +1,4 @@
-"""What this adapter takes from transformers, checked by name before any of it is used."""
+"""The names that this adapter uses of transformers, checked before any of them is used."""
 
 from __future__ import annotations
 

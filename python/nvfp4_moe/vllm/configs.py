@@ -38,7 +38,7 @@ _BEFORE = {"NvFp4MoeDeepseekV4Config": "NvFp4MoeDeepseekV41Config"}  # which sta
 
 
 def _registered(format_name: str) -> Any:
-    """What a plugin has registered for a format, or None."""
+    """The class that a plugin has registered for a format, or None."""
     found = internals.find_or_none(f"{_QUANTIZATION}:_CUSTOMIZED_METHOD_TO_QUANT_CONFIG") or {}
     return found.get(format_name)
 

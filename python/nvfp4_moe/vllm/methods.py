@@ -48,7 +48,7 @@ _log = LoadLog(lambda said: internals.logger().info("nvfp4-moe: %s", said))
 
 
 class Method:
-    """What the checkpoint formats share; the first base of each method."""
+    """Shared by the checkpoint formats; the first base of each method."""
 
     # A method's parameters by the names of FusedParameters, tensor scales apart.
     codes: tuple[str, str] = ("w13_weight", "w2_weight")
@@ -249,7 +249,7 @@ class Method:
         self.router = own_router(layer, self.plan) if self.alone is not None and not self.fused.over_ranks else None
         if self.router is not None:
             internals.logger().info_once("nvfp4-moe selects the experts of layers such as %s", pattern(self.plan.name))
-        # What the kernel reads of the weights is how many experts there are.
+        # The kernel only reads the number of experts from the weights.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
         self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)
 

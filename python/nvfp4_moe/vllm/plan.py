@@ -15,7 +15,7 @@ from .ranks import NoExchange, RanksPlan, note_combine, plan_ranks
 _activations = internals.find("vllm.model_executor.layers.fused_moe.activation:MoEActivation")
 _current_config = internals.find("vllm.config:get_current_vllm_config")
 
-# What vLLM's kernels of swiglustep, and of gpt-oss' swigluoai, have built in.
+# Constants built into vLLM's kernels of swiglustep and of gpt-oss' swigluoai.
 _STEP_LIMIT = 7.0
 _GPT_OSS = {"activation": "swiglu_oai", "swiglu_limit": 7.0, "swiglu_alpha": 1.702}
 _MXFP4_BLOCK = 32
@@ -158,7 +158,7 @@ def _device(moe: Any) -> str:
 
 
 def _rank_tokens(moe: Any) -> int:
-    """What a data parallel rank may have: the scheduler's most, padded for sequence parallel."""
+    """The most tokens of a data parallel rank: the scheduler's most, padded for sequence parallel."""
     sp_size = int(moe.moe_parallel_config.sp_size)
     scheduler = getattr(_current_config(), "scheduler_config", None)
     most = max(int(moe.max_num_tokens), int(getattr(scheduler, "max_num_batched_tokens", 0) or 0))
@@ -166,7 +166,7 @@ def _rank_tokens(moe: Any) -> int:
 
 
 def _max_tokens(moe: Any) -> int:
-    """What a run may get where vLLM gathers the tokens of data parallel ranks."""
+    """The most tokens of a run if vLLM gathers the tokens of data parallel ranks."""
     parallel = moe.moe_parallel_config
     return _rank_tokens(moe) * max(1, int(parallel.dp_size)) * max(1, int(parallel.pcp_size))
 

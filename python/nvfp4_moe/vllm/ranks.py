@@ -146,7 +146,7 @@ def _check_model(layer: Any, plan: RanksPlan) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Connected:
-    """What came of a plan's link and timeout. found: the exchange, or why there is none."""
+    """Result of a plan's link and timeout. found: the exchange, or why there is none."""
 
     link: str
     timeout: float

@@ -1,4 +1,4 @@
-// What an instruction set brings to the CPU backend: one const table each, all behind the same functions.
+// An instruction set's functions for the CPU backend: one const table each, with the same signatures.
 //
 // The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named "cpu:NAME" forces one. Every
 // table reads the same packed panels (panel.h) and the same activation operands (below), and gives the same bits for
@@ -62,7 +62,7 @@ struct OperandRows {
   bool same_bits = false;  // a row's result must not depend on count (batch_invariant)
 };
 
-// What an instruction set does for one activation format. A row's operands are as long as panels: chunks of 64 along
+// An instruction set's functions for one activation format. A row's operands are as long as panels: chunks of 64 along
 // K, zeros behind the row's end.
 struct Multiplication {
   const char* name;     // for describe() and plans

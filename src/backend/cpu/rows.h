@@ -1,4 +1,4 @@
-// What every instruction set does with rows of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
+// Functions of every instruction set on rows of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
 //
 // Included once by each instruction set's file, in its unnamed namespace behind one of the vector_*.h, whose words it
 // is written in; so it is compiled for that instruction set. All operations are IEEE ones in a fixed order: every

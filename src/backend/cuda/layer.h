@@ -23,14 +23,14 @@ struct Architecture {
   int32_t* (*counters)(const StepContext& step);
 };
 
-// What every GPU backend takes and declines, apart from the architecture.
+// Layers that every GPU backend takes or declines, apart from the architecture.
 Status supports_config(const MoeConfig& config);
 Status decline_fp8(const MoeConfig& config);        // of an architecture that has no GEMMs for it
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
                        const LayerScales& scales, const Limits& limits, const DeviceFacts& device);
-// What a run of so many tokens needs, and does.
+// Workspace and plan of a run of that many tokens.
 size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
                        const Plan& plan, int64_t tokens);
 std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,

@@ -18,7 +18,7 @@ struct MatrixTiles {
   int64_t k_tiles = 0;
   int64_t bytes() const { return row_tiles * k_tiles * kTileBytes; }
 };
-// What gemm1 multiplies: gate and up, joined, or up alone where the activation has no gate.
+// Weights of gemm1: gate and up, joined, or only up if the activation has no gate.
 inline MatrixTiles gate_up_tiles(Activation activation, int64_t hidden, int64_t intermediate) {
   return {ceil_div(gate_rows(activation, intermediate) + intermediate, kTileRows), ceil_div(hidden, kTileK)};
 }

@@ -9,7 +9,7 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// What every decision below reads.
+// Inputs of every decision below.
 struct Question {
   const GemmTable& gemms;
   const MoeConfig& config;

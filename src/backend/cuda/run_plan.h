@@ -17,7 +17,7 @@
 namespace nvfp4_moe {
 namespace cuda {
 
-// What the steps around the GEMMs know of a compiled GEMM configuration.
+// A compiled GEMM configuration, as the steps around the GEMMs see it.
 struct GemmConfig {
   const char* name;
   int tile_n;             // rows of activations in a tile, at most
@@ -119,7 +119,7 @@ struct CombinePlan {
   bool operator==(const CombinePlan&) const = default;
 };
 
-// What decides about a run besides the layer and its device.
+// Inputs of a run's plan in addition to the layer and its device.
 struct RunFacts {
   int64_t tokens = 0;
   DType hidden_dtype = DType::kBf16;

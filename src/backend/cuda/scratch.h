@@ -20,7 +20,7 @@ struct RowTile {
   int32_t first_row;
   int32_t rows;
 };
-// What quantize counts in one row of activations.
+// Counts of quantize in one row of activations.
 struct RowCounts {
   uint64_t nonfinite, blocks, saturated, zeroed;
 };
@@ -67,13 +67,13 @@ struct Scratch {
   Scratch(const StepContext& step, Arena arena) : Scratch(step.weights.config, step.weights.range, *step.plan, arena) {}
 };
 
-// What gemm1 multiplies, (T, H) in rows of the plan's operand.
+// Operand of gemm1, (T, H) in rows of the plan's format.
 inline const std::byte* hidden_rows(const StepContext& step, const PartBuffers& part) {
   if (!quantizes(step.weights.config->activation_format)) return reinterpret_cast<const std::byte*>(part.hidden.bf16);
   const Scratch scratch(step);
   return &part == &step.buffers.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
 }
-// What gemm2 multiplies, (R, I) in rows of the plan's operand. A linear has them in intermediate.codes.
+// Operand of gemm2, (R, I) in rows of the plan's format. A linear keeps it in intermediate.codes.
 inline const std::byte* intermediate_rows(const StepContext& step, const PartBuffers& part) {
   if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
   if (!quantizes(step.weights.config->activation_format))

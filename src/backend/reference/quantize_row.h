@@ -22,7 +22,7 @@ struct ScalePolicy {
   float scale = 0;
 };
 
-// What every format asks of a row first.
+// A row's largest magnitude, which every format needs first.
 struct RowRange {
   double amax = 0;     // of finite elements and infinities; NaN is left out
   bool finite = true;  // no element is NaN or Inf

@@ -17,7 +17,7 @@ namespace nvfp4_moe {
 namespace sm100 {
 namespace {
 
-// What the plan of a run has to know of a table of configurations.
+// A table of configurations, as a run's plan needs it.
 template <const auto& kGemms>
 constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemms.size()> configs{};

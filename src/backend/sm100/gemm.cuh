@@ -40,7 +40,7 @@ __device__ void init_barriers(Shared& shared) {
   ptx::fence_mbarrier_init();
 }
 
-// What all warps do before they take their roles, and after.
+// Work of all warps before they take their roles, and after.
 template <class Traits, class Shared>
 __device__ void begin(Shared& shared, const GemmArgs& args) {
   if (args.after_route) ptx::launch_dependents();

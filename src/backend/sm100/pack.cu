@@ -17,7 +17,7 @@ constexpr int kTileRowVecs = kWeightRowBytes / 16;  // of a row of a tile
 constexpr int kVecBlocks = 2, kStepBlocks = 4;      // of 16 elements
 static_assert(kTileRowVecs * cuda::kTileRows == cuda::kVecsPerTile);
 
-// What one thread moves.
+// One thread's 16 bytes of a copy.
 struct RowVec {
   int64_t row_tile, k_tile;
   int row, vec;  // of the tile; 16 bytes of the row

@@ -1,4 +1,4 @@
-// What a kernel's configuration fixes at compile time, and a cta's shared memory and tensor memory.
+// Compile-time constants of a kernel's configuration, and a cta's shared memory and tensor memory.
 #pragma once
 
 #include <cuda_runtime.h>

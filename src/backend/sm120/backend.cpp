@@ -18,7 +18,7 @@ namespace nvfp4_moe {
 namespace sm120 {
 namespace {
 
-// What the plan of a run has to know of kGemmConfigs.
+// kGemmConfigs, as a run's plan needs it.
 constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {

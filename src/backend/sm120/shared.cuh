@@ -1,4 +1,4 @@
-// What a kernel's configuration fixes at compile time, and the shared memory of its ctas as one struct.
+// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one struct.
 #pragma once
 
 #include <cuda_runtime.h>

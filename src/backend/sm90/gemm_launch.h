@@ -1,4 +1,4 @@
-// What both GEMMs take from a step: the part's sides, and its configuration by the run's plan.
+// Arguments of both GEMMs from a step: the part's sides, and its configuration by the run's plan.
 #pragma once
 
 #include "backend/cuda/packed_layout.h"

@@ -75,7 +75,7 @@ struct TmaRows {
 };
 inline constexpr int kTmaTileRows = 32, kTmaTileBytesOfRow = 128, kTmaTileBytes = kTmaTileRows * kTmaTileBytesOfRow;
 
-// What gemm1's epilogue takes.
+// Arguments of gemm1's epilogue.
 struct Gemm1Params {
   const TensorScales* tensor_scales;  // (E)
   const float* row_scale;             // (T), or null: 1
@@ -88,7 +88,7 @@ struct Gemm1Params {
   int64_t channels;         // I
   uint8_t* nonfinite_rows;  // (R) set where a row has NaN or Inf, or null
 };
-// What gemm2's epilogue takes.
+// Arguments of gemm2's epilogue.
 struct Gemm2Params {
   const TensorScales* tensor_scales;  // (E)
   const float* row_scale;             // (R), or null: 1
@@ -102,7 +102,7 @@ struct Gemm2Params {
 struct ExpertScales {
   float first, second;
 };
-// What a row brings into its accumulators.
+// A row's factors of its accumulators.
 struct RowScale {
   float scale;   // the row's own, NaN where its token is nonfinite
   float weight;  // the router's, or 1

@@ -1,4 +1,4 @@
-// What a Hopper GPU's tensor cores do at most with the instruction of this backend's GEMMs.
+// Peak rate of a Hopper GPU's tensor cores for the instruction of this backend's GEMMs.
 #pragma once
 
 #include "core/status.h"

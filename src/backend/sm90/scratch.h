@@ -1,4 +1,4 @@
-// What the sm90 backend keeps beside the layer's arrays.
+// Scratch memory of the sm90 backend, in addition to the layer's arrays.
 #pragma once
 
 #include "backend/cuda/gemm/split_k_scratch.h"

@@ -1,4 +1,4 @@
-// What a kernel's configuration fixes at compile time, and the shared memory of its ctas as one struct.
+// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one struct.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +25,7 @@ inline constexpr int kProducerRowThreads = 96;  // warps 1 to 3 of the producer
 using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::TileRows;
-// What a cta that routes by itself keeps of it.
+// Routing results of a cta that routes by itself.
 struct alignas(16) FusedRouting {
   cuda::RowTile row_tiles[cuda::kSmallBatch];
   int32_t assignment_of_row[cuda::kSmallBatch];

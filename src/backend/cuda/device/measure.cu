@@ -10,7 +10,7 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// What a scope made and must give back, whatever happens in it.
+// Resources of a scope, freed however it ends.
 struct Stream {
   cudaStream_t stream = nullptr;
   ~Stream() {

@@ -23,7 +23,7 @@ struct GemmArgs {
   bool after_route;   // route has ended when this kernel starts, and not just when it has waited
 };
 
-// What a row brings into its accumulators: alpha = fl32(row scale * tensor scale) of each tensor scale, and the router's
+// A row's factors of its accumulators: alpha = fl32(row scale * tensor scale) of each tensor scale, and the router's
 // weight or 1.
 struct alignas(16) RowFactor {
   float first, second, weight;

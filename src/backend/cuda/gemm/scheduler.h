@@ -39,7 +39,7 @@ struct Divider {
 // Tiles of rows that take turns at one tile of weight rows.
 inline constexpr int32_t kRasterTiles = 8;
 
-// What the host knows of a launch's work: everything but the number of tiles of rows, which route finds on the device.
+// A launch's work as the host knows it: everything but the number of tiles of rows, which route finds on the device.
 struct ScheduleParams {
   int32_t m_tiles, k_blocks;  // tiles of weight rows; k-blocks of K
   int32_t ctas;
@@ -68,7 +68,7 @@ struct ScheduleParams {
 struct OutputTile {
   int32_t n_tile, m_tile;  // indices of a tile of rows and of a tile of weight rows
 };
-// What a cta multiplies before it is at an epilogue: an output tile over a range of K.
+// A cta's work between two epilogues: an output tile over a range of K.
 struct WorkTile {
   OutputTile tile;
   int32_t first_k_block, k_blocks;

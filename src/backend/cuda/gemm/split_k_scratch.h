@@ -22,7 +22,7 @@ struct SplitKScratch {
   // Of a step: its arrays lie behind the layer's.
   explicit SplitKScratch(const StepContext& step) : SplitKScratch(step, step.scratch) {}
 
-  // What an Architecture names (backend/cuda/layer.h).
+  // Part of the interface of an Architecture (backend/cuda/layer.h).
   static void take(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
     SplitKScratch(config, range, plan, arena);
   }

@@ -35,7 +35,7 @@ struct DeviceRows {
 using SourceRows = DeviceRows<const uint8_t>;
 using StagedRows = DeviceRows<uint8_t>;
 
-// What one thread packs: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the tile.
+// One thread's share: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the tile.
 struct LaneVec {
   int64_t row_tile, k_tile;
   int group, half, lane;

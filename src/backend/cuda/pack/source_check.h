@@ -1,4 +1,4 @@
-// What a host checks of an expert's arrays, for arrays that lie on the layer's device.
+// The host's checks of an expert's arrays, for arrays on the layer's device.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// What the compiler must know about registers. Only the last function is an instruction.
+// Hints to the compiler about registers. Only the last function is an instruction.
 #pragma once
 
 #include <cuda_runtime.h>

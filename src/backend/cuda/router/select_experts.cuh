@@ -81,7 +81,7 @@ __device__ inline int best_lane(uint32_t key, uint32_t& largest) {
   return __ffs(static_cast<int>(__ballot_sync(kAllLanes, key == largest))) - 1;
 }
 
-// What a lane knows of its token once the experts are chosen.
+// A lane's state of its token after the experts are chosen.
 struct Selected {
   int expert = -1;           // lane i: the i-th; -1 where there is none
   uint32_t key = 0;          // the one that it was chosen by

@@ -41,7 +41,7 @@ struct CombineArgs {
   bool weigh;  // else the rows have their weights in them already
 };
 
-// What the CTAs beyond those of the tokens count.
+// Arguments of the CTAs beyond those of the tokens, which add up counts.
 struct CountArgs {
   RunStatus* status;
   const RowCounts* token_counts;  // (T) of quantize, or null

@@ -11,7 +11,7 @@
 namespace nvfp4_moe::cuda {
 namespace {
 
-// What is done with a token's activations.
+// The work on a token's activations.
 enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
 // Vec: the format that rows are quantized to. CTAs of (threads that a row takes) x (as many of these as route wants); a row is done by the first of them.

@@ -168,7 +168,7 @@ __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const
   return false;
 }
 
-// What can be written of a row before it is read.
+// Writes the parts of a row that do not depend on its values.
 __device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row, ThreadGroup group) {
   if (group.rank == 0 && (has_row || args.row_count == nullptr)) args.out.nonfinite[row] = 0;
   // Blocks of all rows are counted at once, less those of nonfinite rows, since one atomic a row would be serialized.

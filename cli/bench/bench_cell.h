@@ -26,7 +26,7 @@ struct BenchRound {
   std::array<double, kSteps> step_us{};  // zeros unless asked for
   BenchWork work;
   double read_gb_per_s = 0;     // of this host, beside the runs
-  double peak_gflop_per_s = 0;  // likewise; 0 where the kernel has no known peak
+  double peak_gflop_per_s = 0;  // likewise; 0 if the kernel has no known peak
   double seconds() const { return times.at(0.5) * 1e-6; }
   // The least that these bytes and operations take at those rates.
   double floor_us() const {
@@ -43,7 +43,7 @@ struct BenchCell {
   std::string backend;
   std::string activation_format;
   int64_t tokens = 0;
-  std::string peak;  // its name; empty where none is known
+  std::string peak;  // its name; empty if none is known
   std::vector<BenchRound> rounds;
 };
 

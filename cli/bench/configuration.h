@@ -16,8 +16,8 @@ struct Configuration {
   std::string backend;  // as asked for
   Subject subject;
   std::optional<TimedLayer> timed;
-  const ComputePeak* peak = nullptr;  // of its GEMM; null where none is known, and on a device
-  std::string peak_name;              // empty where none is known
+  const ComputePeak* peak = nullptr;  // of its GEMM; null if none is known, and on a device
+  std::string peak_name;              // empty if none is known
   double read_gb_per_s = 0;           // on a device
   double peak_gflop_per_s = 0;        // on a device
 
@@ -29,12 +29,12 @@ Result<std::string> disagreement(const Configuration& configuration, const std::
                                  Executor& executor);
 
 // How many copies of each layer keep twice the last level of cache busy, as far as half of the free memory goes.
-// kOutOfMemory where the layers do not fit once. layers_each: how many whole ones a configuration has that take turns,
+// kOutOfMemory if the layers do not fit once. layers_each: how many whole ones a configuration has that take turns,
 // where there is most of them.
 Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
                           const std::string& device_name, double layers_each = 1);
 
-// The peak that bounds a host layer's GEMMs; null where none is known.
+// The peak that bounds a host layer's GEMMs; null if none is known.
 const ComputePeak* peak_of_layer(const MoeLayer& layer);
 
 // One round of a layer that is open and prepared for `tokens`: its runs, and each step by itself if asked for.

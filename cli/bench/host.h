@@ -13,8 +13,8 @@ struct HostFacts {
   int threads = 1;                            // cores this process may use
   uint64_t memory_bytes = 0;                  // of the machine
   uint64_t memory_available_bytes = 0;        // of it, without making anyone swap
-  uint64_t memory_limit_bytes = 0;            // of this process's control group; 0 where there is none
-  double cpu_limit_cores = 0;                 // quota of the control group; 0 where there is none
+  uint64_t memory_limit_bytes = 0;            // of this process's control group; 0 if there is none
+  double cpu_limit_cores = 0;                 // quota of the control group; 0 if there is none
   std::vector<std::string> instruction_sets;  // those that matter to matrix kernels
 };
 HostFacts read_host();
@@ -22,7 +22,7 @@ HostFacts read_host();
 struct GpuFacts {
   std::string name;
   std::string driver;
-  std::string memory;  // as nvidia-smi says it; empty where only /proc knows the GPU
+  std::string memory;  // as nvidia-smi says it; empty if only /proc knows the GPU
 };
 std::vector<GpuFacts> read_gpus();
 

@@ -1,4 +1,4 @@
-// Reading memory on one thread. Included in a namespace of its own, inside a target region where there is one;
+// Reading memory on one thread. Included in a namespace of its own, inside a target region if there is one;
 // kVectorBytes is the length of its registers.
 
 using Words __attribute__((vector_size(kVectorBytes), may_alias)) = uint64_t;

@@ -61,7 +61,7 @@ class TimedLayer {
   Result<RunTimes> time_runs(const Repeat& repeat);
   // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
   // operands itself, out of the arrays between the steps, and a device routes and quantizes in two kernels, not one.
-  // kUnsupported where a backend does not show its steps.
+  // kUnsupported if a backend does not show its steps.
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
 
  private:

@@ -80,7 +80,7 @@ class TimedRanks {
     Buffer workspace;
     std::vector<uint16_t> out;                    // (max_tokens, hidden_size) of a run
     Prepared parts;                               // this rank's tokens of each batch
-    std::vector<std::vector<int32_t>> own_slots;  // (batches)(tokens, top_k) -1 where the slot is another rank's
+    std::vector<std::vector<int32_t>> own_slots;  // (batches)(tokens, top_k) -1 if the slot is another rank's
     Prepared own;                                 // all tokens of each batch, with own_slots
     std::vector<size_t> busiest;                  // the batches that this rank has most to do in
   };

@@ -14,7 +14,7 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
                              const std::vector<std::string>& arguments);
 
 // The candidate that differs from the word by the fewest insertions, removals, replacements and swaps of neighbours;
-// empty where a third of the word and more would have to change.
+// empty if a third of the word and more would have to change.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace nvfp4_moe::cli

@@ -79,7 +79,7 @@ void report_status(const RunStatus& status, Report& report) {
   report.json()["nonfinite_outputs"] = status.nonfinite_outputs;
 }
 
-// The files that the options lead to; empty where an option is not given.
+// The files that the options lead to; empty if an option is not given.
 struct RunOutputs {
   std::string output;
   std::string dump;

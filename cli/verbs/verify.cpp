@@ -80,7 +80,7 @@ void add_run_row(const LayerVerification& layer, Table& table) {
 
 void add_original_row(const LayerVerification& layer, const std::optional<double>& limit, Table& table) {
   const OriginalCheck& check = *layer.original;
-  // The place of the fault where there is one, else that of the largest error.
+  // The place of the fault if there is one, else that of the largest error.
   std::string where = fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
   if (!check.faults.empty()) {
     const WeightFault& fault = check.faults.front();

@@ -125,7 +125,7 @@ def quantize(
 
     Returns (codes uint8 (..., K/2), scales uint8 (..., K/16), tensor_scale): a float, or float32 (...) for
     dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
-    tensor_scale is float32 () there, and instead of raising, NaN where x holds NaN or Inf.
+    tensor_scale is float32 () there, and instead of raising, NaN if x holds NaN or Inf.
     """
     return _core.quantize(x, mode, tensor_scale, scales, channel_weights)
 
@@ -147,7 +147,7 @@ def silu_mul_quantize(
     weights of router_weight "before_down". power_of_two: the tensor scale of every row; None gives each its own, as
     quantize(mode="dynamic_token") does.
 
-    Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN where the
+    Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN if the
     row holds NaN or Inf. Raises ValueError on shapes, dtypes and options.
     """
     return _core.silu_mul_quantize(
@@ -248,7 +248,7 @@ def inspect(
     count, examples (tensors of the next three that it stands for) and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
     gate_up_order, accept_tensors: as Checkpoint takes them, here and in the functions below.
 
-    Raises BadInput where the files cannot be opened as a checkpoint, Unsupported where the model is none this library knows, IoError.
+    Raises BadInput if the files cannot be opened as a checkpoint, Unsupported if the model is none this library knows, IoError.
     """
     checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
     return checkpoint.inspect(None if layers is None else list(layers))
@@ -323,8 +323,8 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
     """Which backend takes a layer on a device, and why each other does not: dicts with backend, chosen, reason.
 
     options: fields of the layer's config (num_experts, top_k, hidden_size, intermediate_size, activation, ...); those
-    left out have their defaults. device: "cpu" or "cuda:N". Raises ValueError or BadInput where they make no config,
-    Unsupported where there is no such device.
+    left out have their defaults. device: "cpu" or "cuda:N". Raises ValueError or BadInput if they make no config,
+    Unsupported if there is no such device.
     """
     defaults = json.loads(_core.default_options())
     for name in options:
@@ -350,7 +350,7 @@ def release_workspaces(device: str | None = None) -> int:
     What lay in torch's memory goes back to torch's caching allocator (torch.cuda.empty_cache() hands it on). The next
     run takes a workspace anew. Runs may go on meanwhile, as may graphs that torch captured. Not while a graph may still
     be replayed that another framework than torch captured: its workspace goes too. Closing the last layer gives back
-    the same. Raises ValueError for a name that is no device's, Unsupported where there is no such device.
+    the same. Raises ValueError for a name that is no device's, Unsupported if there is no such device.
     """
     return _core.release_workspaces(None if device is None else str(device))
 

@@ -23,7 +23,7 @@ def _torch_of(array: Any) -> Any:
 
 
 def view(array: Any) -> Any:
-    """What the compiled module can read in place of an array whose own export it cannot; None where there is nothing.
+    """What the compiled module can read in place of an array whose own export it cannot; None if there is nothing.
 
     Never a copy: same memory, same strides."""
     if isinstance(array, np.ndarray):

@@ -138,7 +138,7 @@ class Placement:
     def from_map(cls, expert_map: Tensor | None, num_experts: int, local_experts: int) -> Placement:
         """expert_map: integers (num_experts,), the local index of each global expert or -1; None: all are here.
 
-        ValueError where the map does not have that form, or places an expert beyond the local ones.
+        ValueError if the map does not have that form, or places an expert beyond the local ones.
         """
         if expert_map is None:
             if num_experts != local_experts:

@@ -49,7 +49,7 @@ class FusedParameters:
     w2_bias: Tensor | None = None
 
     def inner_size(self) -> int:
-        """The intermediate dimension that is real. ValueError where the shapes do not belong together."""
+        """The intermediate dimension that is real. ValueError if the shapes do not belong together."""
         experts, rows, _ = self.w13.shape
         matrices = 2 if self.gated else 1
         if rows % matrices != 0 or self.w2.ndim != 3 or self.w2.shape[0] != experts:
@@ -97,7 +97,7 @@ class FusedParameters:
         as_bytes(self.w2_scale)[:, :, -(-filled // block) :].zero_()
 
     def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
-        """gate (where there is one), up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the
+        """gate (if there is one), up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the
         blocks that the cast from MXFP4 rounded. Raises ValueError, Unsupported."""
         experts, inner = self.w13.shape[0], self.inner_size()
         columns = inner // (32 if self.mxfp4 else 16)
@@ -125,7 +125,7 @@ class FusedParameters:
         return {name: (*matrices[name], of_rows[name].float()) for name in matrices}, 0
 
     def biases(self) -> tuple[Tensor | None, Tensor, Tensor] | None:
-        """(gate (E, I) or None, up (E, I), down (E, H)) float32 on the host, or None where there are none."""
+        """(gate (E, I) or None, up (E, I), down (E, H)) float32 on the host, or None if there are none."""
         if self.w13_bias is None or self.w2_bias is None:
             if self.w13_bias is not self.w2_bias:
                 raise InvalidArgument("w13_bias, w2_bias: expected both or neither, got one")

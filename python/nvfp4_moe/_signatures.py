@@ -240,7 +240,7 @@ class _Sources:
 
 
 def misfits_in(read: ReadModule, required: Requirements) -> dict[str, list[str]]:
-    """As misfits, of source text. read gives the text of a module by its dotted name, or None where there is none; a
+    """As misfits, of source text. read gives the text of a module by its dotted name, or None if there is none; a
     package's own is asked for as "package" and as "package.__init__"."""
     return _judge(required, _Sources(read).member)
 

@@ -34,7 +34,7 @@ _ENGINES = ("torch", "transformers", "vllm", "sglang")
 class Engine:
     """One row of the report.
 
-    version: installed, or None. fits: whether the adapter takes this release; None where nothing is installed or there is
+    version: installed, or None. fits: whether the adapter takes this release; None if nothing is installed or there is
     no adapter. misfits: by group of the adapter's table, a sentence for each member that differs. note: in a sentence.
     """
 
@@ -66,7 +66,7 @@ def _version(name: str) -> str | None:
 
 
 def _requirements(name: str) -> Requirements | None:
-    """An adapter's table, or None where this build has no such adapter."""
+    """An adapter's table, or None if this build has no such adapter."""
     path = Path(__file__).parent / _TABLES[name]
     spec = importlib.util.spec_from_file_location(f"_nvfp4_moe_{name}_requirements", path)
     if not path.is_file() or spec is None or spec.loader is None:

@@ -27,7 +27,7 @@ def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout:
     The function reports a rank that died only in a call. Ranks of one host also poll each other's processes, so that such a
     rank is named within a second while others make no call and replay graphs. Nothing listens and nothing is connected for it.
 
-    Waits for all ranks. Raises IoError with the function's failure, ValueError where ranks disagree who they are.
+    Waits for all ranks. Raises IoError with the function's failure, ValueError if ranks disagree who they are.
     """
     return connect_exchange(all_to_all_v, rank, world, timeout)
 

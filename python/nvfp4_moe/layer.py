@@ -235,7 +235,7 @@ class MoeLayer(_core.Layer):
         there is neither a slice nor a cache. gate_up_order, accept_tensors: as nvfp4_moe.Checkpoint takes them, which is
         where they go if the checkpoint is open already.
 
-        Raises what from_tensors raises, BadInput where the files are broken, IoError.
+        Raises what from_tensors raises, BadInput if the files are broken, IoError.
         """
         with _sent_to_ranks(exchange):
             if not isinstance(checkpoint, _core.Checkpoint):
@@ -352,7 +352,7 @@ class MoeLayer(_core.Layer):
 
         "activations" is {"format", "declared" by the checkpoint (None for a layer of arrays), "because"}.
         "activation_scale" is {"hidden": how, "intermediate": how}: "dynamic_token", the number that all rows share, or
-        None where nothing is quantized. A note says so if this build has no CUDA and the machine has a GPU.
+        None if nothing is quantized. A note says so if this build has no CUDA and the machine has a GPU.
         """
         described: dict[str, Any] = json.loads(self.describe_json())
         if note := missing_cuda():

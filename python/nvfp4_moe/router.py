@@ -59,7 +59,7 @@ class RouterConfig:
         """The router of a model, from its config.json as a dict.
 
         layer: needed where layers have different routers (the hash layers of DeepSeek-V4). Raises Unsupported for a model
-        type whose router is not known, or an option of one that is not computed; BadInput where a field is missing.
+        type whose router is not known, or an option of one that is not computed; BadInput if a field is missing.
         """
         outer = _model_type(config)
         language: Mapping[str, Any] = config
@@ -136,7 +136,7 @@ class _Fields:
         self._config, self._model_type = config, model_type
 
     def get(self, *names: str) -> Any:
-        """The first of several spellings that is there and not null; None where none is."""
+        """The first of several spellings that is there and not null; None if none is."""
         return next((self._config[name] for name in names if self._config.get(name) is not None), None)
 
     def _need(self, kind: type, *names: str) -> Any:

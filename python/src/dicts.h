@@ -27,7 +27,7 @@ Dict to_dict(const RunStatus& status);
 Dict to_dict(const Progress& progress);
 // {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16), "tensor_scale" float}: copies of the view's rows.
 Dict to_dict(const Nvfp4View& view);
-// {"gate", "up", "down"} of such; "gate" is None where there is none.
+// {"gate", "up", "down"} of such; "gate" is None if there is none.
 Dict to_dict(const ExpertSource& source);
 
 }  // namespace nvfp4_moe::python

@@ -30,7 +30,7 @@ class HandleTable {
     const std::lock_guard lock(mutex_);
     objects_.erase(handle);
   }
-  // ValueError where the object is gone or the handle was never given out.
+  // ValueError if the object is gone or the handle was never given out.
   std::shared_ptr<T> find(int64_t handle) const {
     const std::lock_guard lock(mutex_);
     const auto found = objects_.find(handle);

@@ -102,7 +102,7 @@ class Signals {
   // Seldom enough that a busy interpreter's lock is not in the way of the work, often enough for whoever waits.
   static constexpr std::chrono::milliseconds kInterval{50};
 
-  // True where a handler raised, which `raised` then is. Called without the lock, or with it.
+  // True if a handler raised, which `raised` then is. Called without the lock, or with it.
   bool pending(std::unique_ptr<nanobind::python_error>& raised) {
     const auto now = std::chrono::steady_clock::now();
     if (now - last_ < kInterval) return false;

@@ -31,7 +31,7 @@ class ArrayOrder {
 
  private:
   int64_t first_expert_ = 0;
-  std::vector<int64_t> of_expert_;  // (num_experts), -1 where the arrays have none of it
+  std::vector<int64_t> of_expert_;  // (num_experts), -1 if the arrays have none of it
 };
 
 // A stack of NVFP4 matrices: (codes (E, rows, cols/2), scales (E, rows, cols/16), tensor_scale (E) or one number).
@@ -60,7 +60,7 @@ class MatrixStack {
   int64_t rows_, cols_;
 };
 
-// Whether the layer has a gate; ValueError where it has none and one is given.
+// Whether the layer has a gate; ValueError if it has none and one is given.
 bool wants_gate(const MoeConfig& config, nb::handle gate);
 
 // The experts of three stacks, two without a gate: where they lie if that is the layer's device for all arrays, else in

@@ -20,7 +20,7 @@ using Kind = nb::dlpack::dtype_code;
 // searched from its start.
 struct KnownType {
   PyTypeObject* type;
-  const DlpackExchange* table;  // null where it has none
+  const DlpackExchange* table;  // null if it has none
   bool torch;                   // torch.Tensor, or a class derived from it
 };
 bool is_torch_type(PyTypeObject* type) {

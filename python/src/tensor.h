@@ -32,7 +32,7 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 std::string to_string(const Device& device);  // "cpu", "cuda:0"
-// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported where this build or machine has no such
+// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported if this build or machine has no such
 // device.
 Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and where it cannot.
@@ -46,7 +46,7 @@ std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
 class Tensor {
  public:
   // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError where it is no
-  // array, ValueError where its memory holds other numbers than it stands for (torch's lazy negation).
+  // array, ValueError if its memory holds other numbers than it stands for (torch's lazy negation).
   Tensor(nb::handle object, const char* name) : Tensor(object, name, LazyNegation::kRefused) {}
   // The same for arrays that the caller refuses unless they are contiguous, without the question that this leaves out: a
   // tensor that is lazily negated is an imaginary part, whose elements lie two apart, so that it is contiguous with a
@@ -101,7 +101,7 @@ class Tensor {
 
   // A tensor of torch 2.10 or later, whose allocator and current stream the exchange table reaches.
   bool is_torch() const { return exchange_ != nullptr && torch_; }
-  const DlpackExchange* exchange() const { return exchange_; }  // null where the type has none
+  const DlpackExchange* exchange() const { return exchange_; }  // null if the type has none
 
   std::string describe() const;  // "(4, 64) float32 on cpu"
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".

@@ -46,7 +46,7 @@ struct Fp8ExpertWeights {
   bool operator==(const Fp8ExpertWeights&) const = default;
 };
 
-// The codes of a block whose scale is 0, where they are not all 0. They multiply nothing: a layout may store zeros
+// The codes of a block whose scale is 0, if they are not all 0. They multiply nothing: a layout may store zeros
 // there and keep them here, for unpack.
 struct ZeroScaleCodes {
   int projection = 0;  // 0 gate, 1 up, 2 down
@@ -62,7 +62,7 @@ struct PackedWeights {
   std::vector<TensorScales> tensor_scales;  // (range.count), and one more at the end for the shared expert
   Buffer bytes;                             // Backend::packed_bytes long, in the backend's layout
   int device = 0;                           // index of the device that holds bytes; 0 in host memory
-  // Like tensor_scales; empty where the layout keeps all codes itself.
+  // Like tensor_scales; empty if the layout keeps all codes itself.
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
   // State that pack_expert keeps from one expert to the next. The caller frees it when done.
   Buffer staging = {};
@@ -71,7 +71,7 @@ struct PackedWeights {
 
   const TensorScales& tensor_scales_of(int64_t local_expert) const { return tensor_scales[index_of(local_expert)]; }
   TensorScales& tensor_scales_of(int64_t local_expert) { return tensor_scales[index_of(local_expert)]; }
-  // Zeros, which no other format reads, where there are none.
+  // Zeros, which no other format reads, if there are none.
   Fp8ExpertWeights fp8_weights_of(int64_t local_expert) const {
     return fp8_weights.empty() ? Fp8ExpertWeights{} : fp8_weights[index_of(local_expert)];
   }
@@ -88,7 +88,7 @@ struct Nvfp4Buffers {
 struct ExpertBuffers {
   Nvfp4Buffers gate, up, down;
   TensorScales scales;
-  std::vector<float> gate_bias, up_bias, down_bias;  // (I), (I), (H), or empty where the expert has none
+  std::vector<float> gate_bias, up_bias, down_bias;  // (I), (I), (H), or empty if the expert has none
 };
 
 struct RunContext {
@@ -124,7 +124,7 @@ struct DeviceMemory {
   Status (*to_device)(int device, void* to, const void* from, size_t size_bytes, void* stream);
   Status (*to_host)(int device, void* to, const void* from, size_t size_bytes, void* stream);
   Status (*synchronize)(int device);  // waits for all work of the device
-  // A number of its own for the graph that the stream is being captured into; 0 where it is not.
+  // A number of its own for the graph that the stream is being captured into; 0 if it is not.
   Result<uint64_t> (*capture_id)(void* stream);
   Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
   // (rows, row_bytes) from rows stride_bytes apart to rows that follow each other, both on the device. Only enqueues.
@@ -184,7 +184,7 @@ struct Backend {
   Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                        const RunContext& context);
 
-  const LayerSteps* steps;  // the same layer, one step at a time; null where it is not made of these steps
+  const LayerSteps* steps;  // the same layer, one step at a time; null if it is not made of these steps
 
   // null: weights, workspaces and batches lie in host memory.
   const DeviceMemory* memory = nullptr;
@@ -215,7 +215,7 @@ extern const Backend kSm120Backend;
 // The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
 std::span<const Backend> cpu_instruction_sets();
 
-// The CUDA device of that index; kUnsupported, with the driver's words, where there is none. In builds with CUDA.
+// The CUDA device of that index; kUnsupported, with the driver's words, if there is none. In builds with CUDA.
 Result<DeviceFacts> cuda_device_facts(int index);
 
 // ---- biases of routed experts

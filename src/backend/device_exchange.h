@@ -164,7 +164,7 @@ struct ScanPackets {
   MessageLayout layout;
   CountPackets counted;
   PacketSource* sources = nullptr;       // (packets of all messages)
-  int32_t* row_of_assignment = nullptr;  // (T, k) of those with a slot: its row; -1 where the message has no room
+  int32_t* row_of_assignment = nullptr;  // (T, k) of those with a slot: its row; -1 if the message has no room
   std::byte* messages = nullptr;         // whose headers are written; null without them
   uint32_t* failed = nullptr;            // (1) = 0
 };

@@ -26,7 +26,7 @@ struct DeviceQuantize {
   float tensor_scale = 0.0f;        // kWeights: 0 for amax / 2688 of x; unused by kDynamicToken
   uint8_t* codes = nullptr;         // (rows, cols/2), 8-byte aligned
   uint8_t* block_scales = nullptr;  // (rows, cols/16)
-  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN where x holds any.
+  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN if x holds any.
   float* scales = nullptr;
 };
 

@@ -104,7 +104,7 @@ Result<float> compat_scale(const std::optional<float>& scale, const char* settin
   return given;
 }
 
-// |SwiGLU's output| never exceeds this; 0 where the activation has no bound. The gate's factor is at most L from above,
+// |SwiGLU's output| never exceeds this; 0 if the activation has no bound. The gate's factor is at most L from above,
 // and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a part of 1/a), which counts for small L.
 double activation_bound(const MoeConfig& config) {
   if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;

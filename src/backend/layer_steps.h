@@ -23,7 +23,7 @@ struct ActivationBuffers {
   int8_t* int8_codes = nullptr;     // (rows, K)             int8_block
   float* int8_scales = nullptr;     // (rows, K/16)          int8_block
   uint8_t* fp8 = nullptr;           // (rows, K) E4M3        fp8
-  uint8_t* nonfinite = nullptr;     // (rows) 1 where the output of the row must be NaN
+  uint8_t* nonfinite = nullptr;     // (rows) 1 if the output of the row must be NaN
 };
 
 struct PartBuffers {
@@ -39,15 +39,15 @@ struct PartBuffers {
 
 struct LayerBuffers {
   RunStatus* status = nullptr;
-  int32_t* row_of_assignment = nullptr;  // (T k) row of each assignment, -1 where it takes none
+  int32_t* row_of_assignment = nullptr;  // (T k) row of each assignment, -1 if it takes none
   void* weighted_hidden = nullptr;       // (T, H) on_input: hidden times its router weight, of hidden's dtype
   PartBuffers routed;
-  PartBuffers shared;  // experts = 0 where the layer has no shared expert
+  PartBuffers shared;  // experts = 0 if the layer has no shared expert
 };
 
 // The one walk over the arrays of a run of so many tokens. A backend takes arrays of its own after it.
 LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena);
-// kInvalidArgument where the walk would overflow, or rows would not fit into int32; plan calls it first.
+// kInvalidArgument if the walk would overflow, or rows would not fit into int32; plan calls it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
 struct RunPlan;      // of device backends (backend/cuda/run_plan.h): what one run does
@@ -82,7 +82,7 @@ struct LayerSteps {
   Status (*combine)(const StepContext&);                           // rows_out, weights -> out
   // Makes the StepContext::plan of steps that are called one by one; null: they need none.
   std::shared_ptr<const RunPlan> (*plan)(const PackedWeights&, const Plan&, const Batch&) = nullptr;
-  // Device backends: the GEMMs' counters, which are 0 after route; null where there are none. As many as the plan says.
+  // Device backends: the GEMMs' counters, which are 0 after route; null if there are none. As many as the plan says.
   int32_t* (*counters)(const StepContext&) = nullptr;
 };
 
@@ -99,7 +99,7 @@ inline Result<Buffer> allocate_host(size_t size_bytes, int, const char* purpose)
 }
 
 // The tensor scale of every row under `static`, `fixed` and `compat`, decided once from config and checkpoint;
-// kInvalidArgument where the config asks for one and nothing provides it.
+// kInvalidArgument if the config asks for one and nothing provides it.
 struct ActivationScales {
   float hidden = 0.0f;        // 0 under dynamic_token
   float intermediate = 0.0f;  // 0 under dynamic_token

@@ -80,7 +80,7 @@ struct ModelInfo {
   int64_t shared_experts = 0;
   std::vector<Finding> findings;                   // what the config alone says that a user should know
   std::shared_ptr<QuantDeclaration> quantization;  // what the config files declare; read while a checkpoint is opened
-  std::map<int64_t, float> swiglu_limits;  // of the layers that compute kSwigluStep, where the others compute kSwiglu
+  std::map<int64_t, float> swiglu_limits;  // of the layers that compute kSwigluStep, if the others compute kSwiglu
 };
 
 class ExpertMemory;

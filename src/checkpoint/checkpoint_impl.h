@@ -25,7 +25,7 @@ struct Checkpoint::Impl {
   bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
               FindingList& found) const;
   Result<const LayerEntry*> expert_entry(int64_t layer, int64_t expert) const;
-  Status check_unchanged() const;  // kIo where a file was written to since it was opened
+  Status check_unchanged() const;  // kIo if a file was written to since it was opened
   // expert -1: the shared expert.
   bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
                FindingList& found) const;

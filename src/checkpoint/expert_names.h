@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe {
 
-// The parts of one matrix's name in one format; empty where the format has no such tensor, or where the layer has none.
+// The parts of one matrix's name in one format; empty if the format has no such tensor, or where the layer has none.
 struct FormatParts {
   SourceFormat format = SourceFormat::kFloat;
   std::string_view codes;

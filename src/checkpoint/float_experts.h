@@ -19,11 +19,11 @@ struct FloatWeights {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t row_stride = 0;  // elements
-  int64_t col_stride = 1;  // elements; not 1 where K is not the last axis
+  int64_t col_stride = 1;  // elements; not 1 if K is not the last axis
   bool stacked = false;    // the tensor holds other experts too
 
   uint64_t size_bytes() const;                   // of this matrix
-  Status fetch();                                // before rows are read; kIo where the file was cut or written to
+  Status fetch();                                // before rows are read; kIo if the file was cut or written to
   void release() { bytes = {}; }                 // gives the memory back
   void read_row(int64_t row, float* out) const;  // (cols)
   std::vector<std::byte> bytes;                  // from element (0, 0) to the last, once they are fetched
@@ -35,7 +35,7 @@ struct FloatExpert {
   FloatWeights down;  // (hidden, intermediate)
 };
 
-// kUnsupported where the checkpoint's format is not kFloat; kBadInput, naming the tensor, where one is missing or
+// kUnsupported if the checkpoint's format is not kFloat; kBadInput, naming the tensor, where one is missing or
 // misshapen.
 Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
 

@@ -82,7 +82,7 @@ class Fields {
     return bad_input(fmt::format("metadata '{}': missing, and {} needs it", printable(key(field)), architecture_));
   }
 
-  // A number, or the numbers of the layers: empty where there is no such field.
+  // A number, or the numbers of the layers: empty if there is no such field.
   Result<std::vector<double>> numbers(std::string_view field) const {
     const GgufValue* value = find(field);
     if (value == nullptr) return std::vector<double>();

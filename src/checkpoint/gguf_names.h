@@ -3,7 +3,7 @@
 //   blk.<L>.ffn_<gate|up|down|gate_up>_exps.<part>    the routed experts, stacked in one tensor; gate above up
 //   blk.<L>.ffn_<gate|up|down|gate_up>_shexp.<part>   the shared expert
 //
-// <part> is weight (codes and block scales, or floats), scale (the tensor scales, NVFP4 only: one an expert, 1 where there
+// <part> is weight (codes and block scales, or floats), scale (the tensor scales, NVFP4 only: one an expert, 1 if there
 // is none), input_scale (amax/2688, one an expert) or bias. Private to the room.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe {
 
-// nullopt where the name is no expert's. The stem is "blk.<L>"; the role kStacked or kShared.
+// nullopt if the name is no expert's. The stem is "blk.<L>"; the role kStacked or kShared.
 std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name);
 
 // The inverse.

@@ -49,7 +49,7 @@ const typename Map::key_type& first_key(const Map& map) {
   return map.begin()->first;
 }
 
-// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty where one rule makes all.
+// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty if one rule makes all.
 std::string difference_of_names(const Seen& seen) {
   std::string difference;
   const auto compare = [&](const auto& names, std::string_view in_what) {

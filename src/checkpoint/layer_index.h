@@ -21,7 +21,7 @@ struct LayerEntry {
   std::optional<ExpertNames> shared;
   DeclaredActivations activations;
   Status refusal;               // why no expert of this layer may be loaded
-  std::vector<int64_t> stored;  // experts with tensors of their own, ascending; empty where they are stacked
+  std::vector<int64_t> stored;  // experts with tensors of their own, ascending; empty if they are stacked
   bool stack_fits = false;      // a stack has the shapes that the config implies
   uint64_t size_bytes = 0;      // of the routed experts' tensors
   int64_t router_rows = 0;      // of the router's weight; 0 if its name is not `gate.weight`
@@ -40,7 +40,7 @@ class LayerIndex {
   static Result<LayerIndex> build(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model,
                                   FindingList& findings);
   const LayerEntry* find(int64_t layer) const;
-  // Why a layer that holds experts is not among those above; ok where there is no such layer.
+  // Why a layer that holds experts is not among those above; ok if there is no such layer.
   Status refusal(int64_t layer) const;
   uint64_t size_bytes() const;  // of the tensors of all routed experts that can be loaded
 

@@ -25,7 +25,7 @@ class MatrixResolver {
  public:
   MatrixResolver(const TensorIndex& index, int64_t num_experts) : index_(index), num_experts_(num_experts) {}
 
-  // Where the matrix lies: everything of it but its tensor scale. False where findings report an error. expert is -1 for
+  // Where the matrix lies: everything of it but its tensor scale. False if findings report an error. expert is -1 for
   // the shared expert.
   bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, int64_t rows,
               int64_t cols, MatrixSource& out, FindingList& findings) const;
@@ -37,13 +37,13 @@ class MatrixResolver {
  private:
   struct Shapes;
   const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
-  // False with `actual` where it is none; `readable` is false where the file could not be read.
+  // False with `actual` where it is none; `readable` is false if the file could not be read.
   bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, Projection projection,
               TensorIndex::Ref& ref, float& out, std::string& actual, bool& readable) const;
   // locate() of a matrix of ggml's blocks, whose tensor is there.
   bool locate_blocks(const ExpertNames& names, const TensorIndex::Ref& tensor, Projection projection, MatrixSource& out,
                      FindingList& findings) const;
-  // Where the matrix's bias lies, in families that have biases. False where findings report an error.
+  // Where the matrix's bias lies, in families that have biases. False if findings report an error.
   bool locate_bias(const ExpertNames& names, Projection projection, MatrixSource& out, FindingList& findings) const;
   // locate() without the bias.
   bool locate_weights(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, int64_t rows,

@@ -54,14 +54,14 @@ struct MatrixSource {
   MatrixPlace scales_place;  // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; none for floats and blocks
   ByteMatrix codes;          // what read_codes copied from codes_place
   ByteMatrix scales;         // what read_scales copied from scales_place
-  int phase = 0;             // MXFP4: 1 where the first 16 columns are the second half of their scale's block
+  int phase = 0;             // MXFP4: 1 if the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
   const BlockType* blocks = nullptr;  // ggml's, that codes_place consists of
   int64_t skipped = 0;                // columns of the first of these blocks before the matrix's own
   float tensor_scale = 1;             // to be multiplied, whatever the file holds
   std::string unusable_scale;         // the stored one if it is 0 or Inf, which is legal over zero codes only
   bool zeros = false;                 // such a matrix, whose codes check_zeros has found to be 0
-  const TensorFile* tensor_scale_file = nullptr;  // null where no file holds one
+  const TensorFile* tensor_scale_file = nullptr;  // null if no file holds one
   std::string bias_name;
   MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file where the matrix has no bias
   DType bias_dtype = DType::kBf16;
@@ -78,9 +78,9 @@ struct MatrixSource {
   // done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
-  // The bias (rows) in fp32, finite; empty where there is none. kBadInput, naming the tensor, where it is not finite.
+  // The bias (rows) in fp32, finite; empty if there is none. kBadInput, naming the tensor, where it is not finite.
   Result<std::vector<float>> read_bias() const;
-  // kIo where a file of the matrix was written to since it was opened.
+  // kIo if a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
 
   ExpertMemory* memory = nullptr;  // where the copies' memory is taken; may be null
@@ -95,7 +95,7 @@ struct MatrixSource {
 Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& findings);
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what
-// it finds; false where there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes. Reads the
+// it finds; false if there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes. Reads the
 // scales, and the codes where a scale is 0, unless they have been read.
 Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings, ScaleScan& scan,
                           int64_t& zero_blocks);

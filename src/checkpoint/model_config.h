@@ -19,7 +19,7 @@ inline constexpr int64_t kMaxModelExperts = int64_t{1} << 16;
 inline constexpr int64_t kMaxModelSize = int64_t{1} << 20;
 inline constexpr int64_t kMaxModelLayers = int64_t{1} << 14;
 
-// hf_quant_json is empty where the checkpoint has no hf_quant_config.json. Errors: kBadInput for what is wrong or
+// hf_quant_json is empty if the checkpoint has no hf_quant_config.json. Errors: kBadInput for what is wrong or
 // missing, kUnsupported for what is legal but not here.
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json);
 

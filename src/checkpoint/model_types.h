@@ -51,7 +51,7 @@ struct ModelRow {
 
 // Null where the type is not known.
 const ModelRow* model_row(std::string_view model_type);
-// Why a type is declined; empty where it is not.
+// Why a type is declined; empty if it is not.
 std::string_view reason_to_decline(std::string_view model_type);
 
 }  // namespace nvfp4_moe

@@ -21,8 +21,8 @@ struct Mxfp4Cast {
 };
 
 // codes (rows, cols/2); scales (rows, ...) E8M0 bytes, of which 16-block b of a row has byte (b + phase) / 2: phase is
-// 1 where a slice begins with the second half of a 32-block. out_codes (rows, cols/2) and out_scales (rows, cols/16)
-// are contiguous. cols is a multiple of 16. kBadInput where a scale is NaN (0xFF).
+// 1 if a slice begins with the second half of a 32-block. out_codes (rows, cols/2) and out_scales (rows, cols/16)
+// are contiguous. cols is a multiple of 16. kBadInput if a scale is NaN (0xFF).
 Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const uint8_t* scales, int64_t scales_stride,
                              int phase, int64_t rows, int64_t cols, uint8_t* out_codes, uint8_t* out_scales);
 

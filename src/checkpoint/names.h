@@ -73,7 +73,7 @@ struct MoeTensorName {
   bool dotted = false;            // kStacked: a dot stands before the part
   std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name, else what follows
 };
-// nullopt where the name is not one of the family's expert tensors.
+// nullopt if the name is not one of the family's expert tensors.
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name);
 
 // A name in the module of a layer's experts, whatever follows: "<prefix>layers.3.mlp.experts...", or the shared expert's.
@@ -84,7 +84,7 @@ struct ExpertsModule {
 // Also understood with the prefix that PEFT adds (base_model.model.). A router's tensor is none of them, wherever it is.
 std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::string_view name);
 
-// "gate_proj", "w3", "gate_up_proj"; empty where a spelling has no word for it.
+// "gate_proj", "w3", "gate_up_proj"; empty if a spelling has no word for it.
 std::string_view projection_word(Projection projection, Words words);
 // Full names from their parts; the inverse of parse_moe_tensor_name.
 std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, Words words,

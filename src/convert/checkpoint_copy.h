@@ -14,10 +14,10 @@
 
 namespace nvfp4_moe {
 
-// kInvalidArgument where OUT is IN, or one contains the other.
+// kInvalidArgument if OUT is IN, or one contains the other.
 Status check_apart(const std::string& in, const std::string& out);
 
-// Streams one tensor, 16 MiB at a time. kIo where its file was cut or written to.
+// Streams one tensor, 16 MiB at a time. kIo if its file was cut or written to.
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer);
 
 struct OtherFile {

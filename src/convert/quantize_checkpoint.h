@@ -69,7 +69,7 @@ struct QuantizationQuality {
   double sum_sq = 0;        // of the original weights
   double sum_sq_error = 0;  // of original - decoded
   QuantizeCounts counts;
-  double sqnr_db() const;         // 10 log10(sum_sq / sum_sq_error); +inf where nothing was lost
+  double sqnr_db() const;         // 10 log10(sum_sq / sum_sq_error); +inf if nothing was lost
   double relative_error() const;  // sqrt(sum_sq_error / sum_sq); 0 for a matrix of zeros
   QuantizationQuality& operator+=(const QuantizationQuality& other);
 };

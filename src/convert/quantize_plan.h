@@ -43,11 +43,11 @@ struct QuantizePlan {
   ContentHash config;  // of IN's config.json
   std::string format;
   std::set<int64_t> layers;
-  std::string gate_up_order;  // as it was given; empty where it was not
+  std::string gate_up_order;  // as it was given; empty if it was not
   std::string scales;
-  std::string calibration;  // the hash of the moments that errors are weighted by; empty where none are
+  std::string calibration;  // the hash of the moments that errors are weighted by; empty if none are
   bool share_gate_up_scale = true;
-  std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 where none is given
+  std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if none is given
   uint64_t max_shard_bytes = 0;
   // Finished parts.
   std::map<std::string, ShardRecord, std::less<>> shards;

@@ -49,7 +49,7 @@ struct SynthesizeResult {
   double seconds = 0;
 };
 
-// Writes OUT (created; kInvalidArgument where it already holds *.safetensors). An unfinished OUT has no config.json.
+// Writes OUT (created; kInvalidArgument if it already holds *.safetensors). An unfinished OUT has no config.json.
 Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const SynthesizeOptions& options = {});
 
 }  // namespace nvfp4_moe

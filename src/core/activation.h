@@ -23,7 +23,7 @@ struct GatedActivation {
   float limit = 0.0f;    // L; unused by kSwiglu and kRelu2
   float alpha = 1.702f;  // a of kSwigluOai
 
-  // kInvalidArgument where limit is missing, superfluous or not positive and finite, alpha is not, or there is no gate.
+  // kInvalidArgument if limit is missing, superfluous or not positive and finite, alpha is not, or there is no gate.
   static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};

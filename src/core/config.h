@@ -92,7 +92,7 @@ Status check_scale_option(ActivationFormat format, Scale scale);
 // static_headroom is a power of two, and 1 unless it has a static scale to multiply.
 Status check_static_headroom(ActivationScale scale, float headroom);
 
-// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 where rows have none.
+// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 if rows have none.
 double row_scale_range(ActivationFormat format);
 
 struct MoeOptions {

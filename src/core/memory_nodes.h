@@ -7,10 +7,10 @@
 
 namespace nvfp4_moe {
 
-// Node numbers of a Linux list such as "0-1,4"; empty where it is not one.
+// Node numbers of a Linux list such as "0-1,4"; empty if it is not one.
 std::vector<int> parse_node_list(std::string_view list);
 
-// Nodes that have memory; empty where the system does not tell.
+// Nodes that have memory; empty if the system does not tell.
 const std::vector<int>& memory_nodes();
 
 // Pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn. data at a page. False

@@ -36,7 +36,7 @@ inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int
          static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
 }
 
-// The biases of one expert, fp32, added where docs/numerics.md says; all null where MoeOptions::expert_biases is not set,
+// The biases of one expert, fp32, added where docs/numerics.md says; all null if MoeOptions::expert_biases is not set,
 // and of the shared expert.
 struct ExpertBiases {
   const float* gate = nullptr;  // (intermediate); null without a gate
@@ -67,7 +67,7 @@ struct ExpertRange {
   int64_t first = 0;
   int64_t count = 0;
 
-  // Local index of a global id, or nullopt where another rank holds it.
+  // Local index of a global id, or nullopt if another rank holds it.
   std::optional<int64_t> local(int64_t global) const {
     if (global < first || global >= first + count) return std::nullopt;
     return global - first;
@@ -85,7 +85,7 @@ struct IntermediateSlice {
 };
 
 // The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of the layer, also
-// those another rank holds. nullopt where no expert has a usable one.
+// those another rank holds. nullopt if no expert has a usable one.
 struct LayerScales {
   std::optional<float> hidden;        // max of gate and up input_scale
   std::optional<float> intermediate;  // max of down input_scale

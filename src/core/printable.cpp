@@ -6,7 +6,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// Length of the well-formed UTF-8 sequence at the head of `text`, 0 where there is none; its scalar value in `value`.
+// Length of the well-formed UTF-8 sequence at the head of `text`, 0 if there is none; its scalar value in `value`.
 size_t utf8_length(std::string_view text, uint32_t& value) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr float kSixth = std::bit_cast<float>(0x3E2AAAABu);
 
-// True, with every output byte 0, where the row holds NaN or Inf.
+// True, with every output byte 0, if the row holds NaN or Inf.
 bool refuse_nonfinite_row(std::span<const float> x, uint8_t* codes, uint8_t* block_scales, QuantizeCounts& counts) {
   if (max_magnitude_bits(x.data(), static_cast<int64_t>(x.size())) < kInfBits) return false;
   std::fill_n(codes, x.size() / 2, uint8_t{0});

@@ -56,7 +56,7 @@ struct EnumNames<QuantizeMode> {
   static constexpr std::array kAll = {"weights", "dynamic_token", "static", "compat"};
 };
 
-// s = fl32(amax / 2688) computed in double; 1 where that is 0.
+// s = fl32(amax / 2688) computed in double; 1 if that is 0.
 float tensor_scale_from_amax(double amax);
 
 // Weights: block scale = RNE(amax / (6 s)), code = RNE(x / (scale s)), both in double and rounded once.
@@ -71,7 +71,7 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
                         double* sum_sq_error = nullptr, std::span<const float> channel_weights = {});
 
 // Exact mode, one row: s = 2^k. byte = e4m3(A 2^-k c), c = fl32(1/6) = 0x3E2AAAAB; code = e2m1(fl32(x 2^-k / v)).
-// Source: docs/format.md. Returns false, with all codes and scales 0, where the row holds NaN or Inf.
+// Source: docs/format.md. Returns false, with all codes and scales 0, if the row holds NaN or Inf.
 bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint8_t* codes, uint8_t* block_scales,
                         QuantizeCounts& counts);
 
@@ -84,8 +84,8 @@ float fp8_token_scale(float amax);
 float row_amax(std::span<const float> x);
 
 // vLLM's operation order (csrc nvfp4_utils.cuh) with rcp modelled as the correctly rounded reciprocal:
-// G = 1/input_scale; byte = e4m3(G * (A * rcp(6))); code = e2m1(x * rcp(v * rcp(G))), 0 where v is 0.
-// Returns false, with all codes and scales 0, where the row holds NaN or Inf.
+// G = 1/input_scale; byte = e4m3(G * (A * rcp(6))); code = e2m1(x * rcp(v * rcp(G))), 0 if v is 0.
+// Returns false, with all codes and scales 0, if the row holds NaN or Inf.
 bool quantize_row_compat(std::span<const float> x, float input_scale, uint8_t* codes, uint8_t* block_scales,
                          QuantizeCounts& counts);
 
@@ -95,7 +95,7 @@ inline constexpr float kInt8BlockMinScale = 0x1p-116f;
 
 // int8_block, one row: s = max(fl32(A / 127), 2^-116), code = RNE(fl32(x / s)), which lies within +-127 by itself.
 // zero_scales counts blocks that are not all zero but whose codes are. Source: docs/format.md.
-// Returns false, with all codes 0 and all scales NaN, where the row holds NaN or Inf.
+// Returns false, with all codes 0 and all scales NaN, if the row holds NaN or Inf.
 bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales, QuantizeCounts& counts);
 
 // The smallest power of two s >= 2^-126 with bound <= range s, exactly. Precondition: 0 < bound <= 2^127 range.

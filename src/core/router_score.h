@@ -74,7 +74,7 @@ NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float larg
   return static_cast<float>(::sqrt(softplus));
 }
 
-// A weight from its score: divided where there is something to divide by (divisor 0 is one), scaled, rounded once. Any
+// A weight from its score: divided if there is something to divide by (divisor 0 is one), scaled, rounded once. Any
 // NaN is the same NaN.
 NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor, float factor, bool nonfinite) {
   const double numerator = static_cast<double>(score);

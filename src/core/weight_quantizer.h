@@ -29,7 +29,7 @@ class WeightQuantizer {
   bool scale_saturates(float amax) const;
   // Codes, one per byte, of a block under a scale that is not 0; returns how many quotients lie above 6.
   int codes(const float* x, uint8_t byte, uint8_t* out) const;
-  // sum (x - decoded)^2, each times its weight where there are weights (16, or null).
+  // sum (x - decoded)^2, each times its weight if there are weights (16, or null).
   double squared_error(const float* x, uint8_t byte, const uint8_t* block_codes, const float* weights = nullptr) const;
   // The scale that `search` gives a block; amax is its own. weights: as above.
   uint8_t search_scale(ScaleSearch search, const float* x, float amax, const float* weights) const;

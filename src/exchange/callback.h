@@ -19,7 +19,7 @@ struct ExchangeCallbacks {
   // timeout_ms: nobody else can end it.
   int (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t* recv_bytes,
                       int64_t timeout_ms, char* error, size_t error_bytes) = nullptr;
-  // Tells the other ranks to end, as well as the host can; null where it cannot. At most once, from any thread, a thread of
+  // Tells the other ranks to end, as well as the host can; null if it cannot. At most once, from any thread, a thread of
   // the library's own included, and also while all_to_all_v is in flight on another.
   void (*abort)(void* user, const char* message) = nullptr;
 };

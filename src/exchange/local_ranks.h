@@ -29,7 +29,7 @@ class LocalRanks {
   int first_rank() const { return exchanges_.front()->rank(); }
   const std::shared_ptr<Exchange>& exchange(int index) const { return exchanges_[static_cast<size_t>(index)]; }
 
-  // Calls body(index) for each of them, on a thread of its own where there are several, and waits for all. A rank whose
+  // Calls body(index) for each of them, on a thread of its own if there are several, and waits for all. A rank whose
   // body fails or throws aborts its exchange, so that no other one waits for it; the failure that comes back is the lowest
   // rank's.
   Status each(const std::function<Status(int index)>& body) const;

@@ -66,7 +66,7 @@ Result<bool> is_gguf(const std::string& path);
 // one model. Files mmproj*.gguf, which hold an image encoder, are left out.
 Result<GgufModel> open_gguf(const std::string& path);
 
-// ggml's type of this number; nullptr where it has no size here. One object a type: pointers may be compared. Types of
+// ggml's type of this number; nullptr if it has no size here. One object a type: pointers may be compared. Types of
 // whole elements (F32, I8, ...) are blocks of one.
 const BlockType* ggml_type(uint32_t number);
 const BlockType* ggml_nvfp4();  // 64 elements: 4 scales UE4M3, then for each 16 elements 8 bytes of codes

@@ -1,7 +1,7 @@
 // Json: a JSON value whose destruction allocates nothing.
 //
 // nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its destructor allocates, and
-// ends the process where there is no memory left. Members stay in the order in which they were added. The interface is
+// ends the process if there is no memory left. Members stay in the order in which they were added. The interface is
 // the part of nlohmann::ordered_json that the library uses; a getter that finds another type gives T().
 #pragma once
 
@@ -103,14 +103,14 @@ class Json {
 
   const Object& items() const;  // an object's members; of anything else none
   Object& items();
-  const Json* find(std::string_view key) const;  // null where there is none
+  const Json* find(std::string_view key) const;  // null if there is none
   bool contains(std::string_view key) const { return find(key) != nullptr; }
-  const Json& operator[](std::string_view key) const;  // null where there is none
+  const Json& operator[](std::string_view key) const;  // null if there is none
   const Json& operator[](const char* key) const { return (*this)[std::string_view(key)]; }
-  Json& operator[](std::string_view key);  // added where there is none; null becomes an object first
+  Json& operator[](std::string_view key);  // added if there is none; null becomes an object first
   Json& operator[](const char* key) { return (*this)[std::string_view(key)]; }
   void update(const Json& object);  // adds and replaces members
-  // The member, or `fallback` where there is none or it has another type.
+  // The member, or `fallback` if there is none or it has another type.
   Json value(std::string_view key, const Json& fallback) const;
   std::string value(std::string_view key, const char* fallback) const;
   int64_t value(std::string_view key, int64_t fallback) const;

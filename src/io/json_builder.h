@@ -60,7 +60,7 @@ class JsonBuilder {
     std::unordered_map<std::string, size_t> by_name;  // of a large object; a small one is searched
   };
   bool refuse(std::string reason);
-  Json* place(Json value);  // puts a value where it belongs; null where a limit is passed
+  Json* place(Json value);  // puts a value where it belongs; null if a limit is passed
   bool add(Json value) { return place(std::move(value)) != nullptr; }
   bool open(Json container);
 

@@ -31,10 +31,10 @@ struct JsonLimits {
 
 // Errors are kBadInput.
 Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits = {});
-// The same for a file; the message starts with the path. kIo where it cannot be read.
+// The same for a file; the message starts with the path. kIo if it cannot be read.
 Result<Json> read_json_file(const std::string& path, const JsonLimits& limits = {});
 
-// The value under `key`; null where `object` is no object, or has no such member or null there.
+// The value under `key`; null if `object` is no object, or has no such member or null there.
 const Json* member(const Json& object, const char* key);
 
 // The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.

@@ -68,7 +68,7 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
-// Whether [offset, offset + size) could be read whole; errno is 0 where the file ended.
+// Whether [offset, offset + size) could be read whole; errno is 0 if the file ended.
 bool read_at(int file, void* to, size_t size, size_t offset) {
   auto* bytes = static_cast<char*>(to);
   while (size > 0) {

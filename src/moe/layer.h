@@ -155,7 +155,7 @@ class MoeLayer {
   Status replace_expert_at_rest(int64_t local_expert, const ExpertSource& source);
   // The expert with its tensor scales, bit for bit as it was given; kBusy while weights are being replaced.
   Status unpack_expert(int64_t local_expert, ExpertBuffers& out) const;
-  // While it lives no weight changes: replace_expert gives kBusy. False where one is being replaced right now.
+  // While it lives no weight changes: replace_expert gives kBusy. False if one is being replaced right now.
   WeightUses::Use use() const { return WeightUses::Use(uses_); }
   // Within a use: notes whether the stream is captured, and so whether graphs hold this layer from now on.
   Status note_capture(void* stream) const;

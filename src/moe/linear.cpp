@@ -14,7 +14,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// The number that LinearWeights::input_scale holds: 0 where each token has a scale of its own.
+// The number that LinearWeights::input_scale holds: 0 if each token has a scale of its own.
 Result<float> resolve_input_scale(const LinearOptions& options) {
   NVFP4_MOE_TRY(check_scale_option(options.activation_format, options.activation_scale));
   NVFP4_MOE_TRY(check_static_headroom(options.activation_scale, options.static_headroom));

@@ -16,7 +16,7 @@
 namespace nvfp4_moe {
 
 std::span<const Backend* const> backends();
-const Backend* find_backend(std::string_view name);  // null where there is none
+const Backend* find_backend(std::string_view name);  // null if there is none
 std::string backend_names();                         // "auto, cpu, cpu:avx2, ..., reference", for messages
 
 // Warnings about a backend with activations of a format, a sentence each; mostly none.
@@ -32,7 +32,7 @@ Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts
 
 // Memory functions of a kind of device; null for hosts, and if this build has no backend for it.
 const DeviceMemory* device_memory(DeviceKind kind);
-// The format functions on arrays there; null where device_memory is.
+// The format functions on arrays there; null if device_memory is.
 const DeviceFormats* device_formats(DeviceKind kind);
 // A router's selection on arrays there; null in the same cases.
 const DeviceRouter* device_router(DeviceKind kind);
@@ -42,7 +42,7 @@ const DeviceRanks* device_ranks(DeviceKind kind);
 const DevicePeers* device_peers(DeviceKind kind);
 // The topology of such devices; null in the same cases.
 const DeviceTopology* device_topology(DeviceKind kind);
-// Experts replaced in the order of a stream there; null where device_memory is.
+// Experts replaced in the order of a stream there; null if device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
 // The packet functions of all_to_all; null in the same cases.
 const DevicePackets* device_packets(DeviceKind kind);

@@ -1,7 +1,7 @@
 // Repros: one layer call in one self-contained safetensors file, and running such a file again.
 //
 // Metadata: "format" = "nvfp4_moe_repro", "version", "backend", "library_version", "config" (moe/config_json.h),
-// "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's activation scales, absent where it has
+// "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's activation scales, absent if it has
 // none). Tensors, E local experts, T tokens, k = top_k, H hidden, I intermediate:
 //   expert.<local>.{gate,up,down}.codes         U8       (I, H/2) (I, H/2) (H, I/2)
 //   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)   no gate under relu2
@@ -27,10 +27,10 @@ struct ReplayReport {
   std::string describe;          // MoeLayer::describe_json of it
   int64_t tokens = 0;
   RunStatus status;                       // of the run now
-  std::optional<bool> same_bits;          // now == stored; absent where the file stores no output
+  std::optional<bool> same_bits;          // now == stored; absent if the file stores no output
   std::optional<Comparison> with_output;  // stored output against the run now
   Comparison with_reference;              // reference against the run now
-  std::string broken_output_limit;        // empty where the comparison holds
+  std::string broken_output_limit;        // empty if the comparison holds
   std::string broken_reference_limit;
   bool passed() const { return broken_output_limit.empty() && broken_reference_limit.empty(); }
 };

@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::router {
 
-// The arrays of a selection; data is null where the config asks for none.
+// The arrays of a selection; data is null if the config asks for none.
 struct SelectionArrays {
   std::array<Array, 4> reads;   // logits first
   std::array<Array, 3> writes;  // topk_ids, topk_weights, bad_ids

@@ -52,7 +52,7 @@ class LastSize {
 // once whose addresses fall together, the next run is not watched.
 class WorkspaceClaim {
  public:
-  // workspace: a multiple of Arena::kAlignment; null claims nothing. false where another claim of it lives.
+  // workspace: a multiple of Arena::kAlignment; null claims nothing. false if another claim of it lives.
   explicit WorkspaceClaim(const void* workspace) {
     // The low bits, which the address leaves free, are the process's: what a forked child's parent claimed is no claim.
     const uintptr_t process = fork_count() % Arena::kAlignment;

@@ -59,7 +59,7 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, where `expert` is given, none of it; world where there is none.
+// The rank with the least load that has room and, where `expert` is given, none of it; world if there is none.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -84,7 +84,7 @@ void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) 
   }
 }
 
-// Exchanges the pair that makes the heavier of the heaviest rank and another lightest. False where none does.
+// Exchanges the pair that makes the heavier of the heaviest rank and another lightest. False if none does.
 bool exchange_one(std::vector<RankSlots>& ranks) {
   const auto heaviest = std::max_element(ranks.begin(), ranks.end(),
                                          [](const RankSlots& a, const RankSlots& b) { return a.load < b.load; });

@@ -50,7 +50,7 @@ class ShardedWriter {
                                       uint64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
                                       std::optional<ShardRecords> records = {});
 
-  // False where the tensor's shard is complete already (or there is no such tensor).
+  // False if the tensor's shard is complete already (or there is no such tensor).
   bool needs(std::string_view tensor) const;
   // The next bytes of a tensor. Tensors come in the order of the list, whole, in as many calls as the caller likes;
   // those that are not needed may be left out, and are ignored where they are given. Empty tensors need no call.

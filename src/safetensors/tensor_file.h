@@ -56,9 +56,9 @@ class TensorFile {
   const TensorInfo* find(std::string_view name) const;
   // Where the tensor's bytes begin in the file.
   uint64_t offset(const TensorInfo& info) const { return data_offset() + info.begin; }
-  // Copies [offset, offset + size) of the file. kIo where the file has been cut, or the disk gives an error: no signal.
+  // Copies [offset, offset + size) of the file. kIo if the file has been cut, or the disk gives an error: no signal.
   Status read(uint64_t offset, void* to, size_t size_bytes) const;
-  // kIo where the file's size or time of modification is not what it was when it was opened. A file that was replaced
+  // kIo if the file's size or time of modification is not what it was when it was opened. A file that was replaced
   // under its name is still the one that was opened, and unchanged.
   Status check_unchanged() const;
   int descriptor() const { return fd_; }  // for fstat
@@ -100,9 +100,9 @@ class TensorIndex {
   };
   // A directory of safetensors (model.safetensors.index.json with its shards, or every *.safetensors in it), or one file.
   static Result<TensorIndex> open(const std::string& path);
-  // Of files of one kind that lie in `directory`. kBadInput where two of them hold a tensor of one name.
+  // Of files of one kind that lie in `directory`. kBadInput if two of them hold a tensor of one name.
   static Result<TensorIndex> of(std::string directory, std::vector<std::unique_ptr<TensorFile>> files);
-  // nullptr info where there is no such tensor. Refs stay valid when the index is moved.
+  // nullptr info if there is no such tensor. Refs stay valid when the index is moved.
   Ref find(std::string_view name) const;
   const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<TensorFile>>& files() const { return files_; }

@@ -31,7 +31,7 @@ float bf16_amax(const uint16_t* x, int64_t count) {
 }
 
 struct Seen {
-  std::vector<uint8_t> token;  // (tokens) 1 where the token has an assignment
+  std::vector<uint8_t> token;  // (tokens) 1 if the token has an assignment
   int64_t tokens = 0;
   int64_t experts = 0;
 };

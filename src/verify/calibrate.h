@@ -38,7 +38,7 @@ struct LayerCalibration {
   float intermediate_amax = 0;
   bool router_weighted = false;  // intermediate_amax has the router weight in it
   std::string source;            // LayerStates::source
-  LayerScales scales() const;    // amax/2688; 1 where amax is 0
+  LayerScales scales() const;    // amax/2688; 1 if amax is 0
 };
 
 struct Calibration {
@@ -50,14 +50,14 @@ struct Calibration {
 std::string to_json(const Calibration& calibration, int indent = 2);
 
 // One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights (out is ignored).
-// `states` names the batch in messages and in the result. kBadInput where the states hold NaN or Inf. progress: asked
+// `states` names the batch in messages and in the result. kBadInput if the states hold NaN or Inf. progress: asked
 // after each expert that is packed, and between the parts of each step; cancelling gives kCancelled. moments: of the
 // range's experts, or null.
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
                                          const Batch& batch, Executor& executor, const std::string& states,
                                          const ProgressFn& progress = {}, LayerMoments* moments = nullptr);
 
-// kBadInput where a layer's states hold NaN or Inf.
+// kBadInput if a layer's states hold NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);
 
 }  // namespace nvfp4_moe

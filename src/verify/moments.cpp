@@ -19,7 +19,7 @@ void add_squares(const uint16_t* x, std::vector<double>& sums) {
   }
 }
 
-// Means as floats; false where one is beyond fp32.
+// Means as floats; false if one is beyond fp32.
 bool write_means(const std::vector<double>& sums, int64_t rows, float* means) {
   bool finite = true;
   for (size_t i = 0; i < sums.size(); ++i) {

@@ -27,12 +27,12 @@ struct LayerMoments {
   std::vector<float> intermediate;  // (experts, intermediate)
 };
 
-// Of a part whose gemm1 has run, with bf16 activations. kBadInput where a moment is beyond fp32.
+// Of a part whose gemm1 has run, with bf16 activations. kBadInput if a moment is beyond fp32.
 Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int64_t hidden_size, Executor& executor);
 
 class MomentsWriter {
  public:
-  // layers: number and options of each, in the order of write(). kInvalidArgument where there is something at `path`.
+  // layers: number and options of each, in the order of write(). kInvalidArgument if there is something at `path`.
   static Result<MomentsWriter> create(const std::string& path,
                                       const std::vector<std::pair<int64_t, MoeOptions>>& layers);
   Status write(const LayerMoments& moments);  // of the next layer

@@ -39,7 +39,7 @@ struct StatesOptions {
   double skipped_share = 0.0;  // seeded ids: share of assignments that are -1
 };
 LayerStates seeded_states(const MoeOptions& layer_options, int64_t layer, const StatesOptions& options);
-// kBadInput where the file or its shapes do not fit the layer; ids outside [-1, num_experts) are refused here.
+// kBadInput if the file or its shapes do not fit the layer; ids outside [-1, num_experts) are refused here.
 Result<LayerStates> load_states(const std::string& path, const MoeOptions& layer_options, int64_t layer,
                                 const StatesOptions& options);
 

@@ -124,7 +124,7 @@ class OriginalExpert {
 
  private:
   FloatWeights floats_[3];
-  std::vector<float> decoded_[3];  // (rows, cols); empty where floats_ is used
+  std::vector<float> decoded_[3];  // (rows, cols); empty if floats_ is used
   int64_t cols_[3] = {0, 0, 0};
 };
 

@@ -57,7 +57,7 @@ struct WeightFault {
   std::string projection;  // "gate", "up", "down"
   std::string tensor;      // its name in the files
   std::string what;        // "code", "block_scale", "tensor_scale", "half_step"
-  int64_t row = -1;        // of the matrix; -1 where the whole tensor differs
+  int64_t row = -1;        // of the matrix; -1 if the whole tensor differs
   int64_t col = -1;        // element along K; the first of the block for a block scale
   std::string expected;
   std::string actual;
@@ -82,7 +82,7 @@ struct RunCheck {
   int64_t tokens = 0;
   Comparison comparison;
   LayerLimits limits;
-  std::string broken;  // empty where the limits hold
+  std::string broken;  // empty if the limits hold
   RunStatus status;
   RunStatus reference_status;
   double backend_seconds = 0;
@@ -95,7 +95,7 @@ struct RunCheck {
 struct OriginalCheck {
   std::string format;  // of the original
   uint64_t weights = 0;
-  double sqnr_db = 0;  // whole layer; +inf where nothing was lost
+  double sqnr_db = 0;  // whole layer; +inf if nothing was lost
   double gate_sqnr_db = 0, up_sqnr_db = 0, down_sqnr_db = 0;
   double cosine = 1;
   double relative_l2 = 0;
@@ -124,7 +124,7 @@ struct LayerVerification {
   std::optional<PackedCheck> packed;
   std::optional<RunCheck> run;
   std::optional<OriginalCheck> original;
-  std::vector<std::string> failures;  // one line each, most telling first; empty where the layer passed
+  std::vector<std::string> failures;  // one line each, most telling first; empty if the layer passed
   double seconds = 0;
   bool passed() const { return failures.empty(); }
 };

@@ -67,7 +67,7 @@ struct OriginalComparison {
   uint64_t failures() const { return broken + (near_ties_accepted() ? 0 : near_ties); }
   WeightPlace first_failure() const;
 
-  double sqnr_db() const;      // +inf where nothing was lost
+  double sqnr_db() const;      // +inf if nothing was lost
   double relative_l2() const;  // sqrt(sum_sq_error / sum_sq)
   double cosine() const;
   // Sums and counts; places and maxima stay the caller's.

@@ -42,7 +42,7 @@ struct RanksCheck {
   bool same_bits = false;
   bool wants_same_bits = false;
   Comparison comparison;
-  std::string broken;  // empty where the layer passed
+  std::string broken;  // empty if the layer passed
 };
 
 // Rank 0's checks, one for each layer; none on the others. A rank that cannot go on ends all with its message.

@@ -211,7 +211,7 @@ class Experts:
     def pack(self, layer: torch.nn.Module) -> None:
         """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more where they were loaded anew.
 
-        Raises BadInput where a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
+        Raises BadInput if a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
         """
         if not self._waiting:
             return
@@ -279,7 +279,7 @@ class Experts:
         self._fused = fused
 
     def ready(self) -> FusedExperts:
-        """The packed experts. RuntimeError where weights were loaded that nothing has packed since."""
+        """The packed experts. RuntimeError if weights were loaded that nothing has packed since."""
         fused = self._fused
         if fused is None or self._waiting:
             what = "has no weights yet" if fused is None else "got new weights that were not packed"

@@ -17,7 +17,7 @@ class Nvfp4Experts(PackedModule):
     """The routed experts of one layer: hidden (T, hidden_size), ids and weights (T, top_k) to (T, hidden_size)."""
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Runs the layer as one op; raises Unsupported where an input requires a gradient."""
+        """Runs the layer as one op; raises Unsupported if an input requires a gradient."""
         self.refuse_gradient(hidden_states, top_k_weights)
         op, handle = torch.ops.nvfp4_moe.moe_layer, self.handle
         hidden, ids = hidden_states.contiguous(), top_k_index.contiguous()
@@ -164,7 +164,7 @@ def find_activation(found: Found, config: Any) -> dict[str, Any]:
 
 
 def check_activation(found: Found, layer: Any) -> None:
-    """Raises Unsupported where the model's class computes something else than the layer of the checkpoint."""
+    """Raises Unsupported if the model's class computes something else than the layer of the checkpoint."""
     config = layer.config
     if config.expert_biases != found.has_biases:
         have, has = ("biases" if biased else "no biases" for biased in (config.expert_biases, found.has_biases))

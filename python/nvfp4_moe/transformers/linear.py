@@ -18,7 +18,7 @@ class Nvfp4LinearModule(PackedModule):
         self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Runs the linear; raises Unsupported where x requires a gradient."""
+        """Runs the linear; raises Unsupported if x requires a gradient."""
         self.refuse_gradient(x)
         rows = x.reshape(-1, self.in_features).contiguous()
         op, handle, features = torch.ops.nvfp4_moe.linear, self.handle, self.out_features

@@ -115,7 +115,7 @@ class PackedModule(nn.Module):
         )
 
     def refuse_gradient(self, *inputs: Tensor) -> None:
-        """Raises Unsupported where a gradient would be lost in silence."""
+        """Raises Unsupported if a gradient would be lost in silence."""
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
             raise _core.Unsupported(
                 f"{self.name}: NVFP4 layers have no gradient, and their input requires one; run under torch.no_grad() "

@@ -2,7 +2,7 @@
 
 RoutedExperts.weight_loader reads the name of a method's class and searches it for "ModelOpt" or "compressed" in it: the names
 of the classes here keep those words. The stock constructors are not called, since they choose one of vLLM's kernels and
-fail where there is none; FusedMoEMethodBase's is.
+fail if there is none; FusedMoEMethodBase's is.
 
 Parameters keep their names and are emptied once they are packed, so that the layer's state still has the checkpoint's
 names and a reload finds what it expects.
@@ -196,7 +196,7 @@ class Method:
         return experts
 
     def _over_ranks(self, layer: Any, device: str) -> OverRanks | None:
-        """The exchange that the layer is to run over; collective. None where vLLM adds up the rows."""
+        """The exchange that the layer is to run over; collective. None if vLLM adds up the rows."""
         if self.plan.ranks is None:
             return None
         try:

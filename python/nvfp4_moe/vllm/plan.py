@@ -49,7 +49,7 @@ class LayerPlan:
     """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
     own_router: the library is to select the experts, where it knows the router (router.py). max_tokens: of all ranks whose
     rows vLLM gathers. filled: how much of intermediate_size the checkpoint has for this rank; the rest is padding. ranks: how
-    the library exchanges in place of vLLM, None where vLLM does (ranks.py). activations: their format and why, for the log.
+    the library exchanges in place of vLLM, None if vLLM does (ranks.py). activations: their format and why, for the log.
     """
 
     name: str

@@ -51,8 +51,8 @@ class RanksPlan:
 
 
 def plan_ranks(moe: Any, config: Any, asked: str, insists: bool, max_tokens: int) -> RanksPlan | None:
-    """asked: NVFP4_MOE_EXCHANGE. max_tokens: of one rank, without sequence parallel. None where there is nothing to exchange
-    or vLLM is asked to; raises NoExchange where the exchange is asked for, or "auto", and vLLM has to.
+    """asked: NVFP4_MOE_EXCHANGE. max_tokens: of one rank, without sequence parallel. None if there is nothing to exchange
+    or vLLM is asked to; raises NoExchange if the exchange is asked for, or "auto", and vLLM has to.
     """
     parallel = moe.moe_parallel_config
     if asked == "engine" or not getattr(parallel, "use_ep", False) or parallel.ep_size == 1:
@@ -115,7 +115,7 @@ def _timeout(config: Any, link: str) -> float:
 def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
     """The exchange of vLLM's expert parallel group, and which experts its ranks hold. Collective.
 
-    Raises NoExchange, on all ranks alike, and IoError where a rank does not come.
+    Raises NoExchange, on all ranks alike, and IoError if a rank does not come.
     """
     _check_model(layer, plan)
     group = internals.find("vllm.distributed.parallel_state:get_ep_group")()
@@ -215,7 +215,7 @@ def _factor() -> str:
 
 
 def _register_factor() -> None:
-    """Has vLLM hash _factor(). Raises NoExchange where it does not."""
+    """Has vLLM hash _factor(). Raises NoExchange if it does not."""
     getters = internals.find("vllm.envs:environment_variables")
     if isinstance(getters, MutableMapping):
         getters[_FACTOR] = _factor

@@ -41,7 +41,7 @@ class OwnRouter:
 
 
 def own_router(layer: Any, plan: LayerPlan) -> OwnRouter | None:
-    """The router of a RoutedExperts layer, or None where vLLM selects: it is no plain softmax, or was not asked for."""
+    """The router of a RoutedExperts layer, or None if vLLM selects: it is no plain softmax, or was not asked for."""
     if not plan.own_router or "router" not in internals.fitting:
         return None
     plain = (

@@ -178,7 +178,7 @@ void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes
                                                   acc_stride);
 }
 
-// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. Where there are more tiles than one all are full.
+// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. If there are more tiles than one all are full.
 template <int kStepBlocks>
 inline TileConfig tile_config(int64_t count) {
   TileConfig config;

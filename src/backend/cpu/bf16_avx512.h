@@ -32,7 +32,7 @@ void bf16_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
 // base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an unsigned number. The table
 // takes the sign away (2^15), and one exponent (2^7) for every power of two below 4; where the code's significand is 1
 // and not 1.5 its low seven bits are ones, and mask lets bits(1.5 s) - bits(s) of them through, which fits in seven
-// bits for every 4-bit significand. Code 0 takes away more than there is; base is 0 where s is.
+// bits for every 4-bit significand. Code 0 takes away more than there is; base is 0 if s is.
 alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
                                                 0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000,
                                                 0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,

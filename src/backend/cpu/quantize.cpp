@@ -1,5 +1,5 @@
 // hidden and the intermediate -> activations and their operands: for each token that has a row in expert order (for
-// every token where there is a shared expert), and for each row in expert order. On_input the routed experts multiply
+// every token if there is a shared expert), and for each row in expert order. On_input the routed experts multiply
 // hidden times the router weight, and the shared expert hidden itself.
 #include <cstring>
 #include <functional>
@@ -73,7 +73,7 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   RunStatus& status = *step.buffers.status;
   const Batch& batch = step.batch;
   const ActivationBuffers &routed = step.buffers.routed.hidden, &shared = step.buffers.shared.hidden;
-  // True where the row is not finite.
+  // True if the row is not finite.
   const auto convert = [&](const void* x, int64_t token, const ActivationBuffers& to) {
     const ConvertedRow converted =
         convert_row(kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,

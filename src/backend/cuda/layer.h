@@ -13,13 +13,13 @@ namespace nvfp4_moe::cuda {
 struct Architecture {
   GemmTable gemms;
   const char* gemm_kind;  // of all configurations, for the plan: "wgmma"
-  // hidden in expert order where the plan asks for it; null where none of the configurations does.
+  // hidden in expert order where the plan asks for it; null if none of the configurations does.
   Status (*quantize_into_rows)(const StepContext& step);
   Status (*gemm1_swiglu)(const StepContext& step, const PartBuffers& part);
   Status (*gemm2)(const StepContext& step, const PartBuffers& part);
   // Takes the architecture's arrays, which begin with cuda's Scratch.
   void (*take_scratch)(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena);
-  // The counters that route sets to 0, (gemms.max_ctas) of them; null where there are none.
+  // The counters that route sets to 0, (gemms.max_ctas) of them; null if there are none.
   int32_t* (*counters)(const StepContext& step);
 };
 

@@ -224,7 +224,7 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
   return combine;
 }
 
-// Of the largest configuration up to these, so that it grows with tokens; 0 where nothing is cut along K.
+// Of the largest configuration up to these, so that it grows with tokens; 0 if nothing is cut along K.
 int64_t partial_bytes(const Question& q, int last) {
   const int64_t longest_k =
       std::max({q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});

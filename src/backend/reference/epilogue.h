@@ -32,7 +32,7 @@ inline double epilogue(const ActivationBuffers&, int64_t, double dot, const Matr
   return round_to(format, dot * weight.tensor_scale);
 }
 
-// fl32(value + bias[n]) of an fp32 value; the value itself where there are no biases.
+// fl32(value + bias[n]) of an fp32 value; the value itself if there are no biases.
 inline double add_bias(double value, const float* bias, int64_t n) {
   return bias == nullptr ? value : static_cast<double>(static_cast<float>(value) + bias[n]);
 }

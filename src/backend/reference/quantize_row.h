@@ -48,7 +48,7 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, 
 void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
                       const ActivationBuffers& out, int64_t row, RowCounts& counts);
 
-// Rounds a row to bf16, and sets nonfinite to 1 where it holds NaN or Inf, else to 0.
+// Rounds a row to bf16, and sets nonfinite to 1 if it holds NaN or Inf, else to 0.
 void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t row);
 
 // The row in the format of the layer; policy and counts belong to the formats that quantize.

@@ -46,7 +46,7 @@ struct GemmConfig {
 inline constexpr size_t kBf16Configs = 9, kFp8Configs = 10;
 inline constexpr int kWideConfig = 8;  // in either table
 inline constexpr std::array<GemmConfig, kBf16Configs + kFp8Configs> kGemmConfigs = {{
-    // The first is taken in place of the second where there is little work: see routed_config.
+    // The first is taken in place of the second if there is little work: see routed_config.
     {256, 8, 8, 8, 4, 2.5, false, "wgmma_256x8"},
     {512, 8, 8, 8, 2, 2.5, false, "wgmma_512x8"},
     {512, 16, 8, 8, 2, 8.0, false, "wgmma_512x16"},

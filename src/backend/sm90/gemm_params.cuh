@@ -104,7 +104,7 @@ struct ExpertScales {
 };
 // A row's factors of its accumulators.
 struct RowScale {
-  float scale;   // the row's own, NaN where its token is nonfinite
+  float scale;   // the row's own, NaN if its token is nonfinite
   float weight;  // the router's, or 1
 };
 // What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale * tensor scale) of each

@@ -21,7 +21,7 @@ struct LaunchSite {
   void* stream;
 };
 
-// Enqueues a kernel of one configuration, or of two; null where the configuration does not take rows that way.
+// Enqueues a kernel of one configuration, or of two; null if the configuration does not take rows that way.
 struct KernelEntry {
   size_t config;  // index in kGemmConfigs
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);

@@ -181,7 +181,7 @@ template <class Traits>
 __device__ WorkTileInfo& work_tile_info(uint32_t index) {
   return shared<Traits>().work_tiles[index % 2];
 }
-// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null where products need none.
+// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null if products need none.
 template <class Traits>
 __device__ uint2* magnitudes(int copy) {
   if constexpr (Traits::kFp8)

@@ -24,7 +24,7 @@ namespace nvfp4_moe::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of a thread, where there are many
+constexpr int kElements = 8;  // of a thread, if there are many
 constexpr int64_t kSmallCtas =
     128;  // they wait for other ranks, so no more than fit on the device, with room for other kernels
 constexpr int64_t kLargeCtas = 264;

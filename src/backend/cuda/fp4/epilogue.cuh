@@ -5,7 +5,7 @@
 //           relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
-// Each product has its bias added, where there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale
+// Each product has its bias added, if there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale
 // is NaN, and so its outputs are.
 //
 // The intermediate leaves in bf16 also where its scale is fixed: whether a row has NaN or Inf, for which it must not be

@@ -1,7 +1,7 @@
 // The biases of a layer's routed experts, as the epilogue of a grouped GEMM reads them.
 //
 // A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two channels of down, and
-// of up where there is no gate. So two numbers a lane are all the biases of however many rows of activations.
+// of up if there is no gate. So two numbers a lane are all the biases of however many rows of activations.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe::cuda {
 
-// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign: where there are no
+// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign: if there are no
 // biases, an epilogue adds that, and gives the bits that it would give without adding.
 struct LaneBiases {
   float first = -0.0f, second = -0.0f;

@@ -45,7 +45,7 @@ struct ScheduleParams {
   int32_t ctas;
   bool split_k;
   int32_t min_saved_k_blocks;                              // that splitting must take from the longest run to be done
-  int32_t max_splits;                                      // of a tile, where there are ctas for more
+  int32_t max_splits;                                      // of a tile, if there are ctas for more
   int32_t min_split_k_blocks;                              // of the longest of max_splits splits
   Divider by_ctas, by_k_blocks, by_raster, by_max_splits;  // raster: output tiles of kRasterTiles tiles of rows
 

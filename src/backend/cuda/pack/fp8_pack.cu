@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) count_fp8_codes(Nvfp4View matrix, un
     for (uint32_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
       uint32_t found = 0;
       for (uint32_t word : words) {
-        // The three low bits of a nibble are 0 where it matches; adding 7 carries into its fourth bit where it does not.
+        // The three low bits of a nibble are 0 if it matches; adding 7 carries into its fourth bit where it does not.
         const uint32_t other = (word ^ (kEach * magnitude)) & (kEach * 7);
         found += 8 - __popc((other + kEach * 7) & (kEach * 8));
       }

@@ -24,7 +24,7 @@ struct DeviceScales {
   TensorScales scales;  // times 2^shift
   Fp8Shifts shifts;
 };
-// kUnsupported where 2^shift takes a tensor scale out of fp32's normal numbers: alpha would be rounded twice.
+// kUnsupported if 2^shift takes a tensor scale out of fp32's normal numbers: alpha would be rounded twice.
 Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWeights& fp8);
 
 }  // namespace nvfp4_moe::cuda

@@ -88,7 +88,7 @@ __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t 
 // work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
-// The matrices that share tiles: gate and up, or down alone, and up alone where there is no gate.
+// The matrices that share tiles: gate and up, or down alone, and up alone if there is no gate.
 struct Joined {
   MatrixTiles tiles;
   int projections;

@@ -25,7 +25,7 @@ struct DeviceRows {
   int64_t k;
   int projections;  // 1: down, or up without a gate; 2: gate and up, joined in granules of 8
 
-  // Row m of their tiles: its projection and row, or row -1 where the matrix has none.
+  // Row m of their tiles: its projection and row, or row -1 if the matrix has none.
   __device__ JoinedRow at(int64_t m) const {
     JoinedRow found = projections == 2 ? joined_row(m) : JoinedRow{0, m};
     if (found.row >= rows) found.row = -1;

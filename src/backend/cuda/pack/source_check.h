@@ -12,7 +12,7 @@ namespace nvfp4_moe::cuda {
 inline constexpr int64_t kSourceCheckBytes = 32 << 10;
 
 // The codes that blocks of scale 0 hold where they are not all 0, in the order of projections and blocks.
-// kInvalidArgument where an array is not in the memory of `device`, kBadInput with the words of illegal_block_scale.
+// kInvalidArgument if an array is not in the memory of `device`, kBadInput with the words of illegal_block_scale.
 // Runs in source.stream, which it waits for; reads no array on the host.
 Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device, std::byte* scratch);
 

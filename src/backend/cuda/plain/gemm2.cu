@@ -1,6 +1,6 @@
 // gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias where there is one, then row_format. A
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one, then row_format. A
 // nonfinite row is NaN: its alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
 #include <cuda_runtime.h>
 

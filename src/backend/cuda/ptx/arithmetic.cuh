@@ -7,7 +7,7 @@
 
 namespace nvfp4_moe::cuda::ptx {
 
-// min.NaN and max.NaN: NaN where either operand is.
+// min.NaN and max.NaN: NaN if either operand is.
 __device__ inline float min_nan(float x, float y) {
   float result;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));

@@ -83,7 +83,7 @@ __device__ inline int best_lane(uint32_t key, uint32_t& largest) {
 
 // A lane's state of its token after the experts are chosen.
 struct Selected {
-  int expert = -1;           // lane i: the i-th; -1 where there is none
+  int expert = -1;           // lane i: the i-th; -1 if there is none
   uint32_t key = 0;          // the one that it was chosen by
   bool nonfinite = false;    // a selection score is NaN
   double denominator = 0.0;  // of softmax over all experts

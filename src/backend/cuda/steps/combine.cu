@@ -6,7 +6,7 @@
 //
 // Counted on the way: router weights of rows that are not finite, and elements of out. Where the plan says so, additional
 // CTAs of the same kernel count what no step before has counted. Where rows come from other ranks, a token's CTAs wait for
-// those of its own, and write NaN where the run has failed.
+// those of its own, and write NaN if the run has failed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -47,7 +47,7 @@ struct CountArgs {
   const RowCounts* token_counts;  // (T) of quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
-    const uint8_t* flags;      // (R) 1 where the row is nonfinite; null: the values are searched
+    const uint8_t* flags;      // (R) 1 if the row is nonfinite; null: the values are searched
     const int64_t* row_count;  // R
     int64_t k;
   } parts[2];

@@ -59,7 +59,7 @@ __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule,
   store_block(codes, block_scales, block, packed, byte);
 }
 
-// One row of activations: its codes and block scales, which are all 0 where the row is nonfinite. Returns whether it
+// One row of activations: its codes and block scales, which are all 0 if the row is nonfinite. Returns whether it
 // is.
 template <class At>
 __device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy policy, float scale, float* used,

@@ -101,7 +101,7 @@ __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleare
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kThreads) cleared[i] = 0;
 }
 
-// The scales of bf16 rows: 1, NaN where the row is nonfinite.
+// The scales of bf16 rows: 1, NaN if the row is nonfinite.
 __global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t rows, float* row_scale) {
   const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (row < rows) row_scale[row] = nonfinite[row] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;

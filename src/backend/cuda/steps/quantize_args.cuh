@@ -149,7 +149,7 @@ __device__ inline void put_e4m3(std::byte* row, Operand kind, int64_t i, const E
 // Where the operand of a row goes, by vec8s of a format.
 template <class Vec>
 struct OperandRow {
-  // Whether rows may have padding: NVFP4's where there are tensor cores for FP4.
+  // Whether rows may have padding: NVFP4's if there are tensor cores for FP4.
   static constexpr bool kMayPad = kHasFp4Operands || std::is_same_v<Vec, E4m3Vec8>;
   std::byte* row;
   Operand kind;

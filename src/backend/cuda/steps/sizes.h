@@ -29,9 +29,9 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return st
 
 inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by shuffles
 inline constexpr int64_t kOneCtaAssignments = 2048;  // up to so many are routed by one CTA
-inline constexpr int kRouteSlice = 1024;   // assignments that one CTA counts and scatters, where there are more
-inline constexpr int kRouteSegment = 128;  // assignments of one bit mask
-inline constexpr int64_t kMaxScatteredSlices = 64;  // that every CTA may scan for itself
+inline constexpr int kRouteSlice = 1024;             // assignments that one CTA counts and scatters, if there are more
+inline constexpr int kRouteSegment = 128;            // assignments of one bit mask
+inline constexpr int64_t kMaxScatteredSlices = 64;   // that every CTA may scan for itself
 inline constexpr int kRouteSmallThreads = 256, kRouteLargeThreads = 1024;
 inline constexpr int kAssignmentsPerThread = 4;                               // of one CTA by bits, at most
 inline constexpr int64_t kRouteCounterBytes = 40 * 1024, kRouteMaxWarps = 8;  // of one CTA that sorts by slices

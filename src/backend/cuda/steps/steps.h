@@ -7,7 +7,7 @@
 
 namespace nvfp4_moe::cuda {
 
-// cleared: (step.plan->route.cleared_counters) counters that are 0 after route, or null where there are none.
+// cleared: (step.plan->route.cleared_counters) counters that are 0 after route, or null if there are none.
 Status route(const StepContext& step, int32_t* cleared);
 // on_input, between route and quantize: weighted_hidden of the tokens that have a row. Where a shared expert multiplies
 // hidden itself, counts the tokens that only the weight makes nonfinite.

@@ -5,7 +5,7 @@
 
 namespace nvfp4_moe::cuda {
 
-// A CTA, or, where there are many rows, a warp, which waits for no other one; of a CTA of two dimensions the first one.
+// A CTA, or, if there are many rows, a warp, which waits for no other one; of a CTA of two dimensions the first one.
 struct ThreadGroup {
   int rank, size;
   __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }

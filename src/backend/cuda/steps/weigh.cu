@@ -19,7 +19,7 @@ struct WeighArgs {
   void* weighted;                    // (T, k), aligned to 16 bytes
   int64_t k;
   uint64_t* nonfinite_tokens;  // += tokens whose product is not finite and whose hidden is; or null
-  uint64_t* discarded_count;   // = 0, where nonfinite_tokens is not null
+  uint64_t* discarded_count;   // = 0, if nonfinite_tokens is not null
 };
 
 template <DType kType>

@@ -2,7 +2,7 @@
 //
 // By fmt's header-only target each object compiles them again, which takes longer than what most files say themselves; the
 // compiled target is a shared library, and this one depends on none but the compiler's. What is instantiated is what the
-// headers of fmt 9 leave to a library: src/CMakeLists.txt takes the header-only target where fmt is newer.
+// headers of fmt 9 leave to a library: src/CMakeLists.txt takes the header-only target if fmt is newer.
 #include <fmt/format-inl.h>
 
 template fmt::detail::thousands_sep_result<char> fmt::detail::thousands_sep_impl<char>(locale_ref);

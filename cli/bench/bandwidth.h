@@ -9,7 +9,7 @@
 
 namespace nvfp4_moe::cli {
 
-// Size of the last level of cache as the system tells it; 32 MiB where it does not.
+// Size of the last level of cache as the system tells it; 32 MiB if it does not.
 uint64_t last_level_cache_bytes();
 
 class ReadBandwidth {

@@ -24,7 +24,7 @@ struct Configuration {
   const char* format() const { return to_string(subject.options.activation_format); }
 };
 
-// Empty where the backend agrees with the reference on a few tokens of the layer's first experts; else what is wrong.
+// Empty if the backend agrees with the reference on a few tokens of the layer's first experts; else what is wrong.
 Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
                                  Executor& executor);
 

@@ -101,7 +101,7 @@ RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, 
     float sum = 0;
     std::vector<float> weights;
     for (int64_t k = 0; k < options.top_k; ++k) {
-      // A partial Fisher-Yates shuffle; where the range is smaller than top_k, ids repeat, which is legal.
+      // A partial Fisher-Yates shuffle; if the range is smaller than top_k, ids repeat, which is legal.
       const auto at = static_cast<size_t>(k % range.count);
       const size_t pick = at + static_cast<size_t>(random.next() % (experts.size() - at));
       std::swap(experts[at], experts[pick]);

@@ -30,7 +30,7 @@ class Zipf {
       size_t chosen = taken.size();
       for (size_t place = 0; place < taken.size(); ++place) {
         if (taken[place]) continue;
-        chosen = place;  // the last one that is free, where rounding leaves a rest
+        chosen = place;  // the last one that is free, if rounding leaves a rest
         if ((left -= weight(place)) < 0) break;
       }
       ids[k] = by_popularity_[chosen];

@@ -94,7 +94,7 @@ std::string close_stdout() {
 void log_line(std::string_view text) { log_raw(printable(text, kWholeText) + "\n"); }
 
 void log_raw(std::string_view text) {
-  // One write per line keeps lines whole where several threads or processes share the stream.
+  // One write per line keeps lines whole if several threads or processes share the stream.
   while (!text.empty()) {
     const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
     if (written <= 0) return;  // nowhere left to complain

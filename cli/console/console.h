@@ -23,7 +23,7 @@ std::string shell_quoted(const std::string& argument);
 // Writes to stdout. Failures are remembered, not reported here.
 void print(std::string_view text);
 bool stdout_used();  // whether print was called
-// Flushes stdout. Empty where everything was written or the reader went away (EPIPE); else the system's reason.
+// Flushes stdout. Empty if everything was written or the reader went away (EPIPE); else the system's reason.
 std::string close_stdout();
 
 // Writes one whole line to stderr, control characters escaped.

@@ -198,7 +198,7 @@ std::string gpu_backend(const Result<DeviceFacts>& device) {
                      caveat != nullptr ? caveat : "");
 }
 
-// The GPUs that CUDA shows, in its order; where it shows none, those that the driver knows of.
+// The GPUs that CUDA shows, in its order; if it shows none, those that the driver knows of.
 void report_gpus(const std::vector<Device>& devices, Report& report) {
   const std::vector<GpuFacts> known = read_gpus();
   const std::string driver = known.empty() ? "unknown" : known.front().driver;

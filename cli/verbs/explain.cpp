@@ -41,7 +41,7 @@ Status report_choices(const MoeConfig& config, const DeviceFacts& device, const 
   return {};
 }
 
-// The kernels of a step by how many tokens a call has, where they are not the same for all: plans differ at a few
+// The kernels of a step by how many tokens a call has, if they are not the same for all: plans differ at a few
 // counts, which halving finds.
 void report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject, const Plan& plan,
                      int64_t most_tokens, Report& report) {

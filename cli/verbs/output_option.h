@@ -1,4 +1,4 @@
-// Options that name a file to write: refused before any work where the file cannot be written, or is an input.
+// Options that name a file to write: refused before any work if the file cannot be written, or is an input.
 #pragma once
 
 #include <string>

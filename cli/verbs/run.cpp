@@ -1,6 +1,6 @@
 // run: one layer on the hidden states of a safetensors file; and the replay of a dumped call.
 //
-// Input: hidden (T, H) BF16, F16 or F32; topk_ids (T, k) I32 or I64 and topk_weights (T, k) F32, seeded where missing.
+// Input: hidden (T, H) BF16, F16 or F32; topk_ids (T, k) I32 or I64 and topk_weights (T, k) F32, seeded if missing.
 // Output: `out` (T, H) in hidden's dtype.
 #include <fmt/format.h>
 
@@ -21,7 +21,7 @@
 namespace nvfp4_moe::cli {
 namespace {
 
-// One run is one sample: where it is short, more follow.
+// One run is one sample: if it is short, more follow.
 constexpr double kRepeatSeconds = 1.0;
 
 struct RunVerb {

@@ -293,7 +293,7 @@ def quantize_checkpoint(
     """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
     output_format: "modelopt" or "compressed-tensors".
-    layers: the MoE layers to quantize, all where empty. scales: "max", "mse" or "sweep". calibration: a file
+    layers: the MoE layers to quantize, all if empty. scales: "max", "mse" or "sweep". calibration: a file
     of second moments of the experts' inputs (`nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp) that weigh the
     errors of "mse" and "sweep". share_gate_up_scale: one tensor scale
     for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.

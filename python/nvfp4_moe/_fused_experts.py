@@ -88,7 +88,7 @@ def read_settings(given: Mapping[str, Any] | None = None, environ: Mapping[str, 
 
 
 def why_refused(options: Mapping[str, Any], device: str, settings: Settings) -> str | None:
-    """Why a layer of these options (fields of MoeConfig) is not taken on a device, or None where it is.
+    """Why a layer of these options (fields of MoeConfig) is not taken on a device, or None if it is.
 
     That no backend takes it; or, unless the user insists, that one of LEFT_TO_ENGINES would.
     """

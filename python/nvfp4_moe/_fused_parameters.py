@@ -27,9 +27,9 @@ from ._mxfp4 import as_bytes, cast_mxfp4
 class FusedParameters:
     """A rank's fused parameters as the head of this file has them, which stay the caller's.
 
-    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both, or for up where that
+    w13_tensor_scale: (E_local, 2) in the order of the rows, or (E_local,) or (E_local, 1) for both, or for up if that
     is all there is; it and w2_tensor_scale are None with mxfp4, where the cast makes tensor scales. intermediate_size:
-    where the engine pads I, what of it is real: the first rows of gate and of up, the first columns of w2; what is padded
+    if the engine pads I, what of it is real: the first rows of gate and of up, the first columns of w2; what is padded
     is not read. The biases are both there or both None; over the ranks of a tensor parallel group w2_bias is to be zeros
     on all but one, since their rows are added up.
     """
@@ -97,7 +97,7 @@ class FusedParameters:
         as_bytes(self.w2_scale)[:, :, -(-filled // block) :].zero_()
 
     def stacks(self) -> tuple[dict[str, tuple[Tensor, Tensor, Tensor]], int]:
-        """gate (if there is one), up and down as MoeLayer.from_tensors takes them, views where nothing is cast; and the
+        """gate (if there is one), up and down as MoeLayer.from_tensors takes them, views if nothing is cast; and the
         blocks that the cast from MXFP4 rounded. Raises ValueError, Unsupported."""
         experts, inner = self.w13.shape[0], self.inner_size()
         columns = inner // (32 if self.mxfp4 else 16)

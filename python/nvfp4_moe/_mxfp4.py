@@ -45,7 +45,7 @@ def cast_mxfp4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor, i
     """MXFP4 matrices to NVFP4, as docs/checkpoints.md defines the cast: one matrix an expert.
 
     codes: uint8 (E, rows, K/2). scales: E8M0 bytes (E, rows, K/32).
-    Returns (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded): the codes given where every block
+    Returns (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded): the codes given if every block
     is exact, else a copy in which `rounded` 16-blocks have other values. ValueError if a scale is NaN.
     """
     codes, scales = as_bytes(codes), as_bytes(scales)

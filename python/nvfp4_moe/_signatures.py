@@ -33,7 +33,7 @@ ReadModule = Callable[[str], "str | None"]
 
 @dataclasses.dataclass
 class _Member:
-    """Result of a reader: parameters without self and cls, None where it is no function; and whether a class has one."""
+    """Result of a reader: parameters without self and cls, None if it is no function; and whether a class has one."""
 
     names: list[str] | None
     required: list[str]
@@ -122,7 +122,7 @@ def _live_member(name: str) -> _Member | str:
 
 
 def misfits(required: Requirements) -> dict[str, list[str]]:
-    """By group, a sentence for each entry that does not hold; {} where everything does. Imports the modules."""
+    """By group, a sentence for each entry that does not hold; {} if everything does. Imports the modules."""
     return _judge(required, _live_member)
 
 

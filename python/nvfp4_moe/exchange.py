@@ -20,8 +20,8 @@ def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout:
     """This process as a rank over all_to_all_v(send, send_bytes, recv, recv_bytes, timeout).
 
     send and recv are memoryviews of bytes, a block for and from each rank in order, this one included; send_bytes and
-    recv_bytes their sizes (where all are 0 the view has one byte, which means nothing). The function returns once recv is filled, within timeout seconds; what it raises ends the
-    exchange with its text, so it names the rank that is missing where it knows it. It keeps neither view. It is called
+    recv_bytes their sizes (if all are 0 the view has one byte, which means nothing). The function returns once recv is filled, within timeout seconds; what it raises ends the
+    exchange with its text, so it names the rank that is missing if it knows it. It keeps neither view. It is called
     from the thread that calls a layer, one call at a time.
 
     The function reports a rank that died only in a call. Ranks of one host also poll each other's processes, so that such a
@@ -36,7 +36,7 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     """This process's rank of a torch.distributed group (None: all ranks), over a gloo group of its own.
 
     Collective: every rank of the group calls it; others need not. A transfer that fails or takes longer than timeout
-    seconds (half an hour where ranks that open or rearrange a layer wait for the slowest to load) ends all ranks, and
+    seconds (half an hour if ranks that open or rearrange a layer wait for the slowest to load) ends all ranks, and
     names the ranks that did not report in the seconds after. On one host ranks poll each other's processes, as in
     callback_exchange.
     """

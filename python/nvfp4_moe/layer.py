@@ -119,7 +119,7 @@ class MoeLayer(_core.Layer):
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
         exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or on GPUs behind
           exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
-          those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also where
+          those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also if
           a rank has as many slots in another order), first_expert is 0, and opening and run are collective. combine:
           "all_to_all" (each rank has tokens of its own; the bits of one rank) or "all_reduce" (all have the same tokens). capacity: under all_to_all the most tokens from one rank to another, 0
           for as many as come. placement: the expert of each slot, rank by rank, redundant ones too; None is contiguous
@@ -173,7 +173,7 @@ class MoeLayer(_core.Layer):
 
         gate (None without one), up: (E_local, I, H), down: (E_local, H, I): all in host memory, of any strides, or all on
         the layer's GPU, contiguous along the last dimension, where they are quantized to the same bytes without a way through the host.
-        Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also where a
+        Each matrix gets a tensor scale of its own, amax/2688. Everything else as in from_tensors; BadInput also if a
         weight is NaN or Inf.
         """
         with _sent_to_ranks(exchange):

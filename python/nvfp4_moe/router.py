@@ -58,7 +58,7 @@ class RouterConfig:
     def from_model_config(cls, config: Mapping[str, Any], layer: int | None = None) -> RouterConfig:
         """The router of a model, from its config.json as a dict.
 
-        layer: needed where layers have different routers (the hash layers of DeepSeek-V4). Raises Unsupported for a model
+        layer: needed if layers have different routers (the hash layers of DeepSeek-V4). Raises Unsupported for a model
         type whose router is not known, or an option of one that is not computed; BadInput if a field is missing.
         """
         outer = _model_type(config)

@@ -74,7 +74,7 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
   return type;
 }
 
-// "TypeError: its text", as a traceback ends; the class alone where the object has no text.
+// "TypeError: its text", as a traceback ends; the class alone if the object has no text.
 std::string text_of(const nb::python_error& raised) {
   std::string text = Py_TYPE(raised.value().ptr())->tp_name;
   const nb::object said = nb::steal(in_python([&] { return PyObject_Str(raised.value().ptr()); }));

@@ -1,4 +1,4 @@
-// Failures of the library as Python exceptions that carry its text, its status and, where a finding of a checkpoint is
+// Failures of the library as Python exceptions that carry its text, its status and, if a finding of a checkpoint is
 // behind one, the finding's id.
 //
 // Every class derives from nvfp4_moe.Error and from the built-in exception that a caller catches anyway: ValueError for

@@ -25,7 +25,7 @@ struct ParallelFields {
 };
 // Null if there is none, or its ranks have received a failure.
 std::shared_ptr<Exchange> unreported_exchange(const ParallelFields& fields);
-// Runs open() and, where it fails before the ranks have spoken, says so to all of them, who wait.
+// Runs open() and, if it fails before the ranks have spoken, says so to all of them, who wait.
 template <class Open>
 auto or_report(const ParallelFields& fields, const Open& open) {
   try {

@@ -28,14 +28,14 @@ struct Host {
   static constexpr int kHost = -1;
   const int threads_;
   ForkMutex mutex_;
-  std::vector<std::unique_ptr<Executor>> pools_;  // this process's is the last one, where it has one
+  std::vector<std::unique_ptr<Executor>> pools_;  // this process's is the last one, if it has one
   uint32_t process_ = 0;                          // that made it
   std::map<int, Workspaces> workspaces_;          // by device
 };
 
 // The one that lives, or a new one: it goes with the last layer that holds it.
 std::shared_ptr<Host> shared_host();
-// Null where no layer is open.
+// Null if no layer is open.
 std::shared_ptr<Host> living_host();
 
 }  // namespace nvfp4_moe::python

@@ -31,7 +31,7 @@ struct SelectionArrays {
   nb::handle bad_ids;          // (1) int64
 };
 
-// Keeps its arrays as long as it lives. Where out is None, logits' framework makes the arrays, ids of ids_dtype.
+// Keeps its arrays as long as it lives. If out is None, logits' framework makes the arrays, ids of ids_dtype.
 class Selection {
  public:
   Selection(const RouterConfig& config, const SelectionArrays& arrays, DType ids_dtype);

@@ -5,7 +5,7 @@
 // A type with DLPack's exchange table (torch 2.10 and later) costs some tens of nanoseconds; everything else goes
 // through the buffer protocol, `__dlpack__`, and for what those refuse (ml_dtypes, older torch) the package's
 // `_arrays`. uint16 stands for bfloat16 bits, since NumPy has no bfloat16; FP8 E4M3 (and packed E2M1) stands for its
-// bytes where bytes are wanted. Every function here needs the interpreter lock but the accessors of the view.
+// bytes if bytes are wanted. Every function here needs the interpreter lock but the accessors of the view.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -35,7 +35,7 @@ std::string to_string(const Device& device);  // "cpu", "cuda:0"
 // Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported if this build or machine has no such
 // device.
 Device device_named(const std::string& name);
-// How this build reads memory of that device; null on the host and where it cannot.
+// How this build reads memory of that device; null on the host and if it cannot.
 const DeviceMemory* memory_of(const Device& device);
 // The address of a stream: an integer, or an object with cuda_stream. Raises ValueError for anything else.
 void* stream_address(nb::handle given);
@@ -45,7 +45,7 @@ std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
 
 class Tensor {
  public:
-  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError where it is no
+  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError if it is no
   // array, ValueError if its memory holds other numbers than it stands for (torch's lazy negation).
   Tensor(nb::handle object, const char* name) : Tensor(object, name, LazyNegation::kRefused) {}
   // The same for arrays that the caller refuses unless they are contiguous, without the question that this leaves out: a
@@ -107,12 +107,12 @@ class Tensor {
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
   [[noreturn]] void fail_expected(const std::string& expected) const;
 
-  // The stream that work on this array belongs to: `given` (an integer, or an object with cuda_stream), or where that
-  // is None the framework's current one of the device; null on the host and where the framework does not tell.
+  // The stream that work on this array belongs to: `given` (an integer, or an object with cuda_stream), or if that
+  // is None the framework's current one of the device; null on the host and if the framework does not tell.
   void* stream_or(nb::handle given) const;
   // As empty_like, of this array's own dtype, and by itself.
   nb::object new_like(const Sizes& shape) const;
-  // The stream in which work that writes this array is queued: the framework's current one; where the framework does not
+  // The stream in which work that writes this array is queued: the framework's current one; if the framework does not
   // tell, all work of the device is waited for, and any stream will do. Null on the host.
   void* ready_stream() const;
 
@@ -131,7 +131,7 @@ class Tensor {
   const DlpackExchange* exchange_ = nullptr;  // null: the slow way
   bool torch_ = false;
   nb::ndarray<nb::ro> owned_;     // slow: keeps view_'s shape alive
-  std::vector<int64_t> strides_;  // slow: where the array tells none
+  std::vector<int64_t> strides_;  // slow: if the array tells none
 };
 
 }  // namespace nvfp4_moe::python

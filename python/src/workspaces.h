@@ -36,7 +36,7 @@ class RunWorkspace {
   RunWorkspace(const RunWorkspace&) = delete;
   RunWorkspace& operator=(const RunWorkspace&) = delete;
 
-  // Null where empty.
+  // Null if empty.
   void* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
 

@@ -177,7 +177,7 @@ struct Backend {
   std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
                                         int64_t tokens) = nullptr;
 
-  // A dense linear; null, all four, where the backend has none.
+  // A dense linear; null, all four, if the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);
   Status (*linear_pack)(LinearWeights& weights, const Nvfp4View& source);
   size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t tokens);  // grows with them; cheap

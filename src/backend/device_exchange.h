@@ -200,7 +200,7 @@ struct TakePackets {
   // Without peer memory:
   int32_t* first_rows = nullptr;    // (packets) where a packet's rows begin among all that go back
   const int32_t* bounds = nullptr;  // (2, world + 1) first packet and first row of each source rank
-  int64_t capacity = 0;             // of tokens from one rank to another, where they are in headers
+  int64_t capacity = 0;             // of tokens from one rank to another, if they are in headers
   uint32_t* failed = nullptr;       // (1) set if a source rank had too many tokens or is late, or a packet is wrong
   WireReport* report = nullptr;
 };

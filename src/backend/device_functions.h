@@ -33,7 +33,7 @@ struct DeviceQuantize {
 struct DeviceDequantize {
   const uint8_t* codes = nullptr;         // (rows, cols/2)
   const uint8_t* block_scales = nullptr;  // (rows, cols/16); bytes above 0x7E give NaN
-  const float* scales = nullptr;          // one number, or (rows) where scale_of_row; null: tensor_scale
+  const float* scales = nullptr;          // one number, or (rows) if scale_of_row; null: tensor_scale
   bool scale_of_row = false;
   float tensor_scale = 1.0f;
   int64_t rows = 0;

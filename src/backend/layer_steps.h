@@ -72,7 +72,7 @@ inline int64_t token_of_row(const PartBuffers& part, int64_t row, int64_t top_k)
   return part.assignment_of_row == nullptr ? row : part.assignment_of_row[row] / top_k;
 }
 
-// The layer, one function a step, in the order they run. A step fails where it cannot be enqueued.
+// The layer, one function a step, in the order they run. A step fails if it cannot be enqueued.
 struct LayerSteps {
   Status (*route)(const StepContext&);     // ids -> row_of_assignment, assignment_of_row, row_offsets
   Status (*quantize)(const StepContext&);  // hidden -> routed.hidden, shared.hidden

@@ -41,7 +41,7 @@ Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer);
 Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots);
 // The exchange alone, so that a rank whose other arguments are wrong can tell the others; null if there is none.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
-// Runs open(&reported) and, where it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
+// Runs open(&reported) and, if it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
 template <class Open>
 Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
   bool reported = false;

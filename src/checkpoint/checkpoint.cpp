@@ -322,7 +322,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
       }
       const bool unreadable = std::string_view(scale.finding) == "unreadable";
       if ((!used && !unreadable) || scale.finding[0] == '\0') continue;
-      // Where the whole expert is missing, that is the finding.
+      // If the whole expert is missing, that is the finding.
       if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr) continue;
       if (unreadable) {
         found.add({Severity::kError, scale.finding, layer, e, scale.name, "a scalar", "a file that cannot be read"});

@@ -51,7 +51,7 @@ enum class SourceFormat : uint8_t {
   kModelOptStacked,    // NVFP4, experts stacked in one tensor
   kCompressedTensors,  // NVFP4: weight_packed, weight_scale, weight_global_scale, input_global_scale (reciprocals)
   kGgufNvfp4,          // NVFP4 in GGUF: blocks of codes and scales, experts stacked; scale, input_scale
-  kMxfp4,              // E2M1 with one E8M0 scale per 32 along K; cast to NVFP4 at load where exact
+  kMxfp4,              // E2M1 with one E8M0 scale per 32 along K; cast to NVFP4 at load if exact
   kFloat,              // BF16, FP16 or FP32; quantized at load
 };
 const char* to_string(SourceFormat);
@@ -132,7 +132,7 @@ class Checkpoint {
   // The largest over all experts, which unusable input scales are left out of, and reported (docs/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;
-  // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name where not.
+  // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name if not.
   Result<LoadedExpert> shared_expert(int64_t layer, const IntermediateSlice& slice = {}) const;
 
   // Bytes of the routed experts' tensors, over all layers that can be loaded.

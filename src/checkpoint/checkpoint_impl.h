@@ -19,7 +19,7 @@ struct Checkpoint::Impl {
   int64_t shared_intermediate = 0;  // as the config has it, whether stored or not
 
   Result<const LayerEntry*> layer_entry(int64_t layer) const;
-  // The range, where {0, 0} stands for all experts.
+  // The range, if {0, 0} stands for all experts.
   Result<ExpertRange> checked_range(const ExpertRange& range) const;
   // Of a projection of a routed expert, or of the shared one (expert -1): where it lies, by headers alone.
   bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
@@ -31,7 +31,7 @@ struct Checkpoint::Impl {
                FindingList& found) const;
   Result<LoadedExpert> load(const ExpertNames& names, int64_t layer, int64_t expert,
                             const IntermediateSlice& slice) const;
-  // Findings of the experts' input scales in range, and their maximum where `scales` is given.
+  // Findings of the experts' input scales in range, and their maximum if `scales` is given.
   void add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range, FindingList& found,
                         LayerScales* scales) const;
 };

@@ -19,7 +19,7 @@ Status missing_field(const char* key, std::string_view model_type);
 // A number, or a list for layers whose entries are all that number; a list of several is kUnsupported.
 Result<int64_t> int_in_range(const Json& value, const char* key, int64_t low, int64_t high);
 
-// The first of several spellings of one field, nothing where none is there; two that disagree are an error.
+// The first of several spellings of one field, nothing if none is there; two that disagree are an error.
 Result<std::optional<int64_t>> optional_int(const Json& config, std::initializer_list<const char*> keys, int64_t low,
                                             int64_t high);
 Result<int64_t> required_int(const Json& config, std::initializer_list<const char*> keys, int64_t low, int64_t high,

@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe {
 
-// The parts of one matrix's name in one format; empty if the format has no such tensor, or where the layer has none.
+// The parts of one matrix's name in one format; empty if the format has no such tensor, or if the layer has none.
 struct FormatParts {
   SourceFormat format = SourceFormat::kFloat;
   std::string_view codes;
@@ -28,7 +28,7 @@ struct FormatParts {
   }
 };
 
-// gate, up and down; up and down where experts have no gate.
+// gate, up and down; up and down if experts have no gate.
 inline std::span<const Projection> projections_of(bool gated) {
   static constexpr Projection kAll[] = {Projection::kGate, Projection::kUp, Projection::kDown};
   return std::span<const Projection>(kAll).subspan(gated ? 0 : 1);
@@ -43,7 +43,7 @@ struct ExpertNames {
   bool dotted = false;                          // a stack's name has a dot before its part
   bool gate_up_fused = false;                   // gate and up are one tensor: nearly every stack, some shared experts
   bool stacked_k_first = false;                 // the family's order, where role is kStacked
-  GateUpOrder order = GateUpOrder::kGateFirst;  // of the rows, where gate_up_fused
+  GateUpOrder order = GateUpOrder::kGateFirst;  // of the rows, if gate_up_fused
   bool gguf = false;                            // the names of gguf_names.h
   bool gated = true;                            // there are gates
   FormatParts parts;
@@ -63,7 +63,7 @@ struct ExpertNames {
     const bool alternate = in_fused(projection) && order == GateUpOrder::kInterleaved;
     return {!is_second(projection) ? 0 : alternate ? 1 : rows, alternate ? 2 : 1};
   }
-  // The name of `part` of the projection that holds it (gate_up_proj where gate and up are one tensor).
+  // The name of `part` of the projection that holds it (gate_up_proj if gate and up are one tensor).
   std::string name(int64_t expert, Projection projection, std::string_view part) const;
 };
 

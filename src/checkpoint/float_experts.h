@@ -35,7 +35,7 @@ struct FloatExpert {
   FloatWeights down;  // (hidden, intermediate)
 };
 
-// kUnsupported if the checkpoint's format is not kFloat; kBadInput, naming the tensor, where one is missing or
+// kUnsupported if the checkpoint's format is not kFloat; kBadInput, naming the tensor, if one is missing or
 // misshapen.
 Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
 

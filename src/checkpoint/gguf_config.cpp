@@ -166,7 +166,7 @@ bool has_prediction_block(const TensorIndex& index, int64_t block) {
   return found != index.tensors().end() && found->first.starts_with(prefix);
 }
 
-// llama.cpp's rule: a block is attention or Mamba where its width is 0.
+// llama.cpp's rule: a block is attention or Mamba if its width is 0.
 Status read_listed_layers(const Fields& fields, ModelInfo& out) {
   constexpr std::string_view kField = "feed_forward_length";
   const GgufValue* value = fields.find(kField);

@@ -26,7 +26,7 @@ struct LayerEntry {
   uint64_t size_bytes = 0;      // of the routed experts' tensors
   int64_t router_rows = 0;      // of the router's weight; 0 if its name is not `gate.weight`
 
-  // The experts of the range that the files hold something of. Of a stack all, or the first alone where it does not fit:
+  // The experts of the range that the files hold something of. Of a stack all, or the first alone if it does not fit:
   // what is wrong with it is wrong once.
   std::vector<int64_t> stored_in(const ExpertRange& range) const;
   // One finding for all experts of the range that the files hold nothing of. What the config declares is counted and

@@ -1,5 +1,5 @@
 // A stored tensor's shape is checked against what the config and the format imply; which axis of a stack is K is read
-// from the shapes, and where one tensor's shape fits both orders, from the other tensor's.
+// from the shapes, and if one tensor's shape fits both orders, from the other tensor's.
 #include "checkpoint/matrix_resolver.h"
 
 #include <fmt/format.h>
@@ -37,7 +37,7 @@ uint64_t expert_offset(const TensorIndex::Ref& tensor, int64_t stack, int64_t ex
 // The shapes that a matrix's tensors have in either order of their axes.
 struct MatrixResolver::Shapes {
   int64_t stack = 0;  // experts of a stack, 0 for a matrix of its own
-  int64_t rows = 0;   // stored rows: gate above up where both are in one tensor
+  int64_t rows = 0;   // stored rows: gate above up if both are in one tensor
 
   bool in_blocks = false;  // codes of gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
 
@@ -117,8 +117,8 @@ InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert,
   return out;
 }
 
-// Where this matrix's shape fits both orders (2 I = H, or I = H): the order of the layer's other stack, whose shape then
-// fits one only. The family's where that one is missing or fits none.
+// If this matrix's shape fits both orders (2 I = H, or I = H): the order of the layer's other stack, whose shape then
+// fits one only. The family's if that one is missing or fits none.
 bool MatrixResolver::other_matrix_is_k_first(const ExpertNames& names, int64_t expert, Projection projection,
                                              int64_t rows, int64_t cols) const {
   const bool down = projection == Projection::kDown;

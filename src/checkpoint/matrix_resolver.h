@@ -37,7 +37,7 @@ class MatrixResolver {
  private:
   struct Shapes;
   const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
-  // False with `actual` where it is none; `readable` is false if the file could not be read.
+  // False with `actual` if it is none; `readable` is false if the file could not be read.
   bool scalar(const ExpertNames& names, const std::string& name, int64_t expert, Projection projection,
               TensorIndex::Ref& ref, float& out, std::string& actual, bool& readable) const;
   // locate() of a matrix of ggml's blocks, whose tensor is there.

@@ -63,7 +63,7 @@ struct MatrixSource {
   bool zeros = false;                 // such a matrix, whose codes check_zeros has found to be 0
   const TensorFile* tensor_scale_file = nullptr;  // null if no file holds one
   std::string bias_name;
-  MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file where the matrix has no bias
+  MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file if the matrix has no bias
   DType bias_dtype = DType::kBf16;
   bool bias_elsewhere = false;  // columns that do not begin at 0: another rank adds the bias, and this one zeros
 
@@ -74,11 +74,11 @@ struct MatrixSource {
   uint64_t scales_bytes() const;
   // The scales that were read, as a contiguous-along-memory matrix for scanning, whichever way the tensor lies.
   ByteMatrix scales_as_stored() const;
-  // Copy from the file into `storage` what this slice spans, so that codes or scales point there; nothing where that was
+  // Copy from the file into `storage` what this slice spans, so that codes or scales point there; nothing if that was
   // done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
-  // The bias (rows) in fp32, finite; empty if there is none. kBadInput, naming the tensor, where it is not finite.
+  // The bias (rows) in fp32, finite; empty if there is none. kBadInput, naming the tensor, if it is not finite.
   Result<std::vector<float>> read_bias() const;
   // kIo if a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
@@ -96,11 +96,11 @@ Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& fi
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible magnitude. Adds what
 // it finds; false if there is an error. `zero_blocks` counts blocks whose scale is 0 over nonzero codes. Reads the
-// scales, and the codes where a scale is 0, unless they have been read.
+// scales, and the codes if a scale is 0, unless they have been read.
 Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings, ScaleScan& scan,
                           int64_t& zero_blocks);
 
-// out (rows, cols) contiguous; cache-blocked where the source's columns are not contiguous.
+// out (rows, cols) contiguous; cache-blocked if the source's columns are not contiguous.
 void copy_matrix(const ByteMatrix& matrix, uint8_t* out);
 
 }  // namespace nvfp4_moe

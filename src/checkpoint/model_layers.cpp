@@ -57,7 +57,7 @@ Result<Json> listed_layers(const Json& config, const char* key, std::string_view
 }
 
 // Nemotron-H's layers, each a mixer of one kind: as a list of words, as one letter each, or both. Returns the words;
-// nothing where the config has neither.
+// nothing if the config has neither.
 Result<std::vector<std::string>> block_types(const Json& config) {
   std::vector<std::string> types;
   const char* from = nullptr;

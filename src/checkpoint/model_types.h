@@ -49,7 +49,7 @@ struct ModelRow {
   const char* layer_count = "num_hidden_layers";
 };
 
-// Null where the type is not known.
+// Null if the type is not known.
 const ModelRow* model_row(std::string_view model_type);
 // Why a type is declined; empty if it is not.
 std::string_view reason_to_decline(std::string_view model_type);

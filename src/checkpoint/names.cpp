@@ -122,7 +122,7 @@ bool take_part(std::string_view rest, MoeTensorName& out) {
 // "<projection>.<part>"
 bool take_projection(std::string_view rest, MoeTensorName& out) { return take_word(rest, out) && take_part(rest, out); }
 
-// The same, where gate and up may be one tensor.
+// The same, if gate and up may be one tensor.
 bool take_with_gate_up(std::string_view rest, MoeTensorName& out) {
   return take_word(rest, out, true) && take_part(rest, out);
 }
@@ -137,7 +137,7 @@ bool take_projection_first(std::string_view rest, MoeTensorName& out) {
   return take_part(rest, out);
 }
 
-// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...; "up_proj" where there is
+// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...; "up_proj" if there is
 // no gate.
 bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName& out) {
   const Projection first = gated ? Projection::kGateUp : Projection::kUp;

@@ -1,5 +1,5 @@
 // Validation and statistics: every block scale and scalar of a layer's experts, read once. Codes are read only
-// where a block scale is 0.
+// if a block scale is 0.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 namespace nvfp4_moe {
 namespace {
 
-constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 where the block takes 6
-constexpr uint8_t kScale384 = 0x7C;  // and where it takes 4
+constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 if the block takes 6
+constexpr uint8_t kScale384 = 0x7C;  // and if it takes 4
 
 // Traits that hold for a whole layer or not at all.
 struct LayerTraits {
@@ -37,7 +37,7 @@ struct LayerTraits {
   }
 };
 
-// How many 16-blocks casting this matrix would round; 0 at the price of a scan where the scales lie close together.
+// How many 16-blocks casting this matrix would round; 0 at the price of a scan if the scales lie close together.
 Result<uint64_t> rounded_blocks(MatrixSource& matrix, Storage& storage, const ScaleScan& scan) {
   if (scan.max - scan.min <= 17 || matrix.codes_place.col_stride != 1) return uint64_t{0};
   NVFP4_MOE_TRY(matrix.read_codes(storage));

@@ -4,7 +4,7 @@
 // Kinds of files, known by their content:
 //   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden), layers.L.intermediate_moments F32
 //                         (experts, intermediate): means of squares over an expert's rows; layers.L.rows I64 (experts)
-//   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts (experts, 1); where there
+//   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts (experts, 1); if there
 //                         is none, ffn_gate_up_exps or ffn_up_exps, and ffn_down_exps (experts, intermediate). up's input
 //                         is gate's
 //   imatrix.dat           the same names without .in_sum2, F32 (experts * columns); no counts
@@ -24,7 +24,7 @@
 
 namespace nvfp4_moe {
 
-// Empty where no row reached the expert, or all moments are 0: its errors have no weights.
+// Empty if no row reached the expert, or all moments are 0: its errors have no weights.
 struct ExpertMoments {
   std::vector<float> hidden;        // (hidden)
   std::vector<float> intermediate;  // (intermediate)
@@ -32,7 +32,7 @@ struct ExpertMoments {
 
 class ChannelMoments {
  public:
-  // kBadInput, naming the file, where it is of none of these kinds.
+  // kBadInput, naming the file, if it is of none of these kinds.
   static Result<ChannelMoments> open(const std::string& path);
   // Reads all moments of a layer before they are needed. kBadInput names the file, the tensor and the place where one is
   // missing, of another shape, negative or not finite.

@@ -1,7 +1,7 @@
 // Which tensors a quantized checkpoint has, in which order, and where each comes from.
 //
 // The order is the source's: file by file, tensor by tensor; where a source tensor is an expert's, the expert's whole
-// set follows (all experts' sets, where it is a stacked tensor). The list, and so every shard's boundary, is known
+// set follows (all experts' sets, if it is a stacked tensor). The list, and so every shard's boundary, is known
 // before the first weight is read; that is what resuming rests on.
 #pragma once
 

@@ -77,7 +77,7 @@ struct QuantizationQuality {
 struct QuantizedLayer {
   int64_t layer = 0;
   int64_t experts = 0;
-  QuantizationQuality gate, up, down;  // gate: of no block where experts have none
+  QuantizationQuality gate, up, down;  // gate: of no block if experts have none
   QuantizationQuality total() const;
 };
 

@@ -69,7 +69,7 @@ Json nvfp4_layers(const std::vector<std::string>& names) {
   return layers;
 }
 
-// The dense layers' own description stays; where they are not FP8, modules_to_not_convert says so.
+// The dense layers' own description stays; if they are not FP8, modules_to_not_convert says so.
 Json modelopt_v4(const QuantizedModules& m, Json source) {
   if (!source.is_object()) source = Json::object();
   const bool dense_is_fp8 = source.value("quant_method", "") == "fp8";

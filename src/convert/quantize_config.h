@@ -32,7 +32,7 @@ struct ConfigFiles {
   std::string config;           // config.json
   std::string hf_quant_config;  // hf_quant_config.json; empty: none
 };
-// source_config: IN's config.json. kBadInput where it is no JSON object.
+// source_config: IN's config.json. kBadInput if it is no JSON object.
 Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& modules);
 
 }  // namespace nvfp4_moe

@@ -25,7 +25,7 @@ class UnfinishedOutput {
   // For the writer of the shards: what is done, and a record of each that comes. Borrows this object.
   ShardRecords records();
   // Measurements of experts. What is added lasts from the next shard's record on, which is soon enough: an expert is
-  // only asked for where all its shards are done.
+  // only asked for if all its shards are done.
   void add(ExpertId id, const ExpertQuality& quality) { plan_.experts[id] = quality; }
   const ExpertQuality* find(ExpertId id) const;
 

@@ -40,7 +40,7 @@ struct GatedActivation {
 inline constexpr float kSigmoidTail = -64.0f;
 
 namespace activation_detail {
-// x limited from above, and from below where two-sided; NaN stays NaN.
+// x limited from above, and from below if two-sided; NaN stays NaN.
 NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
 // NaN stays NaN; never -0, so that h is not either.
@@ -105,7 +105,7 @@ struct QuantizedRows {
 };
 
 // h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as the tensor scale of
-// every row, or each with its own (dynamic_token_scale) where that is 0. row_weights: (rows) router weights under
+// every row, or each with its own (dynamic_token_scale) if that is 0. row_weights: (rows) router weights under
 // before_down, null for none. Precondition: power_of_two is 0 or is_power_of_two.
 void swiglu_quantize(const GatedActivation& activation, const GateUp& input, const float* row_weights,
                      float power_of_two, const QuantizedRows& out, QuantizeCounts& counts);

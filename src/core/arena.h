@@ -2,7 +2,7 @@
 //
 // A layout is a function that takes its arrays from an arena in a fixed order. Over a null base it measures: every
 // pointer is null and size_bytes() is what the arrays need. Over a real base the same function places them. Nothing is
-// allocated, so that a run may walk; names are kept only where a layout is to be printed or guarded by a test.
+// allocated, so that a run may walk; names are kept only if a layout is to be printed or guarded by a test.
 #pragma once
 
 #include <cstddef>

@@ -37,7 +37,7 @@ struct RunStatus {
   uint64_t intermediate_zeroed = 0;
   // Router weights that are NaN or Inf: of assignments that have a row, and the shared expert's factors.
   uint64_t nonfinite_weights = 0;
-  // Elements of out that are NaN or Inf as stored, whatever made them so. Where tokens and weights are finite, that is
+  // Elements of out that are NaN or Inf as stored, whatever made them so. If tokens and weights are finite, that is
   // overflow.
   uint64_t nonfinite_outputs = 0;
 };

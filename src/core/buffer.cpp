@@ -26,12 +26,12 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
                          static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes);
   }
   // Weights are read once per call from end to end: with 4 KB pages a core's prefetchers stop at every page, and its
-  // page walks wait for memory. Where the system declines, small pages serve.
+  // page walks wait for memory. If the system declines, small pages serve.
   Buffer pages(static_cast<std::byte*>(data), size_bytes, [](std::byte* p, size_t n) { munmap(p, n); });
   constexpr size_t kHugePage = size_t{1} << 21;
   if (size_bytes >= 2 * kHugePage) {
     madvise(data, size_bytes, MADV_HUGEPAGE);
-    // Any core may take any expert, so all nodes' memory channels should share each of them. Where one thread fills the
+    // Any core may take any expert, so all nodes' memory channels should share each of them. If one thread fills the
     // pages they would all come from its node.
     if (memory_nodes().size() > 1) interleave_pages(data, size_bytes, memory_nodes());
   }

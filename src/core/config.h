@@ -72,7 +72,7 @@ struct EnumNames<RowFormat> {
   static constexpr std::array kAll = {"bf16", "fp32"};
 };
 
-// Without a gate gemm1 multiplies `up` alone. Where matrices are named, an expert's gate is then one of no rows, its tensor
+// Without a gate gemm1 multiplies `up` alone. If matrices are named, an expert's gate is then one of no rows, its tensor
 // scale 1: Loops over rows see none; code that counts matrices calls this.
 NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) { return activation != Activation::kRelu2; }
 constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
@@ -106,7 +106,7 @@ struct MoeOptions {
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
-  std::optional<float> intermediate_fixed;  // the power of two of intermediate_scale = fixed, where the caller knows it
+  std::optional<float> intermediate_fixed;  // the power of two of intermediate_scale = fixed, if the caller knows it
   float max_router_weight = 1.0f;           // for the bound of `fixed` under before_down; moot elsewhere
   float static_headroom = 1.0f;             // power of two, multiplies the static scale; 1 if there is none
   RouterWeight router_weight = RouterWeight::kAfterDown;

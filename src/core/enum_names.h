@@ -47,7 +47,7 @@ Status check_named(Enum value) {
                           std::to_string(static_cast<int>(value)));
 }
 
-// parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the argument where it is
+// parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the argument if it is
 // not called as the enum is ("--scales").
 template <class Enum>
 Result<Enum> parse(std::string_view name, std::string_view what = EnumNames<Enum>::kWhat) {

@@ -61,7 +61,7 @@ class SerialExecutor final : public Executor {
 
 class Pool {
  public:
-  // Where the system gives no more threads, or no memory for one, the pool is as large as it got.
+  // If the system gives no more threads, or no memory for one, the pool is as large as it got.
   explicit Pool(int threads) {
     try {
       workers_.reserve(static_cast<size_t>(std::max(threads - 1, 0)));

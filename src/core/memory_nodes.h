@@ -14,7 +14,7 @@ std::vector<int> parse_node_list(std::string_view list);
 const std::vector<int>& memory_nodes();
 
 // Pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn. data at a page. False
-// where the system declines, which changes nothing.
+// if the system declines, which changes nothing.
 bool interleave_pages(void* data, size_t size_bytes, const std::vector<int>& nodes);
 
 }  // namespace nvfp4_moe

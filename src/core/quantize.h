@@ -63,7 +63,7 @@ float tensor_scale_from_amax(double amax);
 // s is any positive finite float. sum_sq_error / sum_sq (each may be null) receive additions for an SQNR.
 // channel_weights: (cols) or none. What kMse and kSweep compare is then the sum of weight_c (x - decoded)^2, the error of
 // the product with inputs whose channels are uncorrelated and have these second moments; a scale that clips (amax above
-// 6 s times the next E4M3 value) is taken only where the block's plain error is at most that of kMax. Refused under kMax, and where
+// 6 s times the next E4M3 value) is taken only if the block's plain error is at most that of kMax. Refused under kMax, and if
 // they are negative or not finite. The two sums have no weights.
 // A NaN or Inf is bad_input naming its row and column; rows before it are written then, rows from it on are not.
 Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale, ScaleSearch search,

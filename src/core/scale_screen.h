@@ -17,7 +17,7 @@ struct ScreenedBlock {
   std::array<float, kBlockElems> magnitudes{};  // 0 to 6
   std::array<float, kBlockElems> weights{};     // 0 to 1
   bool weighted = false;                        // else weights are not read
-  double weight_sum = 0;                        // 16 where not weighted
+  double weight_sum = 0;                        // 16 if not weighted
 };
 
 // A run of scales at a time; a scale is a number in the unit of ScreenedBlock::magnitudes.

@@ -68,7 +68,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// The exception in flight as a Status; from a handler only. Allocates nothing where memory is what is missing.
+// The exception in flight as a Status; from a handler only. Allocates nothing if memory is what is missing.
 Status caught_exception() noexcept;
 
 inline Status invalid_argument(std::string_view message) { return {Code::kInvalidArgument, message}; }

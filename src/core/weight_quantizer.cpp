@@ -1,16 +1,16 @@
 // Which scales a sweep tries. u = v s is a block's unit, A its largest magnitude.
 //
 // From above: halving u gives the grid {0, 1/4, 1/2, 3/4, 1, 3/2, 2, 3} u, which holds all of {0, 1/2, ..., 6} u up to
-// 3 u. Where A <= 3.5 u nothing rounds beyond 3 u, so that u/2 is nowhere worse. v/2 is an E4M3 value from 2^-5 on;
-// below, where scales are multiples of 2^-9, odd ones have no half, and a scale is left out only where A <= u/4 makes
+// 3 u. If A <= 3.5 u nothing rounds beyond 3 u, so that u/2 is nowhere worse. v/2 is an E4M3 value from 2^-5 on;
+// below, where scales are multiples of 2^-9, odd ones have no half, and a scale is left out only if A <= u/4 makes
 // every code 0, as no scale does worse.
 // From below: doubling u gives {0, 1, 2, 3, 4, 6, 8, 12} u, which lacks 1/2 and 3/2 alone. That costs each of the other
-// 15 elements at most (u/2)^2, together 3.75 u^2, and gains the largest at least 4 u^2 where A >= 8 u. 2 v is an E4M3
+// 15 elements at most (u/2)^2, together 3.75 u^2, and gains the largest at least 4 u^2 if A >= 8 u. 2 v is an E4M3
 // value up to 224, so nothing at most 224 and at most A/(8 s) is best.
 //
 // With weights the second argument fails: the largest element may weigh nothing. But weights are of a sample, and an
 // outlier in a channel that was quiet there is not to be lost: a scale that clips, A > 6 s up(v) with up(v) the next
-// E4M3 value, may be taken only where the block's error without weights is at most that of the scale of kMax, E. Then
+// E4M3 value, may be taken only if the block's error without weights is at most that of the scale of kMax, E. Then
 // (A - 6 u)^2 <= E, which bounds u from below. From above, u/2 must not clip either: A <= 3 u.
 #include "core/weight_quantizer.h"
 

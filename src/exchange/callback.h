@@ -15,7 +15,7 @@ struct ExchangeCallbacks {
   void* user = nullptr;
   // send: (sum of send_bytes), recv: (sum of recv_bytes), blocks in the order of the ranks, `world` counts each. Returns
   // 0 once recv is filled and send may be written to again. Anything else is a failure, with its cause in error, a text
-  // of at most error_bytes that ends with 0; it names the rank that is missing where it knows it. Returns within
+  // of at most error_bytes that ends with 0; it names the rank that is missing if it knows it. Returns within
   // timeout_ms: nobody else can end it.
   int (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t* recv_bytes,
                       int64_t timeout_ms, char* error, size_t error_bytes) = nullptr;

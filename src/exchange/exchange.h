@@ -1,7 +1,7 @@
 // Exchange: the communication of ranks that each hold some of a layer's experts.
 //
 // One rank holds one Exchange. Everything here is collective: all ranks call the same function in the same order, and
-// each gets the same Status where it fails as a whole. What moves bytes is a Transport, which does a single thing
+// each gets the same Status if it fails as a whole. What moves bytes is a Transport, which does a single thing
 // (all_to_all_v); sums, agreement and barriers are made of it here, so that their bits and their messages are the same
 // over every transport.
 // Once a transport has failed, the exchange is broken: its first failure is what every later call returns, at once.
@@ -29,7 +29,7 @@
 namespace nvfp4_moe {
 
 using Timeout = std::chrono::milliseconds;
-// How long a rank waits for the others where nobody says otherwise: longer than a rank is late, shorter than a person
+// How long a rank waits for the others if nobody says otherwise: longer than a rank is late, shorter than a person
 // waits before killing a job.
 inline constexpr Timeout kExchangeTimeout{30000};
 
@@ -63,7 +63,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual Status all_to_all_v(const AllToAll& call) = 0;
-  // Ends the calls of the other ranks with this failure, as soon as it can; where it cannot, they end by their timeout.
+  // Ends the calls of the other ranks with this failure, as soon as it can; if it cannot, they end by their timeout.
   // From any thread, also while a call is in flight.
   virtual void abort(const Status& why) = 0;
   // The failure of another rank, or that it has left, as far as the transport knows. Does not wait.
@@ -112,7 +112,7 @@ class PeerMemory : public DeviceLink {
     PeerAddresses addresses;
     int64_t size_bytes = 0;  // of each rank
   };
-  // Collective, with the same number on all ranks: at least so many bytes, zeros where they are new. What has been given
+  // Collective, with the same number on all ranks: at least so many bytes, zeros if they are new. What has been given
   // away before stays as it is. Ok on all ranks or on none.
   virtual Result<Region> reserve(PeerRegion region, int64_t size_bytes) = 0;
   // For kernels that wait.
@@ -155,7 +155,7 @@ class Exchange {
   Status all_reduce(void* data, int64_t count, DType dtype);
   Status barrier();
 
-  // Ok where every rank brings Ok; else, on every rank, the failure of the lowest one that has any: "rank 2: message".
+  // Ok if every rank brings Ok; else, on every rank, the failure of the lowest one that has any: "rank 2: message".
   // timeout: for the slowest rank to come here; 0 takes the exchange's.
   Status agree(const Status& mine, Timeout timeout = Timeout{0});
   // (name, value) pairs that every rank must have alike. kInvalidArgument, on every rank alike, which names the first

@@ -17,7 +17,7 @@ namespace nvfp4_moe {
 namespace {
 
 constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
-// For a communicator that graphs have captured to end, where they are gone already; it ends by itself behind those that
+// For a communicator that graphs have captured to end, if they are gone already; it ends by itself behind those that
 // are not.
 constexpr Timeout kGraphs{500};
 constexpr auto kInternal = static_cast<NcclResult>(3);

@@ -45,7 +45,7 @@ struct NcclLibrary {
 
   // The library of that path or name, opened once a process. Empty: the copy that the process has already, else
   // libnccl.so.2 on the system's search path. kUnsupported, with the names that were tried and what the system
-  // said, if there is none, where it is too old, and where it lacks a function.
+  // said, if there is none, if it is too old, and if it lacks a function.
   static Result<const NcclLibrary*> open(const std::string& path = "");
 
   std::string path;  // as the system names what was opened

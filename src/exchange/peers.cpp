@@ -240,7 +240,7 @@ class Peers : public PeerMemory {
     return static_cast<std::byte*>(*opened);
   }
 
-  // Waits of this rank's kernels end. Where not even that reaches the device, they end by their time.
+  // Waits of this rank's kernels end. If not even that reaches the device, they end by their time.
   void stop() {
     const Status asked = device_->stop(control_);
     static_cast<void>(asked);

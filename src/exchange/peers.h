@@ -39,7 +39,7 @@ class PeerDevice {
   virtual void drop_host_words(const HostWords& words) = 0;
 };
 
-// Collective, as connect is. kUnsupported on all ranks, by name, where they are more than kMostPeers, of several hosts, or
+// Collective, as connect is. kUnsupported on all ranks, by name, if they are more than kMostPeers, of several hosts, or
 // one's device does not reach another's: then both are named, and why. The exchange lives longer than what comes back.
 Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::unique_ptr<PeerDevice> device);
 

@@ -16,7 +16,7 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:
   static Result<std::shared_ptr<ThreadGroup>> make(int world);
 
-  // Waits for all ranks. Where one claims another world, or a rank that is taken, every rank gets that failure.
+  // Waits for all ranks. If one claims another world, or a rank that is taken, every rank gets that failure.
   Result<std::unique_ptr<Exchange>> join(int rank, int world, Timeout timeout = kExchangeTimeout);
 
  private:

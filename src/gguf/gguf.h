@@ -62,7 +62,7 @@ struct GgufModel {
 // Whether `path` is to be opened as GGUF: a file that begins as one or is named like one, or a directory that has such
 // names and no safetensors.
 Result<bool> is_gguf(const std::string& path);
-// A file, with the other parts beside it where its name says that it is one part of several; or a directory that holds
+// A file, with the other parts beside it if its name says that it is one part of several; or a directory that holds
 // one model. Files mmproj*.gguf, which hold an image encoder, are left out.
 Result<GgufModel> open_gguf(const std::string& path);
 

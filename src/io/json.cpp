@@ -1,4 +1,4 @@
-// See json.h. Arrays and objects nest to a bounded depth only: 256 levels where text is read, few where code builds
+// See json.h. Arrays and objects nest to a bounded depth only: 256 levels if text is read, few if code builds
 // them; so destruction and writing recurse.
 #include "io/json.h"
 
@@ -60,7 +60,7 @@ Json::Json(std::initializer_list<Json> values) {
 }
 
 // Not the variant's own copy: libstdc++ 12 takes a variant of such types for one that always holds a value, and destroys
-// what it never made where copying that throws.
+// what it never made if copying that throws.
 Json::Json(const Json& other) {
   std::visit(
       [this](const auto& value) {

@@ -44,7 +44,7 @@ class Json {
   Json(const std::vector<T>& values) : Json(array_of(values)) {}  // NOLINT
   template <class T>
   Json(const std::set<T>& values) : Json(array_of(values)) {}  // NOLINT
-  // An object where every value is an array of a string and something else, otherwise an array.
+  // An object if every value is an array of a string and something else, otherwise an array.
   Json(std::initializer_list<Json> values);
 
   Json(const Json&);
@@ -56,7 +56,7 @@ class Json {
   static Json array();
   static Json array(std::initializer_list<Json> values);
   static Json object();
-  // A value that is_discarded() where the text is no JSON, or nests more than 256 deep. Of members with the same name
+  // A value that is_discarded() if the text is no JSON, or nests more than 256 deep. Of members with the same name
   // the last counts. Text that nobody vouches for: json_strict.h. non_finite: as in JsonLimits.
   static Json parse(std::string_view text, bool non_finite = false);
 

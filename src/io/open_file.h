@@ -30,8 +30,8 @@ struct RegularFile {
   Descriptor descriptor;
   struct stat facts;
 };
-// For reading. kIo with the system's reason, which a link is too where links are refused; kBadInput, naming the kind,
-// where it is not a regular file. A FIFO without a writer is not waited for.
+// For reading. kIo with the system's reason, which a link is too if links are refused; kBadInput, naming the kind,
+// if it is not a regular file. A FIFO without a writer is not waited for.
 Result<RegularFile> open_regular_file(const std::string& path, Links links = Links::kFollow);
 
 const char* kind_of(mode_t mode);  // "a FIFO"

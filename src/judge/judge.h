@@ -41,10 +41,10 @@ struct LayerLimits {
   double worst_element = 0;
 };
 LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
-// Empty where the comparison holds; else which limit broke, by how much, and at which coordinates.
+// Empty if the comparison holds; else which limit broke, by how much, and at which coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
-// The bound (docs/numerics.md, section 7) of one GEMM output element, of every format where products are exact and
+// The bound (docs/numerics.md, section 7) of one GEMM output element, of every format if products are exact and
 // added in fp32. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 // The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind the largest.

@@ -92,7 +92,7 @@ constexpr const char* kEntryEnd = ".packed.";
 constexpr const char* kPartEnd = ".part";
 constexpr time_t kStaleSeconds = 3600;
 
-// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown" where it has none.
+// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown" if it has none.
 const std::string& boot_name() {
   static const std::string name =
       boot_id().ok() ? to_string(content_hash(boot_id()->data(), boot_id()->size())).substr(0, 16) : "unknown";

@@ -49,7 +49,7 @@ bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files
 // Part files of the packed cache: what is being written, beside the name that it will get.
 //
 // A writer holds a lock (flock) on its part file until the file is closed; the system drops the lock with the process,
-// so a lock that can be had means a writer that is gone, whatever process has its number now. Where locks do not reach
+// so a lock that can be had means a writer that is gone, whatever process has its number now. If locks do not reach
 // (a network file system that other hosts write, or a boot before this one), a part file is left alone until nobody has
 // written to it for an hour. A part file that is removed under a slow writer costs that writer its entry, no more: its
 // rename fails, and the layer is used as it was packed.

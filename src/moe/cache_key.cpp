@@ -57,7 +57,7 @@ int64_t nanoseconds(const struct timespec& time) { return int64_t{time.tv_sec} *
 // Writes dirty pages back, so that they are clean, and reads the facts of the open file: its name may be another file's by
 // now. false if times do not show each later write: the file system has no clean pages, or cannot write.
 //
-// Times are as coarse as a tick of the kernel's clock, or 2 s where they are whole seconds. Times that are younger than
+// Times are as coarse as a tick of the kernel's clock, or 2 s if they are whole seconds. Times that are younger than
 // that may be those of an earlier write, so a file that was just written to is checked again a little later.
 Result<bool> settled_facts(const TensorFile& file, struct stat& facts) {
   constexpr int64_t kTickNs = 20'000'000, kCoarseNs = 2'100'000'000;

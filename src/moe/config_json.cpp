@@ -36,7 +36,7 @@ struct Writer {
   Json json{};
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
-  // Written where it is set, so that a configuration without it reads as it did before the field was there.
+  // Written if it is set, so that a configuration without it reads as it did before the field was there.
   Status flag(const char* name, bool value) { return value || every_field ? set(name, value) : Status(); }
   // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
   Status operator()(const char* name, float value) {

@@ -9,7 +9,7 @@
 
 namespace nvfp4_moe {
 
-// With the names of MoeOptions; floats survive the way back bit for bit. expert_biases is written where it is set.
+// With the names of MoeOptions; floats survive the way back bit for bit. expert_biases is written if it is set.
 std::string to_json(const MoeOptions& options);
 // The same with the fields that are not set.
 std::string every_field_json(const MoeOptions& options);

@@ -4,7 +4,7 @@
 //
 // On the host the work is done when a function returns. On a device it is enqueued in the place's stream: nothing is
 // allocated, waited for or read back, so that a graph can hold it. So only a host refuses the numbers in an array, and
-// only a host counts; where it refuses them, a device's scale is NaN.
+// only a host counts; if it refuses them, a device's scale is NaN.
 //
 // Arrays are row-major and contiguous. x is (rows, cols) of BF16, F16 or F32, cols a multiple of 16; codes is
 // (rows, cols/2), block_scales (rows, cols/16). Every size is checked before anything is written: kInvalidArgument
@@ -68,7 +68,7 @@ struct Quantize {
   std::optional<float> tensor_scale;
   uint8_t* codes = nullptr;
   uint8_t* block_scales = nullptr;
-  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Else one number, what was used; NaN on a device where weights
+  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Else one number, what was used; NaN on a device if weights
   // hold NaN or Inf. Never null but for kDynamicToken without rows.
   float* scales = nullptr;
   NonfiniteRows nonfinite_rows = NonfiniteRows::kRefused;

@@ -113,7 +113,7 @@ Status check_no_gate(const Nvfp4View& gate, Activation activation) {
                           std::to_string(gate.rows) + ", " + std::to_string(gate.cols) + ")");
 }
 
-// A bias of `count` finite numbers, or none where none is expected.
+// A bias of `count` finite numbers, or none if none is expected.
 Status check_bias(const char* name, const float* bias, bool expected, int64_t count) {
   if (!expected) {
     if (bias == nullptr) return {};

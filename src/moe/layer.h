@@ -34,7 +34,7 @@ struct LayerSource {
 
 struct LayerOptions {
   std::string device = "cpu";    // or "cuda:N", "cuda" being "cuda:0": where weights, workspaces and batches lie
-  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used where this is "auto"
+  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
   ExpertRange range;             // count 0: all experts
   Limits limits;
   Executor* executor = nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
@@ -175,7 +175,7 @@ class MoeLayer {
                                                    const LayerScales& scales, const LayerOptions& options,
                                                    const Env& env);
   Status pack(const LayerSource& source, const ProgressFn& progress);
-  // The reference beside it and the dump directory, where the environment asks for them. Needs the experts.
+  // The reference beside it and the dump directory, if the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
   Status run_over_ranks(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const;
   // The counts of run_local in the workspace.

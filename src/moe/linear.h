@@ -19,7 +19,7 @@ namespace nvfp4_moe {
 
 struct LinearOptions {
   std::string device = "cpu";    // or "cuda:N": where weights, workspaces and batches lie
-  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used where this is "auto"
+  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   float input_scale = 0.0f;      // the checkpoint's number, for static and compat; else unused

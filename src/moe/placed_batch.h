@@ -10,7 +10,7 @@ namespace nvfp4_moe {
 
 class PlacedBatch {
  public:
-  // `host` outlives it; its arrays are what batch() borrows where the layer lies in host memory. It has no selection: its
+  // `host` outlives it; its arrays are what batch() borrows if the layer lies in host memory. It has no selection: its
   // experts are chosen.
   static Result<PlacedBatch> place(const MoeLayer& layer, const Batch& host);
   // In the layer's memory.

@@ -26,7 +26,7 @@ std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat 
 // the option or the variable, if this build has no backend of that name.
 Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name = "backend");
 
-// The backend for a layer: `forced` by name, or by priority where it is "auto". A forced one that declines the layer is
+// The backend for a layer: `forced` by name, or by priority if it is "auto". A forced one that declines the layer is
 // kUnsupported with its reason: there is no falling back.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
 

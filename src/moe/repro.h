@@ -5,7 +5,7 @@
 // none). Tensors, E local experts, T tokens, k = top_k, H hidden, I intermediate:
 //   expert.<local>.{gate,up,down}.codes         U8       (I, H/2) (I, H/2) (H, I/2)
 //   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)   no gate under relu2
-//   shared.* the same, with the shared expert's I; only where the layer has one
+//   shared.* the same, with the shared expert's I; only if the layer has one
 //   tensor_scales  F32 (E, 3), or (E + 1, 3) with the shared expert last
 //   hidden (T, H), topk_ids (T, k), topk_weights (T, k) F32, shared_weights (T) F32 if given, output (T, H) if known
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace nvfp4_moe {
 
-// Writes the call; with the values of batch.out where with_output. The file appears complete or not at all.
+// Writes the call; with the values of batch.out if with_output. The file appears complete or not at all.
 Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch, bool with_output);
 
 struct ReplayReport {

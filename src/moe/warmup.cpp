@@ -97,7 +97,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
   selection.config.num_experts = config->num_experts;
   selection.config.top_k = config->top_k;
   if (backend_->memory != nullptr && selection.config.check().ok()) {
-    // Runs that select have kernels of their own, where few tokens do it and where many do.
+    // Runs that select have kernels of their own, if few tokens do it and if many do.
     std::vector<uint16_t> logits(kSelectingTokens * static_cast<size_t>(config->num_experts));  // bf16 zeros
     NVFP4_MOE_ASSIGN(selection.logits, arrays.place(logits));
     selection.logits_stride = config->num_experts;

@@ -48,7 +48,7 @@ class LastSize {
 // A workspace's own bytes cannot tell, since nobody need have initialized them: the addresses of those in use stand in
 // a table of the process. It is lock-free, two reads of a bucket of eight entries and one compare-and-swap: a run
 // writes its address into a free entry of the address's own bucket, then checks whether another entry there has it too.
-// Of runs that begin in one workspace at once at most one goes on. Where a bucket is full, eight workspaces in use at
+// Of runs that begin in one workspace at once at most one goes on. If a bucket is full, eight workspaces in use at
 // once whose addresses fall together, the next run is not watched.
 class WorkspaceClaim {
  public:
@@ -112,7 +112,7 @@ class WorkspaceClaim {
 // next run in the same stream follows it. Host streams are all null. Any thread may call everything here.
 //
 // A graph uses its workspaces whenever it is replayed: what is leased while a stream is captured goes to runs of the
-// same stream and capture alone, and is kept until release() or the pool's end, also where a larger one follows.
+// same stream and capture alone, and is kept until release() or the pool's end, also if a larger one follows.
 class WorkspacePool {
  public:
   // Memory for work of that stream, 256-byte aligned. Called without a lock, as the end of a Buffer is.
@@ -121,7 +121,7 @@ class WorkspacePool {
 
   class Lease;
 
-  // At least size_bytes. Allocates only where the stream has no free workspace that is large enough; a smaller free one
+  // At least size_bytes. Allocates only if the stream has no free workspace that is large enough; a smaller free one
   // is given back before, so that a stream ends up with one workspace of the largest size that its runs asked for.
   // capture: DeviceMemory's capture_id of the stream. A refused allocation leaves the pool usable.
   Result<Lease> lease(size_t size_bytes, void* stream = nullptr, uint64_t capture = 0);

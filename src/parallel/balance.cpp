@@ -10,7 +10,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them where they crawl.
+// Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them if they crawl.
 constexpr int kMostExchanges = 10000;
 // The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
@@ -41,7 +41,7 @@ struct RankSlots {
 };
 
 // How many slots each expert gets. `hot` of those beyond one an expert go, one by one, to whichever has the most load a
-// slot; the others to experts with the least load, where they are out of the way.
+// slot; the others to experts with the least load, if they are out of the way.
 std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots, int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
   for (auto left = slots - static_cast<int64_t>(load.size()); left > 0; --left, --hot) {
@@ -59,7 +59,7 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, where `expert` is given, none of it; world if there is none.
+// The rank with the least load that has room and, if `expert` is given, none of it; world if there is none.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {

@@ -27,7 +27,7 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
     const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& config, const LayerOptions& options,
     const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress = {});
 
-// An exchange and how a layer is divided over it. Where an optional one is taken, none means one rank.
+// An exchange and how a layer is divided over it. If an optional one is taken, none means one rank.
 struct Parallel {
   std::shared_ptr<Exchange> exchange;
   ExpertParallelOptions options;

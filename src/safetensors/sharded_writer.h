@@ -32,7 +32,7 @@ struct ShardRecord {
   bool operator==(const ShardRecord&) const = default;
 };
 
-// With records a shard of an earlier run is kept only where it still has the recorded bytes: create() reads it whole,
+// With records a shard of an earlier run is kept only if it still has the recorded bytes: create() reads it whole,
 // which costs what reading costs, and no arithmetic. Without them its header and size decide.
 struct ShardRecords {
   std::map<std::string, ShardRecord, std::less<>> finished;  // by name; of earlier runs
@@ -53,7 +53,7 @@ class ShardedWriter {
   // False if the tensor's shard is complete already (or there is no such tensor).
   bool needs(std::string_view tensor) const;
   // The next bytes of a tensor. Tensors come in the order of the list, whole, in as many calls as the caller likes;
-  // those that are not needed may be left out, and are ignored where they are given. Empty tensors need no call.
+  // those that are not needed may be left out, and are ignored if they are given. Empty tensors need no call.
   Status write(std::string_view tensor, std::span<const std::byte> bytes);
   // Checks that every needed byte came, finishes the last shard and writes the index.
   Status finish();

@@ -57,7 +57,7 @@ float as_dtype(float x, DType dtype) {
   return dtype == DType::kF16 ? fp16_to_float(fp16_from_float(x)) : x;
 }
 
-// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself where a shared expert
+// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself if a shared expert
 // multiplies it. Rounding keeps order, so that a row's largest magnitude times the weight is that of the product.
 Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options, bool has_shared,
                           const std::string& states) {
@@ -106,7 +106,7 @@ class CancellableExecutor final : public Executor {
   std::atomic<bool> cancelled_{false};
 };
 
-// max |SwiGLU output| over all routed rows of the range's experts, and where `moments` is asked for, theirs.
+// max |SwiGLU output| over all routed rows of the range's experts, and if `moments` is asked for, theirs.
 Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
                                 const Batch& batch, Executor& threads, const std::string& states,
                                 const ProgressFn& progress, LayerMoments* moments) {

@@ -1,7 +1,7 @@
 // calibrate: static activation scales measured by running the reference's steps on sample hidden states.
 //
 // Per layer, over the tokens that have at least one assignment: hidden amax = max |hidden| (under on_input of hidden
-// times its router weight, and of hidden itself where a shared expert reads it); intermediate amax = max over rows of
+// times its router weight, and of hidden itself if a shared expert reads it); intermediate amax = max over rows of
 // |bf16(SwiGLU)|, with the router weight in it iff the layer's router_weight is before_down (where it multiplies the
 // intermediate before it is quantized). scale = amax/2688 (ModelOpt's direction). Both are maxima over
 // all experts, so they suit every rank. write_input_scales (convert/quantize_checkpoint.h) puts them into a

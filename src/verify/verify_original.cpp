@@ -85,7 +85,7 @@ struct Intervals {
 };
 constexpr Intervals kIntervals;
 
-// One weight outside its interval. True where it is a saturation, which the block as a whole must explain.
+// One weight outside its interval. True if it is a saturation, which the block as a whole must explain.
 bool judge_stray(const Block& b, int i, double q, double u, OriginalComparison& out) {
   const Verdict verdict = judge(q, b.code(i));
   if (verdict == Verdict::kSaturated) return true;

@@ -119,7 +119,7 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
                                {"up", file.source.up, packed.up, packed.scales.up},
                                {"down", file.source.down, packed.down, packed.scales.down}};
     for (const Matrix& m : matrices) {
-      if (m.file.rows == 0) continue;  // a gate where experts have none
+      if (m.file.rows == 0) continue;  // a gate if experts have none
       WeightFault fault;
       fault.layer = number;
       fault.expert = global;

@@ -165,7 +165,7 @@ class Experts:
         padded_intermediate_size: int | None = None,
     ) -> None:
         """Registers the layer's parameters, on torch's default device. extra: attributes for each, its loader too.
-        padded_intermediate_size: of the parameters, where SGLang's loader asks for more than the rank's part."""
+        padded_intermediate_size: of the parameters, if SGLang's loader asks for more than the rank's part."""
         inner = padded_intermediate_size or int(self._options["intermediate_size"])
         self._parameters = self._list_parameters(local_experts, all_experts, inner)
         attributes = {key: value for key, value in extra.items() if key != "weight_loader"}
@@ -185,7 +185,7 @@ class Experts:
             _load_log.plan()
 
     def _loader(self, layer: torch.nn.Module, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """SGLang's loader; where the parameters are packed already, they are made anew before it writes."""
+        """SGLang's loader; if the parameters are packed already, they are made anew before it writes."""
 
         def load(*inputs: Any, **named: Any) -> Any:
             if not self._waiting:
@@ -209,7 +209,7 @@ class Experts:
             self._waiting = True
 
     def pack(self, layer: torch.nn.Module) -> None:
-        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more where they were loaded anew.
+        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more if they were loaded anew.
 
         Raises BadInput if a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
         """

@@ -28,7 +28,7 @@ class _Undecided:
 
 
 def output_scale(layer: Any) -> float | None:
-    """routed_scaling_factor where the router has not multiplied its weights by it."""
+    """routed_scaling_factor if the router has not multiplied its weights by it."""
     factor = layer.moe_runner_config.routed_scaling_factor
     return None if factor is None or layer.should_fuse_routed_scaling_factor_in_topk else float(factor)
 
@@ -54,7 +54,7 @@ class Hooks:
         raise NotImplementedError
 
     def hold_back(self, own: Callable[[], Any], method: Any, *inputs: Any, **named: Any) -> Callable[[], Any]:
-        """Of SGLang's __init__ what can be done now; returns what is left where the layer is not taken."""
+        """Of SGLang's __init__ what can be done now; returns what is left if the layer is not taken."""
         raise NotImplementedError
 
     def check(self, method: Any, layer: Any) -> None:

@@ -83,5 +83,5 @@ def config_groups() -> Any:
 
 
 def server_argument(name: str, default: Any = None) -> Any:
-    """A field of the server's arguments as SGLang resolved it, or the default where this release has none of that name."""
+    """A field of the server's arguments as SGLang resolved it, or the default if this release has none of that name."""
     return resolution_result(get_server_args(), name, default)

@@ -28,7 +28,7 @@ _said: set[str] = set()
 
 
 def refuse(name: str, refused: Refused, settings: Settings) -> None:
-    """A layer goes to SGLang: one line that says why, once for each reason. An error where the user insists."""
+    """A layer goes to SGLang: one line that says why, once for each reason. An error if the user insists."""
     if settings_now(settings).insists:
         raise Unsupported(f"{name}: {refused}. NVFP4_MOE_MODE=auto would leave it to SGLang") from refused
     if str(refused) not in _said:
@@ -43,7 +43,7 @@ def settings_now(settings: Settings) -> Settings:
 
 
 def check_server() -> None:
-    """Raises Refused where the server's arguments ask for what a packed layer does not do."""
+    """Raises Refused if the server's arguments ask for what a packed layer does not do."""
     backend = internals.get_moe_runner_backend()
     if not backend.is_auto() and backend.value != BACKEND and not internals.backend_is_sglangs_default():
         raise Refused(f"--moe-runner-backend is {backend.value}; auto and {BACKEND} are the adapter's")

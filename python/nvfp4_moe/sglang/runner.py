@@ -32,7 +32,7 @@ class NvFp4MoeQuantInfo(internals.MoeQuantInfo):  # type: ignore[misc]
 def run_layer(layer: MoeLayer, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """hidden (T, H), topk_ids (T, top_k) local, topk_weights (T, top_k) float32 -> (T, H) like hidden.
 
-    Only enqueues. Any T: beyond MAX_TOKENS in several calls, which gives the same bits where batches of the calls' sizes do.
+    Only enqueues. Any T: beyond MAX_TOKENS in several calls, which gives the same bits if batches of the calls' sizes do.
     """
     run, tokens = torch.ops.nvfp4_moe.moe_layer, hidden.shape[0]
     if tokens <= MAX_TOKENS:

@@ -239,7 +239,7 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """Without what merges experts, where none of them is left to transformers. Newer ones pass the model too."""
+        """Without what merges experts, if none of them is left to transformers. Newer ones pass the model too."""
         if self._keep_converters:
             return weight_conversions
         return [
@@ -326,7 +326,7 @@ def _merged(key: str, converters: list[Any]) -> list[str]:
 def _fetch_declaration(name: str, directory: str) -> None:
     """hf_quant_config.json of a hub id into the snapshot folder: transformers fetches config.json and weights alone.
 
-    Where it cannot be had, opening the checkpoint says what is missing.
+    If it cannot be had, opening the checkpoint says what is missing.
     """
     from transformers.utils.hub import cached_file
 

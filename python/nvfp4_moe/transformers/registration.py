@@ -15,7 +15,7 @@ log = logging.getLogger("nvfp4_moe.transformers")
 
 
 def _ours(registered: Any, ours: type) -> bool:
-    """Also where this module was imported a second time, under a reload."""
+    """Also if this module was imported a second time, under a reload."""
     return (registered.__module__, registered.__qualname__) == (ours.__module__, ours.__qualname__)
 
 

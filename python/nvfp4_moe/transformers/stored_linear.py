@@ -150,7 +150,7 @@ def find_stored_linears(
     """Every linear of the model whose weight the files hold in NVFP4 or FP8.
 
     tensors: those outside the experts, by key. rename: a key to the model's name of it. Raises BadInput, with the key,
-    what was expected and what came, where a part is missing or has other sizes than the model; Unsupported for formats
+    what was expected and what came, if a part is missing or has other sizes than the model; Unsupported for formats
     that are not loaded, and for quantized weights of other modules than linears.
     """
     found = []

@@ -134,7 +134,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
     def reduced(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, apply_router_weight_on_input: bool
     ) -> Tensor:
-        """(T, H): what vLLM's kernel makes of prepare(), apply() and finalize() where it exchanges no rows.
+        """(T, H): what vLLM's kernel makes of prepare(), apply() and finalize() if it exchanges no rows.
 
         finalize() would copy the rows to a tensor of its own, a kernel more for each layer.
         """

@@ -23,7 +23,7 @@ _NAMES = (".gate", ".router")
 
 
 def gate_or(stock: Any, layer: Any, prefix: str) -> Any:
-    """The method of a linear layer: the library's where vLLM's own config gives a router's gate its plain one, else stock."""
+    """The method of a linear layer: the library's if vLLM's own config gives a router's gate its plain one, else stock."""
     plain = internals.find_or_none(f"{_LINEAR}:UnquantizedLinearMethod")
     if type(stock) is not plain or not prefix.endswith(_NAMES) or not gates_are_own():
         return stock

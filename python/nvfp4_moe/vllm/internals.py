@@ -262,7 +262,7 @@ def logger() -> Any:
 
 
 def find(name: str) -> Any:
-    """A member by its name in the table. ImportError or AttributeError where it is not there."""
+    """A member by its name in the table. ImportError or AttributeError if it is not there."""
     module, _, path = name.partition(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):

@@ -221,7 +221,7 @@ class Method:
         )
 
     def _check_sums(self, kernel: Any, exchange: str) -> None:
-        """That somebody adds up the ranks' rows: a run has its own alone, and vLLM adds none where they are summed."""
+        """That somebody adds up the ranks' rows: a run has its own alone, and vLLM adds none if they are summed."""
         assert self.fused is not None
         parallel = self.moe.moe_parallel_config  # type: ignore[attr-defined]
         ranks = max(getattr(parallel, size, 1) for size in ("tp_size", "dp_size", "pcp_size", "ep_size"))
@@ -243,7 +243,7 @@ class Method:
         kernel = _kernel(prepare_finalize=prepare_finalize, fused_experts=experts)
         self._check_sums(kernel, type(prepare_finalize).__name__)
         self.moe_kernel = kernel
-        # Where vLLM exchanges no rows, the kernel would add nothing but a copy; and it leaves out a run of no tokens, in
+        # If vLLM exchanges no rows, the kernel would add nothing but a copy; and it leaves out a run of no tokens, in
         # which a rank of the library's exchange has to take part.
         self.alone = experts if _no_exchange is not None and isinstance(prepare_finalize, _no_exchange) else None
         self.router = own_router(layer, self.plan) if self.alone is not None and not self.fused.over_ranks else None

@@ -47,7 +47,7 @@ class Refused(Exception):
 @dataclasses.dataclass(frozen=True)
 class LayerPlan:
     """name: the layer's, as vLLM says it. options: fields of MoeConfig. dummy: its weights are random bytes.
-    own_router: the library is to select the experts, where it knows the router (router.py). max_tokens: of all ranks whose
+    own_router: the library is to select the experts, if it knows the router (router.py). max_tokens: of all ranks whose
     rows vLLM gathers. filled: how much of intermediate_size the checkpoint has for this rank; the rest is padding. ranks: how
     the library exchanges in place of vLLM, None if vLLM does (ranks.py). activations: their format and why, for the log.
     """
@@ -180,7 +180,7 @@ def _routers_are_watched() -> bool:
 
 
 def keeps_reductions(name: str, why: NoExchange, insists: bool) -> None:
-    """Says once why vLLM adds up the rows of expert parallel ranks. Raises NotImplementedError where the user insists."""
+    """Says once why vLLM adds up the rows of expert parallel ranks. Raises NotImplementedError if the user insists."""
     if insists:
         raise NotImplementedError(
             f"nvfp4-moe cannot exchange the rows of {name}: {why}; NVFP4_MOE_MODE=auto leaves that to vLLM"
@@ -242,9 +242,9 @@ def left_to_vllm(name: str, error: Exception) -> None:
 def plan_of(
     layer: Any, prefix: str, form: Form = NVFP4, declared: Declared | Refused = WEIGHT_ONLY
 ) -> LayerPlan | None:
-    """How the library takes a RoutedExperts layer, or None where it is left to vLLM, with one line that says why.
+    """How the library takes a RoutedExperts layer, or None if it is left to vLLM, with one line that says why.
 
-    declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError where it is not taken and
+    declared: for its activations, or why its checkpoint makes no layer. Raises NotImplementedError if it is not taken and
     the user insists.
     """
     note_combine(prefix, None)  # of an earlier engine in this process

@@ -233,7 +233,7 @@ def note_combine(name: str, combine: str | None) -> None:
 
 
 class PrepareAndFinalizeOverRanks(_no_exchange):  # type: ignore[misc]
-    """What vLLM asks where the layer's own run exchanges: that its rows are those of all ranks already."""
+    """What vLLM asks if the layer's own run exchanges: that its rows are those of all ranks already."""
 
     def output_is_reduced(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""A layer's router, where the library selects the experts: vLLM then hands the layer its router's logits.
+"""A layer's router, if the library selects the experts: vLLM then hands the layer its router's logits.
 
 That is vLLM's own interface for kernels which route by themselves. On a GPU the selection is then a kernel that starts while
 the one before it ends, and the layer's first kernel starts while the selection runs.

@@ -73,7 +73,7 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const Pan
                   .chunks = chunks,
                   .fp8_shift = matrix.fp8_shift,
                   .next = nullptr};
-      // Within the matrix, also where its last strip is a single panel.
+      // Within the matrix, also if its last strip is a single panel.
       strip.next =
           s + 1 < end_strip && (s + 2) * kStripPanels <= matrix.panels ? strip.bytes + strip_bytes : strip.bytes;
       multiply(kernels, operands, strip, block);
@@ -83,7 +83,7 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const Pan
 }
 
 // Calls body(begin, end) over ranges that cover [0, count), large ones first and ones of `least` last: ranges are long
-// where memory is read in one run, and no thread waits long for another at the end.
+// if memory is read in one run, and no thread waits long for another at the end.
 template <class Body>
 void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& body) {
   if (count <= 0) return;

@@ -102,7 +102,7 @@ void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows,
 }
 
 // How far ahead a row's operands are fetched, two or three passes over all rows: more rows than a core's prefetchers
-// follow, and in L3 where an expert has more rows than L2 holds.
+// follow, and in L3 if an expert has more rows than L2 holds.
 constexpr int64_t kRowAheadBytes = 128;
 
 template <int kPanels>

@@ -51,7 +51,7 @@ struct Strip {
   // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to be decoded; multiply()
   // of gemm.h takes the power of two back. The shift says where w8 becomes subnormal (core/fp8.h).
   std::array<int, kStripPanels> fp8_shift{};
-  const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes where nothing
+  const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes if nothing
 };
 
 // The rows of activations that a strip is multiplied by.

@@ -40,7 +40,7 @@ void for_each_row(Executor& executor, int64_t rows, const Body& body) {
   executor.parallel_for(rows, grain, std::ref(range));  // by reference: nothing is allocated
 }
 
-// A token's operands, and, where operands must lie at one distance, a copy for each of its rows in expert order.
+// A token's operands, and, if operands must lie at one distance, a copy for each of its rows in expert order.
 void write_hidden_operands(const StepContext& step, const Kernels& kernels, int64_t token,
                            const LayerScratch& scratch) {
   write_operands(kernels, step.buffers.routed.hidden, token, scratch.hidden);

@@ -187,7 +187,7 @@ inline F exponential(F x) {
   return (p * first) * second;
 }
 
-// x limited from above, and from below where two-sided; NaN stays NaN.
+// x limited from above, and from below if two-sided; NaN stays NaN.
 inline F at_most(F x, F limit) { return select(x > limit, limit, x); }
 inline F within(F x, F limit) {
   const F least = splat(0.0f) - limit;

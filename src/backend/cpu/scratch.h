@@ -37,7 +37,7 @@ struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) of the part at work
   Operands hidden;                    // (T, H) of the routed experts, and of the shared one where both read the same
   Operands shared_hidden;             // (T, H) of the shared expert, on_input; or empty
-  Operands hidden_rows;               // (T k, H) in expert order, where operands must lie at one distance; or empty
+  Operands hidden_rows;               // (T k, H) in expert order, if operands must lie at one distance; or empty
   Operands routed;                    // (T k, I)
   Operands shared;                    // (T, shared I)
 

@@ -13,7 +13,7 @@ namespace nvfp4_moe::cuda {
 struct Architecture {
   GemmTable gemms;
   const char* gemm_kind;  // of all configurations, for the plan: "wgmma"
-  // hidden in expert order where the plan asks for it; null if none of the configurations does.
+  // hidden in expert order if the plan asks for it; null if none of the configurations does.
   Status (*quantize_into_rows)(const StepContext& step);
   Status (*gemm1_swiglu)(const StepContext& step, const PartBuffers& part);
   Status (*gemm2)(const StepContext& step, const PartBuffers& part);
@@ -44,7 +44,7 @@ std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architectur
 Status run_route(const Architecture& architecture, const StepContext& step);
 Status run_quantize(const Architecture& architecture, const StepContext& step);
 
-// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). Where the architecture
+// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). If the architecture
 // multiplies FP4, gemm2 finds its operand in intermediate.codes, in rows of fp4_row_bytes.
 size_t linear_bytes(int64_t rows, int64_t cols);
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source);

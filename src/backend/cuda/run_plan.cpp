@@ -26,7 +26,7 @@ struct Question {
 
 // ---- route
 
-// How one CTA routes: by bits where the device has room for them; else as many warps as there are slices and room for
+// How one CTA routes: by bits if the device has room for them; else as many warps as there are slices and room for
 // their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
@@ -90,7 +90,7 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   QuantizePlan plan;
   plan.ctas = tokens;
   if (tokens == 0) return plan;
-  // The shared expert reads hidden once a token, so that the rows alone would not do where it reads the same.
+  // The shared expert reads hidden once a token, so that the rows alone would not do if it reads the same.
   plan.into_rows =
       tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) && (!q.quantizes() || vec8);
   if (!q.quantizes()) {
@@ -110,7 +110,7 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   return plan;
 }
 
-// rows: at most; expected: if every expert had as many. As many CTAs as run at once, where they take turns.
+// rows: at most; expected: if every expert had as many. As many CTAs as run at once, if they take turns.
 QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
   QuantizePlan plan;
   if (rows == 0 || (!q.quantizes() && !q.facts.single_steps)) return plan;  // combine counts nonfinite rows

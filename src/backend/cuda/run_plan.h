@@ -57,7 +57,7 @@ struct RoutePlan {
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
-  int wide_tile_n = 0;  // what they want of them where the rank has more rows than max_narrow_rows; 0: the same
+  int wide_tile_n = 0;  // what they want of them if the rank has more rows than max_narrow_rows; 0: the same
   int64_t max_narrow_rows = 0;
   bool widest_first = false;     // tiles are listed in the order of their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
@@ -91,7 +91,7 @@ enum class RowSource : uint8_t {
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  int wide = -1;  // the configuration that the kernel takes instead where route lists wide tiles; -1: none
+  int wide = -1;  // the configuration that the kernel takes instead if route lists wide tiles; -1: none
   int ctas = 0;   // of a persistent kernel
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
@@ -146,8 +146,8 @@ struct RunPlan {
   bool weighs_hidden = false;         // a kernel before quantize multiplies hidden by the router weights, for `hidden`
   cuda::RoutePlan route;
   cuda::QuantizePlan hidden;         // of the routed experts, and of the shared one where both multiply the same
-  cuda::QuantizePlan shared_hidden;  // of the shared expert, where it does not
-  cuda::PartPlan routed, shared;     // shared: where the layer has such an expert
+  cuda::QuantizePlan shared_hidden;  // of the shared expert, if it does not
+  cuda::PartPlan routed, shared;     // shared: if the layer has such an expert
   cuda::CombinePlan combine;
   cuda::Operand operand = cuda::Operand::kBf16;  // what the GEMMs multiply
   bool e4m3_weights = false;                     // fp8: weights are rounded to E4M3 where they are decoded

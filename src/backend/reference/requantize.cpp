@@ -1,7 +1,7 @@
 // requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block, fp8), and which rows
 // are nonfinite.
 //
-// A nonfinite row is counted. Where rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN; under bf16 it
+// A nonfinite row is counted. If rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN; under bf16 it
 // stays 0, and gemm2 multiplies the values as they are.
 #include <cmath>
 #include <functional>

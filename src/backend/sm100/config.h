@@ -47,7 +47,7 @@ inline constexpr std::array<GemmConfig, 3> kBf16GemmConfigs = {{
     {128, 1e30, "tcgen05_bf16_128x128"},
 }};
 
-// Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
+// Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
 }
@@ -55,7 +55,7 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
 // Splitting a tile must take so many k-blocks, 18 KiB of weights each, from the longest run: about the bytes that pay for
 // it on Hopper (80 KiB). Not measured here.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 4 : 6; }
-// Whoever reduces a split tile reads the accumulators of all its splits: many, where tiles are wide.
+// Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 1 << 15 : 4; }
 
 // The index in a table of configurations for the routed experts of a batch.

@@ -1,5 +1,5 @@
 // The plain CUDA backend's entry in the contract, "cuda": every GPU from sm_80 up, mma.sync on bf16 operands. It is what
-// runs where no backend knows the architecture better, and the partner that those are compared with.
+// runs if no backend knows the architecture better, and the partner that those are compared with.
 #include "backend/backend.h"
 
 #include "backend/cuda/device/device.h"

@@ -95,7 +95,7 @@ constexpr int64_t min_saved_k_blocks(const GemmConfig& gemm) {
                            : cuda::ceil_div(kSplitCostBytes, gemm.tile_m / cuda::kTileRows * cuda::kTileBytes);
 }
 // Whoever reduces a split tile reads the accumulators of all its splits, each of which takes as long as multiplying a
-// k-block where tiles are wide.
+// k-block if tiles are wide.
 inline constexpr int32_t kMaxWideSplits = 4;
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() ? kMaxWideSplits : 1 << 15; }
 

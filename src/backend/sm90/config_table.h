@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-// Tiles may be split along K where K is long enough to share, and where bits may depend on the batch.
+// Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, cuda::kTileK) >= 4;
 }

@@ -1,4 +1,4 @@
-// How accumulators leave a cta: through an Epilogue, which makes outputs of them, directly or, where the output is bf16
+// How accumulators leave a cta: through an Epilogue, which makes outputs of them, directly or, if the output is bf16
 // and tiles are wide, transposed through shared memory, so that 64 channels of a row, 128 bytes, are written together.
 //
 // An Epilogue is a step's own (gemm1.cuh, gemm2.cuh) and has
@@ -61,7 +61,7 @@ __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int
 // known at compile time.
 //
 // The buffer holds a row's channels of one wgmma, 64, or of both where two weight rows give one channel and both give 32
-// each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 where two rows share the banks, so that neither way of
+// each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 if two rows share the banks, so that neither way of
 // access conflicts in a bank.
 template <class Traits, bool kPlain, class Epilogue>
 __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work, const RowFactor* factors,

@@ -23,7 +23,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-// By one thread. Of row threads each arrives at a stage, or, where they requantize, the one warp that has made it.
+// By one thread. Of row threads each arrives at a stage, or, if they requantize, the one warp that has made it.
 template <class Traits, class Rows>
 __device__ void init_barriers() {
   using S = Shared<Traits>;
@@ -154,7 +154,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
 template <size_t kIndex>
 inline constexpr size_t wide_of = wide_beside(kIndex);
 
-// Whether route has listed wide tiles. Waits for route where it may not have ended.
+// Whether route has listed wide tiles. Waits for route if it may not have ended.
 __device__ inline bool lists_wide(const GemmArgs& args) {
   ptx::prefetch_parameters(args);
   if (!args.after_route) ptx::grid_dependency_wait();

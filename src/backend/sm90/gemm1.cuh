@@ -91,7 +91,7 @@ using Gemm1EpilogueOf =
     std::conditional_t<kGated, SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
                        Relu2Epilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>>;
 
-// The kernel of a narrow configuration and of the wide one that it takes where route lists wide tiles. Both gather.
+// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles. Both gather.
 template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
     sm90_gemm1_either_kernel(const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,

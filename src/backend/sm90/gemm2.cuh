@@ -50,7 +50,7 @@ struct DownEpilogue : Gemm2Params {
   }
 };
 
-// The kernel of a narrow configuration and of the wide one that it takes where route lists wide tiles: the narrow one
+// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles: the narrow one
 // gathers rows, the wide one copies them by TMA.
 template <size_t kIndex>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)

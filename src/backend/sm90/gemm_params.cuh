@@ -37,7 +37,7 @@ struct GemmArgs {
   const int64_t* row_offsets;        // (2) of dense rows
   const cuda::RowTile* row_tiles;    // (row_tile_count) by route; null: one expert, dense rows
   const int32_t* row_tile_count;     // (1)
-  const int32_t* lists_wide;         // (1) by route: row_tiles are the wide configuration's; where the kernel holds one
+  const int32_t* lists_wide;         // (1) by route: row_tiles are the wide configuration's; if the kernel holds one
   float* partials;                   // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
   int32_t* arrivals;                 // (ctas) of the splits of a tile; 0 before and after
   bool waits_for_requantize;         // and so has time to request more weights before its rows are there
@@ -86,7 +86,7 @@ struct Gemm1Params {
   bool gated;               // which epilogue: SwigluEpilogue, else Relu2Epilogue
   uint16_t* out;            // (R, I) bf16
   int64_t channels;         // I
-  uint8_t* nonfinite_rows;  // (R) set where a row has NaN or Inf, or null
+  uint8_t* nonfinite_rows;  // (R) set if a row has NaN or Inf, or null
 };
 // Arguments of gemm2's epilogue.
 struct Gemm2Params {

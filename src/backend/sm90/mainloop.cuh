@@ -1,6 +1,6 @@
 // The consumers' mainloop: packed weight rows from a stage into registers, dequantized to fragments, times the stage's rows
 // of activations by wgmma. Each of the warpgroups has a share of the weight rows and waits for its own products; the others
-// fill the time, and where they are two, fragments made ahead do.
+// fill the time, and if they are two, fragments made ahead do.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-// One arrival for the whole warp where the predicate holds, once all its lanes are there.
+// One arrival for the whole warp if the predicate holds, once all its lanes are there.
 __device__ inline void arrive_as_warp(uint32_t mbarrier, bool predicate) {
   __syncwarp();
   ptx::mbarrier_arrive_if(mbarrier, predicate && threadIdx.x % 32 < kArrivalsPerWarp);

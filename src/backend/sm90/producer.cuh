@@ -201,7 +201,7 @@ class Description {
   ExpertScales expert_scales_{};
 };
 
-// The role of warps 1 to 3 where TMA copies the rows.
+// The role of warps 1 to 3 if TMA copies the rows.
 template <class Traits, class Epilogue>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const TmaRows& source,
                              const Schedule& schedule) {
@@ -212,7 +212,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
     Description<Traits, Epilogue, TmaRows>(args, epilogue, source, work, index, thread).complete(work);
 }
 
-// The same where they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for its copies: they
+// The same if they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for its copies: they
 // arrive at the full barrier themselves.
 template <class Traits, class Epilogue, class Rows>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,

@@ -87,7 +87,7 @@ __device__ inline void store_block(uint8_t* stage, int row, int block, const uin
 }
 
 // What each lane of the row threads does for a work tile. Eight lanes take a row's k-block, a block of 16 elements each. The
-// four groups of eight of a warp take as many rows, or, where a tile has fewer, several k-blocks; rows 4 to 7 come in a
+// four groups of eight of a warp take as many rows, or, if a tile has fewer, several k-blocks; rows 4 to 7 come in a
 // second pass. The warps take turns.
 //
 // A step of all warps is at most as long as the pipeline. A lane that waits for a stage to be empty then knows of the
@@ -107,7 +107,7 @@ class RequantizeShare {
   }
   // The warp's first k-block of a step.
   __device__ int32_t first_k_block(int32_t step) const { return (step * kWarps + warp_) * k_blocks_of_warp; }
-  // The lane's; beyond all of them where it has none.
+  // The lane's; beyond all of them if it has none.
   __device__ int32_t k_block(int32_t step) const {
     return k_block_ < k_blocks_of_warp ? first_k_block(step) + k_block_ : INT32_MAX;
   }
@@ -117,7 +117,7 @@ class RequantizeShare {
   int32_t k_block_;
 };
 
-// The role of warps 1 to 3 where they requantize.
+// The role of warps 1 to 3 if they requantize.
 template <class Traits, class Epilogue>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const RequantizedRows& source,
                              const Schedule& schedule) {

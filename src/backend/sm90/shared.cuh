@@ -63,7 +63,7 @@ struct GemmTraits {
   // A row's 128 k lie in slices of 128 bytes, the period of the swizzle, each of four steps.
   static constexpr int kSlices = kFp8 ? 1 : 2, kSliceBytes = kTileN * 128, kStepsOfSlice = 4;  // bytes: of all rows
   static_assert(kSlices * kStepsOfSlice == 2 * Products::kSteps);
-  // Where latency counts, a work tile is multiplied before its row factors are there.
+  // If latency counts, a work tile is multiplied before its row factors are there.
   static constexpr bool kLateFactors = kTileN <= 16;
   static constexpr bool kMayFuseRouting = kConfig.fused_routing(), kMayFuseRequantize = kConfig.fused_requantize();
   static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores

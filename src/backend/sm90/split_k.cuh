@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::sm90 {
 
-// Where a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m: coalesced over the
+// If a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m: coalesced over the
 // threads.
 template <class Traits>
 __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int octet, int thread) {

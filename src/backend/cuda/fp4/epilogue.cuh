@@ -8,7 +8,7 @@
 // Each product has its bias added, if there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale
 // is NaN, and so its outputs are.
 //
-// The intermediate leaves in bf16 also where its scale is fixed: whether a row has NaN or Inf, for which it must not be
+// The intermediate leaves in bf16 also if its scale is fixed: whether a row has NaN or Inf, for which it must not be
 // quantized or counted, is known only once all of its channels are there, and those come from many ctas. Requantize, the
 // step that all GPUs share, sees whole rows.
 #pragma once

@@ -33,7 +33,7 @@ struct GemmRoom {
   template <size_t kIndex>
   static constexpr int64_t kSharedBytes = sizeof(SharedOf<TraitsOf<kIndex>>);
 
-  // The same bytes of weights, in k-blocks half as long where rows are bf16.
+  // The same bytes of weights, in k-blocks half as long if rows are bf16.
   template <class Config>
   static constexpr int32_t min_saved(const Config& config) {
     return min_saved_k_blocks(config) * (kFp4KBlock / kBlockK);

@@ -4,7 +4,7 @@
 // tiles = w * ctas + rest, every cta takes w whole tiles, and the rest is split along K into equal runs of k-blocks, one
 // a cta as long as a tile has few enough splits, so that every multiprocessor reads the same number of weight bytes. A
 // split tile leaves fp32 partials, which the cta that arrives last adds in the order of K: the bits depend on the launch,
-// not on which cta that is. Where splitting would save a cta few k-blocks, the rest is dealt out as whole tiles too.
+// not on which cta that is. If splitting would save a cta few k-blocks, the rest is dealt out as whole tiles too.
 //
 // Whole tiles are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: they come in the order of their width, and so every cta gets
 // as much of the wide ones.

@@ -4,7 +4,7 @@
 // Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least; rows on the device are
 // read where they lie. One thread then writes one lane's 16 bytes of codes, and every fourth one the scales of its two
 // rows. Rows and k beyond the matrix are code 0 under scale 0. A block of scale 0 has codes 0 in the tiles: its own
-// codes, where they are others, stay on the host.
+// codes, if they are others, stay on the host.
 #include <algorithm>
 #include <cstring>
 #include <utility>

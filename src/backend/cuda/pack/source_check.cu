@@ -1,6 +1,6 @@
 // The check of block scales on the device that holds them: a thread a block, over gate, up and down. What it found is
 // read back once: the first illegal scale of each matrix, and how many blocks of scale 0 hold codes. Those codes follow
-// if there are any, which no quantizer of this library writes; where they outnumber the scratch memory, a second pass
+// if there are any, which no quantizer of this library writes; if they outnumber the scratch memory, a second pass
 // puts them into memory of their own.
 #include <cuda_runtime.h>
 

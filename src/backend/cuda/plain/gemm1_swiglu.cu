@@ -1,6 +1,6 @@
 // gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases if there
 // are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel
 // are weight rows r and r + 8 of a fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN:
 // their alpha is.
@@ -22,7 +22,7 @@ namespace {
 struct Gemm1Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
-  const Fp8Shifts* shifts;            // (E), where weights are rounded to E4M3
+  const Fp8Shifts* shifts;            // (E), if weights are rounded to E4M3
   const float* row_scale;             // (T), or null: 1
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1

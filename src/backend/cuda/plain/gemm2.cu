@@ -18,7 +18,7 @@ namespace {
 struct Gemm2Args {
   GemmArgs gemm;
   const TensorScales* tensor_scales;  // (E)
-  const Fp8Shifts* shifts;            // (E), where weights are rounded to E4M3
+  const Fp8Shifts* shifts;            // (E), if weights are rounded to E4M3
   const float* row_scale;             // (R), or null: 1
   BiasTable biases;
   void* out;  // (R, H) kRow

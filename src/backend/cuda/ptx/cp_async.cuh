@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::cuda::ptx {
 
-// cp.async.cg under a predicate. Where !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
+// cp.async.cg under a predicate. If !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
 __device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid, bool predicate) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %3, 0;\n\t"
@@ -19,7 +19,7 @@ __device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid,
       : "memory");
 }
 
-// cp.async.cg of 16 bytes. Where !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
+// cp.async.cg of 16 bytes. If !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
 __device__ inline void cp_async_16_or_zeros(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }

@@ -4,7 +4,7 @@
 // before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
 // order is fixed, so the bits are those of every other backend.
 //
-// Counted on the way: router weights of rows that are not finite, and elements of out. Where the plan says so, additional
+// Counted on the way: router weights of rows that are not finite, and elements of out. If the plan says so, additional
 // CTAs of the same kernel count what no step before has counted. Where rows come from other ranks, a token's CTAs wait for
 // those of its own, and write NaN if the run has failed.
 #include <cuda_runtime.h>

@@ -164,7 +164,7 @@ struct WeightBlock {
     }
     return sum;
   }
-  // The best of the E4M3 neighbours of amax/6 and amax/4; the nearest one of amax/6 where none is strictly better.
+  // The best of the E4M3 neighbours of amax/6 and amax/4; the nearest one of amax/6 if none is strictly better.
   __device__ uint32_t search(float amax) const {
     const double six_s = 6.0 * tensor_scale;
     const uint32_t first = e4m3_from_double(double{amax} / six_s);

@@ -5,7 +5,7 @@
 //   packed: tensor scales and shifts of one expert (256 bytes) | tiles of down (rows, cols)
 //
 // The layer is one of bf16 activations either way: the operand (operand.h) is there already, and a row's scale, NaN
-// where the row is nonfinite, comes with it. gemm2 writes y itself where it can: bf16 or fp32, aligned, and as many
+// if the row is nonfinite, comes with it. gemm2 writes y itself if it can: bf16 or fp32, aligned, and as many
 // features as a layer may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some
 // tokens at a time, and a last kernel rounds them.
 #include <cuda_runtime.h>

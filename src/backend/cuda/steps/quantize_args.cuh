@@ -171,7 +171,7 @@ struct OperandRow {
   }
 };
 
-// The arrays of the contract, where they are wanted: vec8 i of a row.
+// The arrays of the contract, if they are wanted: vec8 i of a row.
 __device__ inline bool wants_codes(const RowArgs& args) { return args.out.codes != nullptr || args.out.fp8 != nullptr; }
 __device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, const Vec8& vec8) {
   const int64_t at = row * (args.k / 8) + i;

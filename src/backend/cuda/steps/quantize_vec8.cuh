@@ -1,4 +1,4 @@
-// Eight bf16 elements to NVFP4, where the row's scale s is a power of two.
+// Eight bf16 elements to NVFP4, if the row's scale s is a power of two.
 //
 // y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is rounded to e2m1 by adding
 // and subtracting a number whose last place is e2m1's at t. t is right to the last bit where it lies on a boundary
@@ -51,7 +51,7 @@ struct NearestE2m1 {
   float value;
   uint32_t code;
 
-  // y / v, where inverse is near 1 / v; 0 where it is 0.
+  // y / v, if inverse is near 1 / v; 0 if it is 0.
   __device__ NearestE2m1(float y, float v, float inverse) {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs a
 __global__ void route_scan(RouteArgs args, int32_t* slice_counts) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
-  extern __shared__ TileKey keys[];  // (E), where tiles are sorted
+  extern __shared__ TileKey keys[];  // (E), if tiles are sorted
   scan_counts(args, slice_counts, args.slice_bad_ids, keys);
 }
 __global__ void route_scatter(RouteArgs args, int32_t* slice_counts) {

@@ -11,7 +11,7 @@
 //
 // Up to 32 assignments are sorted by one warp, whose lanes ask each other. For more, the number of earlier assignments
 // is a count of bits: an expert's assignments are a mask in shared memory. Up to kOneCtaAssignments belong to one CTA;
-// above, each CTA has a slice of them (route.cu). Where the experts' masks do not fit, each warp sorts a part with
+// above, each CTA has a slice of them (route.cu). If the experts' masks do not fit, each warp sorts a part with
 // counters of its own, so that they need no atomics and the order is that of the assignments.
 #pragma once
 
@@ -164,7 +164,7 @@ __device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) 
 }
 
 // row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
-// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and where tiles may be wide. Returns
+// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and if tiles may be wide. Returns
 // the number of all rows. By one CTA.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
@@ -255,7 +255,7 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
 
 // The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a time, so that an
 // assignment's rank among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments;
-// starts (E): first rows; keys (E) where tiles are sorted; order (assignments): assignment_of_row, to be written as a
+// starts (E): first rows; keys (E) if tiles are sorted; order (assignments): assignment_of_row, to be written as a
 // whole.
 struct RouteBits {
   uint4* masks;
@@ -394,7 +394,7 @@ __device__ inline void route_small_batch(const RouteArgs& args) {
   }
 }
 
-// The whole step by one CTA, a slice for each warp where the masks do not fit. shared: aligned to 16 bytes.
+// The whole step by one CTA, a slice for each warp if the masks do not fit. shared: aligned to 16 bytes.
 __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
   if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)

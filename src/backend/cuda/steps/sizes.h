@@ -13,14 +13,14 @@ namespace nvfp4_moe::cuda {
 // ---- tiles of rows
 
 inline constexpr int kMinTileN = 8;  // of any backend that shares route
-// Rows of each of an expert's tiles but the last, where they share its rows evenly instead of filling all but the last.
+// Rows of each of an expert's tiles but the last, if they share its rows evenly instead of filling all but the last.
 // Multiples of 8; as many tiles as full ones, and none is empty.
 NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t tile_n) {
   if (rows <= tile_n) return rows == 0 ? tile_n : (rows + 7) / 8 * 8;  // no division for most
   const int32_t tiles = (rows + tile_n - 1) / tile_n;
   return (rows + 8 * tiles - 1) / (8 * tiles) * 8;
 }
-// Up to so many rows in all a rank's tiles are narrow, where they may also be wide: a full one an expert.
+// Up to so many rows in all a rank's tiles are narrow, if they may also be wide: a full one an expert.
 inline int64_t max_narrow_rows(int64_t experts, int tile_n) { return experts * tile_n; }
 // No routing gives more tiles than this: each expert with rows has one that may not be full.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return std::min(rows, rows / tile_n + experts); }
@@ -73,7 +73,7 @@ inline int vec8_threads(int64_t k, int64_t rows) {
 // ---- combine
 
 inline constexpr int kCombineThreads = 128;
-// Channels of a thread: wide reads where the memory is the limit, short code where a CTA runs it once.
+// Channels of a thread: wide reads if the memory is the limit, short code if a CTA runs it once.
 inline constexpr int kLargeCombineChannels = 8, kSmallCombineChannels = 4;
 inline constexpr int64_t kSmallCombineTokens = 64;
 inline constexpr int64_t kLargeCombineTokens =

@@ -1,5 +1,5 @@
 // The steps of the layer on a GPU, in the order they run. Each enqueues its kernels in step.stream by what step.plan says,
-// and fails where a launch does.
+// and fails if a launch does.
 #pragma once
 
 #include "backend/cuda/run_plan.h"

@@ -1,4 +1,4 @@
-// Both GEMMs of E4M3 in tiles of 512 weight rows by up to 32 rows of activations, or where the rank has many rows in wide
+// Both GEMMs of E4M3 in tiles of 512 weight rows by up to 32 rows of activations, or if the rank has many rows in wide
 // ones.
 #include "backend/sm90/kernel_entry.cuh"
 

@@ -76,7 +76,7 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.backend = backend;
   options.device = host.device;
   options.executor = host.executor.get();
-  // all_to_all: the most that a rank has of so many tokens.
+  // all_to_all: the most that a rank has of that many tokens.
   options.limits.max_tokens = combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
   ExpertParallelOptions parallel;
   parallel.combine = combine();
@@ -301,7 +301,7 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
     if (const DeviceMemory* const memory = layer.backend().memory; memory != nullptr)
       NVFP4_MOE_TRY(memory->synchronize(layer.weights().device));
     NVFP4_MOE_TRY(placed.fetch());
-    // To rank 0, behind each other in the order of the ranks; under all_reduce it has them already.
+    // To rank 0, one after another in the order of the ranks; under all_reduce it has them already.
     const int world = exchange.world();
     const auto sends = [&](int r) {
       if (combine() == CombineBy::kAllReduce) return r == 0 ? batch.tokens : int64_t{0};

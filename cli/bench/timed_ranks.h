@@ -50,7 +50,7 @@ struct RanksLayer {
 
 class TimedRanks {
  public:
-  // Packs the copies on every rank. kUnsupported, on all ranks alike and with the exchange as good as before, where the
+  // Packs the copies on every rank. kUnsupported, on all ranks and with the exchange as good as before, where the
   // ranks cannot run such a layer.
   static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject, const std::string& backend,
                                  const RanksLayer& divided, const ProgressFn& progress);

@@ -34,7 +34,7 @@ size_t columns_of(std::string_view text) {
   for (size_t i = 0; i < text.size(); ++i) columns += columns_at(text, i);
   return columns;
 }
-// The first so many columns of a text that has more, the last two being "..".
+// The first columns of a longer text. The last two are "..".
 std::string cut(std::string_view text, size_t columns) {
   const size_t kept = columns > 2 ? columns - 2 : 0;
   size_t used = 0, end = 0;

@@ -56,7 +56,7 @@ class ProgressBar {
 
 // One line: "pack [#####.....]  50%  3/6  2.1 GiB/s  eta 9.0 s  layer 12 expert 7"; 0 cells: without the bar.
 std::string progress_text(const Progress& progress, int bar_cells);
-// The same in at most so many columns, since a line that wraps cannot be redrawn: the bar has the room that the text
+// The same in at most that many columns, since a line that wraps cannot be redrawn: the bar has the room that the text
 // leaves, if that is enough for one; a longer text is cut at its end.
 std::string fitted_progress_text(const Progress& progress, int columns);
 

@@ -348,7 +348,7 @@ def release_workspaces(device: str | None = None) -> int:
     """Gives back every workspace that no run holds, on one device ("cpu", "cuda:N") or on all; returns their bytes.
 
     What lay in torch's memory goes back to torch's caching allocator (torch.cuda.empty_cache() hands it on). The next
-    run takes a workspace anew. Runs may go on meanwhile, as may graphs that torch captured. Not while a graph may still
+    run takes a workspace again. Runs may go on meanwhile, as may graphs that torch captured. Not while a graph may still
     be replayed that another framework than torch captured: its workspace goes too. Closing the last layer gives back
     the same. Raises ValueError for a name that is no device's, Unsupported if there is no such device.
     """

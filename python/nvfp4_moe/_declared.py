@@ -42,7 +42,7 @@ def declared_by_arguments(inputs: Any, where: str) -> Declared:
 
 
 def declared_by_modelopt(algorithm: str, groups: Any = None) -> Declared:
-    """Of ModelOpt's quant_algo and, if it is NVFP4, config_groups beside it, of which those of 4-bit weights count."""
+    """Of ModelOpt's quant_algo and, if it is NVFP4, config_groups next to it, of which those of 4-bit weights count."""
     declared = [Declared(_OF_MODELOPT.get(algorithm, "bf16"), f"quant_algo {algorithm}")]
     for name, group in (groups or {}).items() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None

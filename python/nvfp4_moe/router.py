@@ -18,7 +18,7 @@ class RouterConfig:
       1/(1+e^-x); "sqrt_softplus" sqrt(log(1+e^x)).
     renormalize: weights are divided by their sum plus renormalize_epsilon, which is 0 with softmax. routed_scaling_factor:
       multiplies every weight after that.
-    num_expert_group, topk_group: experts lie in so many equal groups, at most 32, of which the best so many are kept.
+    num_expert_group, topk_group: num_expert_group equal groups of experts, at most 32; the best topk_group of them are kept.
     group_score: "max", the best expert of the group; "top2_sum", the two best together.
     correction_bias: the call brings a bias that is added to the scores for the selection, and not to the weights.
     hash_routing: the call brings token ids and a table of each token's experts; the scores only weigh them.

@@ -134,7 +134,7 @@ struct DeviceMemory {
 
 // Device timers and peak rates, for `bench`.
 struct DeviceMeasures {
-  // Captures what `enqueue` puts into its stream as one graph and replays it for so many seconds, at least five times
+  // Captures what `enqueue` puts into its stream as one graph and replays it for that many seconds, at least five times
   // and not more than most_replays otherwise. The microseconds of each replay, by the device's clock.
   Result<std::vector<double>> (*time_graph)(int device, const std::function<Status(void* stream)>& enqueue,
                                             double seconds, int64_t most_replays);

@@ -45,7 +45,7 @@ struct LayerBuffers {
   PartBuffers shared;  // experts = 0 if the layer has no shared expert
 };
 
-// The one walk over the arrays of a run of so many tokens. A backend takes arrays of its own after it.
+// The one walk over the arrays of a run of that many tokens. A backend takes arrays of its own after it.
 LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena);
 // kInvalidArgument if the walk would overflow, or rows would not fit into int32; plan calls it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);

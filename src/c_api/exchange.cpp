@@ -57,7 +57,7 @@ Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& opt
     return std::optional<Parallel>(std::move(parallel));
   }
   const int world = parallel.exchange->world();
-  if (given.slots < 1 || given.slots / world > num_experts)  // before so many are read
+  if (given.slots < 1 || given.slots / world > num_experts)  // before that many are read
     return invalid_argument("expert_parallel.slots: expected 1 to " + std::to_string(world) + " times " +
                             std::to_string(num_experts) + ", got " + std::to_string(given.slots));
   NVFP4_MOE_ASSIGN(parallel.options.placement,

@@ -1,6 +1,6 @@
 // OUT between the first byte and the last: claimed by a plan file, resumed by the same plan, closed by its removal.
 //
-// In any state in which a crash can leave it OUT is one of: without a plan and without shards (a rerun starts anew),
+// In any state in which a crash can leave it OUT is one of: without a plan and without shards (a rerun starts again),
 // with a plan (a rerun goes on), or complete. Each step is on disk before the next begins: plan; shard, its record in
 // the plan, its name; index; copied files; config.json; removal of the plan.
 #pragma once

@@ -82,7 +82,7 @@ constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
 constexpr int first_matrix(Activation activation) { return has_gate(activation) ? 0 : 1; }
 constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_matrix(activation); }
 
-// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale beside it, since
+// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale next to it, since
 // quantizing without that scale would be another computation than the one asked for. fp8 has no compat, which is an
 // order of operations for NVFP4. Under bf16, where nothing is quantized, the option is moot. Scale: ActivationScale or
 // IntermediateScale.

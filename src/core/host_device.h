@@ -1,4 +1,4 @@
-// Declares functions that nvcc compiles for hosts and devices alike.
+// Declares functions that nvcc compiles for both hosts and devices.
 #pragma once
 
 #ifdef __CUDACC__

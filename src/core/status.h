@@ -64,7 +64,7 @@ class [[nodiscard]] Status {
 
  private:
   Code code_ = Code::kOk;
-  uint32_t finding_size_ = 0;  // the message ends with "[", so many characters and "]"
+  uint32_t finding_size_ = 0;  // the message ends with "[", that many characters and "]"
   std::string message_;
 };
 

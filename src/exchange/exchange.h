@@ -48,7 +48,7 @@ class Deadline {
 // The most ranks of one exchange: what a message of a failure lists by number, and what counts of pairs stay small for.
 inline constexpr int kMostRanks = 1024;
 
-// One rank's part of an all_to_all_v. Blocks lie behind each other in the order of the ranks.
+// One rank's part of an all_to_all_v. Blocks lie one after another in the order of the ranks.
 struct AllToAll {
   const char* what = "";                // the operation that the bytes belong to, for messages: "all_reduce"
   const std::byte* send = nullptr;      // (sum of send_bytes)
@@ -99,7 +99,7 @@ class DeviceTransport : public DeviceLink {
   // call.timeout: for the stream to have done it. `captured`: the stream is being captured into a graph, and done is
   // what the graph's runs do.
   virtual Status all_to_all_v(const AllToAll& call, void* stream, bool captured = false) = 0;
-  // mine (bytes[rank]) -> all: the ranks' blocks behind each other. mine may lie where its block comes to lie.
+  // mine (bytes[rank]) -> all: the ranks' blocks one after another. mine may lie where its block comes to lie.
   virtual Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured = false) = 0;
   // data: (count) fp32 or bf16, which becomes the sum over the ranks, in the transport's own order.
   virtual Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured = false) = 0;
@@ -112,7 +112,7 @@ class PeerMemory : public DeviceLink {
     PeerAddresses addresses;
     int64_t size_bytes = 0;  // of each rank
   };
-  // Collective, with the same number on all ranks: at least so many bytes, zeros if they are new. What has been given
+  // Collective, with the same number on all ranks: at least that many bytes, zeros if they are new. What has been given
   // away before stays as it is. Ok on all ranks or on none.
   virtual Result<Region> reserve(PeerRegion region, int64_t size_bytes) = 0;
   // For kernels that wait.
@@ -158,7 +158,7 @@ class Exchange {
   // Ok if every rank brings Ok; else, on every rank, the failure of the lowest one that has any: "rank 2: message".
   // timeout: for the slowest rank to come here; 0 takes the exchange's.
   Status agree(const Status& mine, Timeout timeout = Timeout{0});
-  // (name, value) pairs that every rank must have alike. kInvalidArgument, on every rank alike, which names the first
+  // (name, value) pairs that every rank must have alike. kInvalidArgument, on every rank, which names the first
   // value that differs from rank 0's, and the rank that has it.
   using Facts = std::vector<std::pair<std::string, std::string>>;
   Status check_same(std::string_view what, const Facts& mine);

@@ -16,7 +16,7 @@ namespace nvfp4_moe {
 
 class LocalRanks {
  public:
-  // All ranks of a world of so many, connected as threads.
+  // All ranks of a world of that many, connected as threads.
   static Result<LocalRanks> threads(int world, Timeout timeout = kExchangeTimeout);
   // This process is one rank.
   static LocalRanks process(std::unique_ptr<Exchange> exchange);

@@ -131,7 +131,7 @@ std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, s
 }
 
 // The experts, heaviest first, dealt out in turn, and from the first one again: none twice on a rank, since a rank takes
-// at most as many as there are, one behind the other.
+// at most as many as there are, one after another.
 std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, size_t slots) {
   std::vector<int64_t> order(load.size());
   std::iota(order.begin(), order.end(), 0);

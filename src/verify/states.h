@@ -1,7 +1,7 @@
 // Sample inputs of a layer: hidden states with router ids and weights, from a safetensors file or from a seed.
 //
 // File form, for layer L (T tokens, any T): "layers.L.hidden" or else "hidden": (T, hidden_size) BF16, F16 or F32.
-// Beside it, optional, with the same prefix: "topk_ids" (T, top_k) I32 or I64 and "topk_weights" (T, top_k) F32; if
+// next to it, optional, with the same prefix: "topk_ids" (T, top_k) I32 or I64 and "topk_weights" (T, top_k) F32; if
 // they are missing, ids and weights are drawn from the seed. `run` reads the same form.
 //
 // Seeded states: unit-variance values, each channel with a gain, about one channel in 128 an outlier of 8 to 24 times

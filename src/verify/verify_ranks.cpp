@@ -89,7 +89,7 @@ class RankVerifier {
     return {};
   }
 
-  // all: the outputs of the ranks, behind each other.
+  // all: the outputs of the ranks, one after another.
   Status judge(int64_t number, const MoeOptions& sizes, const LayerStates& states, const LayerOptions& options,
                const MoeLayer& opened, const std::vector<uint16_t>& all, RanksCheck& check) const {
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(sizes));

@@ -14,7 +14,7 @@ w13_weight_bias, w2_weight_bias bfloat16 (E_local, 2I), (E_local, H). SGLang's l
 I, the last ranks fewer or none, and w2_weight_bias to the first rank of a tensor parallel group, zeros to the others.
 
 Scales start as NaN, so that an expert that no file brings is an error and not a random matrix. Once packed, parameters are
-empty. The first that an update from disk writes makes them anew; packing then writes into the layer that is there, so that
+empty. The first that an update from disk writes makes them again; packing then writes into the layer that is there, so that
 CUDA graphs that captured it stay valid. Updates that SGLang ends without process_weights_after_loading are refused: graphs
 would go on with the old weights in silence.
 """
@@ -57,7 +57,7 @@ _packing_loads = 0  # loads in progress that process_weights_after_loading follo
 
 @contextlib.contextmanager
 def packing_follows() -> Iterator[None]:
-    """Within it, parameters that are packed may be loaded anew: process_weights_after_loading comes after."""
+    """Within it, parameters that are packed may be loaded again: process_weights_after_loading comes after."""
     global _packing_loads
     _packing_loads += 1
     try:
@@ -185,7 +185,7 @@ class Experts:
             _load_log.plan()
 
     def _loader(self, layer: torch.nn.Module, loader: Callable[..., Any]) -> Callable[..., Any]:
-        """SGLang's loader; if the parameters are packed already, they are made anew before it writes."""
+        """SGLang's loader; if the parameters are packed already, they are made again before it writes."""
 
         def load(*inputs: Any, **named: Any) -> Any:
             if not self._waiting:
@@ -209,7 +209,7 @@ class Experts:
             self._waiting = True
 
     def pack(self, layer: torch.nn.Module) -> None:
-        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more if they were loaded anew.
+        """Parameters to the packed layer, warmed up, and the parameters to nothing. Once more if they were loaded again.
 
         Raises BadInput if a scale is NaN, negative or missing, Unsupported, OutOfMemory; each names the layer.
         """

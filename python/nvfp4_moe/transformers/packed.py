@@ -71,7 +71,7 @@ def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
 
 
 class PackedModule(nn.Module):
-    """Holds what open_on gave for a device, and opens it anew where the model is moved to another device.
+    """Holds what open_on gave for a device, and opens it again where the model is moved to another device.
 
     Casting the model (to(dtype)) changes nothing here: the packed weights run on bfloat16, float16 and float32.
     """

@@ -115,7 +115,7 @@ def _timeout(config: Any, link: str) -> float:
 def over_ranks(layer: Any, plan: RanksPlan, device: str) -> OverRanks:
     """The exchange of vLLM's expert parallel group, and which experts its ranks hold. Collective.
 
-    Raises NoExchange, on all ranks alike, and IoError if a rank does not come.
+    Raises NoExchange, on all ranks, and IoError if a rank does not come.
     """
     _check_model(layer, plan)
     group = internals.find("vllm.distributed.parallel_state:get_ep_group")()

@@ -18,7 +18,7 @@ namespace nvfp4_moe {
 namespace cpu {
 namespace {
 
-// Everything that a run of so many tokens keeps.
+// Everything that a run of that many tokens keeps.
 void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
                  Arena& arena) {
   layer_buffers(config, range, tokens, arena);

@@ -71,7 +71,7 @@ alignas(64) constexpr uint8_t kTwice[64] = {0,  63, 0,  63, 1,  63, 1,  63, 2,  
                                             8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63, 11, 63, 11, 63,
                                             12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
 
-// Constants in registers: what the compiler knows it would rather make anew for every block.
+// Constants in registers: what the compiler knows it would rather make again for every block.
 inline __m512i keep(__m512i x) {
   asm("" : "+v"(x));
   return x;

@@ -49,7 +49,7 @@ void multiply(const Kernels& kernels, const Operands& operands, const Strip& str
 RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype, int64_t channels, int64_t row,
                         int64_t channel, const float* bias = nullptr);
 
-// What strips are cut from: panels one behind the other, and fp8_shift of the panels of each strip.
+// What strips are cut from: panels one after another, and fp8_shift of the panels of each strip.
 struct PanelMatrix {
   const uint8_t* bytes = nullptr;
   int64_t panels = 0;

@@ -19,7 +19,7 @@ bool has_routed_row(const StepContext& step, int64_t token) {
 }
 
 // Which rows a token has: one of routed.hidden, which is the shared expert's too, and on_input one of shared.hidden
-// beside it, each where somebody reads it.
+// next to it, each where somebody reads it.
 struct HiddenRows {
   bool routed, shared;
 

@@ -10,7 +10,7 @@ namespace {
 constexpr int kLeastCapability = 80;    // bf16 tensor cores, cp.async
 constexpr int64_t kMaxExperts = 12032;  // route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
 
-// A run of so many tokens of bf16, aligned: what sizes and descriptions are made for.
+// A run of that many tokens of bf16, aligned: what sizes and descriptions are made for.
 RunPlan default_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
                     const Plan& plan, int64_t tokens) {
   return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens}, plan.limits.gemm_config);

@@ -26,7 +26,7 @@ using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
   int tile_n;                  // rows of activations of a tile, at most
-  double max_rows_per_expert;  // taken up to so many, on average
+  double max_rows_per_expert;  // taken up to that many, on average
   const char* name;
 
   // Accumulators of a split-K partial, fp32.
@@ -52,7 +52,7 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
 }
 
-// Splitting a tile must take so many k-blocks, 18 KiB of weights each, from the longest run: about the bytes that pay for
+// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run: about the bytes that pay for
 // it on Hopper (80 KiB). Not measured here.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 4 : 6; }
 // Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.

@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::sm100 {
 
-// each(group, octet, four accumulators) of this warp's share of a tile of so many rows, whose first column is `from`.
+// each(group, octet, four accumulators) of this warp's share of a tile of that many rows, whose first column is `from`.
 template <class Traits, class Each>
 __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
   constexpr int kOctets = Traits::kWarpOctets < 4 ? 1 : 4;  // that one load brings

@@ -64,7 +64,7 @@ struct alignas(1024) Stage {  // the period of the swizzle
   uint8_t row_scales[kBlockSteps][Traits::kAtoms * kAtomBytes];
 };
 
-// The shared memory of a cta with so many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
+// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
 // them by turns, and so do accumulators in tensor memory: the next tile is multiplied while this one is stored.
 template <class Traits, int kStageCount>
 struct SharedOf {

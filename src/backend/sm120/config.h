@@ -27,7 +27,7 @@ using Scratch = cuda::SplitKScratch<kMaxCtas>;
 struct GemmConfig {
   int tile_n;                  // rows of activations of a tile, at most
   int warps_n;                 // of the consumer warps, side by side along N; the others along M
-  double max_rows_per_expert;  // taken up to so many, on average
+  double max_rows_per_expert;  // taken up to that many, on average
   const char* name;
 
   // Accumulators of a split-K partial, fp32.
@@ -44,7 +44,7 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 2;
 }
 
-// Splitting a tile must take so many k-blocks, 18 KiB of weights each, from the longest run. By arithmetic, not measured:
+// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run. By arithmetic, not measured:
 // the reduction costs some 3 us of latency, in which a multiprocessor reads two k-blocks, or multiplies three wide ones.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 32 ? 2 : 3; }
 // Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.

@@ -47,7 +47,7 @@ struct alignas(128) Stage {
   uint8_t rows[Traits::kTileN][cuda::kFp4KBlockBytes];
 };
 
-// The shared memory of a cta with so many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
+// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
 // them by turns, since the producer describes the next one while the consumers are at one.
 template <class Traits, int kStageCount>
 struct SharedOf {

@@ -25,7 +25,7 @@ struct GemmConfig {
   int min_n;                   // N of the narrowest wgmma: a tile takes the narrowest that holds its rows
   int n_step;                  // from one wgmma's N to the next, a multiple of 8
   int steps_per_group;         // steps of one wgmma commit group: k16, or k32 under fp8
-  double max_rows_per_expert;  // taken up to so many, on average
+  double max_rows_per_expert;  // taken up to that many, on average
   bool tma_rows;               // rows come by TMA tensor copies, not by cp.async
   const char* name;
   bool fp8 = false;             // E4M3 times E4M3; else bf16 times bf16
@@ -85,7 +85,7 @@ constexpr size_t config_of(int tile_m, int tile_n, bool fp8 = false, bool with_w
   return index;
 }
 
-// Without TMA a GEMM waits for its weights, and reducing a split tile takes as long as reading so many bytes of them:
+// Without TMA a GEMM waits for its weights, and reducing a split tile takes as long as reading that many bytes of them:
 // tiles are not split for less.
 inline constexpr int64_t kSplitCostBytes = 80 * 1024;
 // The same of a wide tile, in k-blocks.

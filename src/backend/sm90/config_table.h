@@ -24,7 +24,7 @@ struct ConfigTable {
   std::span<const GemmConfig> configs;
   std::span<const int> of_layer;  // of a layer with all its experts, and of a shared expert
   std::span<const int> of_rank;   // of a rank with a part of the experts, from kMinTokensWithWide tokens on
-  // Up to so many k-blocks of 512 weight rows, of one GEMM and multiprocessor, the table's first configuration, tiles of
+  // Up to that many k-blocks of 512 weight rows, of one GEMM and multiprocessor, the table's first configuration, tiles of
   // 256 weight rows, is taken in place of its second: they are shared out more evenly, and the last one to arrive leaves
   // less to multiply.
   int64_t most_k_blocks_of_small_tiles;
@@ -40,7 +40,7 @@ inline constexpr ConfigTable kBf16Table = {std::span(kGemmConfigs).first<kBf16Co
 inline constexpr ConfigTable kFp8Table = {std::span(kGemmConfigs).subspan<kBf16Configs>(), kFp8OfLayer, kFp8OfRank, 96,
                                           32};
 
-// From so many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
+// From that many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
 // routing nearly as well. They are compiled for activations with a gate alone.
 inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in the table for the routed experts of a batch.

@@ -50,7 +50,7 @@ constexpr KernelEntry make_kernel_entry() {
   return entry;
 }
 
-// The same with the wide configuration beside it, for activations with a gate; the other kernels are those of the narrow
+// The same with the wide configuration next to it, for activations with a gate; the other kernels are those of the narrow
 // one alone.
 template <size_t kIndex>
 Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,

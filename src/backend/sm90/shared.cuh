@@ -97,7 +97,7 @@ struct RequantizeBuffers {
   alignas(16) uint32_t magnitudes[2][Traits::kTileN][kProducerRowThreads];
 };
 
-// The shared memory of a cta with so many stages. Members that a configuration does without take no room. Barriers are
+// The shared memory of a cta with that many stages. Members that a configuration does without take no room. Barriers are
 // mbarriers, whose instructions take only their address; those in pairs belong to work tiles by turns, since the
 // producer describes the next one while the consumers are at one.
 template <class Traits, int kStageCount>

@@ -11,7 +11,7 @@
 
 namespace nvfp4_moe::cuda {
 
-// SharedOf<Traits, stages>: the shared memory of a cta with so many. As many stages as fit into kBytes, kMost at most.
+// SharedOf<Traits, stages>: the shared memory of a cta with that many. As many stages as fit into kBytes, kMost at most.
 template <template <class, int> class SharedOf, class Traits, int kBytes, int kMost>
 constexpr int fitting_stages() {
   if constexpr (sizeof(SharedOf<Traits, kMost>) <= kBytes)

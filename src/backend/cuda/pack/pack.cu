@@ -237,7 +237,7 @@ struct PackedExpert {
   }
 };
 
-// weights.staging of at least so many bytes.
+// weights.staging of at least that many bytes.
 Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   if (static_cast<int64_t>(weights.staging.size_bytes()) >= size_bytes) return {};
   weights.staging = {};

@@ -16,7 +16,7 @@ __device__ inline void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: one arrival, and the phase also waits for so many bytes of bulk copies. Releases what the
+// mbarrier.arrive.expect_tx: one arrival, and the phase also waits for that many bytes of bulk copies. Releases what the
 // thread wrote before to whoever sees the phase complete.
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");

@@ -9,7 +9,7 @@
 namespace nvfp4_moe::cuda::ptx {
 
 // The compiler takes the values as changed here: it moves no reads or writes of them across, and does not compute them
-// anew from what they were made of.
+// again from what they were made of.
 template <int kCount>
 __device__ inline void pin(uint32_t (&values)[kCount]) {
 #pragma unroll

@@ -19,7 +19,7 @@ __device__ inline bool elect_one() {
   return elected != 0;
 }
 
-// tcgen05.alloc: waits for so many free columns, a power of two from 32 on, and leaves the first one's address in shared
+// tcgen05.alloc: waits for that many free columns, a power of two from 32 on, and leaves the first one's address in shared
 // memory. A whole warp, which also deallocates them.
 template <int kColumns>
 __device__ inline void tcgen05_alloc(uint32_t result) {

@@ -95,7 +95,7 @@ struct LinearArrays {
   }
 };
 
-// Before a product of so many rows.
+// Before a product of that many rows.
 __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared, int32_t cleared_count) {
   if (threadIdx.x == 0) row_offsets[0] = 0, row_offsets[1] = rows;
   for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kThreads) cleared[i] = 0;
@@ -132,7 +132,7 @@ Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t cha
   return check_launch("linear_store");
 }
 
-// Both halves of a linear of so many tokens.
+// Both halves of a linear of that many tokens.
 struct Linear {
   MoeConfig row, product;
 

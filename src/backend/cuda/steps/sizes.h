@@ -20,7 +20,7 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t til
   const int32_t tiles = (rows + tile_n - 1) / tile_n;
   return (rows + 8 * tiles - 1) / (8 * tiles) * 8;
 }
-// Up to so many rows in all a rank's tiles are narrow, if they may also be wide: a full one an expert.
+// Up to that many rows in all a rank's tiles are narrow, if they may also be wide: a full one an expert.
 inline int64_t max_narrow_rows(int64_t experts, int tile_n) { return experts * tile_n; }
 // No routing gives more tiles than this: each expert with rows has one that may not be full.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return std::min(rows, rows / tile_n + experts); }
@@ -28,7 +28,7 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) { return st
 // ---- route
 
 inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by shuffles
-inline constexpr int64_t kOneCtaAssignments = 2048;  // up to so many are routed by one CTA
+inline constexpr int64_t kOneCtaAssignments = 2048;  // up to that many are routed by one CTA
 inline constexpr int kRouteSlice = 1024;             // assignments that one CTA counts and scatters, if there are more
 inline constexpr int kRouteSegment = 128;            // assignments of one bit mask
 inline constexpr int64_t kMaxScatteredSlices = 64;   // that every CTA may scan for itself

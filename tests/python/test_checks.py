@@ -85,6 +85,16 @@ def test_home_made_words_are_listed_with_what_to_say(tree, capsys):
     )
 
 
+def test_conditions_begin_with_if(tree, capsys):
+    write(tree, "src/core/a.h", "// null if there is none\nint a = b ? where : 0;  // where it is\n")
+    write(tree, "include/a.h", "/* NULL where there is none,\n * and where it is empty */\n")
+    write(tree, "tests/a.h", "// where there is none\n")  # not yet
+    assert check_words.main() == 1
+    assert capsys.readouterr().out == (
+        'include: "where" 2 times, "if" 0 times: conditions begin with "if"\nhome-made words: 1\n'
+    )
+
+
 def test_rooms_in_a_circle(tree, capsys):
     write(tree, "src/core/a.h", "#pragma once\n")
     write(tree, "src/moe/a.h", '#include "core/a.h"\n')

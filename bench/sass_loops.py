@@ -46,11 +46,11 @@ def disassembled(path, nvdisasm):
 
 
 def loop_over_k(text, product):
-    """The shortest loop with the most instructions whose names begin with `product`; None where none has any.
+    """The shortest loop with the most instructions whose names begin with `product`; None if none has any.
 
     instructions: of one pass, the waits taken once. clocks_of_one_warp: until each of them may issue after the one before,
     as the compiler says in the instruction itself (4 bits from bit 105 on): what a warp alone takes, waits for memory and
-    barriers apart. before_first_load: up to the first LDSM, or the first product where there is none: what does not grow
+    barriers apart. before_first_load: up to the first LDSM, or the first product if there is none: what does not grow
     with the rows of a tile.
     """
     instructions, labels = [], {}

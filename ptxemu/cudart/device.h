@@ -56,7 +56,7 @@ struct Device {
   bool is_done(cudaStream_t stream);
   // Whether launches of other threads wait in this stream.
   bool others_use(cudaStream_t stream);
-  // What this thread's launches have reached once they have ended; null where they have.
+  // What this thread's launches have reached once they have ended; null if they have.
   std::shared_ptr<Mark> mark();
   cudaError_t wait_for(const std::shared_ptr<Mark>& mark);
   // No launch to come overlaps with those before.

@@ -65,7 +65,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// From here on the emulator has this fault ("": none). False where it was built without, or knows no such fault.
+// From here on the emulator has this fault ("": none). False if it was built without, or knows no such fault.
 bool ptxemu_plant(const char* name) {
 #ifdef PTXEMU_PLANT
   planted_fault = Fault::kNone;

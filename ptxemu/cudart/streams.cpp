@@ -14,7 +14,7 @@ struct Stream {
 };
 struct Event {
   std::chrono::steady_clock::time_point recorded;
-  std::shared_ptr<Mark> mark;  // null where what lay before it had ended
+  std::shared_ptr<Mark> mark;  // null if what lay before it had ended
 };
 
 // The legacy stream must not be used while a stream that waits for it is captured.

@@ -17,7 +17,7 @@ struct Gemm {
   const void* b;         // (n, k) as a
   const void* a_scales;  // (m, k / 16) UE4M3; null of bf16
   const void* b_scales;  // (n, k / 16) UE4M3; null of bf16
-  const void* c;         // (m, n) bf16, row-major; null where beta is 0
+  const void* c;         // (m, n) bf16, row-major; null if beta is 0
   void* d;               // (m, n) row-major, of the type that the kernel writes
   void* d_scales;        // (m, n / 16) UE4M3 of an E2M1 output; null of others
   const float* alpha;    // one value

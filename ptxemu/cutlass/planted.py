@@ -1,6 +1,6 @@
 """planted.py PROGRAM [FAULT...]: which faults of runtime/planted.def CUTLASS's kernels see, as 10.0 and as 12.0.
 
-PROGRAM is ptxemu_cutlass_planted; without names all faults are tried. Exit status 1 where a kernel is wrong without a
+PROGRAM is ptxemu_cutlass_planted; without names all faults are tried. Exit status 1 if a kernel is wrong without a
 fault, or where a fault that EXPECTED names is not seen. The runs without a fault come first and translate the kernels.
 """
 

@@ -35,7 +35,7 @@ struct Operand {
 struct Problem {
   Size size;
   Operand a, b;
-  std::vector<uint16_t> c;  // (m, n) bf16; empty where beta is 0
+  std::vector<uint16_t> c;  // (m, n) bf16; empty if beta is 0
   float alpha, beta, norm;
 };
 

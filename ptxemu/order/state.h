@@ -154,7 +154,7 @@ void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coh
 void note(const void* at, uint64_t size, const Record& now);
 
 void report(Thread* T, Verdict verdict, const Record& before, const Record& now, uint64_t at);
-// A wgmma after registers were written at `line`, 0 where the thread has had no fence at all.
+// A wgmma after registers were written at `line`, 0 if the thread has had no fence at all.
 void report_unfenced(Thread* T, uint32_t line);
 void report_mbarrier(Thread* T, Verdict verdict, const Mbarrier& barrier, const uint64_t* at, bool async);
 

@@ -31,7 +31,7 @@ struct KernelInfo {
   const char* name;
   void (*run)(Thread*);
   uint32_t parameter_bytes, static_shared_bytes;
-  uint32_t max_threads[3], cluster[3];  // 0 where the kernel does not say
+  uint32_t max_threads[3], cluster[3];  // 0 if the kernel does not say
   uint32_t parameter_count;
   uint32_t offsets[64], sizes[64];  // of the parameters, in bytes
   uint32_t instructions;

@@ -23,7 +23,7 @@ TensorMap checked_map(Thread* T, uint64_t address, int rank) {
   return map;
 }
 
-// Calls of(row of the box, its first byte in the tensor or null where the row lies outside).
+// Calls of(row of the box, its first byte in the tensor or null if the row lies outside).
 template <class F>
 void each_row(const TensorMap& map, const Coordinates& at, F of) {
   uint32_t rows = 1;

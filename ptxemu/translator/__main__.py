@@ -1,6 +1,6 @@
 """python3 -m translator FILE.ptx --kernel NAME --output LIB.so: one kernel as a library that the run time loads.
 
-Without --kernel: translates every kernel, compiles none, and says how many there are (exit code 1 where one fails).
+Without --kernel: translates every kernel, compiles none, and says how many there are (exit code 1 if one fails).
 """
 
 import argparse

@@ -61,7 +61,7 @@ def trials(fault):
 
 
 def first_failure(fault):
-    """The first test that fails with this fault, in a process of its own; None where all pass."""
+    """The first test that fails with this fault, in a process of its own; None if all pass."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

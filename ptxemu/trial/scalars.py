@@ -187,7 +187,7 @@ def half(of, dtype):
 
 
 def round_once(exact, dtype):
-    """Bits of the nearest value of a 16-bit format, ties to even; None where it overflows or is zero."""
+    """Bits of the nearest value of a 16-bit format, ties to even; None if it overflows or is zero."""
     if exact == 0:
         return None
     codes = 0x7C00 if dtype == np.float16 else 0x7F80

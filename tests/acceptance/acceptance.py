@@ -196,7 +196,7 @@ def is_of_part(step, part):
 
 
 def end_group(process):
-    """Ends a command and what it started. False where the system cannot."""
+    """Ends a command and what it started. False if the system cannot."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

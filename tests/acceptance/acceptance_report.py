@@ -75,7 +75,7 @@ def read(path):
 
 
 def take_over(report, path):
-    """The ended steps of an earlier report of the same commit and device. Says why where there is nothing to go on from."""
+    """The ended steps of an earlier report of the same commit and device. Says why if there is nothing to go on from."""
     try:
         earlier = read(path)
     except (OSError, ValueError) as error:

@@ -76,7 +76,7 @@ struct CaseData {
   Batch batch(void* out) const;  // out: (tokens, hidden_size) of out_dtype
   size_t out_bytes() const;
 };
-// kInvalidArgument where the options are not legal.
+// kInvalidArgument if the options are not legal.
 Result<CaseData> make_case(const Case& spec);
 
 }  // namespace nvfp4_moe

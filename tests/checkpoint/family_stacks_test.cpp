@@ -27,7 +27,7 @@ struct Layout {
   const char* name;
   json config;
   std::string stem;               // of layer 0
-  std::string gate_up, up, down;  // names under the stem; `up` is empty where both are one tensor
+  std::string gate_up, up, down;  // names under the stem; `up` is empty if both are one tensor
   bool alternate = false, k_first = false;
 };
 

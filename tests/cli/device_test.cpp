@@ -1,4 +1,4 @@
-// --device: what the verbs say where there is no such device, and on a machine with a GPU (skipped by name elsewhere)
+// --device: what the verbs say if there is no such device, and on a machine with a GPU (skipped by name elsewhere)
 // run, replay, verify, bench, explain and doctor on it.
 #include "cli/run_tool.h"
 #include "moe/layer.h"

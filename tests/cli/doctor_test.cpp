@@ -28,7 +28,7 @@ class DoctorEngines : public ::testing::Test {
     words.insert(words.begin(), "doctor");
     return run_tool(words, {{"PATH", dir_.path().string() + ":/usr/bin:/bin"}});
   }
-  // Without the folders of the system: no python3 but the script, and none at all where there is no script.
+  // Without the folders of the system: no python3 but the script, and none at all if there is no script.
   ToolRun doctor_without_system() { return run_tool({"doctor"}, {{"PATH", dir_.path().string()}}); }
 
   TempDir dir_;

@@ -18,7 +18,7 @@
 namespace nvfp4_moe {
 namespace {
 
-// How many configurations an architecture has, by the format of activations: 0 where that one has no table of its own.
+// How many configurations an architecture has, by the format of activations: 0 if that one has no table of its own.
 struct Architecture {
   const Backend* backend;
   int configs, bf16_configs, fp8_configs = 0;

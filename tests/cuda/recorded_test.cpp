@@ -32,7 +32,7 @@ namespace {
 
 class Recorded : public test::BackendTest {
  protected:
-  // The recording; null, and the test skipped, where there is none.
+  // The recording; null, and the test skipped, if there is none.
   test::Recording* recording() {
     test::Recording* const one = test::Recording::get();
     if (one == nullptr)

@@ -62,7 +62,7 @@ class PoisonedWorkspace {
 struct ParallelRun {
   std::vector<uint8_t> out;                // of all tokens; kAllReduce: rank 0's
   std::vector<RunStatus> statuses;         // (world)
-  std::vector<std::string> messages;       // (world) of the run; empty where it was fine
+  std::vector<std::string> messages;       // (world) of the run; empty if it was fine
   std::vector<std::vector<uint8_t>> outs;  // kAllReduce: (world)
 };
 

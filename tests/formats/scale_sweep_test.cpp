@@ -217,7 +217,7 @@ TEST(ScaleSweep, BlocksWithoutErrorKeepTheScaleOfMax) {
   std::vector<float> x(kBlock, 0.0f);
   x[3] = 12.0f;  // 6 * 2 = 4 * 3 = 3 * 4 = 2 * 6
   EXPECT_EQ(quantized(x, 1.0f, ScaleSearch::kSweep, {}).scales[0], 0x40);
-  x = data(Data::kNormal, kBlock, 9);  // all errors are 0 where nothing has a weight
+  x = data(Data::kNormal, kBlock, 9);  // all errors are 0 if nothing has a weight
   const float s = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
   EXPECT_EQ(quantized(x, s, ScaleSearch::kSweep, std::vector<float>(kBlock, 0.0f)).scales[0], 0x7E);
 }

@@ -217,7 +217,7 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
 
 // ---- processes
 
-// Writes and reads the entry for ever; exits 1 where it reads what nobody wrote, 2 where something fails.
+// Writes and reads the entry for ever; exits 1 if it reads what nobody wrote, 2 where something fails.
 [[noreturn]] void write_and_read(const CacheFolder& folder, uint32_t seed) {
   constexpr size_t kSize = 300'000;
   const std::vector<TensorScales> scales(kExperts);

@@ -30,7 +30,7 @@ LIBRARIES = {"aarch64": "/usr/aarch64-linux-gnu"}
 
 
 def emulator(machine, cpu):
-    """The command that runs an executable of the machine on this model of it; None, and why not, where there is none."""
+    """The command that runs an executable of the machine on this model of it; None, and why not, if there is none."""
     if platform.machine() != "x86_64":
         return None, f"{machine} is emulated on x86-64 hosts only, this one is {platform.machine()}"
     qemu = shutil.which(f"qemu-{machine}")

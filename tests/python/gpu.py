@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 
 def why_not() -> str:
-    """Why no layer can be opened on a GPU here; empty where one can."""
+    """Why no layer can be opened on a GPU here; empty if one can."""
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     try:

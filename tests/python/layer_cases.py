@@ -97,7 +97,7 @@ def _topk_ids(rng, options, tokens, flavour, dtype):
     if flavour in ("masked", "bad"):
         ids[rng.random(ids.shape) < 0.3] = -1
     if flavour == "bad":
-        # 2^32 is 0 where an id is narrowed before it is compared.
+        # 2^32 is 0 if an id is narrowed before it is compared.
         wild = [n, -2, 2**31 - 1, -(2**31)] + ([2**32, 2**63 - 1, -(2**32)] if dtype == "int64" else [])
         ids[rng.random(ids.shape) < 0.3] = rng.choice(np.array(wild, dtype=np.int64))
     return torch.from_numpy(ids.astype(dtype))

@@ -232,7 +232,7 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
     """(decoded codes (R, K), line scale (R, 1)) of finite lines: value = decoded * line scale.
 
     Where a line may have two scales, the decoded values are in units of the larger. Every block scale that a block may
-    have is tried on both ends of each element, for a fixed scale is monotone; where there are too many to try, because a
+    have is tried on both ends of each element, for a fixed scale is monotone; if there are too many to try, because a
     block's largest element is nearly free, its values are at most twice that element (6 v s <= 2 A, the scale's
     smallest value being the worst).
     """
@@ -266,7 +266,7 @@ def quantize(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
 
 def quantize_fp8(x: Interval, scales: LineScales) -> tuple[Interval, torch.Tensor]:
     """(E4M3 values (R, K), line scale (R, 1)) of finite lines under fp8, in units of the larger scale where a line may
-    have two. Each is tried on both ends of every element; where there are more, a half step on each side of x encloses
+    have two. Each is tried on both ends of every element; if there are more, a half step on each side of x encloses
     them: a sixteenth of it, or 2^-10 of the scale."""
     if len(x.lo) == 0:
         return x, torch.ones((0, 1), dtype=F64)

@@ -4,7 +4,7 @@ in alternate columns) and Nemotron-3's (relu2 without a gate; latent projections
 The block computes in float64, on the CPU, with the weights that the layer holds and the roundings of activations that the
 contract names, at the router's decisions of the model that ran. What is left between the two is what section 8 of
 docs/numerics.md allows two correct kernels; each element of Nemotron's experts lies in the contract's interval besides
-(moe_reference.py). Skipped by name where there is no GPU.
+(moe_reference.py). Skipped by name if there is no GPU.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def rank_environment(world, timeout):
 
 
 def launch(tmp_path, what, world, timeout):
-    """The message of each rank (None where it left none), and how long they took."""
+    """The message of each rank (None if it left none), and how long they took."""
     environment = rank_environment(world, timeout)
     command = [sys.executable, "-c", RANK, what, str(tmp_path)]
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(world)]

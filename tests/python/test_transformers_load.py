@@ -63,7 +63,7 @@ def test_experts_are_never_torchs(tmp_path, monkeypatch):
     assert most < nbytes(rest.values()) + experts // 4
     read.clear()
     _, of_floats = peak(lambda: AutoModelForCausalLM.from_pretrained(original, dtype=torch.bfloat16))
-    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge sees experts where there are some
+    assert of_floats > nbytes(rest.values()) + 2 * experts  # the judge sees experts if there are some
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v4"])

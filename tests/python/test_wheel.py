@@ -44,7 +44,7 @@ def work(tmp_path_factory):
 
 
 def interpreter_of(version: str) -> Path:
-    """Skips by name where there is no such Python, unless it is the fast one."""
+    """Skips by name if there is no such Python, unless it is the fast one."""
     interpreter = build_wheels.find_interpreter(version)
     if interpreter is None and version != FAST_VERSION:
         pytest.skip(f"no Python {version} with venv and headers")

@@ -43,7 +43,7 @@ class SoakModel {
   const Right& right(size_t backend, size_t batch, size_t version) const {
     return right_[(backend * batches_.size() + batch) * kVersions + version];
   }
-  // Which version the codes and scales are of, all together; kVersions where they are mixed.
+  // Which version the codes and scales are of, all together; kVersions if they are mixed.
   size_t version_of(const nvfp4_moe_expert_out& out) const;
   // Arrays for nvfp4_moe_layer_unpack_expert of local expert 0, kept in `expert`.
   static nvfp4_moe_expert_out buffers(Expert& expert);

@@ -23,7 +23,7 @@ inline constexpr bool kChildMayAllocate = false;
 inline constexpr bool kChildMayAllocate = true;
 #endif
 
-// An attack each. What the body answers, 0 to 255; -1 where the child hangs or dies.
+// An attack each. What the body answers, 0 to 255; -1 if the child hangs or dies.
 template <class Body>
 int in_forked_child(Body&& body) {
   attacked();

@@ -18,7 +18,7 @@ namespace nvfp4_moe::test {
 
 class Recording {
  public:
-  // The one of this process; null where nothing is recorded and nothing is there to compare with.
+  // The one of this process; null if nothing is recorded and nothing is there to compare with.
   static Recording* get();
   // A recorder of this device, and one that compares with what a recorder wrote.
   static std::unique_ptr<Recording> writer(const std::string& device);

@@ -5,7 +5,7 @@
 
 Asked for: a position-independent file, no executable stack, full RELRO (every address bound before main, then
 read-only), no writable and executable segment, no text relocation, stack protectors and checked copies in what was
-compiled here. Exit status 1 where something is missing.
+compiled here. Exit status 1 if something is missing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def readelf(option: str, path: Path) -> str:
 
 
 def faults(path: Path) -> list[str]:
-    """What the file lacks, one short text each; empty where it lacks nothing."""
+    """What the file lacks, one short text each; empty if it lacks nothing."""
     header, segments = readelf("--file-header", path), readelf("--program-headers", path)
     dynamic, symbols = readelf("--dynamic", path), readelf("--dyn-syms", path)
     found = []

@@ -2,7 +2,7 @@
 """Counts home-made words where the field has a word of its own (CONTRIBUTING.md, "Words"), in comments, messages,
 names and docs.
 
-Names are split at _ and capitals. Prints the lines that count and exits with 1 where there are any. A word that means
+Names are split at _ and capitals. Prints the lines that count and exits with 1 if there are any. A word that means
 something else somewhere stands in ALLOWED, with what it means there.
 """
 

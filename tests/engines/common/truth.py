@@ -7,7 +7,7 @@ first that is not, within twice that error, since each of the two may be off by 
 everything is computed from other inputs: a sequence is compared up to there.
 
 A run is a list by prompt of {"prompt", "tokens", "logprobs", "routers"}: logprobs by position of prompt and tokens but the last,
-{token: log-probability}; routers by layer {"logits": (T, E), "experts": (T, top_k)}, empty where they were not recorded.
+{token: log-probability}; routers by layer {"logits": (T, E), "experts": (T, top_k)}, empty if they were not recorded.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ class Errors:
         return (self.squares / max(1, self.values)) ** 0.5
 
     def faults(self, yardstick):
-        """What is beyond twice the errors of the engine's bfloat16 twin: a list of words, empty where nothing is."""
+        """What is beyond twice the errors of the engine's bfloat16 twin: a list of words, empty if nothing is."""
         worst_token, worst_expert = max(self.token_margins, default=0), max(self.expert_margins, default=0)
         checked = {
             f"rms {self.rms} of {yardstick.rms}": self.rms <= 2 * yardstick.rms,

@@ -1,4 +1,4 @@
-"""One start of SGLang's engine on a GPU, or on a CPU where there is none, in a process of its own: serve.py JOB.json RESULT.json.
+"""One start of SGLang's engine on a GPU, or on a CPU if there is none, in a process of its own: serve.py JOB.json RESULT.json.
 
 JOB: {"model", "arguments" of Engine, "reload": a model directory to load weights from before a second round}. RESULT:
 {"rounds": [[{"prompt", "tokens", "logprobs", "routers"}, ...], ...]}: for each prompt, alone in its batch, the greedy

@@ -19,7 +19,7 @@ HERE = os.path.dirname(__file__)
 
 
 def in_child(body: Callable[[], bool]) -> int:
-    """The status of a forked child: 0 where body holds there; SIGALRM's number where it hangs."""
+    """The status of a forked child: 0 if body holds there; SIGALRM's number where it hangs."""
     child = os.fork()
     if child == 0:
         signal.alarm(30)

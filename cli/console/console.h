@@ -15,7 +15,7 @@ bool interrupted();
 
 bool stdout_has_color();
 bool stderr_is_terminal();
-int stderr_columns();  // of the terminal now; 0 if stderr is none or does not tell
+int stderr_columns();  // of the terminal now; 0 if stderr is not a terminal or does not report them
 
 // The argument as a shell takes it, for commands that are printed to be run; printable itself.
 std::string shell_quoted(const std::string& argument);

@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::cli {
 
-// The layers named by a list option; all MoE layers if it is empty. A number that is none of them is
+// The layers named by a list option; all MoE layers if it is empty. A number that is not a MoE layer is
 // kInvalidArgument, and names those there are.
 Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list);
 // "0-2,5,7-9".

@@ -248,7 +248,7 @@ def inspect(
     count, examples (tensors of the next three that it stands for) and text. layers=None reads the block scales of every MoE layer, [] reads headers and config only.
     gate_up_order, accept_tensors: as Checkpoint takes them, here and in the functions below.
 
-    Raises BadInput if the files cannot be opened as a checkpoint, Unsupported if the model is none this library knows, IoError.
+    Raises BadInput if the files cannot be opened as a checkpoint, Unsupported if the library does not know the model, IoError.
     """
     checkpoint = Checkpoint(os.fspath(path), gate_up_order, list(accept_tensors))
     return checkpoint.inspect(None if layers is None else list(layers))

@@ -37,7 +37,7 @@ auto or_report(const ParallelFields& fields, const Open& open) {
   }
 }
 
-// None if there is no exchange. ValueError for options beside none, or that the layer's sizes do not allow.
+// None if there is no exchange. ValueError for options without an exchange, or that the layer's sizes do not allow.
 std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);
 
 }  // namespace nvfp4_moe::python

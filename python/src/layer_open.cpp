@@ -42,7 +42,7 @@ struct OpenOptions {
     layer.executor = &host->executor();
   }
 
-  // Of arrays of that many experts: beside an exchange all, by global id, or those of this rank's slots in their order. Their
+  // Experts of arrays with that many: all, by global id, if there is an exchange, or those of this rank's slots in their order. Their
   // number alone says which: num_experts of them are all, also if a rank has as many slots.
   ArrayOrder order_of(int64_t experts, int64_t num_experts) const {
     if (!parallel) return ArrayOrder(layer.range.first);

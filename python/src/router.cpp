@@ -47,7 +47,7 @@ Tensor logits_of(nb::handle object) {
 
 std::string on(const Tensor& beside) { return " on " + to_string(beside.device()); }
 
-// An input beside the logits; none if the object is None.
+// An input in addition to the logits; none if the object is None.
 std::optional<Tensor> input_of(nb::handle object, const char* name, const Tensor& logits) {
   if (object.is_none()) return std::nullopt;
   std::optional<Tensor> array(Tensor::contiguous(object, name));

@@ -39,7 +39,7 @@ std::string legal_names() {
   return names;
 }
 
-// kInvalidArgument if the value is none of the enum's: one that came through the C ABI may hold any integer.
+// kInvalidArgument if the value is not in the enum: one that came through the C ABI may hold any integer.
 template <class Enum>
 Status check_named(Enum value) {
   if (is_named(value)) return {};

@@ -43,7 +43,7 @@ class [[nodiscard]] Status {
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
-  // The id of the finding behind the failure; empty if there is none.
+  // The id of the finding that caused the failure; empty if there is none.
   std::string finding() const {
     return finding_size_ == 0 ? "" : message_.substr(message_.size() - 1 - finding_size_, finding_size_);
   }

@@ -223,7 +223,7 @@ Status late_ranks(const char* what, int world, const std::vector<int>& missing, 
 Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
 // ... of a rank that is not there any more.
 Status rank_is_gone(int rank);
-// The code of a failure as another rank has sent it; kInternal if that is none.
+// The code of a failure as another rank has sent it; kInternal if that is not a code.
 Code code_of_failure(int64_t sent);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);

@@ -134,7 +134,7 @@ class NcclTransport : public DeviceTransport {
   // A call that the device has not done yet.
   struct Pending {
     const char* what;
-    void* event;  // behind it in its stream
+    void* event;  // after it in its stream
     Deadline deadline;
     Timeout timeout;
   };

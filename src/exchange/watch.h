@@ -19,7 +19,7 @@ namespace nvfp4_moe {
 class Watch {
  public:
   using Lock = std::unique_lock<ForkMutex>;
-  // The poll and the end of the work that is watched. Both are called under the watch's mutex, from any thread.
+  // The poll and the end of the watched work. Both are called under the watch's mutex, from any thread.
   struct Watched {
     std::function<Status()> poll;                  // does not wait; not called again after a failure
     std::function<void(const Status& why)> fails;  // once, by the first failure: ends what is enqueued

@@ -46,7 +46,7 @@ Status check_cache_owner(const std::string& shown, const struct stat& facts);
 // are this user's only: a group's rights cannot be kept, since an entry may get another group than the files have.
 bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files);
 
-// Part files of the packed cache: what is being written, beside the name that it will get.
+// Part files of the packed cache: entries that are being written, next to their final names.
 //
 // A writer holds a lock (flock) on its part file until the file is closed; the system drops the lock with the process,
 // so a lock that can be had means a writer that is gone, whatever process has its number now. If locks do not reach

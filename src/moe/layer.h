@@ -175,7 +175,7 @@ class MoeLayer {
                                                    const LayerScales& scales, const LayerOptions& options,
                                                    const Env& env);
   Status pack(const LayerSource& source, const ProgressFn& progress);
-  // The reference beside it and the dump directory, if the environment asks for them. Needs the experts.
+  // The reference layer and the dump directory, if the environment asks for them. Needs the experts.
   Status attach_debug(const Env& env, const LayerOptions& options);
   Status run_over_ranks(const Batch& batch, void* workspace, size_t workspace_bytes, void* stream) const;
   // The counts of run_local in the workspace.

@@ -127,7 +127,7 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
 }
 
 // relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for everything that is not
-// positive, NaN if it was, and the router weight behind the square.
+// positive, NaN if it was, and the router weight after the square.
 TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
   std::vector<float> ups;
   for (int exponent = -149; exponent <= 127; ++exponent)

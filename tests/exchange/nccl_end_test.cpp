@@ -35,7 +35,7 @@ bool comes_true(const std::function<bool()>& there) {
   return there();
 }
 
-// A rank that leaves behind its last run takes nothing from what the others have got of it; but whoever replays graphs gets an error.
+// A rank that leaves after its last run does not harm what the others received from it. Replays of graphs get an error.
 TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
   for (const bool captured : {false, true}) {
     std::atomic<int> made{0};

@@ -73,7 +73,7 @@ TEST(Watch, PollsUntilItsEndAndNoLonger) {
   });
 }
 
-// Whoever drops a rank's link does not wait for the next poll.
+// Dropping a rank's link does not wait for the next poll.
 TEST(Watch, EndsBetweenPolls) {
   on_ranks(Over::kThreads, 1, kLong, [](Exchange& exchange) {
     double shortest = 1;  // of several: a busy machine is slow to wake a thread

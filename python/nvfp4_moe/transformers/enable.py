@@ -95,7 +95,7 @@ def enable(
 
 
 def _layer_config(model: Any, found: Found, config: Nvfp4MoeConfig) -> MoeConfig:
-    """Sizes and options of a module's layer; raises Unsupported if it is none that can be swapped."""
+    """Sizes and options of a module's layer; raises Unsupported if it cannot be swapped."""
     module, kind = found.module, f"{found.name} ({type(found.module).__name__})"
     first, down = found.first_stack, module.down_proj
     for name, weight in (("gate_up_proj" if found.has_gate else "up_proj", first), ("down_proj", down)):

@@ -17,7 +17,7 @@ ROOT = HERE.parents[2]
 
 sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
-sys.path.append(str(HERE / "stubs"))  # behind the real ones, if there are any
+sys.path.append(str(HERE / "stubs"))  # after the real ones, if there are any
 
 
 def pytest_ignore_collect(collection_path):

@@ -244,7 +244,7 @@ print(layer.run(np.ones((1, hidden), np.float32), np.zeros((1, 1), int), np.ones
     )
     assert done.returncode == 0, done.stderr
     received, shape = done.stdout.splitlines()
-    assert int(received) > 1, "in the middle of the call, not only behind it"
+    assert int(received) > 1, "in the middle of the call, not only after it"
     assert shape == "(1, 512)"
     attacked(int(received))
 

@@ -158,14 +158,14 @@ struct OwnSlots {
   bool wrong;
   __device__ OwnSlots(const TakePackets& call, const Received& packet)
       : slots(reinterpret_cast<const int32_t*>(packet.at + call.layout.packet.slots_at)) {
-    int32_t strangers = 0;
+    int32_t others = 0;
     const int32_t first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
     for (int64_t k = 0; k < call.layout.packet.top_k; ++k) {
       own += slots[k] != -1;
-      strangers += slots[k] != -1 && (slots[k] < first || slots[k] >= end);
+      others += slots[k] != -1 && (slots[k] < first || slots[k] >= end);
     }
     const bool peers = call.peers.packet_stride > 0;
-    wrong = own > 0 && (strangers > 0 || (!peers && packet.first_row + own > packet.end_row));
+    wrong = own > 0 && (others > 0 || (!peers && packet.first_row + own > packet.end_row));
   }
 };
 

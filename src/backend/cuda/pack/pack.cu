@@ -249,7 +249,7 @@ bool rounds_to_e4m3(const PackedWeights& weights) {
   return weights.config->activation_format == ActivationFormat::kFp8;
 }
 
-// What an expert has besides tiles, all of it of the host's memory: its tensor scales, biases and, under fp8, how its
+// An expert's data in addition to tiles, all of it of the host's memory: its tensor scales, biases and, under fp8, how its
 // weights become E4M3. `numbers`, what the GEMMs read of the first and the last, lives until the stream has been waited
 // for.
 Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_expert, const ExpertSource& source,

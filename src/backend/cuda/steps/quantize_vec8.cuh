@@ -51,7 +51,7 @@ struct NearestE2m1 {
   float value;
   uint32_t code;
 
-  // y / v, if inverse is near 1 / v; 0 if it is 0.
+  // y / v, given inverse near 1 / v; 0 if it is 0.
   __device__ NearestE2m1(float y, float v, float inverse) {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);

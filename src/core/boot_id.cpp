@@ -1,18 +1,21 @@
 #include "core/boot_id.h"
 
-#include <fstream>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
 
 namespace nvfp4_moe {
 
-const Result<std::string>& boot_id() {
-  static const Result<std::string> id = []() -> Result<std::string> {
-    constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
-    std::string text;
-    if (!std::getline(std::ifstream(kPath), text) || text.empty())
-      return unsupported(std::string(kPath) + ": expected the host's boot id, got no text");
-    return text;
-  }();
-  return id;
+Result<std::string> boot_id() {
+  constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
+  errno = 0;
+  std::FILE* const file = std::fopen(kPath, "re");  // e: not left open in programs that are started meanwhile
+  char text[64] = {};
+  const bool read = file != nullptr && std::fgets(text, sizeof(text), file) != nullptr;
+  const int error = errno;
+  if (file != nullptr) std::fclose(file);
+  if (!read) return unsupported(std::string("expected ") + kPath + ", got " + std::strerror(error));
+  return std::string(text, std::strcspn(text, "\n"));
 }
 
 }  // namespace nvfp4_moe

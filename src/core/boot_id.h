@@ -7,7 +7,8 @@
 
 namespace nvfp4_moe {
 
-// 36 characters, read once per process. kUnsupported if /proc has none.
-const Result<std::string>& boot_id();
+// 36 characters. kUnsupported, with the system's reason, if it cannot be read: for example, too many files are open. Not
+// cached, since a later call may succeed.
+Result<std::string> boot_id();
 
 }  // namespace nvfp4_moe

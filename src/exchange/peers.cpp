@@ -47,8 +47,8 @@ Result<Identity> identity_of(PeerDevice& device) {
   mine.process = process;
   mine.pid = getpid();
   // Ranks whose host is unknown must not count as ranks of one host.
-  NVFP4_MOE_TRY(boot_id().status());
-  boot_id()->copy(mine.host, sizeof(mine.host) - 1);
+  NVFP4_MOE_ASSIGN(const std::string host, boot_id());
+  host.copy(mine.host, sizeof(mine.host) - 1);
   NVFP4_MOE_ASSIGN(const std::string address, device.pci_address());
   address.copy(mine.pci_address, sizeof(mine.pci_address) - 1);
   mine.device = device.index();

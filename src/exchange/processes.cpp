@@ -75,8 +75,9 @@ bool is_stopped(int32_t pid) {
 
 Result<ProcessIdentity> this_process(int page_fd) {
   ProcessIdentity mine;
-  NVFP4_MOE_TRY(boot_id().status());
-  std::string host = *boot_id();
+  const Result<std::string> boot = boot_id();
+  if (!boot.ok()) return cannot_poll(boot.status().message());
+  std::string host = *boot;
   struct stat numbers {};
   if (::stat("/proc/self/ns/pid", &numbers) == 0) host += "/" + std::to_string(numbers.st_ino);
   host.copy(mine.host, sizeof(mine.host) - 1);

@@ -94,8 +94,10 @@ constexpr time_t kStaleSeconds = 3600;
 
 // 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown" if it has none.
 const std::string& boot_name() {
-  static const std::string name =
-      boot_id().ok() ? to_string(content_hash(boot_id()->data(), boot_id()->size())).substr(0, 16) : "unknown";
+  static const std::string name = [] {
+    const Result<std::string> id = boot_id();
+    return id.ok() ? to_string(content_hash(id->data(), id->size())).substr(0, 16) : std::string("unknown");
+  }();
   return name;
 }
 

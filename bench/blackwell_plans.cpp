@@ -26,7 +26,7 @@
 #define NVFP4_MOE_HAS_SM100
 #endif
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Where a rank has few rows, how many experts they hit varies most.
@@ -209,10 +209,10 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal
 
 int main() {
-  using namespace nvfp4_moe;
+  using namespace nvfp4_moe::internal;
   Json report = Json::object(), shapes = Json::array(), cells = Json::array();
   for (const LayerShape& shape : kShapes) {
     Json one = Json::object();

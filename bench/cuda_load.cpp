@@ -23,7 +23,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kExperts = 256, kTopK = 6, kHidden = 4096, kIntermediate = 2048, kMaxTokens = 8192;
@@ -169,10 +169,10 @@ int run(const Options& given) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal
 
 int main(int argc, char** argv) {
-  nvfp4_moe::Options options;
+  nvfp4_moe::internal::Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
     if (std::string(argv[i]) == "--device") options.device = argv[i + 1];
     if (std::string(argv[i]) == "--repeats") options.repeats = std::atoi(argv[i + 1]);
@@ -180,5 +180,5 @@ int main(int argc, char** argv) {
   }
   options.command = "bench_cuda_load";
   for (int i = 1; i < argc; ++i) options.command += std::string(" ") + argv[i];
-  return nvfp4_moe::run(options);
+  return nvfp4_moe::internal::run(options);
 }

@@ -1,6 +1,6 @@
 // Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
 //
-//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--no-cuda]
+//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--sm90-only]
 //                       [--configuration N] [--routing ROUTING,ROUTING,...] [--layers-only]
 //                       [--sustained SECONDS] [--split TOKENS] [--json FILE]
 //
@@ -33,7 +33,7 @@
 #include "random_layer.h"
 #include "routings.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct LayerShape {
@@ -122,7 +122,7 @@ struct Times {
 // What the command line asks for, besides shapes and tokens.
 struct Request {
   MoeOptions options;
-  bool with_cuda = true;
+  bool sm90_only = false;
   int gemm_config = -1;
   std::vector<Routing> routings = {Routing{}};
   bool layers_only = false;
@@ -309,7 +309,7 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   must(backend.status());
   // Both read one layout where they have the same; sm120's of nvfp4 is its own.
   const bool beside_cuda =
-      request.with_cuda && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+      !request.sm90_only && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
   std::vector<PackedWeights> layers;
   for (int i = 0; i < shape.layers; ++i)
     layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
@@ -329,10 +329,10 @@ const char* value_of(int argc, char** argv, int& i) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal
 
 int main(int argc, char** argv) {
-  using namespace nvfp4_moe;
+  using namespace nvfp4_moe::internal;
   std::vector<int64_t> tokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   std::vector<std::string> names;
   Request request;
@@ -353,8 +353,8 @@ int main(int argc, char** argv) {
                                                             : ActivationFormat::kBf16;
     } else if (argument == "--batch-invariant") {
       request.options.batch_invariant = true;
-    } else if (argument == "--no-cuda") {
-      request.with_cuda = false;
+    } else if (argument == "--sm90-only") {
+      request.sm90_only = true;
     } else if (argument == "--configuration") {
       request.gemm_config = std::atoi(value_of(argc, argv, i));
     } else if (argument == "--routing") {

@@ -42,7 +42,7 @@ def profile(bench, shape, tokens):
         "ncu", "--graph-profiling", "node", "--clock-control", "none", "--cache-control", "none", "--csv", "--page",
         "raw", "--section", "WarpStateStats", "--metrics", ",".join(FIGURES.values()), "--kernel-name",
         "regex:sm90_gemm", "--launch-skip", "2", "--launch-count", "2", bench, shape, "--tokens", str(tokens),
-        "--no-cuda",
+        "--sm90-only",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stdout.splitlines()

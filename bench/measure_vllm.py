@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--backend", required=True, choices=("nvfp4_moe", "marlin", "humming"))
     parser.add_argument("--commit", required=True)
     parser.add_argument("--batches", default="1,8,64,256")
-    parser.add_argument("--no-prefill", action="store_true")
+    parser.add_argument("--decode-only", action="store_true")
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--attention", help="vLLM's attention backend, where its own choice is not to be had")
     asked = parser.parse_args()
@@ -121,7 +121,7 @@ def main() -> None:
             "best_tokens_per_s": round(batch * DECODE / min(all_of_them), 1),
         })  # fmt: skip
         print(runs[-1], file=terminal, flush=True)
-    if not asked.no_prefill:
+    if not asked.decode_only:
         seconds(8, 4096, 1)
         prefills = [seconds(8, 4096, 1) for _ in range(REPEATS)]
         runs.append({

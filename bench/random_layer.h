@@ -14,7 +14,7 @@
 #include "core/random.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline void must(cudaError_t error) {
   if (error == cudaSuccess) return;
@@ -87,4 +87,4 @@ inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config,
   return weights;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -20,7 +20,7 @@
 
 #include "core/random.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Routing {
   enum class Kind { kUniform, kZipf, kHot };
@@ -117,4 +117,4 @@ class RoutingDraw {
   std::vector<double> up_to_;  // (experts) sums of weights
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "cli/verbs/verbs.h"
 #include "moe/env.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 int usage_error(const std::string& message, bool json, const std::string& verb) {
@@ -89,14 +89,14 @@ int run_command_line(int argc, char** argv) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli
 
 int main(int argc, char** argv) {
-  namespace cli = nvfp4_moe::cli;
+  namespace cli = nvfp4_moe::internal::cli;
   cli::install_signal_handlers();
   try {
     return cli::run_command_line(argc, argv);
   } catch (...) {
-    return cli::report_exception(nvfp4_moe::caught_exception(), argc, argv);
+    return cli::report_exception(nvfp4_moe::internal::caught_exception(), argc, argv);
   }
 }

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 double time_on_all_threads(Executor& executor, const std::function<void(int64_t thread)>& body) {
   using Clock = std::chrono::steady_clock;
@@ -26,4 +26,4 @@ double time_on_all_threads(Executor& executor, const std::function<void(int64_t 
   return std::chrono::duration<double>(*std::max_element(ends.begin(), ends.end()) - begin).count();
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

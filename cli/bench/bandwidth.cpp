@@ -11,7 +11,7 @@
 #include "backend/cpu/target.h"
 #include "cli/bench/all_threads.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct ReadShape {
@@ -102,4 +102,4 @@ double ReadBandwidth::measure(Executor& executor) {
   return total.load() != 0 ? best : 0;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -7,7 +7,7 @@
 #include "core/buffer.h"
 #include "core/executor.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // Size of the last level of cache as the system tells it; 32 MiB if it does not.
 uint64_t last_level_cache_bytes();
@@ -26,4 +26,4 @@ class ReadBandwidth {
   uint64_t next_ = 0;  // the stretch to be read
 };
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // A figure over the rounds.
@@ -165,4 +165,4 @@ Json round_json(const BenchCell& of, size_t number) {
           {"peak_gflop_per_s", of.peak.empty() ? Json() : Json(round.peak_gflop_per_s)}};
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

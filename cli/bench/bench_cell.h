@@ -10,7 +10,7 @@
 #include "cli/bench/timed_layer.h"
 #include "cli/console/table.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The work of one call of a layer, averaged over its batches.
 struct BenchWork {
@@ -54,4 +54,4 @@ Table steps_table(const std::vector<BenchCell>& cells);
 // One round of a cell, for JSON.
 Json round_json(const BenchCell& cell, size_t round);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

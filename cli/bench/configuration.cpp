@@ -11,7 +11,7 @@
 #include "judge/judge.h"
 #include "moe/placed_batch.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 constexpr int64_t kCheckExperts = 4;
@@ -93,4 +93,4 @@ Result<BenchRound> time_round(Configuration& one, int64_t tokens, const Repeat& 
   return round;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 #include "cli/bench/subject.h"
 #include "cli/bench/timed_layer.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct Configuration {
   std::string backend;  // as asked for
@@ -40,4 +40,4 @@ const ComputePeak* peak_of_layer(const MoeLayer& layer);
 // One round of a layer that is open and prepared for `tokens`: its runs, and each step by itself if asked for.
 Result<BenchRound> time_round(Configuration& one, int64_t tokens, const Repeat& repeat, bool steps, Executor& executor);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

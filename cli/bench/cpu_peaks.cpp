@@ -10,7 +10,7 @@
 #include <immintrin.h>
 #endif
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Each loop keeps as many sums in registers as hide the latency of its instructions. An empty asm that takes a register
@@ -244,4 +244,4 @@ double measure(const ComputePeak& peak, Executor& executor) {
   return best;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 
 #include "core/executor.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct ComputePeak {
   const char* name;          // in reports
@@ -27,4 +27,4 @@ const ComputePeak* peak_of_kernel(std::string_view kernel);
 // FLOP per second of all threads at once: the best of a few passes of some milliseconds.
 double measure(const ComputePeak& peak, Executor& executor);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

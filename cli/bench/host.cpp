@@ -17,7 +17,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Names as /proc/cpuinfo spells them, x86 flags and aarch64 features.
@@ -127,4 +127,4 @@ std::vector<GpuFacts> read_gpus() {
   return gpus;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct HostFacts {
   std::string cpu;
@@ -29,4 +29,4 @@ std::vector<GpuFacts> read_gpus();
 // Whether PATH has a program of that name.
 bool on_path(const std::string& program);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

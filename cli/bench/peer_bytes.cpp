@@ -5,7 +5,7 @@
 #include "backend/device_exchange.h"
 #include "parallel/all_reduce.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
   const MoeConfig& config = ranks.config();
@@ -37,4 +37,4 @@ PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
   return bytes;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

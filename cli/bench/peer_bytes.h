@@ -6,7 +6,7 @@
 #include "cli/bench/rank_batches.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // Bytes of one run; all_reduce has only combine.
 struct PeerBytes {
@@ -15,4 +15,4 @@ struct PeerBytes {
 // batch: of all ranks together.
 PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 uint64_t mixed(uint64_t seed, uint64_t a, uint64_t b) { return mix64(mix64(seed ^ mix64(a)) + b); }
@@ -114,4 +114,4 @@ RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, 
   return made;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 #include "core/batch.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The returned source makes each expert when it is asked for, so that packing peaks at one expert.
 LayerSource random_layer(const MoeOptions& options, uint64_t seed);
@@ -26,4 +26,4 @@ struct RandomTokens {
 };
 RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -7,7 +7,7 @@
 
 #include "core/random.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Draws experts with weight 1 / r, r being a place in `by_popularity`.
@@ -123,4 +123,4 @@ std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts) {
   return load;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 #include "parallel/placement.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 enum class RankRouting : uint8_t {
   kUniform,  // every expert alike
@@ -37,12 +37,12 @@ std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k, const 
 // (num_experts) assignments of all batches: what a placement is proposed from.
 std::vector<uint64_t> load_of(const ColdBatches& batches, int64_t num_experts);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 template <>
 struct EnumNames<cli::RankRouting> {
   static constexpr const char* kWhat = "routing";
   static constexpr std::array kAll = {"uniform", "zipf", "hot"};
 };
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

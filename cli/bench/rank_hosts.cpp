@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Counts what goes through another transport.
@@ -91,4 +91,4 @@ Status RankHosts::connect_devices(RanksOver over) {
   return connected.front();
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

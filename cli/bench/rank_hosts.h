@@ -17,7 +17,7 @@
 #include "core/executor.h"
 #include "exchange/local_ranks.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The parts of a rank's exchange in a run. all_reduce has only a combine.
 enum class WirePart : uint8_t { kAgree, kDispatch, kCombine };
@@ -77,4 +77,4 @@ class RankHosts {
   std::vector<std::unique_ptr<Host>> hosts_;  // by index; the exchanges hold pointers to them
 };
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -2,7 +2,7 @@
 
 #include "parallel/connect.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 Status connect_device(Exchange& exchange, const std::string& device, RanksOver over) {
   switch (over) {
@@ -12,4 +12,4 @@ Status connect_device(Exchange& exchange, const std::string& device, RanksOver o
   return invalid_argument("over: expected a way between devices");
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

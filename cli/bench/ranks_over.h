@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 enum class RanksOver : uint8_t {
   kNccl,   // parallel/connect.h: use_nccl
@@ -20,12 +20,12 @@ enum class RanksOver : uint8_t {
 // and on all ranks, if this build or machine does not have it.
 Status connect_device(Exchange& exchange, const std::string& device, RanksOver over);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 template <>
 struct EnumNames<cli::RanksOver> {
   static constexpr const char* kWhat = "over";
   static constexpr std::array kAll = {"nccl", "peers"};
 };
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

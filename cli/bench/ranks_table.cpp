@@ -7,7 +7,7 @@
 
 #include "cli/console/lists.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 double median_us(const RanksRound& round) { return median(round.slowest_us); }
@@ -160,4 +160,4 @@ Json ranks_round_json(const RanksCell& of, size_t number) {
           {"rank_median_us", us}};
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

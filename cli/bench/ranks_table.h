@@ -8,7 +8,7 @@
 #include "cli/bench/timed_ranks.h"
 #include "cli/console/table.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 inline constexpr const char* kOneRank = "one_rank";
 inline constexpr const char* kOwnExperts = "own_experts";
@@ -36,4 +36,4 @@ Table ranks_table(const std::vector<RanksCell>& cells);
 // One round of a cell, for JSON.
 Json ranks_round_json(const RanksCell& cell, size_t round);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

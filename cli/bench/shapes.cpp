@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 const std::vector<Shape>& shapes() {
   // deepseek-v4-pro is one rank of eight; nemotron-3-super's hidden size is the latent one; A and B are the sizes that CPU
@@ -44,4 +44,4 @@ Result<ShapedLayer> shaped_layer(const std::string& name, int64_t experts) {
   return layer;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 #include "core/nvfp4_view.h"
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct Shape {
   const char* name;
@@ -30,4 +30,4 @@ struct ShapedLayer {
 };
 Result<ShapedLayer> shaped_layer(const std::string& name, int64_t experts);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

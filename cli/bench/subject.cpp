@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 std::string sizes_text(const Subject& subject) {
   const MoeOptions& sizes = subject.options;
@@ -13,4 +13,4 @@ std::string sizes_text(const Subject& subject) {
   return text;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

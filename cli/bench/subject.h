@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct Subject {
   std::unique_ptr<Checkpoint> checkpoint;  // null for a shape; outlives source
@@ -19,4 +19,4 @@ struct Subject {
 // "shape A: experts 0:8 of 8, top-2, hidden 4096, intermediate 14336", and the shared expert's size if there is one.
 std::string sizes_text(const Subject& subject);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

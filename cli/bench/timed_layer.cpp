@@ -5,7 +5,7 @@
 #include <map>
 #include <numeric>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -225,4 +225,4 @@ Result<std::array<double, kSteps>> TimedLayer::time_steps(const Repeat& repeat) 
   return on_device ? time_device_steps(repeat, buffers, arena) : time_steps(repeat, buffers, arena);
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -15,7 +15,7 @@
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // How long to repeat a call.
 struct Repeat {
@@ -94,4 +94,4 @@ size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest);
 // The median of what is not empty; of an even count, the mean of the two in the middle.
 double median(std::vector<double> values);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 
 #include "cli/bench/peer_bytes.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -322,4 +322,4 @@ Result<std::vector<uint16_t>> TimedRanks::outputs(RandomTokens& batch) {
   return all;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

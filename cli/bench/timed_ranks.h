@@ -21,7 +21,7 @@
 #include "parallel/open.h"
 #include "parallel/placement.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The work of ranks in a timed run.
 enum class RanksWork : uint8_t {
@@ -102,4 +102,4 @@ class TimedRanks {
   std::vector<std::unique_ptr<Rank>> ranks_;  // by index
 };
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -12,7 +12,7 @@
 
 #include "core/printable.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 volatile std::sig_atomic_t g_interrupted = 0;
@@ -102,4 +102,4 @@ void log_raw(std::string_view text) {
   }
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

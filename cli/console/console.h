@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // A closed pipe ends output quietly instead of killing the process; SIGINT asks running work to stop.
 void install_signal_handlers();
@@ -31,4 +31,4 @@ void log_line(std::string_view text);
 // Writes raw bytes to stderr (the progress bar's redraws).
 void log_raw(std::string_view text);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

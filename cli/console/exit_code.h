@@ -3,7 +3,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 enum ExitCode : int {
   kExitOk = 0,
@@ -30,4 +30,4 @@ inline int exit_code(Code code) {
   return kExitCheckFailed;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -9,7 +9,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // "0,3,5-9": ascending, without repetitions. At most 1 000 000 numbers.
 Result<std::vector<int64_t>> parse_list(std::string_view text);
@@ -28,4 +28,4 @@ std::string bytes_text(uint64_t bytes);
 // "0.8 s", "2:05", "1:02:03".
 std::string duration_text(double seconds);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Optimal string alignment distance.
@@ -94,4 +94,4 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
   return text + " (see nvfp4-moe " + help + "--help)";
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

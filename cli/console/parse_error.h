@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // One line for an error of app.parse. arguments: those of the command line, without the program's name.
 std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
@@ -17,4 +17,4 @@ std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
 // empty if a third of the word and more would have to change.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

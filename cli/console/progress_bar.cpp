@@ -10,7 +10,7 @@
 #include "cli/console/lists.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 constexpr int kMostBarCells = 24, kLeastBarCells = 8;
@@ -150,4 +150,4 @@ void ProgressBar::loop() {
   }
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -15,7 +15,7 @@
 
 #include "core/progress.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct ProgressStyle {
   bool quiet = false;
@@ -60,4 +60,4 @@ std::string progress_text(const Progress& progress, int bar_cells);
 // leaves, if that is enough for one; a longer text is cut at its end.
 std::string fitted_progress_text(const Progress& progress, int columns);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

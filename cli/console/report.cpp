@@ -6,7 +6,7 @@
 #include "cli/console/exit_code.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // In ASCII: a program reads the same strings, and a terminal sees none of their control characters.
@@ -91,4 +91,4 @@ int Report::finish(const Status& status) {
   return code;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

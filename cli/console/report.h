@@ -14,7 +14,7 @@
 #include "core/executor.h"
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 inline constexpr int kJsonSchema = 1;
 
@@ -63,4 +63,4 @@ void print_error(const std::string& message);
 // The JSON form of an error, as one line.
 std::string error_json(const std::string& verb, const Status& status);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -9,7 +9,7 @@
 #include "cli/console/lists.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 std::string styled(const std::string& text, Style style, bool color) {
   if (!color || style == Style::kPlain) return text;
@@ -72,4 +72,4 @@ Json Table::json() const {
   return array;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 
 #include "io/json.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 enum class Style { kPlain, kGood, kWarning, kBad };
 std::string styled(const std::string& text, Style style, bool color);
@@ -52,4 +52,4 @@ class Table {
   std::vector<std::vector<Cell>> rows_;
 };
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 
 #include "cli/console/report.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The verb on the command line: filled by the parser, then run.
 struct Invocation {
@@ -45,4 +45,4 @@ CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& nam
   return verb;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -17,7 +17,7 @@
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 Table peaks_table(const std::string& whose) {
@@ -224,4 +224,4 @@ void add_bench(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -8,7 +8,7 @@
 #include "cli/verbs/layers.h"
 #include "cli/verbs/shared_options.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb) {
   NVFP4_MOE_ASSIGN(std::vector<int64_t> sweep, parse_sweep(verb.tokens));
@@ -55,4 +55,4 @@ Result<bool> check_all(const std::vector<Configuration>& all, const std::string&
   return agree;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

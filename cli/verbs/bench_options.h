@@ -10,7 +10,7 @@
 #include "cli/console/report.h"
 #include "cli/verbs/subject_options.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct BenchVerb {
   SubjectOptions subject;  // activation_format: a list
@@ -35,4 +35,4 @@ Result<bool> check_all(const std::vector<Configuration>& all, const std::string&
 // bench --ep.
 Status bench_ranks(const BenchVerb& verb, Report& report);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -12,7 +12,7 @@
 #include "cli/console/lists.h"
 #include "cli/verbs/ranks_bench.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 template <class Enum>
@@ -102,4 +102,4 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
   return RanksBench(verb, report, ways, all).run(sweep, combines, routings);
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 #include "cli/verbs/verbs.h"
 #include "convert/quantize_checkpoint.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct CalibrateVerb {
@@ -69,7 +69,7 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
 
   if (!verb.moments.empty()) {
     report.json()["moments"] = verb.moments;
-    report.fact("moments", fmt::format("{}: for nvfp4-moe quantize IN OUT --scales sweep --calibration {}",
+    report.fact("moments", fmt::format("{}: for nvfp4-moe quantize IN OUT --search sweep --calibration {}",
                                        verb.moments, shell_quoted(verb.moments)));
   }
   if (verb.write.empty()) {
@@ -106,4 +106,4 @@ void add_calibrate(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

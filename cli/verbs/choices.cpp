@@ -4,7 +4,7 @@
 
 #include "cli/console/lists.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 template <class Enum>
@@ -79,4 +79,4 @@ void add_intermediate_slice(CLI::App& verb, LocalPart& part) {
       ->group("Numbers");
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

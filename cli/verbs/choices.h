@@ -12,7 +12,7 @@
 #include "core/nvfp4_view.h"
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct NumericChoices {
   std::string activation_format;   // auto | nvfp4 | bf16 | int8_block | fp8
@@ -41,4 +41,4 @@ struct LocalPart {
 void add_expert_range(CLI::App& verb, LocalPart& part);
 void add_intermediate_slice(CLI::App& verb, LocalPart& part);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -22,7 +22,7 @@
 #include "moe/placed_batch.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct DoctorOptions {};
@@ -300,4 +300,4 @@ void add_doctor(CLI::App& app, Invocation& invocation) {
                           [](CLI::App&, DoctorOptions&) {});
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

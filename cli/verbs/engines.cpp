@@ -11,7 +11,7 @@
 #include "cli/bench/host.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 constexpr int kSeconds = 10;               // an import from a cold network drive takes seconds
@@ -54,4 +54,4 @@ Result<Json> read_engines() {
   return json["engines"];
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

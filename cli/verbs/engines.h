@@ -5,10 +5,10 @@
 #include "core/status.h"
 #include "io/json.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The engines: [{"name", "version" or null, "fits" or null, "misfits", "note"}, ...]. Unsupported, with why, where there
 // is nobody to ask: no python3 on PATH, no nvfp4_moe in it, no answer in time.
 Result<Json> read_engines();
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -15,7 +15,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct ExplainVerb {
@@ -153,4 +153,4 @@ void add_explain(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj": like tensors fold into one line.
@@ -108,4 +108,4 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
   }
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

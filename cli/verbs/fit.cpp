@@ -9,7 +9,7 @@
 #include "moe/activation_choice.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // Bytes one of `ranks` GPUs needs under expert parallel.
@@ -84,4 +84,4 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const
   return {};
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

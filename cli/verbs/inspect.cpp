@@ -16,7 +16,7 @@
 #include "moe/activation_choice.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct InspectOptions {
@@ -24,7 +24,7 @@ struct InspectOptions {
   std::string layers;
   std::string gpu_memory = "80,141,192";
   int64_t max_tokens = 8192;
-  bool no_scales = false;
+  bool headers_only = false;
   ReadingChoices reading;
 };
 
@@ -157,7 +157,7 @@ Status inspect(const InspectOptions& options, Report& report) {
   const bool floats = checkpoint.model().format == SourceFormat::kFloat;
   std::vector<Finding> findings = checkpoint.findings();
   if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
-  if (!options.no_scales) {
+  if (!options.headers_only) {
     // Reading finds again what opening found in these layers.
     std::erase_if(findings,
                   [&](const Finding& f) { return std::binary_search(layers.begin(), layers.end(), f.layer); });
@@ -184,9 +184,9 @@ void add_inspect(CLI::App& app, Invocation& invocation) {
             ->capture_default_str();
         add_token_count(verb, "--max-tokens", options.max_tokens, "Tokens of one call, for the workspace")
             ->capture_default_str();
-        verb.add_flag("--no-scales", options.no_scales, "Read headers and config only");
+        verb.add_flag("--headers-only", options.headers_only, "Read headers and config only");
         add_reading_choices(verb, options.reading);
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -10,7 +10,7 @@
 #include "moe/env.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 std::string list_text(const std::vector<int64_t>& ascending) {
   std::string out;
@@ -58,4 +58,4 @@ Result<std::string> wanted_backend(const std::string& option) {
   return forced_backend(option, env, "--backend");
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The layers named by a list option; all MoE layers if it is empty. A number that is not a MoE layer is
 // kInvalidArgument, and names those there are.
@@ -36,4 +36,4 @@ void report_activations(const std::vector<LayerActivations>& layers, Report& rep
 // kInvalidArgument.
 Result<std::string> wanted_backend(const std::string& option);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

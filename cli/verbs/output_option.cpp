@@ -7,7 +7,7 @@
 #include "io/files.h"
 #include "io/output_file.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model) {
@@ -15,7 +15,8 @@ Result<std::string> checked_output(const std::string& option, const std::string&
   if (!target.ok()) return target.status().in(option);
   const auto refuse = [&](const std::string& name, const std::string& other) {
     return invalid_argument(fmt::format("{} {}: expected another file than {} {}, which it would overwrite", option,
-                                        nvfp4_moe::printable(path, 4096), name, nvfp4_moe::printable(other, 4096)));
+                                        nvfp4_moe::internal::printable(path, 4096), name,
+                                        nvfp4_moe::internal::printable(other, 4096)));
   };
   for (const NamedFile& other : others) {
     if (!other.path.empty() && same_file(*target, other.path)) return refuse(other.name, other.path);
@@ -30,4 +31,4 @@ Result<std::string> checked_output(const std::string& option, const std::string&
   return target;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // Another file of the verb: "--input", and its path.
 struct NamedFile {
@@ -19,4 +19,4 @@ struct NamedFile {
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -11,14 +11,14 @@
 #include "convert/input_scales.h"
 #include "convert/quantize_checkpoint.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct QuantizeVerb {
   std::string in, out;
   std::string format = "modelopt";
   std::string layers;
-  std::string scales = "max";
+  std::string search = "max";
   std::string max_shard_size = "5GB";
   std::string input_scales;
   std::string calibration;
@@ -32,7 +32,7 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   if (!verb.layers.empty()) {
     NVFP4_MOE_ASSIGN(options.layers, parse_list(verb.layers));
   }
-  NVFP4_MOE_ASSIGN(options.scales, parse<ScaleSearch>(verb.scales, "--scales"));
+  NVFP4_MOE_ASSIGN(options.search, parse<ScaleSearch>(verb.search, "--search"));
   options.calibration = verb.calibration;
   NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
   options.share_gate_up_scale = !verb.separate_gate_up;
@@ -83,8 +83,8 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
   report.table("layers", table);
   std::string worst;
   if (worst_layer >= 0) worst = fmt::format(" (worst: layer {}, {:.2f} dB)", worst_layer, worst_db);
-  report.fact("done", fmt::format("{} layers to {} ({} scales) in {}, mean SQNR {:.2f} dB{}", result.layers.size(),
-                                  to_string(result.format), verb.scales, duration_text(result.seconds),
+  report.fact("done", fmt::format("{} layers to {} ({} search) in {}, mean SQNR {:.2f} dB{}", result.layers.size(),
+                                  to_string(result.format), verb.search, duration_text(result.seconds),
                                   result.mean_sqnr_db(), worst));
   report.fact("wrote",
               fmt::format("{} -> {} in {} shards{}; {} matrices quantized, {} tensors copied",
@@ -98,7 +98,7 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
   json["in"] = verb.in;
   json["out"] = verb.out;
   json["format"] = to_string(result.format);
-  json["scales"] = verb.scales;
+  json["search"] = verb.search;
   json["calibration"] = verb.calibration.empty() ? Json() : Json(verb.calibration);
   json["mean_sqnr_db"] = result.mean_sqnr_db();
   json["quantized_tensors"] = result.quantized_tensors;
@@ -124,7 +124,7 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
         verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
         verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
-        verb.add_option("--scales", options.scales,
+        verb.add_option("--search", options.search,
                         "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
@@ -138,4 +138,4 @@ void add_quantize(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -11,7 +11,7 @@
 #include "exchange/callback.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 constexpr const char* kAdapter = "libnvfp4_moe_mpi.so";
@@ -91,4 +91,4 @@ Result<std::string> device_of_rank(const std::string& device, const VerbRanks& r
   return device;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

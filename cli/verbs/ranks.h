@@ -8,7 +8,7 @@
 #include "cli/bench/ranks_over.h"
 #include "exchange/local_ranks.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // what: "Over N ranks against one", for the help. 0: not given.
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what);
@@ -31,4 +31,4 @@ Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::st
 // The device of rank `index` of this process. --device cuda: the GPU with the rank's number on its host.
 Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -9,7 +9,7 @@
 #include "judge/judge.h"
 #include "parallel/balance.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have done something by itself
@@ -301,4 +301,4 @@ Result<RanksRound> RanksBench::time_alone(Configuration& one) const {
   return round;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -15,7 +15,7 @@
 #include "cli/verbs/bench_options.h"
 #include "cli/verbs/ranks.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 // The ranks as one way between their devices connects them. Each way has ranks of its own, since an exchange has one.
 struct RanksWay {
@@ -86,4 +86,4 @@ class RanksBench {
   std::shared_ptr<ColdBatches> batches_;  // of the cell
 };
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -18,7 +18,7 @@
 #include "safetensors/safetensors.h"
 #include "verify/states.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 // One run is one sample: if it is short, more follow.
@@ -233,4 +233,4 @@ void add_run(CLI::App& app, Invocation& invocation) {
                     });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

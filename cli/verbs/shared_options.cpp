@@ -1,6 +1,6 @@
 #include "cli/verbs/shared_options.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 void add_checkpoint_directory(CLI::App& verb, std::string& path) {
   verb.add_option("DIR", path, "Checkpoint directory, or GGUF file")->required();
@@ -28,9 +28,7 @@ void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what
   verb.add_option("--layers", layers, what + ", for example 0,3,5-9; default all");
 }
 
-void add_seed(CLI::App& verb, uint64_t& seed) {
-  verb.add_option("--random-state", seed, "Seed")->capture_default_str();
-}
+void add_seed(CLI::App& verb, uint64_t& seed) { verb.add_option("--seed", seed, "Seed")->capture_default_str(); }
 
 void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens, int64_t least_tokens,
                 const std::string& seeded) {
@@ -43,4 +41,4 @@ CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& t
   return verb.add_option(name, tokens, help)->check(CLI::Range(int64_t{0}, kMostTokens));
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

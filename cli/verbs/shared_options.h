@@ -9,7 +9,7 @@
 
 #include "checkpoint/checkpoint_options.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 inline constexpr int64_t kMostTokens = int64_t{1} << 24;
 
@@ -31,4 +31,4 @@ void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& toke
 // A number of tokens from `least` to kMostTokens.
 CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens, const std::string& help);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

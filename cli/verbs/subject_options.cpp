@@ -8,7 +8,7 @@
 #include "cli/verbs/shared_options.h"
 #include "moe/activation_choice.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
@@ -90,4 +90,4 @@ Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, c
   return subject;
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -9,7 +9,7 @@
 #include "cli/verbs/choices.h"
 #include "cli/verbs/shared_options.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 struct SubjectOptions {
   std::string path;
@@ -29,4 +29,4 @@ enum class CheckScales : bool { kNo, kYes };
 Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
                              const std::string& device);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

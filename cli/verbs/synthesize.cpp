@@ -8,7 +8,7 @@
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct SynthesizeVerb {
@@ -87,4 +87,4 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

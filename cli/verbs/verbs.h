@@ -3,7 +3,7 @@
 
 #include "cli/console/verb.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 
 void add_inspect(CLI::App& app, Invocation& invocation);
 void add_quantize(CLI::App& app, Invocation& invocation);
@@ -15,4 +15,4 @@ void add_doctor(CLI::App& app, Invocation& invocation);
 void add_explain(CLI::App& app, Invocation& invocation);
 void add_synthesize(CLI::App& app, Invocation& invocation);
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -12,7 +12,7 @@
 #include "cli/verbs/verbs.h"
 #include "verify/verify_ranks.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 struct VerifyVerb {
@@ -329,4 +329,4 @@ void add_verify(CLI::App& app, Invocation& invocation) {
       });
 }
 
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -6,7 +6,7 @@
 #include <vector>
 
 int main(int argc, char** argv) try {
-  using namespace nvfp4_moe::api;
+  using namespace nvfp4_moe;
   if (argc < 2) return std::fprintf(stderr, "usage: embed MODEL_DIRECTORY [LAYER]\n"), 2;
   const Checkpoint checkpoint(argv[1]);
   const int64_t layer_index = argc > 2 ? std::atoll(argv[2]) : 0;
@@ -32,6 +32,6 @@ int main(int argc, char** argv) try {
   std::printf("nvfp4-moe %s\n%s\n", version().c_str(), layer.describe().c_str());
   for (int token = 0; token < 4; ++token) std::printf("token %d: %g\n", token, out[token * config.hidden_size]);
   return layer.status(workspace).nonfinite_tokens == 0 ? 0 : 1;
-} catch (const nvfp4_moe::api::Error& error) {
+} catch (const nvfp4_moe::Error& error) {
   return std::fprintf(stderr, "embed: %s\n", error.what()), 1;
 }

@@ -38,7 +38,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-expert", type=int, default=0, help="the local experts, of an expert-parallel rank")
     parser.add_argument("--experts", type=int, default=0, help="how many of them; 0: all")
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--random-state", type=int, default=1, help="of hidden states and routing")
+    parser.add_argument("--seed", type=int, default=1, help="of hidden states and routing")
     parser.add_argument("--plot", type=Path, metavar="PNG", help="default: layer_errors.png, if matplotlib is there")
     parser.add_argument(
         "--tool", default=os.environ.get("NVFP4_MOE_TOOL", "nvfp4-moe"), help="the command line tool, where one is made"
@@ -255,10 +255,10 @@ def compare(args: argparse.Namespace, checkpoint: Path, original: Path | None) -
     first = layers["nvfp4"]
     config = first.config
     print(f"checkpoint  {checkpoint}, layer {number}\nlayer       {first!r}")
-    batch = seeded_batch(config, args.tokens, args.random_state)
+    batch = seeded_batch(config, args.tokens, args.seed)
     exact = None
     if original is not None:
-        local = range(first.first_expert, first.first_expert + first.num_local_experts)
+        local = range(first.first_expert, first.first_expert + first.expert_count)
         exact = run_floats(config, FloatWeights(original, number), local, *batch)
 
     rows, runs = [], []
@@ -270,7 +270,7 @@ def compare(args: argparse.Namespace, checkpoint: Path, original: Path | None) -
         for against, expected in truths:
             rows.append((FORMATS[form], against, metrics(out, expected)))
             runs.append((form, against, out, expected))
-    print(f"tokens      {args.tokens}, random state {args.random_state}\n\n{table(rows)}")
+    print(f"tokens      {args.tokens}, seed {args.seed}\n\n{table(rows)}")
     if picture is not None:
         sizes = f"{config.num_experts} experts, top-{config.top_k}, hidden {config.hidden_size}, intermediate {config.intermediate_size}"
         draw(picture, f"{checkpoint.resolve().name}, layer {number}: {sizes}, {args.tokens} tokens", runs)

@@ -264,7 +264,7 @@ typedef struct nvfp4_moe_layer_options {
   int32_t threads;        /* of the layer's pool, or a hint for parallel_for; 0: NVFP4_MOE_THREADS, else one per core */
   int32_t cache_checksum; /* 1: hash the whole checkpoint, not only its files' paths, times and samples */
   const char* device;     /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
-  int32_t cache_unchecked; /* 1: do not compare the hash of packed bytes that come from the cache */
+  int32_t cache_trusted;  /* 1: do not compare the hash of packed bytes that come from the cache */
   /* NULL: this process computes with the local experts only. Otherwise the exchange's ranks share all experts: first_expert
    * and expert_count are 0, tensors hold all experts (a rank reads its own), and there is no cache and no slice. */
   const nvfp4_moe_expert_parallel* expert_parallel;
@@ -622,7 +622,7 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_swizzle_scales(const uint8_t* linear, i
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols,
                                                           uint8_t* linear);
 
-/* ---- format on a GPU: the functions above on arrays in its memory, with the same bits. device: N of cuda:N. Each function
+/* ---- format on a GPU: the functions above on arrays in its memory, with the same bits. device: "cuda:N". Each function
  * enqueues in `stream` (a cudaStream_t; NULL: the default stream) and returns. It allocates nothing, waits for nothing, and
  * can be captured. So it counts nothing and cannot fail because of an array's values: if a host function would fail, a scale
  * is NaN. codes is aligned to 8 bytes. UNSUPPORTED in a build without CUDA. ---- */
@@ -635,24 +635,24 @@ enum {
 };
 /* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE; _SWEEP is UNSUPPORTED. scales: with DYNAMIC_TOKEN
  * (rows), NaN for a row with NaN or Inf; otherwise one number, the value used, NaN if weights contain NaN or Inf. */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_quantize(int32_t device, nvfp4_moe_quantize_mode mode,
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_quantize(const char* device, nvfp4_moe_quantize_mode mode,
                                                          nvfp4_moe_search search, const void* x, nvfp4_moe_dtype dtype,
                                                          int64_t rows, int64_t cols, float tensor_scale, uint8_t* codes,
                                                          uint8_t* block_scales, float* scales, void* stream);
 /* scales: one number, or (rows) if scale_of_row is 1. */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_dequantize(int32_t device, const uint8_t* codes,
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, const uint8_t* codes,
                                                            const uint8_t* block_scales, const float* scales,
                                                            int32_t scale_of_row, int64_t rows, int64_t cols,
                                                            nvfp4_moe_dtype out_dtype, void* out, void* stream);
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(int32_t device, const nvfp4_moe_swiglu* options,
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(const char* device, const nvfp4_moe_swiglu* options,
                                                                 const void* gate_up, int64_t rows, int64_t inner,
                                                                 const float* row_weights, uint8_t* codes,
                                                                 uint8_t* block_scales, float* row_scales, void* stream);
 /* linear: (matrices, rows, scale_cols); swizzled: (matrices, nvfp4_moe_swizzled_bytes(rows, scale_cols)). */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swizzle_scales(int32_t device, const uint8_t* linear, int64_t matrices,
-                                                               int64_t rows, int64_t scale_cols, uint8_t* swizzled,
-                                                               void* stream);
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(int32_t device, const uint8_t* swizzled,
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swizzle_scales(const char* device, const uint8_t* linear,
+                                                               int64_t matrices, int64_t rows, int64_t scale_cols,
+                                                               uint8_t* swizzled, void* stream);
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(const char* device, const uint8_t* swizzled,
                                                                  int64_t matrices, int64_t rows, int64_t scale_cols,
                                                                  uint8_t* linear, void* stream);
 
@@ -704,8 +704,8 @@ typedef struct nvfp4_moe_router_gemm_call {
 
 /* Computes the logits on the CPU. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call);
-/* The same on arrays in the memory of cuda:device, as nvfp4_moe_device_select_experts. Any thread. */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call,
+/* The same on arrays in the memory of a GPU (device: "cuda:N"), as nvfp4_moe_device_select_experts. Any thread. */
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_router_gemm(const char* device, const nvfp4_moe_router_gemm_call* call,
                                                             void* stream);
 
 /* T tokens. Outputs overlap nothing else. Arrays that the config does not ask for are NULL. */
@@ -732,9 +732,10 @@ typedef struct nvfp4_moe_router_batch {
  * vocabulary, and a table entry that is not an expert, count in bad_ids and give id -1 and weight 0. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
                                                         const nvfp4_moe_router_batch* batch);
-/* The same on arrays in the memory of cuda:device, including bad_ids. Enqueues in `stream` (a cudaStream_t; NULL: the default
+/* The same on arrays in the memory of a GPU (device: "cuda:N"), including bad_ids. Enqueues in `stream` (a cudaStream_t; NULL: the default
  * stream), allocates nothing, waits for nothing, and can be captured. UNSUPPORTED in a build without CUDA. Any thread. */
-NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_select_experts(const char* device,
+                                                               const nvfp4_moe_router_config* config,
                                                                const nvfp4_moe_router_batch* batch, void* stream);
 
 /* nvfp4_moe_select_experts and nvfp4_moe_layer_run in one call, with the same bits in routing->topk_ids,

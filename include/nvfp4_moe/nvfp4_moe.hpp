@@ -1,7 +1,7 @@
 // nvfp4-moe for C++20: a thin wrapper of the C interface. nvfp4_moe.h documents every function and field.
 //
-// Handles close themselves, failures are thrown as nvfp4_moe::api::Error, and texts are std::string. Structs are the C
-// structs: nvfp4_moe::api::make<nvfp4_moe_config>() returns one with its size set and all other fields at their defaults.
+// Handles close themselves, failures are thrown as nvfp4_moe::Error, and texts are std::string. Structs are the C
+// structs: nvfp4_moe::make<nvfp4_moe_config>() returns one with its size set and all other fields at their defaults.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 #include "nvfp4_moe/nvfp4_moe.h"
 
-namespace nvfp4_moe::api {
+namespace nvfp4_moe {
 
 class Error : public std::runtime_error {
  public:
@@ -49,6 +49,11 @@ std::string text_of(Function&& function, Arguments&&... arguments) {
 }
 
 inline std::string version() { return nvfp4_moe_version(); }
+inline std::int32_t abi_version() noexcept { return nvfp4_moe_abi_version(); }
+inline std::string status_name(nvfp4_moe_status status) { return nvfp4_moe_status_name(status); }
+inline void set_log_callback(nvfp4_moe_log_fn callback, void* user = nullptr) {
+  nvfp4_moe_set_log_callback(callback, user);
+}
 inline std::string explain(const nvfp4_moe_config& config, const char* backend = nullptr) {
   return text_of(nvfp4_moe_explain, &config, backend);
 }
@@ -68,6 +73,26 @@ class Workspace {
   std::size_t size_bytes_;
   std::unique_ptr<void, Free> data_;
 };
+
+// What a layer would need, without its weights.
+struct Plan {
+  std::string text;  // one "key: value" per line
+  std::size_t workspace_bytes = 0, packed_bytes = 0;
+};
+inline Plan plan(const nvfp4_moe_config& config, const nvfp4_moe_layer_options& options, float hidden_scale = 0,
+                 float intermediate_scale = 0) {
+  Plan plan;
+  const auto call = [&](char** text) {
+    return nvfp4_moe_plan(&config, &options, hidden_scale, intermediate_scale, text, &plan.workspace_bytes,
+                          &plan.packed_bytes);
+  };
+  plan.text = text_of(call);
+  return plan;
+}
+// JSON report of a repro file's run. Throws with status CHECK_FAILED if a limit is exceeded.
+inline std::string replay(const std::string& path, const char* backend = nullptr) {
+  return text_of(nvfp4_moe_replay, path.c_str(), backend);
+}
 
 class Checkpoint {
  public:
@@ -200,6 +225,9 @@ class Layer {
   void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
   }
+  void write_repro(const nvfp4_moe_batch& batch, const std::string& path, bool with_output = true) const {
+    check(nvfp4_moe_layer_write_repro(get(), &batch, with_output ? 1 : 0, path.c_str()));
+  }
   // Over an exchange: the assignments of each expert on all ranks.
   std::vector<std::uint64_t> expert_load(std::int64_t num_experts) const {
     std::vector<std::uint64_t> load(static_cast<std::size_t>(num_experts));
@@ -250,4 +278,111 @@ class Linear {
   std::unique_ptr<nvfp4_moe_linear, Close> handle_;
 };
 
-}  // namespace nvfp4_moe::api
+// ---- format, on the host and on a GPU; counts may be null
+
+inline void quantize(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                     nvfp4_moe_search search, float& tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
+                     nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize(x, dtype, rows, cols, search, &tensor_scale, codes, block_scales, counts));
+}
+inline void quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                                   std::uint8_t* codes, std::uint8_t* block_scales, float* row_scales,
+                                   nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize_dynamic_token(x, dtype, rows, cols, codes, block_scales, row_scales, counts));
+}
+inline void quantize_static(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                            float& tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
+                            nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize_static(x, dtype, rows, cols, &tensor_scale, codes, block_scales, counts));
+}
+inline void quantize_compat(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                            float tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
+                            nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize_compat(x, dtype, rows, cols, tensor_scale, codes, block_scales, counts));
+}
+inline void quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                                std::int8_t* codes, float* block_scales, nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_quantize_int8_block(x, dtype, rows, cols, codes, block_scales, counts));
+}
+inline void swiglu_quantize(const nvfp4_moe_swiglu& options, const void* gate_up, std::int64_t rows, std::int64_t inner,
+                            const float* row_weights, std::uint8_t* codes, std::uint8_t* block_scales,
+                            float* row_scales, nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(
+      nvfp4_moe_swiglu_quantize(&options, gate_up, rows, inner, row_weights, codes, block_scales, row_scales, counts));
+}
+inline void dequantize(const std::uint8_t* codes, const std::uint8_t* block_scales, float tensor_scale,
+                       std::int64_t rows, std::int64_t cols, nvfp4_moe_dtype out_dtype, void* out) {
+  check(nvfp4_moe_dequantize(codes, block_scales, tensor_scale, rows, cols, out_dtype, out));
+}
+inline void convert_to_fp8(const std::uint8_t* codes, const std::uint8_t* block_scales, float tensor_scale,
+                           std::int64_t rows, std::int64_t cols, std::int64_t block_rows, std::int64_t block_cols,
+                           std::uint8_t* out, float* scales) {
+  check(nvfp4_moe_convert_to_fp8(codes, block_scales, tensor_scale, rows, cols, block_rows, block_cols, out, scales));
+}
+inline std::int64_t fp8_scale_count(std::int64_t rows, std::int64_t cols, std::int64_t block_rows,
+                                    std::int64_t block_cols) noexcept {
+  return nvfp4_moe_fp8_scale_count(rows, cols, block_rows, block_cols);
+}
+inline void pack_codes(const std::uint8_t* values, std::int64_t count, std::uint8_t* packed) {
+  check(nvfp4_moe_pack_codes(values, count, packed));
+}
+inline void unpack_codes(const std::uint8_t* packed, std::int64_t count, std::uint8_t* values) {
+  check(nvfp4_moe_unpack_codes(packed, count, values));
+}
+inline std::int64_t swizzled_bytes(std::int64_t rows, std::int64_t scale_cols) noexcept {
+  return nvfp4_moe_swizzled_bytes(rows, scale_cols);
+}
+inline void swizzle_scales(const std::uint8_t* linear, std::int64_t rows, std::int64_t scale_cols,
+                           std::uint8_t* swizzled) {
+  check(nvfp4_moe_swizzle_scales(linear, rows, scale_cols, swizzled));
+}
+inline void unswizzle_scales(const std::uint8_t* swizzled, std::int64_t rows, std::int64_t scale_cols,
+                             std::uint8_t* linear) {
+  check(nvfp4_moe_unswizzle_scales(swizzled, rows, scale_cols, linear));
+}
+inline void device_quantize(const std::string& device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search,
+                            const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
+                            float tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales, float* scales,
+                            void* stream = nullptr) {
+  check(nvfp4_moe_device_quantize(device.c_str(), mode, search, x, dtype, rows, cols, tensor_scale, codes, block_scales,
+                                  scales, stream));
+}
+inline void device_dequantize(const std::string& device, const std::uint8_t* codes, const std::uint8_t* block_scales,
+                              const float* scales, bool scale_of_row, std::int64_t rows, std::int64_t cols,
+                              nvfp4_moe_dtype out_dtype, void* out, void* stream = nullptr) {
+  check(nvfp4_moe_device_dequantize(device.c_str(), codes, block_scales, scales, scale_of_row ? 1 : 0, rows, cols,
+                                    out_dtype, out, stream));
+}
+inline void device_swiglu_quantize(const std::string& device, const nvfp4_moe_swiglu& options, const void* gate_up,
+                                   std::int64_t rows, std::int64_t inner, const float* row_weights, std::uint8_t* codes,
+                                   std::uint8_t* block_scales, float* row_scales, void* stream = nullptr) {
+  check(nvfp4_moe_device_swiglu_quantize(device.c_str(), &options, gate_up, rows, inner, row_weights, codes,
+                                         block_scales, row_scales, stream));
+}
+inline void device_swizzle_scales(const std::string& device, const std::uint8_t* linear, std::int64_t matrices,
+                                  std::int64_t rows, std::int64_t scale_cols, std::uint8_t* swizzled,
+                                  void* stream = nullptr) {
+  check(nvfp4_moe_device_swizzle_scales(device.c_str(), linear, matrices, rows, scale_cols, swizzled, stream));
+}
+inline void device_unswizzle_scales(const std::string& device, const std::uint8_t* swizzled, std::int64_t matrices,
+                                    std::int64_t rows, std::int64_t scale_cols, std::uint8_t* linear,
+                                    void* stream = nullptr) {
+  check(nvfp4_moe_device_unswizzle_scales(device.c_str(), swizzled, matrices, rows, scale_cols, linear, stream));
+}
+
+// ---- router, on the host and on a GPU
+
+inline void router_gemm(const nvfp4_moe_router_gemm_call& call) { check(nvfp4_moe_router_gemm(&call)); }
+inline void device_router_gemm(const std::string& device, const nvfp4_moe_router_gemm_call& call,
+                               void* stream = nullptr) {
+  check(nvfp4_moe_device_router_gemm(device.c_str(), &call, stream));
+}
+inline void select_experts(const nvfp4_moe_router_config& config, const nvfp4_moe_router_batch& batch) {
+  check(nvfp4_moe_select_experts(&config, &batch));
+}
+inline void device_select_experts(const std::string& device, const nvfp4_moe_router_config& config,
+                                  const nvfp4_moe_router_batch& batch, void* stream = nullptr) {
+  check(nvfp4_moe_device_select_experts(device.c_str(), &config, &batch, stream));
+}
+
+}  // namespace nvfp4_moe

@@ -9,7 +9,7 @@ An NVFP4 tensor (..., K), K a multiple of 16, is three things:
     value = e2m1(code) * e4m3(scale) * tensor_scale
 
 Arrays come in through DLPack or the buffer protocol from any framework. A torch tensor gives torch tensors back,
-everything else NumPy arrays. quantize, dequantize, silu_mul_quantize, swizzle, unswizzle, router_gemm and select_experts also
+everything else NumPy arrays. quantize, dequantize, swiglu_quantize, swizzle_scales, unswizzle_scales, router_gemm and select_experts also
 take torch tensors in a GPU's memory: with the host's bits, in torch's current stream, and without waiting, so that a CUDA
 graph can hold them. bfloat16 is a torch or ml_dtypes array, or a NumPy uint16 array of its bits; E4M3 bytes are uint8, ml_dtypes or torch
 float8_e4m3fn. Non-contiguous arrays are copied.
@@ -76,6 +76,7 @@ __all__ = [
     "__version__",
     "callback_exchange",
     "choose_activation_format",
+    "convert_to_fp8",
     "decode_e2m1",
     "decode_e4m3",
     "dequantize",
@@ -85,20 +86,19 @@ __all__ = [
     "explain",
     "inspect",
     "load_expert",
-    "pack",
+    "pack_codes",
     "propose_placement",
     "quantize",
     "quantize_checkpoint",
     "release_workspaces",
     "router_gemm",
     "select_experts",
-    "silu_mul_quantize",
-    "swizzle",
+    "swiglu_quantize",
+    "swizzle_scales",
     "swizzle_experts",
-    "to_fp8",
     "torch_exchange",
-    "unpack",
-    "unswizzle",
+    "unpack_codes",
+    "unswizzle_scales",
 ]
 
 for _public in (Checkpoint, Error, *Error.__subclasses__()):
@@ -110,13 +110,13 @@ def quantize(
     *,
     mode: str = "weights",
     tensor_scale: float | None = None,
-    scales: str = "max",
+    search: str = "max",
     channel_weights: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Quantizes x (..., K) of float32, float16 or bfloat16 along its last dimension.
 
     mode "weights": scale = RNE(amax/(6 s)) and code = RNE(x/(scale s)) from exact quotients; s = tensor_scale, or
-      float32(amax/2688) of the whole array. scales="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete by
+      float32(amax/2688) of the whole array. search="mse" lets the E4M3 neighbours of amax/6 and of amax/4 compete by
       squared error, "sweep" all E4M3 values (on the host alone). channel_weights: float32 (K,) of at least 0, for these
       two on the host: the errors of a column count that much, as with second moments of what the columns are multiplied by.
     mode "dynamic_token": s per row, the smallest power of two >= amax/2688 (1 for a row of zeros).
@@ -127,10 +127,10 @@ def quantize(
     dynamic_token, NaN for a row that holds NaN or Inf. The other modes raise ValueError on such a row. Of a tensor on a GPU
     tensor_scale is float32 () there, and instead of raising, NaN if x holds NaN or Inf.
     """
-    return _core.quantize(x, mode, tensor_scale, scales, channel_weights)
+    return _core.quantize(x, mode, tensor_scale, search, channel_weights)
 
 
-def silu_mul_quantize(
+def swiglu_quantize(
     gate_up: Any,
     *,
     activation: str = "swiglu",
@@ -150,7 +150,7 @@ def silu_mul_quantize(
     Returns (codes uint8 (..., I/2), scales uint8 (..., I/16), row_scales float32 (...)); a row scale is NaN if the
     row holds NaN or Inf. Raises ValueError on shapes, dtypes and options.
     """
-    return _core.silu_mul_quantize(
+    return _core.swiglu_quantize(
         gate_up, activation, swiglu_limit, swiglu_alpha, interleaved, row_weights, power_of_two
     )
 
@@ -165,14 +165,14 @@ def dequantize(codes: Any, scales: Any, tensor_scale: Any, dtype: str = "float32
     return _core.dequantize(codes, scales, tensor_scale, dtype)
 
 
-def pack(codes: Any) -> Any:
+def pack_codes(codes: Any) -> Any:
     """uint8 (..., K) of codes 0..15 to uint8 (..., K/2), the even element in the low nibble. K even."""
-    return _core.pack(codes)
+    return _core.pack_codes(codes)
 
 
-def unpack(packed: Any) -> Any:
-    """uint8 (..., K/2) to uint8 (..., K) of codes 0..15: the inverse of pack."""
-    return _core.unpack(packed)
+def unpack_codes(packed: Any) -> Any:
+    """uint8 (..., K/2) to uint8 (..., K) of codes 0..15: the inverse of pack_codes."""
+    return _core.unpack_codes(packed)
 
 
 def encode_e2m1(x: Any) -> Any:
@@ -199,25 +199,27 @@ def decode_e4m3(encoded: Any) -> Any:
     return _core.decode_e4m3(encoded)
 
 
-def to_fp8(codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None) -> tuple[Any, Any]:
+def convert_to_fp8(
+    codes: Any, scales: Any, tensor_scale: float, block: tuple[int, int] | None = None
+) -> tuple[Any, Any]:
     """A matrix (rows, K) as FP8: (E4M3 bytes uint8 (rows, K), scales), value ~= e4m3(byte) * scale.
 
     block=None: one float for the whole matrix. block=(128, 128): float32 (ceil(rows/128), ceil(K/128)).
     """
-    return _core.to_fp8(codes, scales, float(tensor_scale), block)
+    return _core.convert_to_fp8(codes, scales, float(tensor_scale), block)
 
 
-def swizzle(scales: Any) -> Any:
+def swizzle_scales(scales: Any) -> Any:
     """uint8 (..., rows, K/16) to the 128x4 tile layout, uint8 (..., round_up(rows, 128) * round_up(K/16, 4)).
 
     Padding bytes are zero. Leading dimensions (experts) stay: each matrix is laid out by itself.
     """
-    return _core.swizzle(scales)
+    return _core.swizzle_scales(scales)
 
 
-def unswizzle(swizzled: Any, rows: int, cols: int) -> Any:
-    """The inverse of swizzle: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
-    return _core.unswizzle(swizzled, rows, cols)
+def unswizzle_scales(swizzled: Any, rows: int, cols: int) -> Any:
+    """The inverse of swizzle_scales: uint8 (..., bytes) to (..., rows, cols), cols = K/16."""
+    return _core.unswizzle_scales(swizzled, rows, cols)
 
 
 def swizzle_experts(scales: Any, row_offsets: Any) -> Any:
@@ -280,7 +282,7 @@ def quantize_checkpoint(
     *,
     output_format: str = "modelopt",
     layers: Sequence[int] = (),
-    scales: str = "max",
+    search: str = "max",
     calibration: str | os.PathLike[str] | None = None,
     share_gate_up_scale: bool = True,
     input_scales: Mapping[int, tuple[float | None, float | None]] | None = None,
@@ -293,7 +295,7 @@ def quantize_checkpoint(
     """Writes the bf16, fp16 or fp32 checkpoint `source` as NVFP4 to `out`.
 
     output_format: "modelopt" or "compressed-tensors".
-    layers: the MoE layers to quantize, all if empty. scales: "max", "mse" or "sweep". calibration: a file
+    layers: the MoE layers to quantize, all if empty. search: "max", "mse" or "sweep". calibration: a file
     of second moments of the experts' inputs (`nvfp4-moe calibrate --moments`, or an imatrix of llama.cpp) that weigh the
     errors of "mse" and "sweep". share_gate_up_scale: one tensor scale
     for gate and up, as vLLM expects. input_scales: by layer (hidden, intermediate), amax/2688. threads=0: one per core.
@@ -307,7 +309,7 @@ def quantize_checkpoint(
         os.fspath(out),
         output_format,
         list(layers),
-        scales,
+        search,
         "" if calibration is None else os.fspath(calibration),
         share_gate_up_scale,
         dict(input_scales or {}),

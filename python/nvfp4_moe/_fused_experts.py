@@ -332,8 +332,8 @@ def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedEx
     """
     stacks, rounded = parameters.stacks()
     count = parameters.w13.shape[0]
-    if count != experts.layer.num_local_experts:
-        raise InvalidArgument(f"experts: expected {experts.layer.num_local_experts}, as they were, got {count}")
+    if count != experts.layer.expert_count:
+        raise InvalidArgument(f"experts: expected {experts.layer.expert_count}, as they were, got {count}")
     # Tensor scales come to the host once, not an element at a time.
     scalars = {name: (codes, scales, scale.tolist()) for name, (codes, scales, scale) in stacks.items()}
     biases = parameters.biases()

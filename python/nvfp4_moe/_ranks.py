@@ -26,7 +26,7 @@ def parser(module: str, what: str) -> argparse.ArgumentParser:
     made.add_argument("--backend", default="auto")
     made.add_argument("--activation-format", default="auto")
     made.add_argument("--timeout", type=float, default=30.0, help="seconds that a rank waits for the others")
-    made.add_argument("--random-state", type=int, default=1)
+    made.add_argument("--seed", type=int, default=1)
     return made
 
 
@@ -79,7 +79,7 @@ class Ranks:
 
     def batch(self, config: Any, tokens: int) -> Arrays:
         """hidden (T, H) bf16, topk_ids (T, k) int32, topk_weights (T, k) fp32 of all ranks, alike on each of them."""
-        random = torch.Generator().manual_seed(self.asked.random_state)
+        random = torch.Generator().manual_seed(self.asked.seed)
         hidden = torch.randn(tokens, config.hidden_size, generator=random).bfloat16()
         ids = torch.rand(tokens, config.num_experts, generator=random).topk(config.top_k, dim=1).indices.int()
         weights = torch.softmax(torch.randn(tokens, config.top_k, generator=random), dim=1)

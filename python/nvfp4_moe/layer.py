@@ -202,7 +202,7 @@ class MoeLayer(_core.Layer):
         checkpoint: str | os.PathLike[str] | _core.Checkpoint,
         layer: int,
         first_expert: int = 0,
-        num_local_experts: int = 0,
+        expert_count: int = 0,
         *,
         intermediate_slice: tuple[int, int] | None = None,
         max_tokens: int = 8192,
@@ -211,7 +211,7 @@ class MoeLayer(_core.Layer):
         activation_format: str = "auto",
         cache_directory: str | os.PathLike[str] | None = None,
         cache_checksum: bool = False,
-        cache_unchecked: bool = False,
+        cache_trusted: bool = False,
         exchange: _core.Exchange | None = None,
         combine: str = "all_to_all",
         capacity: int = 0,
@@ -223,14 +223,14 @@ class MoeLayer(_core.Layer):
     ) -> MoeLayer:
         """One MoE layer of a model directory or GGUF file; only its local experts' weights are read.
 
-        checkpoint: a directory or file, or an open nvfp4_moe.Checkpoint (which several layers may share). num_local_experts 0
+        checkpoint: a directory or file, or an open nvfp4_moe.Checkpoint (which several layers may share). expert_count 0
         with first_expert 0: all. intermediate_slice: (first, count) of the intermediate dimension, multiples of 16 (tensor
         parallel). activation_format: "auto" is what the checkpoint declares for these experts or a more precise format that
         the backend multiplies as fast (nvfp4_moe.choose_activation_format); describe()["activations"] has why. options:
         other fields of MoeConfig that differ from the checkpoint's, for example batch_invariant=True; not its sizes, except
         shared_intermediate_size=0, which leaves the shared expert out.
         cache_directory: where packed layers are kept and read from on the next start. cache_checksum: the checkpoint is
-        known by all its bytes, not by its files' place, times and samples. cache_unchecked: packed bytes are read
+        known by all its bytes, not by its files' place, times and samples. cache_trusted: packed bytes are read
         without their hash being compared. exchange, combine, capacity, placement: as in from_tensors; beside an exchange
         there is neither a slice nor a cache. gate_up_order, accept_tensors: as nvfp4_moe.Checkpoint takes them, which is
         where they go if the checkpoint is open already.
@@ -264,14 +264,14 @@ class MoeLayer(_core.Layer):
                 layer,
                 json_text,
                 first_expert,
-                num_local_experts,
+                expert_count,
                 intermediate_slice,
                 max_tokens,
                 device,
                 backend,
                 folder,
                 cache_checksum,
-                cache_unchecked,
+                cache_trusted,
                 parallel,
                 progress,
             )
@@ -369,7 +369,7 @@ class MoeLayer(_core.Layer):
 
     def __repr__(self) -> str:
         d = self.describe()
-        last = self.first_expert + self.num_local_experts - 1
+        last = self.first_expert + self.expert_count - 1
         return (
             f"<MoeLayer {d['hidden_size']}x{d['intermediate_size']}, experts {self.first_expert}..{last} of "
             f"{d['num_experts']}, top-{d['top_k']}, {d['activation']}, {d['activation_format']}, "

@@ -4,13 +4,13 @@
     moe_layer.out(Tensor hidden, Tensor topk_ids, Tensor topk_weights, SymInt handle, *, Tensor(a!) out) -> ()
     linear(Tensor x, SymInt handle, SymInt out_features) -> Tensor
     linear.out(Tensor x, SymInt handle, SymInt out_features, *, Tensor(a!) out) -> ()
-    quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)
+    quantize(Tensor x, str mode="weights", float? tensor_scale=None, str search="max") -> (Tensor, Tensor, Tensor)
     dequantize(Tensor codes, Tensor scales, Tensor tensor_scale, ScalarType dtype=float32) -> Tensor
-    silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
+    swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
                       bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None)
                       -> (Tensor, Tensor, Tensor)
-    swizzle(Tensor scales) -> Tensor
-    unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    swizzle_scales(Tensor scales) -> Tensor
+    unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
     router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor
     router_gemm.out(the same, Tensor(a!) out) -> ()
     select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0,
@@ -49,9 +49,9 @@ from . import dequantize as _dequantize
 from . import quantize as _quantize
 from . import router_gemm as _router_gemm
 from . import select_experts as _select_experts
-from . import silu_mul_quantize as _silu_mul_quantize
-from . import swizzle as _swizzle
-from . import unswizzle as _unswizzle
+from . import swiglu_quantize as _silu_mul_quantize
+from . import swizzle_scales as _swizzle_scales
+from . import unswizzle_scales as _unswizzle_scales
 from .router import RouterConfig as _RouterConfig
 
 __all__ = ["library"]
@@ -132,14 +132,14 @@ _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def _quantize_kernel(
-    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, search: str = "max"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    codes, block_scales, scale = _quantize(x, mode=mode, tensor_scale=tensor_scale, scales=scales)
+    codes, block_scales, scale = _quantize(x, mode=mode, tensor_scale=tensor_scale, search=search)
     return codes, block_scales, torch.as_tensor(scale, dtype=torch.float32, device=x.device)
 
 
 def _quantize_fake(
-    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, scales: str = "max"
+    x: Tensor, mode: str = "weights", tensor_scale: float | None = None, search: str = "max"
 ) -> tuple[Tensor, Tensor, Tensor]:
     *leading, k = x.shape
     return (
@@ -150,7 +150,7 @@ def _quantize_fake(
 
 
 _op(
-    'quantize(Tensor x, str mode="weights", float? tensor_scale=None, str scales="max") -> (Tensor, Tensor, Tensor)',
+    'quantize(Tensor x, str mode="weights", float? tensor_scale=None, str search="max") -> (Tensor, Tensor, Tensor)',
     _quantize_kernel,
     _quantize_fake,
 )
@@ -211,7 +211,7 @@ def _silu_mul_fake(
 
 
 _op(
-    'silu_mul_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702, '
+    'swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702, '
     "bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None) -> (Tensor, Tensor, Tensor)",
     _silu_mul_kernel,
     _silu_mul_fake,
@@ -223,15 +223,15 @@ def _swizzled_bytes(rows: int, cols: int) -> int:
 
 
 _op(
-    "swizzle(Tensor scales) -> Tensor",
-    _swizzle,
+    "swizzle_scales(Tensor scales) -> Tensor",
+    _swizzle_scales,
     lambda scales: scales.new_empty(
         (*scales.shape[:-2], _swizzled_bytes(scales.shape[-2], scales.shape[-1])), dtype=torch.uint8
     ),
 )
 _op(
-    "unswizzle(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
-    _unswizzle,
+    "unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor",
+    _unswizzle_scales,
     lambda swizzled, rows, cols: swizzled.new_empty((*swizzled.shape[:-1], rows, cols), dtype=torch.uint8),
 )
 

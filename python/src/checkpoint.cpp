@@ -20,7 +20,7 @@
 #include "moe/config_json.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -154,7 +154,7 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
 
 std::pair<std::string, std::string> choose_activation_format(const std::string& declared, const std::string& backend) {
   const auto format = take(parse<ActivationFormat>(declared, "declared"));
-  const ChosenFormat chosen = take(nvfp4_moe::choose_activation_format(format, backend));
+  const ChosenFormat chosen = take(nvfp4_moe::internal::choose_activation_format(format, backend));
   return {to_string(chosen.format), chosen.because};
 }
 
@@ -195,4 +195,4 @@ void bind_checkpoint(nb::module_& m) {
   m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"), nb::arg("backend"));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

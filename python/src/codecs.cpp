@@ -5,7 +5,7 @@
 #include "moe/formats.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -83,8 +83,8 @@ nb::object decode(nb::handle object, const char* name, float (*decode_one)(uint8
 }  // namespace
 
 void bind_codecs(nb::module_& m) {
-  m.def("pack", &pack, nb::arg("codes"));
-  m.def("unpack", &unpack, nb::arg("packed"));
+  m.def("pack_codes", &pack, nb::arg("codes"));
+  m.def("unpack_codes", &unpack, nb::arg("packed"));
   m.def(
       "encode_e2m1", [](nb::handle x) { return encode(x, e2m1_from_float, e2m1_from_double); }, nb::arg("x"));
   m.def(
@@ -98,4 +98,4 @@ void bind_codecs(nb::module_& m) {
       nb::arg("row_offset"), nb::arg("expert"));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

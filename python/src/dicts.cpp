@@ -9,7 +9,7 @@
 #include "core/float_formats.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 Dict to_dict(const Finding& finding) {
   Dict d;
@@ -113,4 +113,4 @@ Dict to_dict(const Progress& p) {
   return d;
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

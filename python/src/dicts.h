@@ -9,7 +9,7 @@
 #include "core/batch.h"
 #include "core/progress.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace nb = nanobind;
 
@@ -30,4 +30,4 @@ Dict to_dict(const Nvfp4View& view);
 // {"gate", "up", "down"} of such; "gate" is None if there is none.
 Dict to_dict(const ExpertSource& source);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

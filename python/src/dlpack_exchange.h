@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 struct DlpackVersion {
   uint32_t major;
@@ -39,4 +39,4 @@ inline constexpr uint32_t kDlpackMajor = 1;
 inline constexpr const char* kExchangeAttribute = "__dlpack_c_exchange_api__";
 inline constexpr const char* kExchangeCapsule = "dlpack_exchange_api";
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -7,7 +7,7 @@
 #include <array>
 #include <new>
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace nb = nanobind;
 
@@ -119,4 +119,4 @@ void bind_errors(nb::module_& m) {
   nb::register_exception_translator(translate);
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -13,7 +13,7 @@
 #include "core/status.h"
 #include "interpreter.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 class Failure : public std::exception {
  public:
@@ -66,4 +66,4 @@ void bind_router(nanobind::module_& m);
 void bind_exchange(nanobind::module_& m);
 void bind_quantize_checkpoint(nanobind::module_& m);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

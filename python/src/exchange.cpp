@@ -17,7 +17,7 @@
 
 namespace nb = nanobind;
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -233,4 +233,4 @@ void bind_exchange(nb::module_& m) {
                 "None], rank: int, world: int, timeout: float) -> Exchange"));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

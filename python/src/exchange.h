@@ -12,7 +12,7 @@
 #include "errors.h"
 #include "parallel/open.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // (exchange or None, combine, capacity, placement or None), as the package's functions pass them.
 struct ParallelFields {
@@ -40,4 +40,4 @@ auto or_report(const ParallelFields& fields, const Open& open) {
 // None if there is no exchange. ValueError for options without an exchange, or that the layer's sizes do not allow.
 std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -11,7 +11,7 @@
 #include "checkpoint/float_source.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace floats {  // names of its own: a wheel compiles several files as one
 namespace {
@@ -208,4 +208,4 @@ ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const F
   };
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

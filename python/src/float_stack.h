@@ -7,7 +7,7 @@
 #include "layer_source.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // A stack of float matrices (E, rows, cols): of any strides on the host; on a GPU, contiguous along the last dimension.
 class FloatStack {
@@ -31,4 +31,4 @@ class FloatStack {
 ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down,
                            const ArrayOrder& order, const Device& layer_device, Executor& executor);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -17,7 +17,7 @@
 #include "core/float_formats.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -61,13 +61,13 @@ void check_shape(const Tensor& array, const Sizes& shape, bool right_dtype, cons
 }
 
 Three quantize(nb::handle x_object, const std::string& mode, std::optional<double> tensor_scale,
-               const std::string& scales, nb::handle channel_weights) {
+               const std::string& search, nb::handle channel_weights) {
   const Tensor x = Tensor::contiguous(x_object, "x");
   const Rows rows(x, x.is_floating(), "(..., K) bfloat16 (or its bits as uint16), float16 or float32");
   const formats::Place place = place_of(x);
   formats::Quantize call;
   call.mode = take(parse<QuantizeMode>(mode));
-  call.search = take(parse<ScaleSearch>(scales));
+  call.search = take(parse<ScaleSearch>(search));
   call.x = x.data();
   call.dtype = x.dtype();
   call.rows = rows.rows;
@@ -98,9 +98,9 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
   return nb::make_tuple(x.in_framework(codes), x.in_framework(block_scales), scale);
 }
 
-Three silu_mul_quantize(nb::handle gate_up_object, const std::string& activation, std::optional<double> swiglu_limit,
-                        double swiglu_alpha, bool interleaved, nb::handle row_weights,
-                        std::optional<double> power_of_two) {
+Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation, std::optional<double> swiglu_limit,
+                      double swiglu_alpha, bool interleaved, nb::handle row_weights,
+                      std::optional<double> power_of_two) {
   const Tensor gate_up = Tensor::contiguous(gate_up_object, "gate_up");
   const Rows rows(gate_up, gate_up.is_floating(), "(..., 2 I) bfloat16 (or its bits as uint16), float16 or float32", 2);
   const formats::Place place = place_of(gate_up);
@@ -297,16 +297,16 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
 }  // namespace
 
 void bind_formats(nb::module_& m) {
-  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("scales"),
+  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("search"),
         nb::arg("channel_weights").none());
-  m.def("silu_mul_quantize", &silu_mul_quantize, nb::arg("gate_up"), nb::arg("activation"),
-        nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(),
-        nb::arg("power_of_two").none());
+  m.def("swiglu_quantize", &swiglu_quantize, nb::arg("gate_up"), nb::arg("activation"), nb::arg("swiglu_limit").none(),
+        nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(), nb::arg("power_of_two").none());
   m.def("dequantize", &dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"), nb::arg("dtype"));
-  m.def("to_fp8", &to_fp8, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"), nb::arg("block").none());
-  m.def("swizzle", &swizzle, nb::arg("scales"));
-  m.def("unswizzle", &unswizzle, nb::arg("swizzled"), nb::arg("rows"), nb::arg("cols"));
+  m.def("convert_to_fp8", &to_fp8, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
+        nb::arg("block").none());
+  m.def("swizzle_scales", &swizzle, nb::arg("scales"));
+  m.def("unswizzle_scales", &unswizzle, nb::arg("swizzled"), nb::arg("rows"), nb::arg("cols"));
   m.def("swizzle_experts", &swizzle_experts, nb::arg("scales"), nb::arg("row_offsets"));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -13,7 +13,7 @@
 #include "core/fork.h"
 #include "errors.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 template <class T>
 class HandleTable {
@@ -50,4 +50,4 @@ class HandleTable {
   int64_t next_ = kFirst;
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -6,7 +6,7 @@
 #include "errors.h"
 #include "moe/env.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -56,4 +56,4 @@ std::shared_ptr<Host> living_host() {
   return living.lock();
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -11,7 +11,7 @@
 #include "moe/layer.h"
 #include "workspaces.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 struct Host {
   explicit Host(int threads) : threads_(threads) {}
@@ -38,4 +38,4 @@ std::shared_ptr<Host> shared_host();
 // Null if no layer is open.
 std::shared_ptr<Host> living_host();
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -15,7 +15,7 @@
 #include <memory>
 #include <utility>
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // For a thread that outlived the interpreter.
 [[noreturn]] inline void sleep_for_ever() {
@@ -117,4 +117,4 @@ class Signals {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -22,7 +22,7 @@
 #include "router.h"
 #include "verify/calibrate.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -224,7 +224,7 @@ void bind_layer(nb::module_& m) {
           "first_expert", [](const PyLayer& self) { return self.layer().weights().range.first; },
           "Global id of the first local expert; over an exchange, of the first local slot.")
       .def_prop_ro(
-          "num_local_experts", [](const PyLayer& self) { return self.layer().weights().range.count; },
+          "expert_count", [](const PyLayer& self) { return self.layer().weights().range.count; },
           "How many experts this layer holds.")
       .def("status", &status,
            "What the layer's last run reported, as counts: bad_expert_ids (skipped), nonfinite_tokens (NaN rows),\n"
@@ -296,4 +296,4 @@ void bind_layer(nb::module_& m) {
       nb::arg("device") = nb::none());
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -17,7 +17,7 @@
 #include "moe/layer.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // Owned by its Layer object, and by calls in flight: a layer dropped during a run is closed after it.
 struct OpenLayer {
@@ -64,4 +64,4 @@ CheckpointOptions reading_options(const std::optional<std::string>& gate_up_orde
 // Checked batch of the inputs alone, for calls without an output.
 Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

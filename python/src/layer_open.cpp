@@ -17,7 +17,7 @@
 #include "options.h"
 #include "py_layer.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -221,17 +221,16 @@ IntermediateSlice slice_of(const std::optional<std::pair<int64_t, int64_t>>& sli
 }
 
 PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::string& config_json,
-                        int64_t first_expert, int64_t num_local_experts,
+                        int64_t first_expert, int64_t expert_count,
                         const std::optional<std::pair<int64_t, int64_t>>& slice, int64_t max_tokens,
                         const std::string& device, const std::string& backend, const std::string& cache_directory,
-                        bool cache_checksum, bool cache_unchecked, nb::handle parallel,
+                        bool cache_checksum, bool cache_trusted, nb::handle parallel,
                         std::optional<ProgressCallback> progress) {
   const ParallelFields fields(parallel);
   return or_report(fields, [&] {
     const Checkpoint& checkpoint = checkpoint_of(checkpoint_object);
     const MoeConfig config = config_of(config_json);
-    const OpenOptions options(device, backend, first_expert, num_local_experts, max_tokens, fields,
-                              config->num_experts);
+    const OpenOptions options(device, backend, first_expert, expert_count, max_tokens, fields, config->num_experts);
     if (options.parallel && (slice || !cache_directory.empty()))
       fail("intermediate_slice, cache_directory: expected neither beside an exchange, got one");
     return PyLayer::make(
@@ -239,7 +238,7 @@ PyLayer open_checkpoint(nb::handle checkpoint_object, int64_t layer, const std::
           fields.reported = true;
           NVFP4_MOE_ASSIGN(state.layer,
                            open_layer(checkpoint, layer, config.options(), slice_of(slice), options.layer,
-                                      {cache_directory, cache_checksum, cache_unchecked}, options.parallel, report));
+                                      {cache_directory, cache_checksum, cache_trusted}, options.parallel, report));
           return {};
         });
   });
@@ -250,7 +249,7 @@ std::string with_chosen_format(const std::string& options_json, const std::strin
   LayerOptions layer;
   layer.device = device;
   layer.backend = backend;
-  return to_json(take(nvfp4_moe::with_chosen_format(take(moe_options_from_json(options_json)), layer)));
+  return to_json(take(nvfp4_moe::internal::with_chosen_format(take(moe_options_from_json(options_json)), layer)));
 }
 
 std::string checkpoint_options(nb::handle checkpoint, int64_t layer,
@@ -268,9 +267,9 @@ void bind_layer_open(nb::module_& m) {
         nb::arg("down").none(), nb::arg("biases").none(), nb::arg("input_scale").none(), nb::arg("first_expert"),
         nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("parallel"), nb::arg("progress").none());
   m.def("open_checkpoint", &open_checkpoint, nb::arg("checkpoint"), nb::arg("layer"), nb::arg("config"),
-        nb::arg("first_expert"), nb::arg("num_local_experts"), nb::arg("intermediate_slice").none(),
-        nb::arg("max_tokens"), nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"),
-        nb::arg("cache_checksum"), nb::arg("cache_unchecked"), nb::arg("parallel"), nb::arg("progress").none());
+        nb::arg("first_expert"), nb::arg("expert_count"), nb::arg("intermediate_slice").none(), nb::arg("max_tokens"),
+        nb::arg("device"), nb::arg("backend"), nb::arg("cache_directory"), nb::arg("cache_checksum"),
+        nb::arg("cache_trusted"), nb::arg("parallel"), nb::arg("progress").none());
   for (const auto& [name, function] :
        {std::pair("rearrange_tensors", &rearrange_tensors), std::pair("rearrange_floats", &rearrange_floats)})
     m.def(name, function, nb::arg("layer"), nb::arg("placement"), nb::arg("gate").none(), nb::arg("up").none(),
@@ -280,4 +279,4 @@ void bind_layer_open(nb::module_& m) {
         nb::arg("intermediate_slice").none());
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

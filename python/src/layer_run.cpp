@@ -7,7 +7,7 @@
 #include "moe/batch_check.h"
 #include "torch_memory.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -138,4 +138,4 @@ nb::object run_layer(OpenLayer& open, const LayerArrays& arrays) {
   }
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

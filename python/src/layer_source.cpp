@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -254,4 +254,4 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
   return source;
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

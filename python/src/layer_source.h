@@ -12,7 +12,7 @@
 #include "moe/layer.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 using ExpertFn = std::function<Result<LoadedExpert>(int64_t global_expert)>;  // LayerSource::expert
 
@@ -89,4 +89,4 @@ class BiasStack {
 ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, const MoeConfig& config,
                          int64_t inner, const Device& layer_device);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -16,7 +16,7 @@
 #include "tensor.h"
 #include "torch_memory.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -165,4 +165,4 @@ void bind_linear(nb::module_& m) {
       nb::arg("x"), nb::arg("handle"), nb::arg("out_features"), nb::arg("out") = nb::none());
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

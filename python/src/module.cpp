@@ -9,17 +9,17 @@
 NB_MODULE(_core, m) {
   // torch.library keeps the operators' functions until the process is gone; that is no leak to warn every user of.
   nanobind::set_leak_warnings(false);
-  nvfp4_moe::python::prepare_to_be_unwound();
+  nvfp4_moe::internal::python::prepare_to_be_unwound();
   m.attr("__version__") = NVFP4_MOE_VERSION;
-  m.attr("built_with_cuda") = nvfp4_moe::find_backend("cuda") != nullptr;
-  nvfp4_moe::python::bind_errors(m);
-  nvfp4_moe::python::bind_formats(m);
-  nvfp4_moe::python::bind_codecs(m);
-  nvfp4_moe::python::bind_checkpoint(m);
-  nvfp4_moe::python::bind_quantize_checkpoint(m);
-  nvfp4_moe::python::bind_exchange(m);
-  nvfp4_moe::python::bind_layer(m);
-  nvfp4_moe::python::bind_layer_open(m);
-  nvfp4_moe::python::bind_linear(m);
-  nvfp4_moe::python::bind_router(m);
+  m.attr("built_with_cuda") = nvfp4_moe::internal::find_backend("cuda") != nullptr;
+  nvfp4_moe::internal::python::bind_errors(m);
+  nvfp4_moe::internal::python::bind_formats(m);
+  nvfp4_moe::internal::python::bind_codecs(m);
+  nvfp4_moe::internal::python::bind_checkpoint(m);
+  nvfp4_moe::internal::python::bind_quantize_checkpoint(m);
+  nvfp4_moe::internal::python::bind_exchange(m);
+  nvfp4_moe::internal::python::bind_layer(m);
+  nvfp4_moe::internal::python::bind_layer_open(m);
+  nvfp4_moe::internal::python::bind_linear(m);
+  nvfp4_moe::internal::python::bind_router(m);
 }

@@ -7,7 +7,7 @@
 #include "errors.h"
 #include "moe/config_json.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // What is wrong with a field is the caller's argument here, not a file's content: ValueError.
 inline MoeConfig config_of(const std::string& json) {
@@ -16,4 +16,4 @@ inline MoeConfig config_of(const std::string& json) {
   return take(MoeConfig::make(*options));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

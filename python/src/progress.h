@@ -11,7 +11,7 @@
 #include "dicts.h"
 #include "interpreter.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 using ProgressCallback = nanobind::typed<nanobind::callable, std::optional<bool>(Dict)>;
 
@@ -47,4 +47,4 @@ class PyProgress {
   std::unique_ptr<nanobind::python_error> raised_;
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -8,7 +8,7 @@
 #include "layer.h"
 #include "progress.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 class PyLayer {
  public:
@@ -48,4 +48,4 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, s
   return PyLayer(state);
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

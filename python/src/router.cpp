@@ -7,7 +7,7 @@
 
 #include "moe/router.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 RouterConfig router_config(const RouterFields& fields) {
   const auto& [num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor, num_expert_group,
@@ -215,4 +215,4 @@ void bind_router(nb::module_& m) {
         nb::arg("bad_ids").none(), nb::arg("router"));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

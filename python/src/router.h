@@ -13,7 +13,7 @@
 #include "core/router.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // The fields of the package's RouterConfig, in its order.
 using RouterFields =
@@ -45,4 +45,4 @@ class Selection {
   std::optional<Tensor> logits_, bias_, token_ids_, table_, bad_ids_, ids_, weights_;
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -10,7 +10,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -387,4 +387,4 @@ nb::object Tensor::new_array(const Sizes& shape, const nb::dlpack::dtype& dtype)
   return nb::steal(static_cast<PyObject*>(object));
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

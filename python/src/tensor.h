@@ -21,7 +21,7 @@
 #include "errors.h"
 #include "interpreter.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace nb = nanobind;
 
@@ -134,4 +134,4 @@ class Tensor {
   std::vector<int64_t> strides_;  // slow: if the array tells none
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

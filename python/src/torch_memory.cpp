@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -73,4 +73,4 @@ nb::object new_like_in(const Tensor& like, const std::vector<int64_t>& shape, nb
   return made;
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

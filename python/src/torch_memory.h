@@ -10,7 +10,7 @@
 #include "dlpack_exchange.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // To be kept for later runs of the stream: never out of a graph's pool or one of torch.cuda.use_mem_pool, even while the
 // calling thread allocates from it. kOutOfMemory says what was asked for and what was free.
@@ -22,4 +22,4 @@ Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, in
 // Tensor::stream_or, `stream` what that made of it.
 nb::object new_like_in(const Tensor& like, const std::vector<int64_t>& shape, nb::handle given, void* stream);
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -4,7 +4,7 @@
 
 #include "torch_memory.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 namespace {
 
@@ -64,4 +64,4 @@ Status RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tens
   return {};
 }
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

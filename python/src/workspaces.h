@@ -15,7 +15,7 @@
 #include "moe/workspaces.h"
 #include "tensor.h"
 
-namespace nvfp4_moe::python {
+namespace nvfp4_moe::internal::python {
 
 // The kept workspaces of one device.
 struct Workspaces {
@@ -54,4 +54,4 @@ class RunWorkspace {
   std::optional<Buffer> fresh_;  // of torch's, during a capture
 };
 
-}  // namespace nvfp4_moe::python
+}  // namespace nvfp4_moe::internal::python

@@ -22,7 +22,7 @@
 #include "core/plan.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Backend;
 struct DeviceFormats;  // backend/device_functions.h
@@ -279,4 +279,4 @@ Status unpack_biases(const PackedWeights& weights, size_t at, int64_t local_expe
   return unpack(out.down_bias, from.down, hidden);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

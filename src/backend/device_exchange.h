@@ -22,7 +22,7 @@
 #include "core/scale_layout.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // One array of a token's activations: rows of row_bytes.
 struct WireArray {
@@ -244,4 +244,4 @@ struct DevicePackets {
 
 extern const DevicePackets kCudaPackets;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

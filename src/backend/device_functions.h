@@ -13,7 +13,7 @@
 #include "core/router_gemm.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class DeviceQuantizer : int { kWeights, kWeightsMse, kDynamicToken, kPowerOfTwo, kCompat };
 
@@ -68,4 +68,4 @@ struct DeviceRouter {
   Status (*select_experts)(int device, const SelectExperts& call, void* stream);
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

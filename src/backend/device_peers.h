@@ -26,7 +26,7 @@
 #include "core/peer_memory.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A GPU's address in its host, and which other GPUs it reaches: queried before ranks share memory, and reported on failure.
 struct DeviceTopology {
@@ -136,4 +136,4 @@ struct DevicePeers {
 
 extern const DevicePeers kCudaPeers;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

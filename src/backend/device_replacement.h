@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // An expert that is packed by itself.
 struct StagedExpert {
@@ -33,4 +33,4 @@ struct DeviceReplacement {
 
 extern const DeviceReplacement kCudaReplacement;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

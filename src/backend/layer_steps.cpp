@@ -12,7 +12,7 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing (numerics.md).
@@ -202,4 +202,4 @@ Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, cons
   return ActivationScales{hidden, intermediate};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

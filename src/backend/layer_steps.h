@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Activations of one GEMM: rows are tokens (gemm1) or rows in expert order (gemm2). A row with NaN or Inf is nonfinite.
 struct ActivationBuffers {
@@ -106,4 +106,4 @@ struct ActivationScales {
 };
 Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "moe/env.h"
+#include "moe/layer.h"
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 namespace {
 
 // The C statuses are the library's; the C++ compiler holds the two lists together.
@@ -105,6 +106,13 @@ nvfp4_moe_status fail(Code code, const char* message) noexcept {
   return static_cast<nvfp4_moe_status>(code);
 }
 
+Result<int> read_gpu(const char* device) {
+  NVFP4_MOE_TRY(check_pointer("device", device));
+  const std::optional<int> index = gpu_index(device);
+  if (!index) return invalid_argument("device: expected cuda:N, got " + std::string(device));
+  return *index;
+}
+
 Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback) {
   switch (value) {
     case NVFP4_MOE_DTYPE_DEFAULT: return fallback;
@@ -135,9 +143,10 @@ Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_
   return std::unique_ptr<Executor>();
 }
 
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api
 
-using nvfp4_moe::Code;
+using nvfp4_moe::internal::Code;
+namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 
@@ -145,19 +154,18 @@ const char* nvfp4_moe_version(void) { return NVFP4_MOE_VERSION; }
 
 int32_t nvfp4_moe_abi_version(void) { return NVFP4_MOE_ABI_VERSION; }
 
-const char* nvfp4_moe_last_error(void) { return nvfp4_moe::c_api::last_error; }
+const char* nvfp4_moe_last_error(void) { return moe::c_api::last_error; }
 
 const char* nvfp4_moe_status_name(nvfp4_moe_status status) {
-  return status < 0 || status > NVFP4_MOE_STATUS_CANCELLED ? "unknown"
-                                                           : nvfp4_moe::to_string(static_cast<Code>(status));
+  return status < 0 || status > NVFP4_MOE_STATUS_CANCELLED ? "unknown" : moe::to_string(static_cast<Code>(status));
 }
 
 void nvfp4_moe_text_free(char* text) { std::free(text); }
 
 void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user) {
-  nvfp4_moe::c_api::guarded([&] {
-    nvfp4_moe::set_log_callback(callback, user);
-    return nvfp4_moe::Status();
+  moe::c_api::guarded([&] {
+    moe::set_log_callback(callback, user);
+    return moe::Status();
   });
 }
 

@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 // Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory running out.
 nvfp4_moe_status fail(Code code, const char* message) noexcept;
@@ -78,6 +78,9 @@ Status write_struct(const char* name, Struct value, Struct* to) {
   return {};
 }
 
+// N of the device "cuda:N".
+Result<int> read_gpu(const char* device);
+
 inline Status check_pointer(const char* name, const void* pointer) {
   if (pointer != nullptr) return {};
   return invalid_argument(std::string(name) + ": expected a pointer, got null");
@@ -106,4 +109,4 @@ inline std::string backend_name(const char* name) { return name == nullptr ? "au
 // The executor that options ask for: a host's threads, a pool of a given size, or null for a layer's own.
 Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user, int32_t threads);
 
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api

@@ -8,10 +8,10 @@
 #include "parallel/connect.h"
 
 struct nvfp4_moe_thread_group {
-  std::shared_ptr<nvfp4_moe::ThreadGroup> group;
+  std::shared_ptr<nvfp4_moe::internal::ThreadGroup> group;
 };
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 namespace {
 
@@ -65,10 +65,11 @@ Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& opt
   return std::optional<Parallel>(std::move(parallel));
 }
 
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api
 
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 
@@ -78,10 +79,10 @@ nvfp4_moe_status nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* 
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe_exchange_callbacks given, api::read_struct("callbacks", callbacks));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
+    NVFP4_MOE_ASSIGN(const moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
     NVFP4_MOE_ASSIGN(handle->exchange,
-                     nvfp4_moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank, world, timeout));
+                     moe::connect_callbacks({given.user, given.all_to_all_v, given.abort}, rank, world, timeout));
     *exchange = handle.release();
     return {};
   });
@@ -92,7 +93,7 @@ nvfp4_moe_status nvfp4_moe_thread_group_create(int32_t world, nvfp4_moe_thread_g
     NVFP4_MOE_TRY(api::check_pointer("group", group));
     *group = nullptr;
     auto handle = std::make_unique<nvfp4_moe_thread_group>();
-    NVFP4_MOE_ASSIGN(handle->group, nvfp4_moe::ThreadGroup::make(world));
+    NVFP4_MOE_ASSIGN(handle->group, moe::ThreadGroup::make(world));
     *group = handle.release();
     return {};
   });
@@ -106,9 +107,9 @@ nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int3
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     *exchange = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("group", group));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Timeout timeout, api::read_timeout(timeout_ms));
+    NVFP4_MOE_ASSIGN(const moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    const std::shared_ptr<nvfp4_moe::ThreadGroup> shared = group->group;  // which another rank may close
+    const std::shared_ptr<moe::ThreadGroup> shared = group->group;  // which another rank may close
     NVFP4_MOE_ASSIGN(handle->exchange, shared->join(rank, world, timeout));
     *exchange = handle.release();
     return {};
@@ -120,7 +121,7 @@ nvfp4_moe_status nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* exchange, const
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
-    return nvfp4_moe::use_nccl(*exchange->exchange, device, library == nullptr ? "" : library, communicator);
+    return moe::use_nccl(*exchange->exchange, device, library == nullptr ? "" : library, communicator);
   });
 }
 
@@ -128,18 +129,18 @@ nvfp4_moe_status nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange, cons
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("exchange", exchange));
     if (const Status there = api::check_pointer("device", device); !there.ok()) return exchange->exchange->agree(there);
-    return nvfp4_moe::use_peers(*exchange->exchange, device);
+    return moe::use_peers(*exchange->exchange, device);
   });
 }
 
 nvfp4_moe_status nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint64_t* load, int64_t num_experts) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
-    nvfp4_moe::Status mine = api::check_pointer("load", load);
+    NVFP4_MOE_ASSIGN(moe::RankCombine* const ranks, api::ranks_in(layer));
+    moe::Status mine = api::check_pointer("load", load);
     const int64_t expected = ranks->config()->num_experts;
     if (mine.ok() && num_experts != expected)
-      mine = nvfp4_moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
-                                         std::to_string(num_experts));
+      mine = moe::invalid_argument("num_experts: expected " + std::to_string(expected) + ", got " +
+                                   std::to_string(num_experts));
     NVFP4_MOE_ASSIGN(const std::vector<uint64_t> counts, ranks->expert_load(mine));
     std::copy(counts.begin(), counts.end(), load);
     return {};
@@ -148,7 +149,7 @@ nvfp4_moe_status nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer, uint6
 
 nvfp4_moe_status nvfp4_moe_layer_reset_expert_load(const nvfp4_moe_layer* layer) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
+    NVFP4_MOE_ASSIGN(moe::RankCombine* const ranks, api::ranks_in(layer));
     return ranks->reset_expert_load();
   });
 }
@@ -159,9 +160,9 @@ nvfp4_moe_status nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_e
     NVFP4_MOE_TRY(api::check_pointer("load", load));
     NVFP4_MOE_TRY(api::check_pointer("expert_of_slot", expert_of_slot));
     if (num_experts < 1)
-      return nvfp4_moe::invalid_argument("num_experts: expected 1 or more, got " + std::to_string(num_experts));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Placement placement,
-                     nvfp4_moe::propose_placement({load, static_cast<size_t>(num_experts)}, world, slots_per_rank));
+      return moe::invalid_argument("num_experts: expected 1 or more, got " + std::to_string(num_experts));
+    NVFP4_MOE_ASSIGN(const moe::Placement placement,
+                     moe::propose_placement({load, static_cast<size_t>(num_experts)}, world, slots_per_rank));
     std::copy(placement.expert_of_slot().begin(), placement.expert_of_slot().end(), expert_of_slot);
     return {};
   });
@@ -170,7 +171,7 @@ nvfp4_moe_status nvfp4_moe_propose_placement(const uint64_t* load, int64_t num_e
 nvfp4_moe_status nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
                                            const nvfp4_moe_checkpoint* checkpoint, int64_t layer_index) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
+    NVFP4_MOE_ASSIGN(moe::RankCombine* const ranks, api::ranks_in(layer));
     const auto check = [&]() -> Status {
       NVFP4_MOE_TRY(api::check_slots(*ranks, expert_of_slot, slots));
       return api::check_pointer("checkpoint", checkpoint);

@@ -1,11 +1,11 @@
 // The C interface: the format by itself, host arrays to host arrays.
 #include "c_api/format.h"
 
-using nvfp4_moe::Result;
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
-namespace formats = nvfp4_moe::formats;
-namespace moe = nvfp4_moe;
+using nvfp4_moe::internal::Result;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace formats = nvfp4_moe::internal::formats;
+namespace moe = nvfp4_moe::internal;
 
 namespace {
 

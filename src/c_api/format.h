@@ -8,7 +8,7 @@
 #include "c_api/common.h"
 #include "moe/formats.h"
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 // 0 says none.
 inline std::optional<float> unless_zero(float value) {
@@ -36,4 +36,4 @@ inline Result<formats::SwigluQuantize> read_swiglu(const nvfp4_moe_swiglu* optio
   return call;
 }
 
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api

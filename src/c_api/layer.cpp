@@ -7,7 +7,7 @@
 #include "moe/batch_check.h"
 #include "moe/repro.h"
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_batch b, read_struct("batch", batch));
@@ -41,7 +41,7 @@ void copy_out(const std::vector<Element>& from, Element* to) {
   if (to != nullptr && !from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(Element));
 }
 
-nvfp4_moe::Json to_json(const Comparison& c) {
+Json to_json(const Comparison& c) {
   return {{"tokens", c.tokens},
           {"channels", c.channels},
           {"cosine", c.cosine},
@@ -55,10 +55,11 @@ nvfp4_moe::Json to_json(const Comparison& c) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api
 
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 
@@ -85,7 +86,7 @@ nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, i
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, layer->layer->max_tokens()));
+    NVFP4_MOE_TRY(moe::check_tokens(tokens, layer->layer->max_tokens()));
     *bytes = layer->layer->workspace_bytes(tokens);
     return {};
   });
@@ -95,7 +96,7 @@ nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_m
                                      size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    const nvfp4_moe::Result<nvfp4_moe::Batch> checked = api::read_batch(batch);
+    const moe::Result<moe::Batch> checked = api::read_batch(batch);
     if (!checked.ok()) return layer->layer->decline(checked.status());
     return layer->layer->run(*checked, workspace, workspace_bytes, stream);
   });
@@ -105,7 +106,7 @@ nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const 
                                             nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
+    NVFP4_MOE_ASSIGN(const moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
     const nvfp4_moe_run_status c{sizeof(c),
                                  run.bad_expert_ids,
                                  run.nonfinite_tokens,
@@ -125,7 +126,7 @@ nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const 
 nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                 const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
+    NVFP4_MOE_ASSIGN(const moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert(local_expert, source);
   });
 }
@@ -133,7 +134,7 @@ nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t 
 nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
                                                           const nvfp4_moe_expert* expert, void* stream) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
+    NVFP4_MOE_ASSIGN(const moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert_on_stream(local_expert, source, stream);
   });
 }
@@ -143,7 +144,7 @@ nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(nvfp4_moe_expert_out e, api::read_struct("expert", expert));
-    nvfp4_moe::ExpertBuffers buffers;
+    moe::ExpertBuffers buffers;
     NVFP4_MOE_TRY(layer->layer->unpack_expert(local_expert, buffers));
     api::copy_out(buffers.gate.codes, e.gate_codes);
     api::copy_out(buffers.gate.block_scales, e.gate_block_scales);
@@ -167,9 +168,9 @@ nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
     NVFP4_MOE_TRY(layer->layer->check_one_rank("repro"));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::Batch checked, api::read_batch(batch));
-    NVFP4_MOE_ASSIGN(const std::string target, nvfp4_moe::output_path(path));
-    return nvfp4_moe::write_repro(target, *layer->layer, checked, with_output != 0);
+    NVFP4_MOE_ASSIGN(const moe::Batch checked, api::read_batch(batch));
+    NVFP4_MOE_ASSIGN(const std::string target, moe::output_path(path));
+    return moe::write_repro(target, *layer->layer, checked, with_output != 0);
   });
 }
 
@@ -178,12 +179,12 @@ nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** 
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("path", path));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::ReplayReport report, nvfp4_moe::replay(path, api::backend_name(backend)));
-    nvfp4_moe::Json result;
+    NVFP4_MOE_ASSIGN(const moe::ReplayReport report, moe::replay(path, api::backend_name(backend)));
+    moe::Json result;
     result["recorded_backend"] = report.recorded_backend;
-    result["layer"] = nvfp4_moe::Json::parse(report.describe);
+    result["layer"] = moe::Json::parse(report.describe);
     result["tokens"] = report.tokens;
-    result["same_bits"] = report.same_bits ? nvfp4_moe::Json(*report.same_bits) : nullptr;
+    result["same_bits"] = report.same_bits ? moe::Json(*report.same_bits) : nullptr;
     result["with_output"] = report.with_output ? api::to_json(*report.with_output) : nullptr;
     result["with_reference"] = api::to_json(report.with_reference);
     result["broken_output_limit"] = report.broken_output_limit;
@@ -191,9 +192,8 @@ nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** 
     result["passed"] = report.passed();
     NVFP4_MOE_TRY(api::write_text(result.dump(), json));
     if (report.passed()) return {};
-    return nvfp4_moe::check_failed(report.broken_reference_limit.empty()
-                                       ? "stored output: " + report.broken_output_limit
-                                       : "reference: " + report.broken_reference_limit);
+    return moe::check_failed(report.broken_reference_limit.empty() ? "stored output: " + report.broken_output_limit
+                                                                   : "reference: " + report.broken_reference_limit);
   });
 }
 

@@ -10,19 +10,19 @@
 #include "parallel/open.h"
 
 struct nvfp4_moe_checkpoint {
-  nvfp4_moe::Checkpoint checkpoint;
+  nvfp4_moe::internal::Checkpoint checkpoint;
 };
 
 struct nvfp4_moe_layer {
-  std::unique_ptr<nvfp4_moe::Executor> executor;  // null: the layer's own
-  std::unique_ptr<nvfp4_moe::MoeLayer> layer;     // destroyed before the executor
+  std::unique_ptr<nvfp4_moe::internal::Executor> executor;  // null: the layer's own
+  std::unique_ptr<nvfp4_moe::internal::MoeLayer> layer;     // destroyed before the executor
 };
 
 struct nvfp4_moe_exchange {
-  std::shared_ptr<nvfp4_moe::Exchange> exchange;
+  std::shared_ptr<nvfp4_moe::internal::Exchange> exchange;
 };
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 Result<MoeOptions> read_config(const nvfp4_moe_config* config);
 nvfp4_moe_config to_c(const MoeOptions& options);
@@ -51,4 +51,4 @@ Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open)
 }
 ProgressFn progress_fn(const nvfp4_moe_layer_options& options);
 
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api

@@ -9,7 +9,7 @@
 #include "moe/batch_check.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::c_api {
+namespace nvfp4_moe::internal::c_api {
 
 Result<MoeOptions> read_config(const nvfp4_moe_config* config) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_config c, read_struct("config", config));
@@ -73,8 +73,8 @@ nvfp4_moe_config to_c(const MoeOptions& options) {
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options) {
   if (options.cache_checksum != 0 && options.cache_checksum != 1)
     return invalid_argument("cache_checksum: expected 0 or 1, got " + std::to_string(options.cache_checksum));
-  if (options.cache_unchecked != 0 && options.cache_unchecked != 1)
-    return invalid_argument("cache_unchecked: expected 0 or 1, got " + std::to_string(options.cache_unchecked));
+  if (options.cache_trusted != 0 && options.cache_trusted != 1)
+    return invalid_argument("cache_trusted: expected 0 or 1, got " + std::to_string(options.cache_trusted));
   LayerOptions result;
   if (options.device != nullptr) result.device = options.device;
   result.backend = backend_name(options.backend);
@@ -325,20 +325,21 @@ Status rearrange_tensors(RankCombine& ranks, const int64_t* expert_of_slot, int6
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::c_api
+}  // namespace nvfp4_moe::internal::c_api
 
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 nvfp4_moe_status nvfp4_moe_explain(const nvfp4_moe_config* config, const char* backend, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions options, api::read_config(config));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(options));
-    nvfp4_moe::Json list = nvfp4_moe::Json::array();
-    for (const auto& report : explain(moe_config, nvfp4_moe::host_facts(), api::backend_name(backend)))
+    NVFP4_MOE_ASSIGN(const moe::MoeOptions options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(const moe::MoeConfig moe_config, moe::MoeConfig::make(options));
+    moe::Json list = moe::Json::array();
+    for (const auto& report : explain(moe_config, moe::host_facts(), api::backend_name(backend)))
       list.push_back({{"backend", report.backend}, {"chosen", report.chosen}, {"reason", report.reason}});
     return api::write_text(list.dump(), json);
   });
@@ -349,12 +350,12 @@ nvfp4_moe_status nvfp4_moe_plan(const nvfp4_moe_config* config, const nvfp4_moe_
                                 size_t* packed_bytes) {
   return api::guarded([&]() -> Status {
     if (text != nullptr) *text = nullptr;
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeOptions moe_options, api::read_config(config));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::MoeConfig moe_config, nvfp4_moe::MoeConfig::make(moe_options));
+    NVFP4_MOE_ASSIGN(const moe::MoeOptions moe_options, api::read_config(config));
+    NVFP4_MOE_ASSIGN(const moe::MoeConfig moe_config, moe::MoeConfig::make(moe_options));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerOptions layer_options, api::layer_options(given));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerScales scales, api::input_scales(hidden_scale, intermediate_scale));
-    NVFP4_MOE_ASSIGN(const nvfp4_moe::LayerNeeds needs, nvfp4_moe::plan_layer(moe_config, scales, layer_options));
+    NVFP4_MOE_ASSIGN(const moe::LayerOptions layer_options, api::layer_options(given));
+    NVFP4_MOE_ASSIGN(const moe::LayerScales scales, api::input_scales(hidden_scale, intermediate_scale));
+    NVFP4_MOE_ASSIGN(const moe::LayerNeeds needs, moe::plan_layer(moe_config, scales, layer_options));
     if (workspace_bytes != nullptr) *workspace_bytes = needs.plan.workspace.total_bytes;
     if (packed_bytes != nullptr) *packed_bytes = needs.packed_bytes;
     return text == nullptr ? Status() : api::write_text(to_string(needs.plan), text);
@@ -375,7 +376,7 @@ nvfp4_moe_status nvfp4_moe_layer_open_tensors(const nvfp4_moe_config* config, co
 nvfp4_moe_status nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot, int64_t slots,
                                                    const nvfp4_moe_layer_tensors* tensors) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(nvfp4_moe::RankCombine* const ranks, api::ranks_in(layer));
+    NVFP4_MOE_ASSIGN(moe::RankCombine* const ranks, api::ranks_in(layer));
     return api::rearrange_tensors(*ranks, expert_of_slot, slots, tensors);
   });
 }

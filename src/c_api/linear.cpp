@@ -7,12 +7,13 @@
 #include "moe/batch_check.h"
 
 struct nvfp4_moe_linear {
-  std::unique_ptr<nvfp4_moe::Executor> executor;  // null: the linear's own
-  std::unique_ptr<nvfp4_moe::NvfpLinear> linear;  // destroyed before the executor
+  std::unique_ptr<nvfp4_moe::internal::Executor> executor;  // null: the linear's own
+  std::unique_ptr<nvfp4_moe::internal::NvfpLinear> linear;  // destroyed before the executor
 };
 
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 
@@ -21,13 +22,13 @@ nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, 
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
     NVFP4_MOE_ASSIGN(const nvfp4_moe_linear_options given, api::read_struct("options", options));
-    nvfp4_moe::LinearOptions linear;
+    moe::LinearOptions linear;
     linear.backend = api::backend_name(given.backend);
     if (given.device != nullptr) linear.device = given.device;
     NVFP4_MOE_ASSIGN(linear.activation_format,
-                     api::read_enum("activation_format", given.activation_format, nvfp4_moe::ActivationFormat::kFp8));
+                     api::read_enum("activation_format", given.activation_format, moe::ActivationFormat::kFp8));
     NVFP4_MOE_ASSIGN(linear.activation_scale,
-                     api::read_enum("activation_scale", given.activation_scale, nvfp4_moe::ActivationScale::kCompat));
+                     api::read_enum("activation_scale", given.activation_scale, moe::ActivationScale::kCompat));
     linear.input_scale = given.input_scale;
     if (given.static_headroom != 0.0f) linear.static_headroom = given.static_headroom;
     linear.max_tokens = given.max_tokens;
@@ -35,8 +36,8 @@ nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options, 
     NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
     linear.executor = handle->executor.get();
     const auto view =
-        nvfp4_moe::Nvfp4View::contiguous(given.codes, given.block_scales, given.tensor_scale, given.rows, given.cols);
-    NVFP4_MOE_ASSIGN(handle->linear, nvfp4_moe::NvfpLinear::open(view, linear));
+        moe::Nvfp4View::contiguous(given.codes, given.block_scales, given.tensor_scale, given.rows, given.cols);
+    NVFP4_MOE_ASSIGN(handle->linear, moe::NvfpLinear::open(view, linear));
     *out = handle.release();
     return {};
   });
@@ -57,7 +58,7 @@ nvfp4_moe_status nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
-    NVFP4_MOE_TRY(nvfp4_moe::check_tokens(tokens, linear->linear->max_tokens()));
+    NVFP4_MOE_TRY(moe::check_tokens(tokens, linear->linear->max_tokens()));
     *bytes = linear->linear->workspace_bytes(tokens);
     return {};
   });
@@ -68,10 +69,10 @@ nvfp4_moe_status nvfp4_moe_linear_run(const nvfp4_moe_linear* linear, const nvfp
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("linear", linear));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_linear_batch given, api::read_struct("batch", batch));
-    nvfp4_moe::LinearBatch checked;
+    moe::LinearBatch checked;
     checked.tokens = given.tokens;
     checked.x = given.x;
-    NVFP4_MOE_ASSIGN(checked.x_dtype, api::read_dtype("x_dtype", given.x_dtype, nvfp4_moe::DType::kBf16));
+    NVFP4_MOE_ASSIGN(checked.x_dtype, api::read_dtype("x_dtype", given.x_dtype, moe::DType::kBf16));
     checked.out = given.out;
     NVFP4_MOE_ASSIGN(checked.out_dtype, api::read_dtype("out_dtype", given.out_dtype, checked.x_dtype));
     return linear->linear->run(checked, workspace, workspace_bytes, stream);

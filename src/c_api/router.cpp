@@ -4,10 +4,10 @@
 
 #include "c_api/layer.h"
 
-using nvfp4_moe::Result;
-using nvfp4_moe::Status;
-namespace api = nvfp4_moe::c_api;
-namespace moe = nvfp4_moe;
+using nvfp4_moe::internal::Result;
+using nvfp4_moe::internal::Status;
+namespace api = nvfp4_moe::internal::c_api;
+namespace moe = nvfp4_moe::internal;
 
 namespace {
 
@@ -83,10 +83,12 @@ nvfp4_moe_status nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call) {
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_router_gemm(int32_t device, const nvfp4_moe_router_gemm_call* call, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_router_gemm(const char* device, const nvfp4_moe_router_gemm_call* call,
+                                              void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::RouterGemm gemm, read_router_gemm(call));
-    return moe::router::device_router_gemm(device, gemm, stream);
+    NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
+    return moe::router::device_router_gemm(gpu, gemm, stream);
   });
 }
 
@@ -97,11 +99,12 @@ nvfp4_moe_status nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_select_experts(int32_t device, const nvfp4_moe_router_config* config,
+nvfp4_moe_status nvfp4_moe_device_select_experts(const char* device, const nvfp4_moe_router_config* config,
                                                  const nvfp4_moe_router_batch* batch, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const moe::SelectExperts call, read_router_call(config, batch));
-    return moe::router::device_select_experts(device, call, stream);
+    NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
+    return moe::router::device_select_experts(gpu, call, stream);
   });
 }
 

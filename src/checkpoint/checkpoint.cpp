@@ -12,7 +12,7 @@
 #include "checkpoint/mxfp4.h"
 #include "checkpoint/open_model.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Dims {
@@ -345,4 +345,4 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "core/status.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct FloatExpert;       // float_experts.h
 struct QuantDeclaration;  // quant_config.h
@@ -157,4 +157,4 @@ class Checkpoint {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

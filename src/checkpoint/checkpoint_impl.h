@@ -7,7 +7,7 @@
 #include "checkpoint/layer_index.h"
 #include "checkpoint/matrix_resolver.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Checkpoint::Impl {
   TensorIndex index;
@@ -36,4 +36,4 @@ struct Checkpoint::Impl {
                         LayerScales* scales) const;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/enum_names.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The order of rows in a tensor that holds gate and up.
 enum class GateUpOrder : uint8_t {
@@ -33,4 +33,4 @@ struct CheckpointOptions {
   std::vector<std::string> accept_tensors = {};
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

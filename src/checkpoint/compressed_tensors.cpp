@@ -4,7 +4,7 @@
 #include "checkpoint/quant_fields.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // One entry of compressed-tensors' config_groups.
@@ -114,4 +114,4 @@ Result<QuantDeclaration> parse_compressed_tensors(const Json& quantization, Quan
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "checkpoint/names.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Status missing_field(const char* key, std::string_view model_type) {
   return bad_input(fmt::format("config.json {}: missing, and {} needs it", key, printable(model_type)));
@@ -70,4 +70,4 @@ Result<float> required_positive(const Json& config, const char* key, std::string
   return *number;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A field that the model type needs and the file lacks.
 Status missing_field(const char* key, std::string_view model_type);
@@ -26,4 +26,4 @@ Result<int64_t> required_int(const Json& config, std::initializer_list<const cha
                              std::string_view model_type);
 Result<float> required_positive(const Json& config, const char* key, std::string_view model_type);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

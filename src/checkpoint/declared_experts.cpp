@@ -8,7 +8,7 @@
 #include "core/activation_precision.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // The module of an expert's matrix, as its tensors name it.
@@ -143,4 +143,4 @@ Status check_shared_declaration(const ModelInfo& model, const ExpertNames& names
                   to_string(own.activations.format), to_string(routed.format)));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "checkpoint/expert_names.h"
 #include "checkpoint/findings.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct DeclaredExperts {
   bool gguf = false;  // the types of the tensors are the declaration
@@ -40,4 +40,4 @@ Status check_one_format(const TensorIndex& index, const ExpertNames& names, int6
 Status check_shared_declaration(const ModelInfo& model, const ExpertNames& names, const FormatParts& parts,
                                 const DeclaredActivations& routed);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 std::vector<uint8_t> ExpertMemory::take(size_t size_bytes) {
   std::vector<uint8_t> found;
@@ -41,4 +41,4 @@ LoadedExpert::~LoadedExpert() {
   if (memory != nullptr && !storage.empty()) memory->give(std::move(storage));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

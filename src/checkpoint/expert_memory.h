@@ -7,7 +7,7 @@
 #include <mutex>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class ExpertMemory {
  public:
@@ -20,4 +20,4 @@ class ExpertMemory {
   std::vector<std::vector<uint8_t>> spare_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include "core/printable.h"
 #include "gguf/gguf.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr FormatParts kModelOptParts = {SourceFormat::kModelOpt, "weight", "weight_scale", "weight_scale_2",
@@ -99,4 +99,4 @@ bool is_format_part(std::string_view part, bool biased) {
   return kModelOptParts.has(part) || kCompressedParts.has(part) || part == "scale" || part == "scales";
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

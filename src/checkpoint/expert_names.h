@@ -11,7 +11,7 @@
 #include "checkpoint/names.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The parts of one matrix's name in one format; empty if the format has no such tensor, or if the layer has none.
 struct FormatParts {
@@ -77,4 +77,4 @@ std::string stored_instead(const TensorIndex& index, const ExpertNames& names, i
 // Whether any format has this part. biased: of a family whose experts have biases.
 bool is_format_part(std::string_view part, bool biased);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

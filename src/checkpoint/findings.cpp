@@ -7,7 +7,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 const char* to_string(Severity severity) {
   switch (severity) {
@@ -99,4 +99,4 @@ Status FindingList::first_error() const {
   return first == nullptr ? Status() : error_of(*first, errors - 1);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class FindingList {
  public:
@@ -40,4 +40,4 @@ std::string describe_place(const Finding& finding);
 // "1.5e-05": a float with the digits that tell it apart.
 std::string float_string(float value);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

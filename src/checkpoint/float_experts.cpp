@@ -5,7 +5,7 @@
 #include "checkpoint/checkpoint_impl.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 int64_t elem_bytes(DType dtype) { return bits(dtype) / 8; }
@@ -79,4 +79,4 @@ Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, in
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

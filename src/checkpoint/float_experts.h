@@ -9,7 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct FloatWeights {
   std::string tensor;  // its name in the files
@@ -39,4 +39,4 @@ struct FloatExpert {
 // misshapen.
 Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 template <class T>
@@ -84,4 +84,4 @@ Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "core/quantize.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Element (r, c) lies at data + r * row_stride + c * col_stride (bytes; any alignment). K runs along c.
 struct FloatMatrix {
@@ -35,4 +35,4 @@ Result<float> float_matrix_scale(const FloatMatrix& matrix);
 Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint8_t* out_codes, uint8_t* out_scales,
                              QuantizeCounts& counts);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "core/printable.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
@@ -263,4 +263,4 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,10 +8,10 @@
 #include "checkpoint/checkpoint.h"
 #include "gguf/gguf.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // index: tells whether the last blocks that are declared for multi-token prediction are there. Errors: kBadInput for what
 // is wrong or missing, kUnsupported for what is legal but not here.
 Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIndex& index);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Word {
@@ -77,4 +77,4 @@ std::string_view gguf_ignored_reason(std::string_view name) {
   return "not part of an MoE layer";
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

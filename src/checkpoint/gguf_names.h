@@ -13,7 +13,7 @@
 
 #include "checkpoint/names.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // nullopt if the name is no expert's. The stem is "blk.<L>"; the role kStacked or kShared.
 std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name);
@@ -24,4 +24,4 @@ std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projectio
 // Why a tensor that is not an expert's is not read.
 std::string_view gguf_ignored_reason(std::string_view name);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -4,7 +4,7 @@
 
 #include "checkpoint/layer_index.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 std::vector<int64_t> LayerEntry::stored_in(const ExpertRange& range) const {
   if (routed.role == TensorRole::kStacked) {
@@ -46,4 +46,4 @@ void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingLis
   findings.add(std::move(finding));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "checkpoint/row_order.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // The files' tensors of one layer.
@@ -463,4 +463,4 @@ Result<LayerIndex> LayerIndex::build(const TensorIndex& index, const CheckpointO
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "checkpoint/expert_names.h"
 #include "checkpoint/findings.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct LayerEntry {
   ExpertNames routed;
@@ -49,4 +49,4 @@ class LayerIndex {
   std::map<int64_t, Status> refused_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

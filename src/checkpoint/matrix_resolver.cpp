@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 float reciprocal(float value) { return static_cast<float>(1.0 / static_cast<double>(value)); }
@@ -314,4 +314,4 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   return true;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "checkpoint/layer_index.h"
 #include "checkpoint/matrix_source.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // An input scale and whether it is usable: finite, normal and > 0. docs/checkpoints.md lists the findings.
 struct InputScale {
@@ -55,4 +55,4 @@ class MatrixResolver {
   int64_t num_experts_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

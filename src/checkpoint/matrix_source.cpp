@@ -13,7 +13,7 @@
 #include "core/printable.h"
 #include "gguf/blocks.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 namespace {
 
@@ -269,4 +269,4 @@ void copy_matrix(const ByteMatrix& matrix, uint8_t* out) {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "checkpoint/findings.h"
 #include "checkpoint/scale_scan.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A byte matrix (rows, cols) in a file; one of the two strides is 1 (or the element's size for floats).
 struct MatrixPlace {
@@ -103,4 +103,4 @@ Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& f
 // out (rows, cols) contiguous; cache-blocked if the source's columns are not contiguous.
 void copy_matrix(const ByteMatrix& matrix, uint8_t* out);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

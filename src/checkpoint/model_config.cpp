@@ -19,7 +19,7 @@
 #include "io/files.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using json = Json;
@@ -359,4 +359,4 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Far above any model, far below what could exhaust memory or overflow a product of three.
 inline constexpr int64_t kMaxModelExperts = int64_t{1} << 16;
@@ -23,4 +23,4 @@ inline constexpr int64_t kMaxModelLayers = int64_t{1} << 14;
 // missing, kUnsupported for what is legal but not here.
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "checkpoint/model_config.h"
 #include "checkpoint/names.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A list with one entry per layer; `is_moe` says which entries mean MoE.
@@ -232,4 +232,4 @@ Status read_layers(const Json& config, const ModelRow& row, int64_t count, std::
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

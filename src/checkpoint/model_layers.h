@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // How many layers there are. Nemotron-3 Ultra's config has null for it, and the list alone says.
 Result<int64_t> count_layers(const Json& config, const ModelRow& row, std::string_view model_type);
@@ -17,4 +17,4 @@ Result<int64_t> count_layers(const Json& config, const ModelRow& row, std::strin
 // The numbers of the MoE layers among `count`, in order, by a list that the config has or by the rule of its type.
 Status read_layers(const Json& config, const ModelRow& row, int64_t count, std::vector<int64_t>& layers);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

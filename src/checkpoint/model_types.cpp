@@ -1,6 +1,6 @@
 #include "checkpoint/model_types.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr RouterWeight kAfter = RouterWeight::kAfterDown;
@@ -120,4 +120,4 @@ std::string_view reason_to_decline(std::string_view model_type) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "core/config.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each layer, or none.
 enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
@@ -54,4 +54,4 @@ const ModelRow* model_row(std::string_view model_type);
 // Why a type is declined; empty if it is not.
 std::string_view reason_to_decline(std::string_view model_type);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "checkpoint/regex_tree.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using CharSet = ModuleRegex::CharSet;
@@ -200,4 +200,4 @@ bool ModuleRegex::run(int32_t start, size_t position, std::string_view name, int
   return false;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class ModuleRegex {
  public:
@@ -49,4 +49,4 @@ class ModuleRegex {
   bool digits_are_equal_ = true;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "core/activation_precision.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Names of one module differ between a model's files and its config in what stands before "layers.": wrappers of the
@@ -123,4 +123,4 @@ Result<const ModuleScheme*> ModuleRules::of(std::string_view module) {
   return of_class_.empty() ? none : &schemes_[of_class_.begin()->second];
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

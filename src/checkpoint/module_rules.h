@@ -19,7 +19,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/module_regex.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The declarations of a config file for some modules.
 struct ModuleScheme {
@@ -72,4 +72,4 @@ class ModuleRules {
 // More precise activations of the two, or `first`: nvfp4 < fp8 < bf16.
 const ModuleScheme& more_precise(const ModuleScheme& first, const ModuleScheme& second);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

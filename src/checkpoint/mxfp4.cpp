@@ -8,7 +8,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kBias = 127;           // of E8M0
@@ -84,4 +84,4 @@ Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const u
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Mxfp4Cast {
   float tensor_scale = 1.0f;
@@ -26,4 +26,4 @@ struct Mxfp4Cast {
 Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const uint8_t* scales, int64_t scales_stride,
                              int phase, int64_t rows, int64_t cols, uint8_t* out_codes, uint8_t* out_scales);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cctype>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr FamilyNames kFamilies[] = {
@@ -312,4 +312,4 @@ std::string name_pattern(std::string_view name) {
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -26,7 +26,7 @@
 #include <string>
 #include <string_view>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class Projection : uint8_t { kGate, kUp, kDown, kGateUp };  // kGateUp: gate and up in one tensor
 
@@ -100,4 +100,4 @@ std::string_view ignored_reason(std::string_view name);
 // The name with every number replaced by '*', so that like tensors fold into one line.
 std::string name_pattern(std::string_view name);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

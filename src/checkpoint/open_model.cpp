@@ -10,7 +10,7 @@
 #include "gguf/gguf.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{64} << 20;
@@ -68,4 +68,4 @@ void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings
                       left_out.unindexed);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

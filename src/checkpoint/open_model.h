@@ -6,7 +6,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/findings.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct OpenedModel {
   TensorIndex index;
@@ -18,4 +18,4 @@ Result<OpenedModel> open_model(const std::string& path);
 // Findings of the tensors that the model's index leaves out.
 void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "checkpoint/expert_names.h"
 #include "core/printable.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // The last word of a name without leading underscores: ModelOpt writes both `svdquant_lora_a` and
@@ -110,4 +110,4 @@ bool matches_pattern(std::string_view pattern, std::string_view name) {
   return pattern.find_first_not_of('*', p) == std::string_view::npos;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "checkpoint/checkpoint_options.h"
 #include "checkpoint/findings.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Such tensors of one layer's routed experts, or of its shared expert.
 class OtherTensors {
@@ -36,4 +36,4 @@ class OtherTensors {
 // Whether the whole name matches the pattern, in which '*' stands for any characters.
 bool matches_pattern(std::string_view pattern, std::string_view name);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

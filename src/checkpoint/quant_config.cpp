@@ -9,7 +9,7 @@
 #include "io/files.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 bool mentions(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
@@ -210,4 +210,4 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "checkpoint/module_rules.h"
 #include "io/json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct QuantDeclaration {
   std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"; empty: none
@@ -39,4 +39,4 @@ struct QuantDeclaration {
 // `quantization`: the flat object of config.json, or the "quantization" object of hf_quant_config.json.
 Result<QuantDeclaration> parse_quantization(const Json& quantization, std::string_view family);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

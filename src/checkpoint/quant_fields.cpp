@@ -6,7 +6,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Refused {
@@ -137,4 +137,4 @@ Result<InputActivations> input_activations(const Json& group, const std::string&
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The string under `key`, "" if there is none.
 Result<std::string> text_field(const Json& object, const char* key);
@@ -37,4 +37,4 @@ Result<InputActivations> input_activations(const Json& group, const std::string&
 // quantization_config of compressed-tensors; `out` has its method and producer.
 Result<QuantDeclaration> parse_compressed_tensors(const Json& quantization, QuantDeclaration out);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

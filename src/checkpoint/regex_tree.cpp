@@ -7,7 +7,7 @@
 
 #include "core/printable.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 namespace {
 using CharSet = ModuleRegex::CharSet;
@@ -322,4 +322,4 @@ class Parser {
 
 Result<RegexNode> parse_regex(std::string_view expression) { return Parser(expression).parse(); }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

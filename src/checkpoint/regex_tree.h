@@ -8,7 +8,7 @@
 #include "checkpoint/module_regex.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 constexpr size_t kMaxExpression = 4096;
 constexpr int kUnbounded = -1;
@@ -35,4 +35,4 @@ ModuleRegex::CharSet only(char c);
 
 Result<RegexNode> parse_regex(std::string_view expression);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Nothing if family and name do not give the order: engines keep the rows of gpt-oss' activation in either order under
@@ -43,4 +43,4 @@ Status set_row_order(const CheckpointOptions& options, const ModelInfo& model, i
   return refused;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

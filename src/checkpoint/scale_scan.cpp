@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kChunk = 4096;  // stays in the first level of cache
@@ -90,4 +90,4 @@ bool all_powers_of_two(const uint8_t* scales, int64_t rows, int64_t cols, int64_
   return true;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

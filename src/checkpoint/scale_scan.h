@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct ScaleScan {
   uint8_t min = 0xFF;
@@ -32,4 +32,4 @@ InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t c
 // Whether every byte is zero or a power of two (0x01, 0x02, 0x04, and a zero mantissa above); stops at the first other.
 bool all_powers_of_two(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

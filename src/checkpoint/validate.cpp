@@ -11,7 +11,7 @@
 #include "checkpoint/mxfp4.h"
 #include "core/quantize.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 if the block takes 6
@@ -196,4 +196,4 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "io/files.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr double kDamping = 0.01;  // of the mean, added to each moment
@@ -168,4 +168,4 @@ Result<ExpertMoments> ChannelMoments::expert(int64_t layer, int64_t expert) cons
   return moments;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

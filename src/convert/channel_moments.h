@@ -22,7 +22,7 @@
 #include "io/content_hash.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Empty if no row reached the expert, or all moments are 0: its errors have no weights.
 struct ExpertMoments {
@@ -68,4 +68,4 @@ class ChannelMoments {
   int64_t unweighted_ = 0;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

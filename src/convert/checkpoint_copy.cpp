@@ -9,7 +9,7 @@
 #include "io/files.h"
 #include "io/output_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 namespace fs = std::filesystem;
 
@@ -125,4 +125,4 @@ Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& 
   return copied;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

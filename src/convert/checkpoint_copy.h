@@ -12,7 +12,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // kInvalidArgument if OUT is IN, or one contains the other.
 Status check_apart(const std::string& in, const std::string& out);
@@ -33,4 +33,4 @@ Result<std::vector<OtherFile>> other_files(const std::string& in);
 // Copies them; returns their names.
 Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

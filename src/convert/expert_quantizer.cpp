@@ -8,7 +8,7 @@
 #include "checkpoint/float_experts.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 32;  // what a thread takes at a time; fixed, so that sums do not depend on the threads
@@ -139,4 +139,4 @@ Status ExpertQuantizer::write(const std::string& base, float tensor_scale, float
   return put(kInputScale, std::as_bytes(std::span(scales + 1, 1)));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 using ExpertQuality = std::array<QuantizationQuality, 3>;  // gate, up, down
 
@@ -48,4 +48,4 @@ class ExpertQuantizer {
   QuantizedMatrix matrix_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "io/files.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kMostBytes = size_t{16} << 20;
@@ -83,4 +83,4 @@ Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path
   return scales;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

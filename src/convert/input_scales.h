@@ -16,7 +16,7 @@
 #include "core/nvfp4_view.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // kBadInput for a text that does not fit. `layers`: the checkpoint's MoE layers; `needed`: those that must be there.
 Result<std::map<int64_t, LayerScales>> parse_input_scales(std::string_view text, const std::vector<int64_t>& layers,
@@ -25,4 +25,4 @@ Result<std::map<int64_t, LayerScales>> parse_input_scales(std::string_view text,
 Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path, const std::vector<int64_t>& layers,
                                                          const std::vector<int64_t>& needed);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

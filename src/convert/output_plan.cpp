@@ -7,7 +7,7 @@
 
 #include "checkpoint/names.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TensorInfo tensor(std::string name, DType dtype, std::vector<int64_t> shape) {
@@ -116,4 +116,4 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
   return plan;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "core/status.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct ExpertId {
   int64_t layer = 0;
@@ -47,4 +47,4 @@ std::string part_name(OutputFormat format, MatrixPart part);
 
 Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers, OutputFormat format);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

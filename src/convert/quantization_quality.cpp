@@ -4,7 +4,7 @@
 
 #include "convert/quantize_checkpoint.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 double QuantizationQuality::sqnr_db() const {
   if (sum_sq_error == 0) return std::numeric_limits<double>::infinity();
@@ -33,4 +33,4 @@ double QuantizeResult::mean_sqnr_db() const {
   return layers.empty() ? 0 : sum / static_cast<double>(layers.size());
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -23,7 +23,7 @@
 #include "io/output_file.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -94,8 +94,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
                                            const QuantizeOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
-  if (!options.calibration.empty() && options.scales == ScaleSearch::kMax)
-    return invalid_argument("calibration: expected scales mse or sweep, since max compares no errors, got max");
+  if (!options.calibration.empty() && options.search == ScaleSearch::kMax)
+    return invalid_argument("calibration: expected search mse or sweep, since max compares no errors, got max");
   if (options.max_shard_bytes == 0) return invalid_argument("max_shard_bytes: expected more than 0");
   for (const auto& [layer, scales] : options.input_scales) {
     for (const std::optional<float>& scale : {scales.hidden, scales.intermediate}) {
@@ -220,4 +220,4 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
   return result;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

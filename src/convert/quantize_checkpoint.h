@@ -34,7 +34,7 @@
 #include "core/quantize.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Checkpoint;
 
@@ -50,7 +50,7 @@ struct QuantizeOptions {
   CheckpointOptions reading;  // how IN is opened
   OutputFormat format = OutputFormat::kModelOpt;
   std::vector<int64_t> layers;  // empty: every MoE layer; a number that is none is kInvalidArgument
-  ScaleSearch scales = ScaleSearch::kMax;
+  ScaleSearch search = ScaleSearch::kMax;
   // gate and up of an expert get one tensor scale, from the larger amax: vLLM applies gate's to both (numerics.md 6).
   // false: each its own, exact in this library.
   bool share_gate_up_scale = true;
@@ -114,4 +114,4 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
                           uint64_t max_shard_bytes = 5ull << 30, const ProgressFn& progress = {},
                           const CheckpointOptions& reading = {});
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

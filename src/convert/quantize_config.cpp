@@ -2,7 +2,7 @@
 
 #include "io/json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Json producer() { return {{"name", "nvfp4-moe"}, {"version", NVFP4_MOE_VERSION}}; }
@@ -116,4 +116,4 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config, con
   return files;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

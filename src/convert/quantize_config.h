@@ -17,7 +17,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct QuantizedModules {
   OutputFormat format = OutputFormat::kModelOpt;
@@ -35,4 +35,4 @@ struct ConfigFiles {
 // source_config: IN's config.json. kBadInput if it is no JSON object.
 Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& modules);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -3,7 +3,7 @@
 #include "convert/quantize_checkpoint.h"
 #include "io/json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Json quality(const QuantizationQuality& q) {
@@ -45,4 +45,4 @@ std::string to_json(const QuantizeResult& result, int indent) {
   return json.dump(indent);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

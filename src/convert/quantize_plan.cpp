@@ -11,7 +11,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kWholeBytes = uint64_t{16} << 20;    // a file up to this size is hashed whole
@@ -86,7 +86,7 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
   plan.format = to_string(options.format);
   plan.layers = layers;
   if (options.reading.gate_up_order) plan.gate_up_order = to_string(*options.reading.gate_up_order);
-  plan.scales = to_string(options.scales);
+  plan.search = to_string(options.search);
   plan.calibration = calibration;
   plan.share_gate_up_scale = options.share_gate_up_scale;
   for (const auto& [layer, s] : options.input_scales)
@@ -133,7 +133,7 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
   if (wanted.gate_up_order != found.gate_up_order)
     return differ("gate_up_order", wanted.gate_up_order.empty() ? "none" : wanted.gate_up_order,
                   found.gate_up_order.empty() ? "none" : printable(found.gate_up_order));
-  if (wanted.scales != found.scales) return differ("scales", wanted.scales, printable(found.scales));
+  if (wanted.search != found.search) return differ("search", wanted.search, printable(found.search));
   if (wanted.calibration != found.calibration)
     return differ("calibration", wanted.calibration.empty() ? "none" : wanted.calibration,
                   found.calibration.empty() ? "none" : printable(found.calibration));
@@ -147,4 +147,4 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -24,7 +24,7 @@
 #include "io/content_hash.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct SourceFile {
   std::string name;
@@ -44,7 +44,7 @@ struct QuantizePlan {
   std::string format;
   std::set<int64_t> layers;
   std::string gate_up_order;  // as it was given; empty if it was not
-  std::string scales;
+  std::string search;
   std::string calibration;  // the hash of the moments that errors are weighted by; empty if none are
   bool share_gate_up_scale = true;
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if none is given
@@ -62,7 +62,7 @@ Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index
 
 std::string to_json(const QuantizePlan& plan);
 Result<QuantizePlan> parse_quantize_plan(std::string_view text);
-// kInvalidArgument, naming the first part that differs: "another scales (expected ..., found ...)".
+// kInvalidArgument, naming the first part that differs: "another search (expected ..., found ...)".
 Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "io/json.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr const char* kWhat = "nvfp4-moe quantize, unfinished";
@@ -99,7 +99,7 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
     plan.layers.insert(*number);
   }
   NVFP4_MOE_ASSIGN(plan.gate_up_order, text_of(json, "gate_up_order"));
-  NVFP4_MOE_ASSIGN(plan.scales, text_of(json, "scales"));
+  NVFP4_MOE_ASSIGN(plan.search, text_of(json, "search"));
   NVFP4_MOE_ASSIGN(plan.calibration, text_of(json, "calibration"));
   const Json* share = member(json, "share_gate_up_scale");
   if (share == nullptr || !share->is_boolean()) return wrong("share_gate_up_scale", "true or false", share);
@@ -172,7 +172,7 @@ std::string to_json(const QuantizePlan& plan) {
                      {"format", plan.format},
                      {"layers", plan.layers},
                      {"gate_up_order", plan.gate_up_order},
-                     {"scales", plan.scales},
+                     {"search", plan.search},
                      {"calibration", plan.calibration},
                      {"share_gate_up_scale", plan.share_gate_up_scale},
                      {"input_scales", std::move(scales)},
@@ -195,4 +195,4 @@ Result<QuantizePlan> parse_quantize_plan(std::string_view text) {
   return plan;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -20,7 +20,7 @@
 #include "io/output_file.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -382,4 +382,4 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const Syn
   return result;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "core/progress.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct SynthesizeOptions {
   // "deepseek_v4": layers.L.ffn.experts.E.{w1,w3,w2}.weight, swiglu_limit 10, one shared expert, hash layers.
@@ -52,4 +52,4 @@ struct SynthesizeResult {
 // Writes OUT (created; kInvalidArgument if it already holds *.safetensors). An unfinished OUT has no config.json.
 Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const SynthesizeOptions& options = {});
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "io/files.h"
 #include "io/output_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr const char* kPlanFile = "quantize.plan.json";
@@ -120,4 +120,4 @@ Status UnfinishedOutput::close() {
   return sync_directory(out_);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

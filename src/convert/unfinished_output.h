@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class UnfinishedOutput {
  public:
@@ -58,4 +58,4 @@ class UnfinishedOutput {
   QuantizePlan plan_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

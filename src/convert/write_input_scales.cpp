@@ -15,7 +15,7 @@
 #include "io/json.h"
 #include "io/output_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -145,4 +145,4 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   return write_text_file((fs::path(out) / "config.json").string(), config);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Result<GatedActivation> GatedActivation::make(Activation function, std::optional<float> limit, float alpha) {
   if (!has_gate(function))
@@ -45,4 +45,4 @@ void swiglu_quantize(const GatedActivation& activation, const GateUp& input, con
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

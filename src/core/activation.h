@@ -16,7 +16,7 @@
 #include "core/quantize.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct GatedActivation {
   Activation function = Activation::kSwiglu;
@@ -110,4 +110,4 @@ struct QuantizedRows {
 void swiglu_quantize(const GatedActivation& activation, const GateUp& input, const float* row_weights,
                      float power_of_two, const QuantizedRows& out, QuantizeCounts& counts);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -3,7 +3,7 @@
 
 #include "core/config.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Whether `format` is less precise than `other`: nvfp4, fp8, int8_block and bf16 are in ascending precision.
 constexpr bool less_precise(ActivationFormat format, ActivationFormat other) {
@@ -19,4 +19,4 @@ constexpr bool less_precise(ActivationFormat format, ActivationFormat other) {
   return precision(format) < precision(other);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

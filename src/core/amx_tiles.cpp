@@ -6,7 +6,7 @@
 #include <unistd.h>
 #endif
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 bool ask() {
@@ -28,4 +28,4 @@ bool bf16_tiles_run_on_host() {
   return runs;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // One array of a layout, for printing and for tests of what lies where.
 struct Span {
@@ -60,4 +60,4 @@ class Arena {
   size_t size_bytes_ = 0;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 
 #include "core/dtype.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct SelectExperts;  // core/router.h
 
@@ -42,4 +42,4 @@ struct RunStatus {
   uint64_t nonfinite_outputs = 0;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

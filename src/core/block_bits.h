@@ -7,7 +7,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr uint32_t kInfBits = 0x7F800000u;
 
@@ -24,4 +24,4 @@ inline void pack_block(const uint8_t* codes16, uint8_t* packed) {
   for (int i = 0; i < kBlockElems / 2; ++i) packed[i] = pack_codes(codes16[2 * i], codes16[2 * i + 1]);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

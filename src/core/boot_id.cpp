@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Result<std::string> boot_id() {
   constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
@@ -18,4 +18,4 @@ Result<std::string> boot_id() {
   return std::string(text, std::strcspn(text, "\n"));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

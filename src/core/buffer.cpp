@@ -8,7 +8,7 @@
 
 #include "core/memory_nodes.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where, size_t free_bytes,
                      size_t total_bytes) {
@@ -38,4 +38,4 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
   return pages;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Buffer {
  public:
@@ -45,4 +45,4 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose = "memory")
 Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where, size_t free_bytes,
                      size_t total_bytes);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A dot product of this many products of two E2M1 x E4M3 values, in units of 2^-20, still fits an int64:
@@ -155,4 +155,4 @@ Result<MoeConfig> MoeConfig::make(const MoeOptions& o) {
   return MoeConfig(o);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

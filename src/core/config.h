@@ -10,7 +10,7 @@
 #include "core/host_device.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class Activation : uint8_t {
   kSwiglu,         // silu(g) * u
@@ -130,4 +130,4 @@ class MoeConfig {
   MoeOptions options_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

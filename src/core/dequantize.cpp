@@ -12,7 +12,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kScaleBytes = 127;
@@ -134,4 +134,4 @@ Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t*
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "core/nvfp4_view.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // out: (rows, cols) row-major, BF16, F16 or F32.
 Status dequantize(const Nvfp4View& view, DType out_dtype, void* out);
@@ -23,4 +23,4 @@ struct Fp8Scaling {
 // value ~= e4m3(out) * scale, scale = fl32(amax/448) (1 for a block of zeros), one rounding from the exact quotient.
 Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t* out, float* scales);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

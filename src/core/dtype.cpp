@@ -5,7 +5,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr std::array<std::pair<DType, const char*>, 17> kNames = {{
@@ -51,4 +51,4 @@ void to_floats(const void* values, DType dtype, int64_t count, float* out) {
                                      : fp16_to_float(narrow[i]);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

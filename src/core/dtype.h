@@ -6,7 +6,7 @@
 #include <optional>
 #include <string_view>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class DType : uint8_t {
   kBool,
@@ -73,4 +73,4 @@ void to_floats(const void* values, DType dtype, int64_t count, float* out);
 const char* to_string(DType dtype);
 std::optional<DType> dtype_from_string(std::string_view name);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

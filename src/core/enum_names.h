@@ -15,7 +15,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // An enum's names, in the order of its values from 0: specialized with kWhat, what the enum is called in a config or a
 // signature, and kAll.
@@ -48,7 +48,7 @@ Status check_named(Enum value) {
 }
 
 // parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the argument if it is
-// not called as the enum is ("--scales").
+// not called as the enum is ("--search").
 template <class Enum>
 Result<Enum> parse(std::string_view name, std::string_view what = EnumNames<Enum>::kWhat) {
   for (size_t i = 0; i < EnumNames<Enum>::kAll.size(); ++i)
@@ -64,4 +64,4 @@ requires std::is_enum_v<Enum> && requires(Enum value) {
 }
 std::ostream& operator<<(std::ostream& out, Enum value) { return out << to_string(value); }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

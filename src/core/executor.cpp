@@ -22,7 +22,7 @@
 
 #include "core/fork.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // True while this thread runs a body: a nested call then runs inline, since the pool is busy with the outer one.
@@ -191,4 +191,4 @@ Executor& serial_executor() {
   return executor;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include <functional>
 #include <memory>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Executor {
  public:
@@ -28,4 +28,4 @@ std::unique_ptr<Executor> make_thread_pool(int threads = 0);
 // Everything on the calling thread.
 Executor& serial_executor();
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

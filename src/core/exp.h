@@ -6,7 +6,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // e^x before its rounding, for |x| <= 708.
 NVFP4_MOE_HOST_DEVICE inline double exp_unrounded(double x) {
@@ -43,4 +43,4 @@ NVFP4_MOE_HOST_DEVICE inline float exp_same_everywhere(float x) {
   return static_cast<float>(exp_unrounded(static_cast<double>(x)));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

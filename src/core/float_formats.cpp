@@ -9,7 +9,7 @@
 #include <array>
 #include <cmath>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr std::array<float, 16> kE2m1Values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
@@ -127,4 +127,4 @@ uint8_t e4m3_from_double(double value) {
   return static_cast<uint8_t>(sign | static_cast<uint32_t>((rounded >> 49) - ((1023u - 7u) << 3)));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

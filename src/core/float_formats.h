@@ -10,7 +10,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr float kE2m1Max = 6.0f;
 inline constexpr float kE4m3Max = 448.0f;
@@ -41,4 +41,4 @@ constexpr uint8_t pack_codes(uint8_t even, uint8_t odd) { return static_cast<uin
 constexpr uint8_t low_code(uint8_t byte) { return byte & 15; }
 constexpr uint8_t high_code(uint8_t byte) { return byte >> 4; }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

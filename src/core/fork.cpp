@@ -8,7 +8,7 @@
 #include <pthread.h>
 #endif
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 namespace fork_state {
 constinit std::atomic<uint32_t> count{0};
@@ -131,4 +131,4 @@ InEveryChild::~InEveryChild() {
   if (next_ != nullptr) next_->previous_ = previous_;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include <mutex>
 #include <thread>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 namespace fork_state {
 extern std::atomic<uint32_t> count;
@@ -82,4 +82,4 @@ class ForkMutex {
   ForkMutex* next_ = nullptr;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

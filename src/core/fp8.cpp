@@ -8,7 +8,7 @@
 #include "core/float_formats.h"
 #include "core/fp8_histogram.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kScaleBytes = 127;  // valid block scales 0x00..0x7E
@@ -108,4 +108,4 @@ Fp8Weights read_fp8_weights(const Fp8Histogram& codes) {
   return result;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/nvfp4_view.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // 6 * 448 needs 3; 6 * 2^-9, of the least block scale, fits 15 octaves up.
 inline constexpr int kFp8LeastShift = -15, kFp8MostShift = 3;
@@ -31,4 +31,4 @@ uint8_t fp8_weight(uint8_t code, uint8_t block_scale, int shift);
 // Reads the whole matrix; its block scales are valid.
 Fp8Weights measure_fp8_weights(const Nvfp4View& matrix);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "core/fp8.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Histogram of a matrix: codes of each magnitude 0..7 under each block scale.
 using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
@@ -14,4 +14,4 @@ using Fp8Histogram = std::array<std::array<uint64_t, 8>, 128>;
 // The result of measure_fp8_weights for the matrix.
 Fp8Weights read_fp8_weights(const Fp8Histogram& codes);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

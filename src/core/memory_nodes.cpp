@@ -7,7 +7,7 @@
 #include <fstream>
 #include <string>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kMostNodes = 1024;  // of Linux's configurations
@@ -55,4 +55,4 @@ bool interleave_pages(void* data, size_t size_bytes, const std::vector<int>& nod
   return syscall(SYS_mbind, data, size_bytes, kInterleave, mask, kMostNodes, 0) == 0;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

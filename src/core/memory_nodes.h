@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Node numbers of a Linux list such as "0-1,4"; empty if it is not one.
 std::vector<int> parse_node_list(std::string_view list);
@@ -17,4 +17,4 @@ const std::vector<int>& memory_nodes();
 // if the system declines, which changes nothing.
 bool interleave_pages(void* data, size_t size_bytes, const std::vector<int>& nodes);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

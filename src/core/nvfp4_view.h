@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // One NVFP4 matrix W of shape (rows, cols), K = cols: w = e2m1(code) * e4m3(block_scale) * tensor_scale.
 // Rows may lie further apart than their length (a slice of columns of a larger tensor).
@@ -91,4 +91,4 @@ struct LayerScales {
   std::optional<float> intermediate;  // max of down input_scale
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

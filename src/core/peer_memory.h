@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The most ranks whose devices write into each other's memory: those of one host. Their addresses are a kernel's argument.
 inline constexpr int kMostPeers = 16;
@@ -85,4 +85,4 @@ struct PeerLink {
   PeerWait wait;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -1,7 +1,7 @@
 // Checking a caller's workspace, and printing a plan.
 #include "core/plan.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 const char* to_string(DeviceKind kind) { return name_of(kind); }
 
@@ -27,4 +27,4 @@ std::string to_string(const Plan& plan) {
   return text;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "core/enum_names.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Limits {
   int64_t max_tokens = 0;
@@ -80,4 +80,4 @@ std::string to_string(const Plan& plan);  // several lines, for `explain`
 // kInvalidArgument unless `base` has at least needed_bytes and is a multiple of Arena::kAlignment.
 Status check_workspace(const void* base, size_t size_bytes, size_t needed_bytes);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

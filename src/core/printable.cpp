@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Length of the well-formed UTF-8 sequence at the head of `text`, 0 if there is none; its scalar value in `value`.
@@ -90,4 +90,4 @@ size_t find_invalid_utf8(std::string_view text) {
   return std::string_view::npos;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr size_t kWholeText = SIZE_MAX;
 
@@ -21,4 +21,4 @@ std::string printable(std::string_view text, size_t max_bytes = 200);
 // U+10FFFF are not), or npos.
 size_t find_invalid_utf8(std::string_view text);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string_view>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Progress {
   std::string_view what;  // "pack", "quantize", "verify"
@@ -20,4 +20,4 @@ struct Progress {
 // Called from the thread that runs the operation, at least once per item. Returning false cancels the operation.
 using ProgressFn = std::function<bool(const Progress&)>;
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "core/block_bits.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr float kSixth = std::bit_cast<float>(0x3E2AAAABu);
@@ -162,4 +162,4 @@ bool is_power_of_two(float x) {
   return (bits & 0x807FFFFFu) == 0 && bits != 0 && bits < kInfBits;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "core/enum_names.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct QuantizeCounts {
   uint64_t blocks = 0;
@@ -47,7 +47,7 @@ const char* to_string(QuantizeMode);
 
 template <>
 struct EnumNames<ScaleSearch> {
-  static constexpr const char* kWhat = "scales";
+  static constexpr const char* kWhat = "search";
   static constexpr std::array kAll = {"max", "mse", "sweep"};
 };
 template <>
@@ -106,4 +106,4 @@ float power_of_two_scale(double bound, double range);
 Result<float> static_row_scale(ActivationFormat format, std::string_view name, float input_scale, float factor);
 bool is_power_of_two(float x);  // positive, finite, normal
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

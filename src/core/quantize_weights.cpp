@@ -7,7 +7,7 @@
 #include "core/block_bits.h"
 #include "core/weight_quantizer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 double squared_sum(const float* block) {
@@ -39,7 +39,7 @@ Status nonfinite_element(const float* row, int64_t r, int64_t cols) {
 Status check_channel_weights(std::span<const float> weights, int64_t cols, ScaleSearch search) {
   if (weights.empty()) return {};
   if (search == ScaleSearch::kMax)
-    return invalid_argument("channel_weights: expected scales mse or sweep, since max compares no errors, got max");
+    return invalid_argument("channel_weights: expected search mse or sweep, since max compares no errors, got max");
   if (weights.size() != static_cast<uint64_t>(cols))
     return invalid_argument("channel_weights: expected one for each of " + std::to_string(cols) + " columns, got " +
                             std::to_string(weights.size()));
@@ -90,4 +90,4 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

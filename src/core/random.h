@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // One step of splitmix64 from state x: a good hash of x.
 constexpr uint64_t mix64(uint64_t x) {
@@ -37,4 +37,4 @@ class Random {
   uint64_t state_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 
 #include "core/router_score.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using router::key_of;
@@ -257,4 +257,4 @@ void select_experts(const SelectExperts& call) {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

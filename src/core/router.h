@@ -10,7 +10,7 @@
 #include "core/host_device.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class Scoring : uint8_t {
   kSoftmax,       // over all experts; with renormalize over the chosen ones alone
@@ -87,4 +87,4 @@ struct SelectExperts {
 // On the host. Precondition: config.check() is ok and the arrays are what the config asks for (moe/router.h checks).
 void select_experts(const SelectExperts& call);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kGemmWarps = 4, kGemmLanes = 32, kGemmVector = kRouterVector;
@@ -49,4 +49,4 @@ void router_gemm(const RouterGemm& call) {
     }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 
 #include "core/dtype.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr int64_t kRouterAccumulators = 1024;
 inline constexpr int64_t kRouterVector = 8;  // elements of a row, 16 bytes, that are read as one
@@ -31,4 +31,4 @@ struct RouterGemm {
 // On the host. Precondition: the sizes and arrays are what is said above (moe/router.h checks).
 void router_gemm(const RouterGemm& call);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "core/host_device.h"
 #include "core/router.h"
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 
 // An unsigned integer that grows with x, -0 being 0: kRemovedKey < kNanKey < that of -Inf < ... < that of Inf.
 inline constexpr uint32_t kRemovedKey = 0, kNanKey = 1;
@@ -82,4 +82,4 @@ NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double di
   return nonfinite || weight != weight ? value_of(kNanKey) : weight;
 }
 
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

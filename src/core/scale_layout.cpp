@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Rows [0, rows) of `linear` to rows [first, first + rows) of a swizzled matrix whose padding is already zero.
@@ -44,4 +44,4 @@ void swizzle_expert_scales(const uint8_t* linear, const int64_t* row_offsets, in
                  expert_scale_row(row_offsets[e], e), swizzled);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -38,4 +38,4 @@ constexpr int64_t expert_scale_rows_bound(int64_t rows, int64_t experts) { retur
 void swizzle_expert_scales(const uint8_t* linear, const int64_t* row_offsets, int64_t experts, int64_t scale_cols,
                            uint8_t* swizzled);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr double kResidualBound = 0x1p-14;
@@ -70,4 +70,4 @@ double screen_limit(const ScreenedBlock& block, double least) {
   return root * root;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A block as the screen sees it: magnitudes in units of a sixth of the largest one, and weights of squared errors
 // relative to the largest weight.
@@ -31,4 +31,4 @@ void screen_errors(const ScreenedBlock& block, const ScreenLanes& scales, int co
 // A scale whose error in float lies above this is not the best, where `least` is the least error in float of any.
 double screen_limit(const ScreenedBlock& block, double least);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Elements [first, end) of count, a multiple of kUnit as the others: what a thread adds lies in one shard.
 struct Shard {
@@ -20,4 +20,4 @@ struct Shard {
   NVFP4_MOE_HOST_DEVICE int64_t count() const { return end - first; }
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -4,7 +4,7 @@
 #include <new>
 #include <system_error>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 const char* to_string(Code code) {
   switch (code) {
@@ -42,4 +42,4 @@ Status caught_exception() noexcept {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 
 #include "core/printable.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class Code : int {
   kOk = 0,
@@ -101,9 +101,9 @@ class [[nodiscard]] Result {
 };
 
 // NVFP4_MOE_TRY(status_expression): returns it from the enclosing function unless it is ok.
-#define NVFP4_MOE_TRY(...)                                                                   \
-  do {                                                                                       \
-    if (::nvfp4_moe::Status try_status = (__VA_ARGS__); !try_status.ok()) return try_status; \
+#define NVFP4_MOE_TRY(...)                                                                             \
+  do {                                                                                                 \
+    if (::nvfp4_moe::internal::Status try_status = (__VA_ARGS__); !try_status.ok()) return try_status; \
   } while (false)
 
 #define NVFP4_MOE_CONCAT_(a, b) a##b
@@ -117,4 +117,4 @@ class [[nodiscard]] Result {
   if (!result.ok()) return result.status();         \
   declaration = std::move(*result)
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

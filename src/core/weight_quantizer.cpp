@@ -22,7 +22,7 @@
 #include "core/block_bits.h"
 #include "core/scale_screen.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kTopScale = 126;        // 448
@@ -228,4 +228,4 @@ uint8_t WeightQuantizer::best_of_sweep(const float* x, float amax, const float* 
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 
 #include "core/quantize.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Consecutive scale bytes, among which the best one lies.
 struct ScaleRange {
@@ -50,4 +50,4 @@ class WeightQuantizer {
   std::array<std::array<float, 8>, 127> thresholds_{};  // by scale byte; row 0 unused
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 
 #include "exchange/processes.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr Timeout kEndComes{200};  // for the end of a process that made the caller's function fail
@@ -80,4 +80,4 @@ Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& cal
   return exchange;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A host's functions, which must not throw. all_to_all_v is called from the thread that calls the exchange, one call at a
 // time.
@@ -29,4 +29,4 @@ struct ExchangeCallbacks {
 Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
                                                     Timeout timeout = kExchangeTimeout);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

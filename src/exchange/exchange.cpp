@@ -8,7 +8,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
@@ -384,4 +384,4 @@ void Exchange::abort_agreed(const Status& why) {
   transport_->abort(why);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -26,7 +26,7 @@
 #include "core/peer_memory.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 using Timeout = std::chrono::milliseconds;
 // How long a rank waits for the others if nobody says otherwise: longer than a rank is late, shorter than a person
@@ -228,4 +228,4 @@ Code code_of_failure(int64_t sent);
 // "rank 1", "ranks 1 and 3", "ranks 0, 2 and 3": for messages.
 std::string name_ranks(const std::vector<int>& ranks);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "exchange/threads.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // body(index) for index = 0 .. count - 1, each on a thread; what it throws is its Status.
@@ -93,4 +93,4 @@ ProgressFn RanksProgress::of_rank(int index) {
   };
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

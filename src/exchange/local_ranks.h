@@ -12,7 +12,7 @@
 #include "core/progress.h"
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class LocalRanks {
  public:
@@ -55,4 +55,4 @@ class RanksProgress {
   std::vector<Progress> ranks_;  // guarded by mutex_
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "exchange/nccl_library.h"
 #include "exchange/watch.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
@@ -300,4 +300,4 @@ Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const 
   return std::unique_ptr<DeviceTransport>(std::make_unique<NcclTransport>(exchange, nccl, comm, options));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

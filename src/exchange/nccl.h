@@ -12,7 +12,7 @@
 #include "exchange/exchange.h"
 #include "exchange/nccl_end.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Events in streams, by which a watching thread polls how far the device is. It does not query the stream itself, which may be
 // capturing by then, or destroyed.
@@ -46,4 +46,4 @@ struct NcclOptions {
 // graph that has captured it.
 Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options = {});
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 
 #include "core/fork.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // How many communicators are ending, without those that somebody has waited for in vain. Lives as long as the process, whose exit asks it.
@@ -75,4 +75,4 @@ void CommunicatorEnd::wait(Timeout timeout) const {
   Ending::all().add(-1);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

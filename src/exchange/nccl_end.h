@@ -11,7 +11,7 @@
 #include "exchange/exchange.h"
 #include "exchange/nccl_library.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Calls its argument with the communicator's device as the thread's current one. Empty: there are no devices.
 using OnDevice = std::function<void(const std::function<void()>&)>;
@@ -36,4 +36,4 @@ class CommunicatorEnd {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr const char* kName = "libnccl.so.2";
@@ -106,4 +106,4 @@ Status NcclLibrary::failure(const char* function, NcclResult result, NcclCommuni
   return io_error(text);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

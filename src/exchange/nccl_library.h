@@ -11,7 +11,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 using NcclCommunicator = void*;  // ncclComm_t
 
@@ -72,4 +72,4 @@ struct NcclLibrary {
                            void* stream) = nullptr;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -20,7 +20,7 @@
 #include "core/boot_id.h"
 #include "exchange/watch.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr const char* kHidden =
@@ -297,4 +297,4 @@ Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::uniqu
   return std::unique_ptr<PeerMemory>(std::move(peers));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "core/buffer.h"
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A rank's device, as far as its memory is shared.
 class PeerDevice {
@@ -43,4 +43,4 @@ class PeerDevice {
 // one's device does not reach another's: then both are named, and why. The exchange lives longer than what comes back.
 Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::unique_ptr<PeerDevice> device);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

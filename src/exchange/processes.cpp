@@ -18,7 +18,7 @@
 
 #include "core/boot_id.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Written by its rank and read by the others. `state` is stored last.
 struct RankProcesses::Page {
@@ -209,4 +209,4 @@ void RankProcesses::give_up(const Status& why) {
   page_->state.store(Page::kGaveUp, std::memory_order_release);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class RankProcesses {
  public:
@@ -54,4 +54,4 @@ class RankProcesses {
   bool in_child_ = false;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

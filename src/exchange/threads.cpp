@@ -8,7 +8,7 @@
 #include <cstring>
 #include <numeric>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 class ThreadGroup::Rank : public Transport {
  public:
   Rank(std::shared_ptr<ThreadGroup> group, int rank) : group_(std::move(group)), rank_(rank) {}
@@ -153,4 +153,4 @@ Status ThreadGroup::all_to_all_v(int rank, const AllToAll& call) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

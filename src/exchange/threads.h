@@ -8,7 +8,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done; the others' calls
 // then end with a message that names it.
@@ -42,4 +42,4 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   int copied_ = 0;               // ranks that have, in the call that has begun
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

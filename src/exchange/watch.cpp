@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Watch::Watch(Exchange& exchange, Watched watched) : exchange_(exchange), watched_(std::move(watched)) {
   poller_->thread = std::thread([this] { run(); });
@@ -52,4 +52,4 @@ void Watch::run() {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

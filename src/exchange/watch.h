@@ -14,7 +14,7 @@
 #include "core/fork.h"
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Watch {
  public:
@@ -63,4 +63,4 @@ class Watch {
   std::unique_ptr<Poller> poller_ = std::make_unique<Poller>();
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "byte j of a word is its bits 8j to 8j + 7");
@@ -51,4 +51,4 @@ void unpack_mxfp4_blocks(const uint8_t* blocks, int64_t count, uint8_t* codes, u
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // blocks (count * 36) -> codes (count * 32), scales (count * 4).
 void unpack_nvfp4_blocks(const uint8_t* blocks, int64_t count, uint8_t* codes, uint8_t* scales);
@@ -18,4 +18,4 @@ void unpack_nvfp4_blocks(const uint8_t* blocks, int64_t count, uint8_t* codes, u
 // blocks (count * 17) -> codes (count * 16), scales (count).
 void unpack_mxfp4_blocks(const uint8_t* blocks, int64_t count, uint8_t* codes, uint8_t* scales);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

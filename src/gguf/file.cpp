@@ -7,7 +7,7 @@
 #include "io/files.h"
 #include "safetensors/shape.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kFirstBytes = uint64_t{1} << 20;  // a header without a vocabulary
@@ -39,4 +39,4 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

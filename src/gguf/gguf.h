@@ -23,7 +23,7 @@
 #include "core/status.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Of a long text, or a long or textual array (vocabularies, chat templates), only what it is: nothing here reads more.
 struct GgufSkipped {
@@ -72,4 +72,4 @@ const BlockType* ggml_type(uint32_t number);
 const BlockType* ggml_nvfp4();  // 64 elements: 4 scales UE4M3, then for each 16 elements 8 bytes of codes
 const BlockType* ggml_mxfp4();  // 32 elements: one scale E8M0, then 16 bytes of codes
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

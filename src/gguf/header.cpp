@@ -11,7 +11,7 @@
 #include "gguf/gguf.h"
 #include "safetensors/shape.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kMaxPairs = uint64_t{1} << 16;
@@ -325,4 +325,4 @@ Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t f
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the file's numbers are read as they lie");
@@ -92,4 +92,4 @@ Result<ImatrixFile> ImatrixFile::open(const std::string& path) {
   return file;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Its tensors are F32 of one dimension, under the names of the weights: "blk.0.ffn_down_exps.weight".
 class ImatrixFile : public TensorFile {
@@ -25,4 +25,4 @@ class ImatrixFile : public TensorFile {
   TensorTable table_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "gguf/gguf.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -153,4 +153,4 @@ Result<GgufModel> open_gguf(const std::string& path) {
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -1,7 +1,7 @@
 // The element types of ggml by their numbers in files; see gguf.h. Sizes are those of ggml's blocks.
 #include "gguf/gguf.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Numbered {
@@ -34,4 +34,4 @@ const BlockType* ggml_type(uint32_t number) {
 const BlockType* ggml_nvfp4() { return ggml_type(kNvfp4); }
 const BlockType* ggml_mxfp4() { return ggml_type(kMxfp4); }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "io/files.h"
 #include "io/open_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 std::string to_string(const ContentHash& hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
 
@@ -80,4 +80,4 @@ Result<ContentHash> hash_file(const std::string& path) {
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct ContentHash {
   uint64_t low = 0;
@@ -41,4 +41,4 @@ ContentHash content_hash(const void* data, size_t size_bytes);
 // Hash of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave the page cache again.
 Result<ContentHash> hash_file(const std::string& path);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

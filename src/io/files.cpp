@@ -14,7 +14,7 @@
 
 #include "io/open_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 bool is_git_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
 
 Status git_lfs_pointer_status() {
@@ -85,4 +85,4 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
   return text;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "core/printable.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Whether a file that begins with `head` is a Git-LFS pointer: what a clone without Git LFS leaves in a large file's place.
 bool is_git_lfs_pointer(std::string_view head);
@@ -32,4 +32,4 @@ Result<std::vector<std::string>> list_directory(const std::string& path);
 // "PATH: WHAT: reason of errno". kIo, or kOutOfMemory of ENOMEM.
 Status errno_status(const std::string& path, std::string_view what, int error_number);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "io/json_builder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Text that stands between quotes as it is.
@@ -224,4 +224,4 @@ Json Json::parse(std::string_view text, bool non_finite) {
   return discarded;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

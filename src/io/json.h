@@ -19,7 +19,7 @@
 #include <variant>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Json {
  public:
@@ -175,4 +175,4 @@ struct Json::Member {
 
 bool operator==(const Json& a, const Json& b);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

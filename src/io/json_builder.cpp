@@ -8,7 +8,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kSearched = 16;  // members up to which an object is searched from end to end
@@ -175,4 +175,4 @@ bool JsonBuilder::open(Json container) {
   return true;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "io/json.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // NaN, Infinity and -Infinity in text that nlohmann reads. Each stands in `text` as a number of the same length, which
 // occurs nowhere else in it, so that positions stay what they are. Words inside strings stay strings.
@@ -74,4 +74,4 @@ class JsonBuilder {
   std::optional<size_t> position_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "io/files.h"
 #include "io/json_builder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Walks the text and leaves its position where the handler can see it: nlohmann tells the position of its own errors
@@ -121,4 +121,4 @@ std::string describe_json(const Json& value) {
   return value.dump(-1, false, /*non_finite=*/true);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

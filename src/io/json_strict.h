@@ -16,7 +16,7 @@
 #include "core/status.h"
 #include "io/json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct JsonLimits {
   size_t max_bytes = size_t{100} << 20;
@@ -46,4 +46,4 @@ std::optional<float> finite_float(const Json& value);
 // For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array of 2".
 std::string describe_json(const Json& value);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

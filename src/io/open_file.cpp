@@ -9,7 +9,7 @@
 
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
@@ -37,4 +37,4 @@ Result<RegularFile> open_regular_file(const std::string& path, Links links) {
   return file;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

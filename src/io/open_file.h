@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Closed whatever ends the block, an allocation that fails included.
 class Descriptor {
@@ -36,4 +36,4 @@ Result<RegularFile> open_regular_file(const std::string& path, Links links = Lin
 
 const char* kind_of(mode_t mode);  // "a FIFO"
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

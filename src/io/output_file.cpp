@@ -16,7 +16,7 @@
 #include "io/files.h"
 #include "io/open_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -294,4 +294,4 @@ Status sync_directory(int descriptor, const std::string& directory) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -17,7 +17,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Permissions of a new file and of a new folder, less the umask.
 inline constexpr unsigned kFileMode = 0666, kPrivateFileMode = 0600, kFolderMode = 0777;
@@ -62,4 +62,4 @@ Status make_directories(const std::string& path, unsigned mode = kFolderMode);
 Status sync_directory(const std::string& directory);
 Status sync_directory(int descriptor, const std::string& directory);  // of an open one
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

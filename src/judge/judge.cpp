@@ -8,7 +8,7 @@
 #include <limits>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -205,4 +205,4 @@ double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double h
   return (cut_off + static_cast<double>(splits) * 0x1p-22) * sum_abs + half_ulp_of_output;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 
 #include "core/config.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Comparison {
   int64_t tokens = 0;
@@ -50,4 +50,4 @@ double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_
 // The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind the largest.
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

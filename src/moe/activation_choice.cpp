@@ -6,7 +6,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // The arithmetic of a backend, by its name: engines ask on machines whose build does not have that backend.
@@ -101,4 +101,4 @@ std::string reason_of_format(ActivationFormat format, const DeclaredActivations&
          to_string(declared.format) + " (" + declared.why + ")";
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "core/plan.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct ChosenFormat {
   ActivationFormat format = ActivationFormat::kBf16;
@@ -34,4 +34,4 @@ Result<MoeOptions> with_chosen_format(MoeOptions options, const LayerOptions& la
 // Why a layer runs in `format`, as a clause that follows "because", whether the rule chose it or the caller did.
 std::string reason_of_format(ActivationFormat format, const DeclaredActivations& declared, std::string_view backend);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

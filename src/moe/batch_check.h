@@ -6,7 +6,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // One array of a call: count elements of dtype at data.
 struct Array {
@@ -26,4 +26,4 @@ Status check_tokens(int64_t tokens, int64_t max_tokens);
 // forked: what the object lies on is a GPU, and this process was forked from the one that opened it. kUnsupported.
 Status check_forked(const char* what, bool forked);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "io/files.h"
 #include "moe/cache_folder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kHashBytes = size_t{4} << 20;    // of the payload under one hash: what a thread takes at a time
@@ -247,4 +247,4 @@ Status write_cache_file(const CacheFolder& folder, const std::string& name, mode
   return part.rename_to(name);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

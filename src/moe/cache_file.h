@@ -23,7 +23,7 @@
 #include "io/content_hash.h"
 #include "moe/cache_folder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr size_t kCachePage = 4096;
 inline constexpr char kCacheMagic[8] = {'N', 'V', 'F', '4', 'P', 'A', 'C', 'K'};
@@ -79,4 +79,4 @@ Status write_cache_file(const CacheFolder& folder, const std::string& name, mode
 ContentHash cache_head_hash(const std::vector<std::byte>& head);
 ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "io/files.h"
 #include "io/output_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -186,4 +186,4 @@ int sweep_cache_parts(const CacheFolder& folder) {
   return removed;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "core/status.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class CacheFolder {
  public:
@@ -76,4 +76,4 @@ class CachePart {
 // Removes the part files of the folder whose writers are gone; how many. What cannot be read is left.
 int sweep_cache_parts(const CacheFolder& folder);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "io/files.h"
 #include "moe/config_json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kKeyVersion = 3;
@@ -173,4 +173,4 @@ std::string cache_entry_name(const CacheSubject& subject) {
          std::to_string(subject.slice.count) + "-" + subject.backend.name + ".packed";
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "io/content_hash.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct CacheSubject {
   const Checkpoint& checkpoint;
@@ -39,4 +39,4 @@ Result<ContentHash> cache_sample_hash(const CacheSubject& subject, bool whole = 
 // replaced, and two models share a cache directory without replacing each other's.
 std::string cache_entry_name(const CacheSubject& subject);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

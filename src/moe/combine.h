@@ -13,7 +13,7 @@
 #include "core/config.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Json;  // io/json.h
 
@@ -79,4 +79,4 @@ class Combine {
   std::atomic<bool> in_use_{false};
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

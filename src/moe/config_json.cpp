@@ -5,7 +5,7 @@
 #include "io/json.h"
 #include "io/json_strict.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // One walk over the fields serves both ways, so that none can be written and not read.
@@ -152,4 +152,4 @@ Json activation_scale_json(ActivationFormat format, float scale) {
   return scale;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 #include "core/config.h"
 #include "io/json.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // With the names of MoeOptions; floats survive the way back bit for bit. expert_biases is written if it is set.
 std::string to_json(const MoeOptions& options);
@@ -20,4 +20,4 @@ Result<MoeOptions> moe_options_from_json(std::string_view text);
 // rows share (scale), "dynamic_block" under int8_block, null under bf16, where nothing is quantized.
 Json activation_scale_json(ActivationFormat format, float scale);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "core/fork.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 std::string_view variable(const char* name) {
@@ -85,4 +85,4 @@ void log_line(LogLevel level, const std::string& text) {
   if (callback != nullptr) callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "core/enum_names.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Log lines for whoever wants them: one callback for the process, none by default. The library never prints.
 enum class LogLevel : int { kOff = 0, kError = 1, kWarning = 2, kInfo = 3, kDebug = 4 };
@@ -41,4 +41,4 @@ struct Env {
 // kInvalidArgument, naming the variable, if one has a value that means nothing.
 Result<Env> read_env();
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

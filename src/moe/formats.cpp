@@ -12,7 +12,7 @@
 #include "moe/host_formats.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::formats {
+namespace nvfp4_moe::internal::formats {
 namespace {
 
 // Keeps every product of two sides, and their bytes, inside int64.
@@ -100,11 +100,11 @@ Status check(const Quantize& call) {
   NVFP4_MOE_TRY(check_named(call.mode));
   NVFP4_MOE_TRY(check_named(call.search));
   if (call.search != ScaleSearch::kMax && call.mode != QuantizeMode::kWeights)
-    return invalid_argument(std::string("scales: ") + to_string(call.search) + " is for mode weights, got mode " +
+    return invalid_argument(std::string("search: ") + to_string(call.search) + " is for mode weights, got mode " +
                             to_string(call.mode));
   if (call.channel_weights != nullptr) {
     if (call.search == ScaleSearch::kMax)
-      return invalid_argument("channel_weights: expected scales mse or sweep, since max compares no errors, got max");
+      return invalid_argument("channel_weights: expected search mse or sweep, since max compares no errors, got max");
     NVFP4_MOE_TRY(check_array({"channel_weights", call.channel_weights, DType::kF32, call.cols}));
   }
   NVFP4_MOE_TRY(check_matrix("x", "K (cols)", call.rows, call.cols));
@@ -165,7 +165,7 @@ Status quantize(const Place& place, const Quantize& asked, QuantizeCounts& count
   if (place.is_host()) return host::quantize(call, counts);
   // Weights are converted once, and from files that a host reads.
   if (call.search == ScaleSearch::kSweep)
-    return unsupported("scales: sweep is for arrays of the host; a device has max and mse");
+    return unsupported("search: sweep is for arrays of the host; a device has max and mse");
   if (call.channel_weights != nullptr) return unsupported("channel_weights: expected arrays of the host");
   const bool dynamic = call.mode == QuantizeMode::kDynamicToken;
   if (dynamic && (call.rows == 0 || call.cols == 0)) return {};
@@ -225,7 +225,7 @@ Status swiglu_quantize(const Place& place, const SwigluQuantize& call, QuantizeC
   const GateUp input{call.gate_up, call.dtype, call.rows, call.inner, call.interleaved};
   const float power_of_two = call.power_of_two.value_or(0.0f);
   if (place.is_host()) {
-    nvfp4_moe::swiglu_quantize(activation, input, call.row_weights, power_of_two, call.out, counts);
+    nvfp4_moe::internal::swiglu_quantize(activation, input, call.row_weights, power_of_two, call.out, counts);
     return {};
   }
   NVFP4_MOE_ASSIGN(const DeviceFormats* const functions, functions_of(place));
@@ -247,8 +247,8 @@ Status swizzle_scales(const Place& place, const ScaleMatrices& call) {
   if (place.is_host()) {
     const int64_t bytes = swizzled_scale_bytes(call.rows, call.scale_cols);
     for (int64_t i = 0; i < call.matrices; ++i)
-      nvfp4_moe::swizzle_scales(call.from + i * call.rows * call.scale_cols, call.scale_cols, call.rows,
-                                call.scale_cols, call.to + i * bytes);
+      nvfp4_moe::internal::swizzle_scales(call.from + i * call.rows * call.scale_cols, call.scale_cols, call.rows,
+                                          call.scale_cols, call.to + i * bytes);
     return {};
   }
   NVFP4_MOE_ASSIGN(const DeviceFormats* const functions, functions_of(place));
@@ -265,8 +265,8 @@ Status unswizzle_scales(const Place& place, const ScaleMatrices& call) {
   if (place.is_host()) {
     const int64_t bytes = swizzled_scale_bytes(call.rows, call.scale_cols);
     for (int64_t i = 0; i < call.matrices; ++i)
-      nvfp4_moe::unswizzle_scales(call.from + i * bytes, call.rows, call.scale_cols,
-                                  call.to + i * call.rows * call.scale_cols, call.scale_cols);
+      nvfp4_moe::internal::unswizzle_scales(call.from + i * bytes, call.rows, call.scale_cols,
+                                            call.to + i * call.rows * call.scale_cols, call.scale_cols);
     return {};
   }
   NVFP4_MOE_ASSIGN(const DeviceFormats* const functions, functions_of(place));
@@ -296,7 +296,7 @@ Status swizzle_expert_scales(const ExpertScales& call) {
   if (bytes == 0) return {};
   if (call.rows > 0) NVFP4_MOE_TRY(check_pointer("scales", call.from));
   NVFP4_MOE_TRY(check_pointer("swizzled", call.to));
-  nvfp4_moe::swizzle_expert_scales(call.from, call.row_offsets, call.experts, call.scale_cols, call.to);
+  nvfp4_moe::internal::swizzle_expert_scales(call.from, call.row_offsets, call.experts, call.scale_cols, call.to);
   return {};
 }
 
@@ -330,7 +330,7 @@ Status pack_codes(const uint8_t* codes, int64_t count, uint8_t* packed) {
   for (int64_t i = 0; i < count; ++i)
     if (codes[i] > 15)
       return invalid_argument("codes: expected 0 to 15, element " + to_string(i) + " is " + to_string(codes[i]));
-  for (int64_t i = 0; i < count / 2; ++i) packed[i] = nvfp4_moe::pack_codes(codes[2 * i], codes[2 * i + 1]);
+  for (int64_t i = 0; i < count / 2; ++i) packed[i] = nvfp4_moe::internal::pack_codes(codes[2 * i], codes[2 * i + 1]);
   return {};
 }
 
@@ -346,4 +346,4 @@ Status unpack_codes(const uint8_t* packed, int64_t count, uint8_t* codes) {
   return {};
 }
 
-}  // namespace nvfp4_moe::formats
+}  // namespace nvfp4_moe::internal::formats

@@ -21,7 +21,7 @@
 #include "core/quantize.h"
 #include "core/status.h"
 
-namespace nvfp4_moe::formats {
+namespace nvfp4_moe::internal::formats {
 
 // The memory of a call's arrays.
 class Place {
@@ -162,4 +162,4 @@ Result<std::pair<int64_t, int64_t>> fp8_scales(int64_t rows, int64_t cols,
 Status pack_codes(const uint8_t* codes, int64_t count, uint8_t* packed);
 Status unpack_codes(const uint8_t* packed, int64_t count, uint8_t* codes);
 
-}  // namespace nvfp4_moe::formats
+}  // namespace nvfp4_moe::internal::formats

@@ -10,7 +10,7 @@
 #include "core/dequantize.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe::formats::host {
+namespace nvfp4_moe::internal::formats::host {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -111,8 +111,8 @@ Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts
 Status dequantize(const Dequantize& call) {
   if (!call.scale_of_row) {
     const float scale = call.scales == nullptr ? call.tensor_scale : *call.scales;
-    return nvfp4_moe::dequantize(Nvfp4View::contiguous(call.codes, call.block_scales, scale, call.rows, call.cols),
-                                 call.out_dtype, call.out);
+    return nvfp4_moe::internal::dequantize(
+        Nvfp4View::contiguous(call.codes, call.block_scales, scale, call.rows, call.cols), call.out_dtype, call.out);
   }
   const int64_t row_bytes = call.cols * (bits(call.out_dtype) / 8);
   for (int64_t r = 0; r < call.rows; ++r) {
@@ -124,10 +124,10 @@ Status dequantize(const Dequantize& call) {
     const Nvfp4View view =
         Nvfp4View::contiguous(call.codes + r * (call.cols / 2), call.block_scales + r * (call.cols / kBlockElems),
                               call.scales[r], 1, call.cols);
-    if (const Status status = nvfp4_moe::dequantize(view, call.out_dtype, row); !status.ok())
+    if (const Status status = nvfp4_moe::internal::dequantize(view, call.out_dtype, row); !status.ok())
       return status.in("row " + std::to_string(r));
   }
   return {};
 }
 
-}  // namespace nvfp4_moe::formats::host
+}  // namespace nvfp4_moe::internal::formats::host

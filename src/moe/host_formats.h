@@ -5,11 +5,11 @@
 #include "core/status.h"
 #include "moe/formats.h"
 
-namespace nvfp4_moe::formats::host {
+namespace nvfp4_moe::internal::formats::host {
 
 // A kStatic tensor scale is a power of two already.
 Status quantize(const Quantize& call, QuantizeCounts& counts);
 Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts);
 Status dequantize(const Dequantize& call);
 
-}  // namespace nvfp4_moe::formats::host
+}  // namespace nvfp4_moe::internal::formats::host

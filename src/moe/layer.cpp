@@ -9,7 +9,7 @@
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Every byte count of a layer stays below this, so that no backend's size arithmetic can overflow. The estimate is in
@@ -339,4 +339,4 @@ Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, co
   return source;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "moe/weight_uses.h"
 #include "moe/workspaces.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Where a layer's experts come from: a checkpoint, or arrays of the caller. Called once per local expert, in order;
 // what it returns is dropped before the next call.
@@ -213,6 +213,8 @@ LayerSource unpacked_source(const MoeLayer& layer);
 // the same proportion). The checkpoint must outlive the source.
 Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice = {});
 DeviceFacts host_facts();
+// N of "cuda:N", 0 of "cuda"; empty for other names.
+std::optional<int> gpu_index(const std::string& device);
 // The device of "cpu" or "cuda:N". kInvalidArgument for other names, kUnsupported if this build or machine has no such device.
 Result<DeviceFacts> device_facts(const std::string& device);
 
@@ -220,4 +222,4 @@ Result<DeviceFacts> device_facts(const std::string& device);
 // scales: block scales with sign 0 and not NaN, a tensor scale finite and not negative.
 Status check_matrix(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "moe/registry.h"
 #include "moe/repro.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // So that a forgotten NVFP4_MOE_DUMP does not fill a disk: each file holds a layer's local experts.
@@ -93,4 +93,4 @@ Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct LayerDebug {
   std::string dump_directory;           // empty: no dumps
@@ -17,4 +17,4 @@ struct LayerDebug {
   Status run(const MoeLayer& layer, const Batch& batch, std::byte* workspace, const RunContext& context) const;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

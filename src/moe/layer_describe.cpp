@@ -10,7 +10,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Json fp8_weights_json(const std::optional<Fp8LayerWeights>& fp8) {
   if (!fp8) return nullptr;
@@ -26,7 +26,7 @@ std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& conf
 }
 
 std::vector<StepPlan> MoeLayer::describe_run(int64_t tokens) const {
-  return nvfp4_moe::describe_run(*backend_, weights_->config, weights_->range, plan_, tokens);
+  return nvfp4_moe::internal::describe_run(*backend_, weights_->config, weights_->range, plan_, tokens);
 }
 
 Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
@@ -106,4 +106,4 @@ std::string MoeLayer::describe_json() const {
   return json.dump();
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

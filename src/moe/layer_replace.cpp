@@ -8,7 +8,7 @@
 #include "moe/layer_debug.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks a run waits for others.
@@ -82,4 +82,4 @@ Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSour
   }
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "moe/router.h"
 #include "moe/workspaces.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Status check_array(const Array& array) {
   const uintptr_t alignment = static_cast<uintptr_t>(bits(array.dtype) / 8);
@@ -140,7 +140,7 @@ Status MoeLayer::run_local(const Batch& batch, void* workspace, size_t workspace
   auto* const bytes = static_cast<std::byte*>(workspace);
   Batch ready = batch;
   if (batch.selection != nullptr && backend_->memory == nullptr) {
-    nvfp4_moe::select_experts(*batch.selection);
+    nvfp4_moe::internal::select_experts(*batch.selection);
     ready.selection = nullptr;
   }
   return debug_ ? debug_->run(*this, ready, bytes, context) : backend_->run(*weights_, plan_, ready, bytes, context);
@@ -205,4 +205,4 @@ Result<RunStatus> MoeLayer::read_status(const void* workspace, size_t workspace_
   return copy;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

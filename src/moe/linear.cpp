@@ -11,7 +11,7 @@
 #include "moe/registry.h"
 #include "moe/workspaces.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // The number that LinearWeights::input_scale holds: 0 if each token has a scale of its own.
@@ -148,4 +148,4 @@ std::string NvfpLinear::describe_json() const {
   return json.dump();
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

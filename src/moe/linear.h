@@ -15,7 +15,7 @@
 #include "moe/env.h"
 #include "moe/workspaces.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct LinearOptions {
   std::string device = "cpu";    // or "cuda:N": where weights, workspaces and batches lie
@@ -60,4 +60,4 @@ class NvfpLinear {
   const uint32_t process_ = fork_count();
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "moe/cache_key.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Error findings stop a load; the first is reported.
 Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range) {
@@ -161,4 +161,4 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkp
   return PackedCache::open(checkpoint, layer, config, slice, options, cache, progress, outcome);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

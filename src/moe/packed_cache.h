@@ -12,7 +12,7 @@
 
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct CacheOptions {
   std::string directory;   // made if it is not there; empty: no cache
@@ -55,4 +55,4 @@ Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer,
 // kBadInput with the first error finding of these experts.
 Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRange& range);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

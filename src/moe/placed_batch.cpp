@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstring>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host) {
   if (host.selection != nullptr)
@@ -70,4 +70,4 @@ Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double 
   return run;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

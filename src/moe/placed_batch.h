@@ -6,7 +6,7 @@
 
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class PlacedBatch {
  public:
@@ -35,4 +35,4 @@ struct TimedRun {
 inline constexpr int kMostRepeats = 64;
 Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double repeat_seconds = 0);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Highest priority first. A new backend is one line here.
@@ -161,16 +161,21 @@ const DevicePackets* device_packets(DeviceKind kind) { return tables_of(kind).pa
 const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).topology; }
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 
-Result<DeviceFacts> device_facts(const std::string& device) {
-  if (device == "cpu") return host_facts();
+std::optional<int> gpu_index(const std::string& device) {
   const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";
   const bool digits = !index.empty() && index.size() <= 4 && index.find_first_not_of("0123456789") == index.npos;
-  if (!digits) return invalid_argument("device: expected cpu or cuda:N, got " + device);
+  return digits ? std::optional<int>(std::stoi(index)) : std::nullopt;
+}
+
+Result<DeviceFacts> device_facts(const std::string& device) {
+  if (device == "cpu") return host_facts();
+  const std::optional<int> index = gpu_index(device);
+  if (!index) return invalid_argument("device: expected cpu or cuda:N, got " + device);
 #ifdef NVFP4_MOE_WITH_CUDA
-  return cuda_device_facts(std::stoi(index));
+  return cuda_device_facts(*index);
 #else
   return unsupported("device " + device + ": this build has no CUDA backend");
 #endif
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

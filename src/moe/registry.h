@@ -13,7 +13,7 @@
 #include "backend/device_replacement.h"
 #include "moe/env.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null if there is none
@@ -47,4 +47,4 @@ const DeviceReplacement* device_replacement(DeviceKind kind);
 // The packet functions of all_to_all; null in the same cases.
 const DevicePackets* device_packets(DeviceKind kind);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "moe/registry.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr char kFormat[] = "nvfp4_moe_repro";
@@ -371,4 +371,4 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   return report;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "judge/judge.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Writes the call; with the values of batch.out if with_output. The file appears complete or not at all.
 Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch, bool with_output);
@@ -39,4 +39,4 @@ struct ReplayReport {
 Result<ReplayReport> replay(const std::string& path, const std::string& backend = "auto", Executor* executor = nullptr,
                             const std::string& device = "cpu");
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 
 #include "moe/registry.h"
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 namespace {
 
 // They keep every product of two of them, and their bytes, inside int64.
@@ -113,7 +113,7 @@ Status check_call(const RouterGemm& call) {
 
 Status router_gemm(const RouterGemm& call) {
   NVFP4_MOE_TRY(check_call(call));
-  nvfp4_moe::router_gemm(call);
+  nvfp4_moe::internal::router_gemm(call);
   return {};
 }
 
@@ -146,7 +146,7 @@ Status check_call(const SelectExperts& call) {
 
 Status select_experts(const SelectExperts& call) {
   NVFP4_MOE_TRY(check_call(call));
-  nvfp4_moe::select_experts(call);
+  nvfp4_moe::internal::select_experts(call);
   return {};
 }
 
@@ -158,4 +158,4 @@ Status device_select_experts(int index, const SelectExperts& call, void* stream,
   return functions->select_experts(index, call, stream);
 }
 
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

@@ -13,7 +13,7 @@
 #include "core/status.h"
 #include "moe/batch_check.h"
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 
 // The arrays of a selection; data is null if the config asks for none.
 struct SelectionArrays {
@@ -37,4 +37,4 @@ Status select_experts(const SelectExperts& call);
 Status device_select_experts(int index, const SelectExperts& call, void* stream,
                              const DeviceRouter* functions = nullptr);
 
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

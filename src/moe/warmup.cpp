@@ -8,7 +8,7 @@
 #include "core/router.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // One token and small, middle and large batches: the kernels that a plan chooses between. On a host the last count
@@ -114,4 +114,4 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
   return read_status(workspace, workspace_bytes, stream).status();
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

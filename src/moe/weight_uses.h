@@ -12,7 +12,7 @@
 
 #include "core/fork.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class WeightUses {
  public:
@@ -113,4 +113,4 @@ class WeightUses {
   std::atomic<uint32_t> held_off_{0};
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 constinit std::array<WorkspaceClaim::Bucket, size_t{1} << WorkspaceClaim::kBucketBits> WorkspaceClaim::buckets_{};
 
@@ -57,4 +57,4 @@ size_t WorkspacePool::release() {
   return released;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "core/fork.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The workspace size that was asked for last, by its token count.
 //
@@ -172,4 +172,4 @@ class WorkspacePool::Lease {
   Kept* kept_;  // null once moved from
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

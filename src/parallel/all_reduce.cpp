@@ -7,7 +7,7 @@
 #include "core/arena.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // values: (count) of fp32 -> out, each rounded once. How many are NaN or Inf as stored.
@@ -79,4 +79,4 @@ Status HostAllReduce::sum(const Batch& batch, const Spans& s, void*) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

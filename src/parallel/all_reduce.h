@@ -10,7 +10,7 @@
 #include "parallel/exchange_counts.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class AllReduce : public RankCombine {
  public:
@@ -85,4 +85,4 @@ class PeerAllReduce : public AllReduce {
   int64_t most_small_ = 0;  // values of a small sum
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them if they crawl.
@@ -191,4 +191,4 @@ Result<Placement> propose_placement(std::span<const uint64_t> load, int world, i
   return best;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

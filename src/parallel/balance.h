@@ -6,7 +6,7 @@
 
 #include "parallel/placement.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // The load of the busiest rank over an even share, if an expert's load is divided evenly among its slots: 1 is even, world
 // is all on one rank. 1 without any load. load: (experts) assignments.
@@ -21,4 +21,4 @@ double imbalance(std::span<const uint64_t> load, const Placement& placement);
 // same load propose the same. kInvalidArgument if the slots do not hold every expert once, or hold one twice on a rank.
 Result<Placement> propose_placement(std::span<const uint64_t> load, int world, int64_t slots_per_rank);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

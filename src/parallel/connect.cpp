@@ -4,7 +4,7 @@
 #include "exchange/peers.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A device's memory, as exchange/peers.h shares it, by a backend's functions. facts: of a device that device_peers and
@@ -123,4 +123,4 @@ Status use_peers(Exchange& exchange, const std::string& device) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

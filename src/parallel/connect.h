@@ -5,7 +5,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Gives the exchange NCCL between devices, this rank's being `device` ("cuda:1"). Collective. library and communicator:
 // exchange/nccl.h.
@@ -17,4 +17,4 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
 // follow each other on each rank's device, in one stream or by events.
 Status use_peers(Exchange& exchange, const std::string& device);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -4,7 +4,7 @@
 #include "moe/registry.h"
 #include "parallel/all_reduce.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Up to this many bytes of partial sums every rank gathers them all: one exchange then costs its latency and little more.
@@ -61,4 +61,4 @@ Status DeviceAllReduce::sum_shards(const Batch& batch, const Spans& s, bool capt
   return transport.all_gather(own, recv_bytes_.data(), batch.out, stream, captured);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 DeviceAllToAll::DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
                                DeviceReport report)
@@ -117,4 +117,4 @@ void DeviceAllToAll::await(AwaitedRows& awaited, const Spans&) const {
   awaited.link_failed = exchange().device()->failure_word();
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -20,7 +20,7 @@
 #include "parallel/exchange_counts.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Faults that runs of all_to_all on a device have found, in device memory.
 class DeviceReport {
@@ -193,4 +193,4 @@ class PeerAllToAll : public AllToAllOnDevice {
   ExchangeCounts counts_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

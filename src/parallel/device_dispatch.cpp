@@ -4,7 +4,7 @@
 #include "moe/registry.h"
 #include "parallel/device_all_to_all.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Result<DeviceReport> DeviceReport::make(const MoeLayer& layer) {
   const DeviceMemory& memory = *layer.backend().memory;
@@ -144,4 +144,4 @@ Status AllToAllOnDevice::report(void* stream) {
                            (seen.runs == 1 ? " run" : " runs") + " since status was last asked for"};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

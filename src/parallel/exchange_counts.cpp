@@ -5,7 +5,7 @@
 #include <iterator>
 #include <string>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct ExchangeCounts::Header {
   int64_t tokens = 0;
@@ -96,4 +96,4 @@ Status PacketCounts::gather(Exchange& exchange, int64_t tokens, const Status& mi
   return too_many(tokens_between(source, expert), source, expert, capacity_);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

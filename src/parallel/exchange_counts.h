@@ -10,7 +10,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class ExchangeCounts {
  public:
@@ -82,4 +82,4 @@ class PacketCounts : public ExchangeCounts {
   const int64_t top_k_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include <limits>
 #include <string>
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 void add(RunStatus& to, const RunStatus& intermediate) {
@@ -274,4 +274,4 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   return {};
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

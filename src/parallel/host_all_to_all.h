@@ -17,7 +17,7 @@
 #include "parallel/exchange_counts.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class HostAllToAll : public RankCombine {
  public:
@@ -44,4 +44,4 @@ class HostAllToAll : public RankCombine {
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

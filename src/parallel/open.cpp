@@ -15,7 +15,7 @@
 #include "parallel/host_all_to_all.h"
 #include "parallel/weights_id.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Facts that must be the same on all ranks: every field of the config, and what runs derive from it.
@@ -226,4 +226,4 @@ Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64
                                     progress);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

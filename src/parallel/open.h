@@ -7,7 +7,7 @@
 #include "moe/packed_cache.h"
 #include "parallel/rank_combine.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // config and source are those of the whole layer; options.range is left alone, and options.limits.max_tokens is for the
 // tokens of this rank's batch, the same on all. A rank that cannot open ends all with its message; ranks that do not agree
@@ -45,4 +45,4 @@ Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64
 // others.
 Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

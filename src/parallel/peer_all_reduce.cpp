@@ -5,7 +5,7 @@
 #include "moe/registry.h"
 #include "parallel/all_reduce.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // What a rank sends of a small sum to all others, flags not counted: beyond it the bytes take longer than two barriers.
@@ -68,4 +68,4 @@ Status PeerAllReduce::sum(const Batch& batch, const Spans& s, void* stream) {
       ->check_sum(device, {batch.out, batch.out_dtype, sum.count, nullptr, sum.nonfinite}, stream);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -3,7 +3,7 @@
 #include "moe/registry.h"
 #include "parallel/device_all_to_all.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 PeerAllToAll::PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
@@ -108,4 +108,4 @@ void PeerAllToAll::await(AwaitedRows& awaited, const Spans& s) const {
   awaited.first_of_rank = slots_->first_of_rank();
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -3,7 +3,7 @@
 
 #include "exchange/exchange.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kMostSlots = 1 << 20;  // what an int32 id and a count for each rank hold with ease
@@ -83,4 +83,4 @@ std::string Placement::to_string() const {
   return text;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

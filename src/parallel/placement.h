@@ -10,7 +10,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Placement {
  public:
@@ -55,4 +55,4 @@ class Placement {
 // source_rank: the rank that the tokens are on, 0 if all ranks have the same ones. Devices do the same (SlotsOfIds).
 constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) { return source_rank + token + k; }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include "io/json.h"
 #include "parallel/open.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 const char* to_string(CombineBy value) { return name_of(value); }
 
@@ -117,4 +117,4 @@ Status RankCombine::rearrange_checkpoint(std::vector<int64_t> expert_of_slot, co
   return rearrange(*placement, *source);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

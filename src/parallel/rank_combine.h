@@ -26,7 +26,7 @@
 #include "parallel/placement.h"
 #include "parallel/slots.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class CombineBy : uint8_t { kAllToAll, kAllReduce };
 const char* to_string(CombineBy);
@@ -113,4 +113,4 @@ Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what);
 // gemm1_swiglu, requantize and gemm2 of a part's rows.
 Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -2,7 +2,7 @@
 
 #include "moe/registry.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Status HostSlots::translate(const Batch& batch, int64_t source_rank, int32_t* slots, void*) {
   const auto* const ids = batch.topk_ids;
@@ -104,4 +104,4 @@ Status DeviceSlots::reset_expert_load() {
   return memory_.to_device(device_, load_.data(), zeros.data(), zeros.size() * sizeof(uint64_t), nullptr);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

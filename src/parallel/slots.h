@@ -10,7 +10,7 @@
 #include "moe/layer.h"
 #include "parallel/placement.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class Slots {
  public:
@@ -66,4 +66,4 @@ class DeviceSlots : public Slots {
   int64_t first_of_rank_ = 0;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

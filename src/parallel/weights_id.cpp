@@ -7,7 +7,7 @@
 #include "backend/backend.h"
 #include "io/content_hash.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kSampleBytes = 512;
@@ -58,4 +58,4 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   return to_string(hasher.digest());
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   SafetensorsFile file;
@@ -29,4 +29,4 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   return file;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

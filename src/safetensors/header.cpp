@@ -12,7 +12,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kLengthBytes = 8;  // the little-endian header length in front of the header
@@ -191,4 +191,4 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> he
   return header;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -17,7 +17,7 @@
 #include "io/json_strict.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -206,4 +206,4 @@ uint64_t TensorIndex::size_bytes() const {
   return total;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "core/status.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Sets begin and end in the given order. kInvalidArgument for names and shapes that the reader would refuse.
 Status assign_offsets(std::vector<TensorInfo>& tensors);
@@ -17,4 +17,4 @@ Status assign_offsets(std::vector<TensorInfo>& tensors);
 Result<std::string> header_bytes(const std::vector<TensorInfo>& tensors,
                                  const std::map<std::string, std::string>& metadata);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -19,7 +19,7 @@
 #include "io/output_file.h"
 #include "safetensors/tensor_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct SafetensorsHeader : TensorTable {
   std::map<std::string, std::string> metadata;
@@ -60,4 +60,4 @@ class SafetensorsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

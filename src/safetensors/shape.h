@@ -7,7 +7,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 inline constexpr uint64_t kMaxTensorNameBytes = 4096;
 inline constexpr uint64_t kMaxTensors = uint64_t{1} << 20;  // of one file
@@ -19,4 +19,4 @@ inline constexpr uint64_t kMaxWrittenHeaderBytes = uint64_t{100'000'000};  // th
 // than 2^63 - 1 bits, an odd number of F4 elements, more than kMaxRank dimensions. The message has no tensor name.
 Result<uint64_t> tensor_bytes(DType dtype, std::span<const int64_t> shape);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

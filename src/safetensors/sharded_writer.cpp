@@ -12,7 +12,7 @@
 #include "io/output_file.h"
 #include "safetensors/plan.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -202,4 +202,4 @@ ShardedWriter::ShardedWriter(ShardedWriter&&) noexcept = default;
 ShardedWriter& ShardedWriter::operator=(ShardedWriter&&) noexcept = default;
 ShardedWriter::~ShardedWriter() = default;
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -23,7 +23,7 @@
 #include "io/content_hash.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // A complete shard, as the run that wrote it remembers it.
 struct ShardRecord {
@@ -74,4 +74,4 @@ class ShardedWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "io/files.h"
 #include "io/open_file.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
@@ -105,4 +105,4 @@ TensorFile::~TensorFile() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Elements that are stored in blocks along the last axis, with the scales of a block beside its codes: a type of ggml.
 struct BlockType {
@@ -121,4 +121,4 @@ class TensorIndex {
   LeftOut left_out_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 std::string quoted(const std::string& text) { return Json(text).dump(); }
@@ -121,4 +121,4 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter& SafetensorsWriter::operator=(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter::~SafetensorsWriter() = default;
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "core/quantize.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // max |x| over (count) bf16 values; NaN if any is NaN.
@@ -227,4 +227,4 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   return calibration;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

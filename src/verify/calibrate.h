@@ -19,7 +19,7 @@
 #include "verify/moments.h"
 #include "verify/states.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct CalibrateOptions {
   std::vector<int64_t> layers;   // empty: all
@@ -60,4 +60,4 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
 // kBadInput if a layer's states hold NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

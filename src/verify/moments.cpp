@@ -8,7 +8,7 @@
 #include "core/float_formats.h"
 #include "io/files.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Adds squares of (count) bf16 values.
@@ -88,4 +88,4 @@ Status MomentsWriter::write(const LayerMoments& moments) {
   return writer_.write(std::as_bytes(std::span(moments.intermediate)));
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

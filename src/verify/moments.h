@@ -19,7 +19,7 @@
 #include "core/status.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct LayerMoments {
   std::vector<int64_t> rows;        // (experts)
@@ -43,4 +43,4 @@ class MomentsWriter {
   SafetensorsWriter writer_;
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

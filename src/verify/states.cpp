@@ -8,7 +8,7 @@
 #include "core/random.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 float uniform(uint64_t h) { return static_cast<float>(h >> 40) * 0x1p-24f; }  // [0, 1)
@@ -163,4 +163,4 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   return states;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

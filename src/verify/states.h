@@ -18,7 +18,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct LayerStates {
   int64_t tokens = 0;
@@ -43,4 +43,4 @@ LayerStates seeded_states(const MoeOptions& layer_options, int64_t layer, const 
 Result<LayerStates> load_states(const std::string& path, const MoeOptions& layer_options, int64_t layer,
                                 const StatesOptions& options);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -19,7 +19,7 @@
 #include "verify/verify_original.h"
 #include "verify/verify_packed.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 double since(std::chrono::steady_clock::time_point start) {
@@ -400,4 +400,4 @@ Result<VerifyReport> verify(const std::string& path, const VerifyOptions& option
   return report;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

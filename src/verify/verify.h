@@ -26,7 +26,7 @@
 #include "moe/layer.h"
 #include "verify/states.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 class MoeLayer;
 
@@ -144,4 +144,4 @@ std::string to_json(const VerifyReport& report, int indent = 2);
 
 Result<VerifyReport> verify(const std::string& path, const VerifyOptions& options);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 std::string dump(const Json& json, int indent) { return json.dump(indent); }
@@ -178,4 +178,4 @@ std::string to_json(const Calibration& calibration, int indent) {
   return dump(json, indent);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

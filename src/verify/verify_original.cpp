@@ -9,7 +9,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr double kSlack = 1.0 + 0x1p-21;
@@ -276,4 +276,4 @@ Likeness likeness_transposed_scales(const Nvfp4View& decoded, const OriginalRows
   return likeness_of(decoded, original, true);
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -33,7 +33,7 @@
 #include "core/executor.h"
 #include "core/nvfp4_view.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 // Row r of the original, (cols) floats. Called from several threads.
 using OriginalRows = std::function<void(int64_t row, float* out)>;
@@ -85,4 +85,4 @@ Likeness likeness(const Nvfp4View& decoded, const OriginalRows& original);
 // must be contiguous.
 Likeness likeness_transposed_scales(const Nvfp4View& decoded, const OriginalRows& original);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Matrix {
@@ -136,4 +136,4 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
   return out;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

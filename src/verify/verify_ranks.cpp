@@ -10,7 +10,7 @@
 #include "moe/activation_choice.h"
 #include "moe/placed_batch.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have run the whole layer by itself
@@ -100,7 +100,7 @@ class RankVerifier {
     Batch batch = states.batch();
     batch.out = expected.data();
     batch.out_dtype = DType::kBf16;
-    NVFP4_MOE_TRY(nvfp4_moe::run_from_host(*whole, batch).status());
+    NVFP4_MOE_TRY(nvfp4_moe::internal::run_from_host(*whole, batch).status());
     check.layer = number;
     check.backend = opened.backend().name;
     check.tokens = states.tokens;
@@ -118,7 +118,7 @@ class RankVerifier {
       check.same_bits = check.same_bits && std::memcmp(one, expected.data(), values * 2) == 0;
     }
     to_floats(all.data(), DType::kBf16, static_cast<int64_t>(values), got.data());
-    check.comparison = nvfp4_moe::compare(want.data(), got.data(), states.tokens, sizes.hidden_size);
+    check.comparison = nvfp4_moe::internal::compare(want.data(), got.data(), states.tokens, sizes.hidden_size);
     if (check.broken.empty()) check.broken = broken_limit(check.comparison, layer_limits(config, states.tokens));
     if (check.broken.empty() && check.wants_same_bits && !check.same_bits)
       check.broken = "other bits than one rank with all experts";
@@ -158,4 +158,4 @@ Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const Loca
   return checks;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "parallel/open.h"
 #include "verify/states.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct RanksOptions {
   CombineBy combine = CombineBy::kAllToAll;
@@ -49,4 +49,4 @@ struct RanksCheck {
 Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
                                              const RanksOptions& options);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -126,9 +126,9 @@ def steps_of(options, tools, capability):
             absent=sanitizer_absent,
         )
 
-    bench = forced = [f"{build}/bench/{prefix}bench_hopper_layers", "rehearsal", "--tokens", "1", "--no-cuda"]
+    bench = forced = [f"{build}/bench/{prefix}bench_hopper_layers", "rehearsal", "--tokens", "1", "--sm90-only"]
     if not emulated:
-        bench = [bench[0], "--tokens", BENCH_TOKENS, "--no-cuda"]
+        bench = [bench[0], "--tokens", BENCH_TOKENS, "--sm90-only"]
         forced = [bench[0], "v4flash", "qwen30b", "--tokens", BOUND_TOKENS]
     steps = [
         Step(

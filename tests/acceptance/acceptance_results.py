@@ -167,7 +167,9 @@ def probe_findings(capability):
 def short_name(kernel):
     """sm120_gemm1_kernel<0> of a demangled name."""
     return re.sub(
-        r"\(anonymous namespace\)::|\(nvfp4_moe::\w+\)|nvfp4_moe::|\b\w+::|^void |(?<=\d)ul\b|\([^()]*\)$", "", kernel
+        r"\(anonymous namespace\)::|\(nvfp4_moe::internal::\w+\)|nvfp4_moe::internal::|\b\w+::|^void |(?<=\d)ul\b|\([^()]*\)$",
+        "",
+        kernel,
     )
 
 

@@ -19,7 +19,7 @@
 #include "moe/registry.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Json number(double value) {
@@ -257,11 +257,11 @@ Status probe(bool quick, Json& report) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal
 
 // device_probes [--quick]: on the first device. What was found before a failure is printed too, with the failure.
 int main(int argc, char** argv) {
-  using namespace nvfp4_moe;
+  using namespace nvfp4_moe::internal;
   Json report = Json::object();
   const Status status = probe(argc > 1 && std::strcmp(argv[1], "--quick") == 0, report);
   report["failure"] = status.ok() ? Json() : Json(status.message());

@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-namespace nvfp4_moe::acceptance {
+namespace nvfp4_moe::internal::acceptance {
 namespace {
 
 struct Launched {
@@ -72,14 +72,14 @@ std::vector<SeenKernel> seen_kernels() {
   return all;
 }
 
-}  // namespace nvfp4_moe::acceptance
+}  // namespace nvfp4_moe::internal::acceptance
 
 extern "C" {
 void __real___cudaRegisterFunction(void** module, const char* function, char* device_function, const char* name,
                                    int threads, uint3* thread, uint3* cta, dim3* cta_size, dim3* grid_size, int* warp);
 void __wrap___cudaRegisterFunction(void** module, const char* function, char* device_function, const char* name,
                                    int threads, uint3* thread, uint3* cta, dim3* cta_size, dim3* grid_size, int* warp) {
-  nvfp4_moe::acceptance::names()[function] = name;
+  nvfp4_moe::internal::acceptance::names()[function] = name;
   __real___cudaRegisterFunction(module, function, device_function, name, threads, thread, cta, cta_size, grid_size,
                                 warp);
 }
@@ -87,7 +87,7 @@ void __wrap___cudaRegisterFunction(void** module, const char* function, char* de
 cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments);
 cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
   const cudaError_t error = __real_cudaLaunchKernelExC(config, function, arguments);
-  nvfp4_moe::acceptance::add_launch(function, config->blockDim, config->dynamicSmemBytes, error);
+  nvfp4_moe::internal::acceptance::add_launch(function, config->blockDim, config->dynamicSmemBytes, error);
   return error;
 }
 
@@ -96,7 +96,7 @@ cudaError_t __real_cudaLaunchKernel(const void* function, dim3 grid, dim3 thread
 cudaError_t __wrap_cudaLaunchKernel(const void* function, dim3 grid, dim3 threads, void** arguments, size_t shared,
                                     cudaStream_t stream) {
   const cudaError_t error = __real_cudaLaunchKernel(function, grid, threads, arguments, shared, stream);
-  nvfp4_moe::acceptance::add_launch(function, threads, shared, error);
+  nvfp4_moe::internal::acceptance::add_launch(function, threads, shared, error);
   return error;
 }
 }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::acceptance {
+namespace nvfp4_moe::internal::acceptance {
 
 struct SeenKernel {
   std::string name;  // demangled, with template arguments
@@ -21,4 +21,4 @@ struct SeenKernel {
 // One for each kernel, cta size and amount of shared memory, in the order of their first launches.
 std::vector<SeenKernel> seen_kernels();
 
-}  // namespace nvfp4_moe::acceptance
+}  // namespace nvfp4_moe::internal::acceptance

@@ -1,7 +1,7 @@
 // The choices of expert biases; case_table.cpp sets expert_biases.
 #include "cases/choices.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // gpt-oss: its activation at its own limit and slope.
@@ -83,4 +83,4 @@ const std::vector<Choice>& bias_choices() {
   return all;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

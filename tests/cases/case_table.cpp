@@ -7,7 +7,7 @@
 #include "cases/cases.h"
 #include "cases/choices.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Shape {
@@ -404,4 +404,4 @@ std::vector<Case> cases_named(const std::string& part) {
   return found;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A stream of its own for each part of a case, so that adding one changes no other.
@@ -289,4 +289,4 @@ Result<CaseData> make_case(const Case& spec) {
   return data;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

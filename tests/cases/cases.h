@@ -14,7 +14,7 @@
 #include "core/nvfp4_view.h"
 #include "core/random.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 enum class Routing : uint8_t {
   kUniform,       // distinct experts, any of them
@@ -79,4 +79,4 @@ struct CaseData {
 // kInvalidArgument if the options are not legal.
 Result<CaseData> make_case(const Case& spec);
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "cases/cases.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 struct Choice {
   const char* name;
@@ -41,4 +41,4 @@ const std::vector<Choice>& bias_choices();
 // relu2_choices.cpp: of relu2, after every other case, so that those keep their turns and seeds. The first four, one of
 // each activation format, run with every data kind, the first two routings and token counts too.
 const std::vector<Choice>& relu2_choices();
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -1,7 +1,7 @@
 // The choices of fp8; case_table.cpp sets the activation format.
 #include "cases/choices.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 
 const std::vector<Choice>& fp8_choices() {
   using A = Activation;
@@ -77,4 +77,4 @@ const std::vector<Choice>& fp8_on_input_choices() {
   return all;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

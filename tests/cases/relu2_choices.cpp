@@ -1,7 +1,7 @@
 // The choices of relu2, experts without a gate; case_table.cpp sets the activation.
 #include "cases/choices.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Choice in_format(const char* name, ActivationFormat format, void (*apply)(Case&) = nullptr) {
@@ -77,4 +77,4 @@ const std::vector<Choice>& relu2_choices() {
   return all;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

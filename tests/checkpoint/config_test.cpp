@@ -7,7 +7,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using nlohmann::json;
@@ -251,4 +251,4 @@ ATTACK_TEST(kHostileFiles, Config, HostileTextIsAnError) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::dead_experts_test {
+namespace nvfp4_moe::internal::dead_experts_test {
 namespace {
 
 using test::CheckpointBuilder;
@@ -65,4 +65,4 @@ TEST(DeadExperts, AreZerosAndReported) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::dead_experts_test
+}  // namespace nvfp4_moe::internal::dead_experts_test

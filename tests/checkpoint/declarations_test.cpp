@@ -7,7 +7,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using nlohmann::json;
@@ -246,4 +246,4 @@ TEST(Quantization, AFormatWithoutGroupsIsWeightOnly) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

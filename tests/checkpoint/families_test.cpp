@@ -6,7 +6,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::families_test {
+namespace nvfp4_moe::internal::families_test {
 namespace {
 
 using nlohmann::json;
@@ -176,4 +176,4 @@ TEST(Families, ADeclinedTypeSaysWhy) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::families_test
+}  // namespace nvfp4_moe::internal::families_test

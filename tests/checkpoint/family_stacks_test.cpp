@@ -9,7 +9,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::family_stacks_test {
+namespace nvfp4_moe::internal::family_stacks_test {
 namespace {
 
 using nlohmann::json;
@@ -272,4 +272,4 @@ TEST(FamilyStacks, LimitsOfALayerAreItsOwn) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::family_stacks_test
+}  // namespace nvfp4_moe::internal::family_stacks_test

@@ -7,7 +7,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::gate_up_order_test {
+namespace nvfp4_moe::internal::gate_up_order_test {
 namespace {
 
 using test::BuilderOptions;
@@ -225,7 +225,7 @@ TEST(GateUpOrder, IsGivenThroughTheCInterface) {
   TempDir dir;
   ASSERT_OK(builder.write(dir.path().string()));
   const std::string path = dir.path().string();
-  auto options = api::make<nvfp4_moe_checkpoint_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_checkpoint_options>();
   nvfp4_moe_checkpoint* checkpoint = nullptr;
   options.gate_up_order = "sideways";
   EXPECT_EQ(nvfp4_moe_checkpoint_open_with(path.c_str(), &options, &checkpoint), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
@@ -247,4 +247,4 @@ TEST(GateUpOrder, IsGivenThroughTheCInterface) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::gate_up_order_test
+}  // namespace nvfp4_moe::internal::gate_up_order_test

@@ -14,7 +14,7 @@
 #include "support/gguf_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -251,7 +251,7 @@ TEST(Gguf, LoadsThroughTheCInterface) {
   ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("gguf-nvfp4"));
   nvfp4_moe_text_free(text);
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;
   nvfp4_moe_layer* layer = nullptr;
   ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer), NVFP4_MOE_STATUS_OK)
@@ -264,4 +264,4 @@ TEST(Gguf, LoadsThroughTheCInterface) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::index_test {
+namespace nvfp4_moe::internal::index_test {
 namespace {
 
 using nlohmann::json;
@@ -119,4 +119,4 @@ TEST(Index, ATensorThatItForgotIsNotCalledMissing) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::index_test
+}  // namespace nvfp4_moe::internal::index_test

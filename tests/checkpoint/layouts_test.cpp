@@ -8,7 +8,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::layouts_test {
+namespace nvfp4_moe::internal::layouts_test {
 namespace {
 
 using test::BuilderOptions;
@@ -313,4 +313,4 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::layouts_test
+}  // namespace nvfp4_moe::internal::layouts_test

@@ -10,7 +10,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::BuilderOptions;
@@ -341,4 +341,4 @@ TEST(LoadProducers, ModelOptsAndCompressedTensorsOwnFiles) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -142,4 +142,4 @@ ATTACK_TEST(kHostileFiles, ModuleRegex, HostileExpressionsEnd) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 double code_value(int code) {
@@ -114,4 +114,4 @@ TEST(Mxfp4, ANanScaleIsRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "checkpoint/quant_config.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using nlohmann::json;
@@ -159,4 +159,4 @@ TEST(Nemotron, NamesComeApartAndTogether) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

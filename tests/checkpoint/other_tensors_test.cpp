@@ -7,7 +7,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::other_tensors_test {
+namespace nvfp4_moe::internal::other_tensors_test {
 namespace {
 
 using test::BuilderOptions;
@@ -188,4 +188,4 @@ TEST(OtherTensors, PatternsMatchWholeNames) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::other_tensors_test
+}  // namespace nvfp4_moe::internal::other_tensors_test

@@ -7,7 +7,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // The bytes of a matrix's codes and block scales, row after row.
 inline std::vector<uint8_t> codes_of(const Nvfp4View& view) {
@@ -30,4 +30,4 @@ inline uint64_t read_all(const LoadedExpert& loaded) {
   return sum;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

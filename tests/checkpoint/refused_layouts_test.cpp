@@ -5,7 +5,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::layouts_test {
+namespace nvfp4_moe::internal::layouts_test {
 namespace {
 
 using test::CheckpointBuilder;
@@ -94,4 +94,4 @@ TEST(RefusedLayouts, MlxIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::layouts_test
+}  // namespace nvfp4_moe::internal::layouts_test

@@ -11,7 +11,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::CheckpointBuilder;
@@ -131,4 +131,4 @@ TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -190,4 +190,4 @@ ATTACK_TEST(kSpecialFiles, UnreadableFolders, AreReportedWithTheReason) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

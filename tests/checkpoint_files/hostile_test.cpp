@@ -6,7 +6,7 @@
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -109,4 +109,4 @@ ATTACK_TEST(kHostileFiles, HostileHeader, DisturbedBytesNeverBreakTheTiling) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

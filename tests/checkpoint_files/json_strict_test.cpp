@@ -10,7 +10,7 @@
 #include "io/output_file.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TempDir;
@@ -183,4 +183,4 @@ TEST(DescribeJson, NamesKindAndSize) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

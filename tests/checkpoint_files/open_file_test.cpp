@@ -12,7 +12,7 @@
 #include "safetensors/safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TempDir;
@@ -68,4 +68,4 @@ TEST(OpenRegularFile, LinksAreFollowedWhereAUserNamesThem) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -5,7 +5,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::read_file;
@@ -52,4 +52,4 @@ TEST(PythonSafetensors, IsWrittenByteForByte) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::is_mapped;
@@ -225,4 +225,4 @@ TEST(SafetensorsFile, OperatingSystemErrorsAreIo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -109,4 +109,4 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, GitLfsPointersWithWhatToDo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

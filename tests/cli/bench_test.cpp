@@ -16,7 +16,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 using testing::Each;
@@ -233,4 +233,4 @@ TEST(TimedLayer, Median) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

@@ -6,7 +6,7 @@
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
@@ -88,7 +88,7 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {"calibrate", dir},
       {"calibrate", dir, "--input", "x", "--random", "1"},
       {"quantize", dir},
-      {"quantize", dir, "x", "--scales", "min"},
+      {"quantize", dir, "x", "--search", "min"},
       {"quantize", dir, "x", "--format", "gguf"},
       {"quantize", dir, "x", "--max-shard-size", "0"},
       {"synthesize", "/proc/no", "--dtype", "U8"},
@@ -262,4 +262,4 @@ ATTACK_TEST(kHostileFiles, Inspect, EveryHostileCheckpointIsFourWithOneLine) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -13,7 +13,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
@@ -30,7 +30,7 @@ struct Made {
     const ToolRun synthesized = run_tool({"synthesize", floats, "--layers", "2", "--experts", "8", "--top-k", "2",
                                           "--hidden", "128", "--intermediate", "64", "--vocab", "64"});
     EXPECT_EQ(synthesized.exit_code, 0) << synthesized.err;
-    const ToolRun quantized = run_tool({"quantize", floats, packed, "--scales", "mse", "--json"});
+    const ToolRun quantized = run_tool({"quantize", floats, packed, "--search", "mse", "--json"});
     EXPECT_EQ(quantized.exit_code, 0) << quantized.err;
     quantize = quantized.json();
   }
@@ -159,7 +159,7 @@ TEST(Flow, NemotronGoesThroughEveryVerb) {
         run_tool({"synthesize", floats, "--family", "nemotron_h", "--latent", latent, "--layers", "2", "--experts", "8",
                   "--top-k", "2", "--hidden", "128", "--intermediate", "64", "--vocab", "64"});
     ASSERT_EQ(synthesized.exit_code, 0) << synthesized.err;
-    const ToolRun quantized = run_tool({"quantize", floats, packed, "--scales", "mse", "--json"});
+    const ToolRun quantized = run_tool({"quantize", floats, packed, "--search", "mse", "--json"});
     ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
     const nlohmann::json layer = quantized.json()["layers"][0];
     EXPECT_EQ(layer["layer"], 1);
@@ -238,11 +238,11 @@ TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
   EXPECT_EQ(calibrated.json()["moments"], moments);
   EXPECT_EQ(run_tool({"calibrate", made().floats, "--random", "1", "--moments", moments}).exit_code, 2);
   const ToolRun quantized =
-      run_tool({"quantize", made().floats, out, "--scales", "sweep", "--calibration", moments, "--json"});
+      run_tool({"quantize", made().floats, out, "--search", "sweep", "--calibration", moments, "--json"});
   ASSERT_EQ(quantized.exit_code, 0) << quantized.err;
   EXPECT_EQ(quantized.json()["calibration"], moments);
   // SQNR is of weights, which a plain sweep serves best.
-  const ToolRun sweep = run_tool({"quantize", made().floats, made().dir.file("sweep"), "--scales", "sweep", "--json"});
+  const ToolRun sweep = run_tool({"quantize", made().floats, made().dir.file("sweep"), "--search", "sweep", "--json"});
   EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(), sweep.json()["mean_sqnr_db"].get<double>());
   EXPECT_GT(sweep.json()["mean_sqnr_db"].get<double>(), made().quantize["mean_sqnr_db"].get<double>());
   for (const std::string& checked : {out, made().dir.file("sweep")}) {
@@ -388,4 +388,4 @@ TEST(Flow, BenchTimesAndChecks) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -10,7 +10,7 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
@@ -114,4 +114,4 @@ ATTACK_TEST_F(kHostileNames, HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageT
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -15,7 +15,7 @@
 #include "core/printable.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 using testing::ElementsAre;
@@ -299,4 +299,4 @@ TEST(Progress, QuietAndShortOperationsSayNothing) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

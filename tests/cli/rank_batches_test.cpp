@@ -8,7 +8,7 @@
 #include "cli/bench/timed_ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cli {
+namespace nvfp4_moe::internal::cli {
 namespace {
 
 MoeOptions sizes() {
@@ -138,4 +138,4 @@ TEST(WireRecorder, TellsTheWayThereFromTheWayBack) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cli
+}  // namespace nvfp4_moe::internal::cli

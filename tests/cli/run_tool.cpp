@@ -12,7 +12,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 std::string contents(const std::string& path) {
@@ -110,4 +110,4 @@ ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::s
 
 int count_lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

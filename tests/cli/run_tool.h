@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct ToolRun {
   int exit_code = -1;  // 128 + signal where a signal ended it
@@ -31,4 +31,4 @@ inline constexpr const char* kNoMpi = "built without MPI (libopenmpi-dev)";
 
 int count_lines(const std::string& text);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -6,7 +6,7 @@
 #include "cli/run_tool.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::EndsWith;
@@ -29,7 +29,7 @@ TEST(Usage, AMistypedWordIsNamedWithWhatWasLikelyMeant) {
       {{"run", "dir", "--frobnicate"}, "--frobnicate: unknown option of run (see"},
       {{"inspect", "dir", "second"}, "inspect: expected no further argument, got \"second\" (see"},
       {{"run", "dir", "--tokens", "abc"}, "--tokens: "},
-      {{"quantize", "a", "b", "--scales", "foo"}, "--scales: expected one of max, mse, sweep, got \"foo\""},
+      {{"quantize", "a", "b", "--search", "foo"}, "--search: expected one of max, mse, sweep, got \"foo\""},
   };
   for (const auto& one : cases) {
     const ToolRun run = run_tool(one.words);
@@ -134,4 +134,4 @@ TEST(ProgressLine, IsRedrawnWithinAWindowThatIsResized) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest-spi.h>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(AttackCount, ATestWithoutAKindMayNotAttack) {
@@ -11,4 +11,4 @@ TEST(AttackCount, ATestWithoutAKindMayNotAttack) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -6,7 +6,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -288,4 +288,4 @@ TEST(MoeConfig, NamesGoBothWays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Grid;
@@ -211,4 +211,4 @@ TEST(FloatFormats, PackAndUnpackAllBytes) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "support/forked_child.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 int64_t sum_of(Executor& executor, int64_t count) {
@@ -146,4 +146,4 @@ ATTACK_TEST(kForks, InEveryChild, ActsInChildrenAloneAndNoLongerThanItIsThere) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "core/buffer.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Takes arrays of these sizes in bytes from an arena.
@@ -117,4 +117,4 @@ TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 namespace {
 
 constexpr float kHuge = std::numeric_limits<float>::infinity();
@@ -85,4 +85,4 @@ TEST(RouterScore, LanesHoldAllExperts) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

@@ -14,7 +14,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // One row of 16 gates and 16 ups.
@@ -177,4 +177,4 @@ TEST_P(InstructionSet, AmaxTellsNanAndInf) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

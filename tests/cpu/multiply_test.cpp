@@ -11,7 +11,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // Rows as the layer keeps them: at one distance, an odd multiple of 64 bytes, as many behind the last as tiles read.
@@ -211,4 +211,4 @@ TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -10,7 +10,7 @@
 #include "core/fp8.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 struct Matrix {
@@ -112,4 +112,4 @@ TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
 #endif
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

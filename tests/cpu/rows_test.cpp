@@ -14,7 +14,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
@@ -238,4 +238,4 @@ TEST_P(RowsOf, SiluHoldsFarBelowZero) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -9,7 +9,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(CudaBackend, TakesEveryCaseButThoseOfHosts) {
@@ -104,4 +104,4 @@ TEST(Device, NamesAreCheckedBeforeTheMachineIsAsked) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // How many configurations an architecture has, by the format of activations: 0 if that one has no table of its own.
@@ -81,4 +81,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2, 3)
                          [](const auto& info) { return kNames[static_cast<size_t>(info.param)]; });
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

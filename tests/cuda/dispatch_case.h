@@ -19,7 +19,7 @@
 #include "cuda/ranks_case.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // A rank of a test: its layer, the whole case's batch on its device, and where it runs.
 struct Rank {
@@ -303,4 +303,4 @@ class PeersTest : public ::testing::TestWithParam<int> {
   }
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

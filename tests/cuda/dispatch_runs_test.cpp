@@ -16,7 +16,7 @@
 #include "cuda/graph.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -241,4 +241,4 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

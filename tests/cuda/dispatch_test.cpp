@@ -8,7 +8,7 @@
 
 #include "cuda/dispatch_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -92,4 +92,4 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -20,7 +20,7 @@
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class ExpertKinds : public test::BackendTest {
@@ -150,4 +150,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, ExpertKinds, ::testing::ValuesIn(test::device
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "cuda/graph.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 #define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
@@ -100,10 +100,10 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
     }
     const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
     const OnGpu<float> device_tensor_scales(tensor_scales.size());
-    ASSERT_EQ(
-        NVFP4_MOE_STATUS_OK,
-        nvfp4_moe_device_quantize(0, way.mode, way.search, device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
-                                  device_codes.get(), device_scales.get(), device_tensor_scales.get(), nullptr))
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_device_quantize("cuda:0", way.mode, way.search, device_x.get(), NVFP4_MOE_DTYPE_F32, kRows,
+                                        kCols, way.scale, device_codes.get(), device_scales.get(),
+                                        device_tensor_scales.get(), nullptr))
         << nvfp4_moe_last_error();
     EXPECT_EQ(device_codes.host(), codes) << way.mode;
     EXPECT_EQ(device_scales.host(), scales) << way.mode;
@@ -111,7 +111,7 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
 
     const OnGpu<float> back(kRows * kCols);
     ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_dequantize(0, device_codes.get(), device_scales.get(), device_tensor_scales.get(),
+              nvfp4_moe_device_dequantize("cuda:0", device_codes.get(), device_scales.get(), device_tensor_scales.get(),
                                           dynamic, kRows, kCols, NVFP4_MOE_DTYPE_F32, back.get(), nullptr));
     std::vector<float> expected(kRows * kCols);
     for (int64_t row = 0; row < kRows; ++row)
@@ -130,14 +130,15 @@ TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   const OnGpu<float> device_x(x), row_scales(kRows), tensor_scale(1);
   const OnGpu<uint8_t> codes(kCodes), scales(kScales);
   ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX, device_x.get(),
-                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
-                                      row_scales.get(), nullptr));
+            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX,
+                                      device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(),
+                                      scales.get(), row_scales.get(), nullptr));
   const std::vector<float> rows = row_scales.host();
   for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX,
-                                                           device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f,
-                                                           codes.get(), scales.get(), tensor_scale.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.get(),
+                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
+                                      tensor_scale.get(), nullptr));
   EXPECT_TRUE(std::isnan(tensor_scale.host()[0]));
 }
 
@@ -158,7 +159,7 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   ASSERT_CUDA(cudaStreamCreate(&stream));
   const auto enqueue = [&]() -> Status {
     EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swiglu_quantize(
-                                       0, &options, device_gate_up.get(), kRows, kCols, device_weights.get(),
+                                       "cuda:0", &options, device_gate_up.get(), kRows, kCols, device_weights.get(),
                                        device_codes.get(), device_scales.get(), device_row_scales.get(), stream))
         << nvfp4_moe_last_error();
     return {};
@@ -184,10 +185,10 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
     ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
                                                             swizzled.data() + static_cast<size_t>(i) * bytes));
   const OnGpu<uint8_t> device_linear(linear), device_swizzled(swizzled.size()), back(linear.size());
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales(0, device_linear.get(), kMatrices, kRows, kScaleCols,
-                                                                 device_swizzled.get(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.get(), kMatrices, kRows,
+                                                                 kScaleCols, device_swizzled.get(), nullptr));
   EXPECT_EQ(device_swizzled.host(), swizzled);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales(0, device_swizzled.get(), kMatrices, kRows,
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.get(), kMatrices, kRows,
                                                                    kScaleCols, back.get(), nullptr));
   EXPECT_EQ(back.host(), linear);
 }
@@ -200,10 +201,10 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   cudaStream_t stream;
   ASSERT_CUDA(cudaStreamCreate(&stream));
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_swizzle_scales(0, linear.get(), kMatrices, kRows, kScaleCols, swizzled.get(), stream));
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_unswizzle_scales(0, swizzled.get(), kMatrices, kRows, kScaleCols, back.get(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", linear.get(), kMatrices, kRows, kScaleCols,
+                                                                   swizzled.get(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", swizzled.get(), kMatrices, kRows,
+                                                                     kScaleCols, back.get(), stream));
     return {};
   };
   const test::Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
@@ -229,4 +230,4 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

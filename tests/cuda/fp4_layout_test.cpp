@@ -13,7 +13,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Every code of a group of 16 rows x 64 k in one place, and every scale.
@@ -181,4 +181,4 @@ TEST(Sm120Config, BlocksAreWhole) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -23,7 +23,7 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Ragged;
@@ -342,4 +342,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Fp4Backend, ::testing::Values(0, 1), name_of)
 INSTANTIATE_TEST_SUITE_P(Backends, Fp4Layer, ::testing::Values(0, 1), name_of);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -23,7 +23,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Offset in its row of element k.
@@ -172,4 +172,4 @@ TEST_F(Fp8OperandRows, IntoExpertOrder) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

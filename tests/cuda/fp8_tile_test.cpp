@@ -13,7 +13,7 @@
 #include "core/fp8.h"
 #include "core/random.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 TEST(Fp8Tile, EveryWordComesBack) {
@@ -86,4 +86,4 @@ TEST(Fp8Tile, ScalesCoverTheirPart) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

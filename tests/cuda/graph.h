@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 class Graph {
  public:
@@ -40,4 +40,4 @@ class Graph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -18,7 +18,7 @@
 #include "support/case_source.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::source_of;
@@ -121,7 +121,7 @@ TEST_F(CudaLayer, RunsThroughC) {
   test::TinyBatch batch(c.tiny.options, 9);
   const std::vector<float> expected = c.expected(batch);
   c.options.device = "cuda:0";
-  const api::Layer layer = c.open();
+  const nvfp4_moe::Layer layer = c.open();
   const auto copy_of = [](const auto& values) {
     std::vector<uint8_t> bytes(values.size() * sizeof(values[0]));
     std::memcpy(bytes.data(), values.data(), bytes.size());
@@ -137,7 +137,7 @@ TEST_F(CudaLayer, RunsThroughC) {
   ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr),
             NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
-  auto status = api::make<nvfp4_moe_run_status>();
+  auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
   ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status),
             NVFP4_MOE_STATUS_OK);
   EXPECT_GT(status.hidden_blocks, 0u);
@@ -152,7 +152,7 @@ TEST_F(CudaLayer, RunsThroughC) {
 TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   test::CLayer c;
   c.options.device = "cuda:0";
-  const api::Layer expected = c.open();
+  const nvfp4_moe::Layer expected = c.open();
   std::vector<std::unique_ptr<DeviceBytes>> copies;
   for (const auto& array : c.arrays) copies.push_back(std::make_unique<DeviceBytes>(array));
   const uint8_t** const fields[] = {&c.tensors.gate_codes, &c.tensors.gate_block_scales,
@@ -160,7 +160,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
                                     &c.tensors.down_codes, &c.tensors.down_block_scales};
   for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = static_cast<const uint8_t*>(copies[i]->data());
   c.tensors.on_device = 1;
-  api::Layer layer = c.open();
+  nvfp4_moe::Layer layer = c.open();
   nvfp4_moe_expert replacement = test::CLayer::expert(c.tiny.experts[0]);
   replacement.gate_codes = c.tensors.gate_codes;
   replacement.gate_block_scales = c.tensors.gate_block_scales;
@@ -172,10 +172,10 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   layer.replace_expert(1, replacement);
   layer.replace_expert_on_stream(2, replacement, nullptr);
   copies.clear();  // the arrays are the caller's again
-  const auto same_expert = [&](const api::Layer& actual, int64_t at, size_t from) {
+  const auto same_expert = [&](const nvfp4_moe::Layer& actual, int64_t at, size_t from) {
     const test::Expert& e = c.tiny.experts[from];
     std::vector<uint8_t> codes(e.down.codes.size()), scales(e.down.block_scales.size());
-    auto out = api::make<nvfp4_moe_expert_out>();
+    auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
     out.down_block_scales = scales.data();
     ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
@@ -212,4 +212,4 @@ TEST_F(CudaLayer, RunsFp8) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -55,7 +55,7 @@ cudaError_t __wrap_cudaFreeAsync(void* memory, cudaStream_t stream) {
 }
 }
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TinyBatch;
@@ -213,4 +213,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, ::testing::ValuesIn(test::device_
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class NonfiniteCountsOnADevice : public test::BackendTest {
@@ -130,4 +130,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, NonfiniteCountsOnADevice, ::testing::ValuesIn
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

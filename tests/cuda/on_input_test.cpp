@@ -12,7 +12,7 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class OnInputOnADevice : public test::BackendTest {
@@ -84,4 +84,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, ::testing::ValuesIn(test::d
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -18,7 +18,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kExperts = 3, kHidden = 272, kIntermediate = 144;
@@ -293,4 +293,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, ::testing::ValuesIn(test::device_ba
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -8,7 +8,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 double bf16(uint32_t bits) { return std::bit_cast<float>(bits << 16); }
@@ -83,4 +83,4 @@ TEST(PackedTile, JoinedRowsPairGateAndUp) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -16,7 +16,7 @@
 #include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -184,4 +184,4 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, ::testing::Values(2, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -297,4 +297,4 @@ TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

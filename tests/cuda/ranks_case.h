@@ -16,7 +16,7 @@
 #include "moe/registry.h"
 #include "parallel/connect.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr const char* kFakeNccl = NVFP4_MOE_FAKE_NCCL ".so";
 
@@ -124,4 +124,4 @@ inline CaseData made(const Case& spec) {
   return std::move(*data);
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

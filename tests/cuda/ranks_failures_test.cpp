@@ -7,7 +7,7 @@
 
 #include "cuda/dispatch_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -93,4 +93,4 @@ std::string name_of_link(const ::testing::TestParamInfo<Between>& info) {
 INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, ::testing::Values(Between::kNccl, Between::kPeers), name_of_link);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

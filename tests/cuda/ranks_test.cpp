@@ -13,7 +13,7 @@
 #include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::check_reduce;
@@ -157,4 +157,4 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

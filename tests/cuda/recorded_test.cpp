@@ -27,7 +27,7 @@
 #include "support/recording.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class Recorded : public test::BackendTest {
@@ -352,4 +352,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Recorded, ::testing::ValuesIn(test::device_ba
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <numeric>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(Recording, RoundingsAreAStepAway) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

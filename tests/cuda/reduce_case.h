@@ -13,7 +13,7 @@
 #include "cuda/dispatch_case.h"
 #include "cuda/ranks_case.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // What the ranks' experts add, each rank's as a layer of its own, summed on the host in the order of the ranks and rounded to
 // out's dtype. The shared expert is rank 0's.
@@ -113,4 +113,4 @@ inline void check_reduce(const CaseData& data, const Placement& placement, int c
   });
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

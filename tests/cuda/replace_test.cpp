@@ -18,7 +18,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TinyBatch;
@@ -368,4 +368,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, CudaReplaceThreads, ::testing::ValuesIn(test:
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct GemmShape {
@@ -146,4 +146,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, RouterGemmOnADevice, ::testing::ValuesIn(test
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "backend/cuda/steps/sizes.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // A table of two configurations: a narrow one that gathers, and a wide one whose rows come by TMA.
@@ -320,4 +320,4 @@ TEST(RunPlan, IsCheapToMake) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

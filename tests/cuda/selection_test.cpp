@@ -19,7 +19,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A router and its logits, for the tests below.
@@ -221,4 +221,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, SelectionOnADevice, ::testing::ValuesIn(test:
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

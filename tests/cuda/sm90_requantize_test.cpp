@@ -14,7 +14,7 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class Sm90Requantize : public ::testing::Test {
@@ -157,4 +157,4 @@ TEST_F(Sm90Requantize, EveryKindOfLayer) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -23,7 +23,7 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
@@ -344,4 +344,4 @@ TEST_F(Sm90Layer, TinyIntermediatesCount) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

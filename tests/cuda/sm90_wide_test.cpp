@@ -19,7 +19,7 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kFirstWithWide = 5;  // configurations from here to kWideConfig have a wide one
@@ -137,4 +137,4 @@ TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

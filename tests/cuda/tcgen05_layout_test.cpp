@@ -13,7 +13,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(Tcgen05Tile, OffsetsCoverTheTile) {
@@ -141,4 +141,4 @@ TEST(Sm100Config, BlocksAreWhole) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

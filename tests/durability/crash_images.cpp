@@ -7,7 +7,7 @@
 #include "core/random.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -190,4 +190,4 @@ std::vector<Image> crash_images(const Image& before, const std::vector<RecordedC
   return images;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

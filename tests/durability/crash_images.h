@@ -8,7 +8,7 @@
 #include "durability/recorded_calls.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // Every file's content by relative path; a folder's path ends with "/" and has none.
 using Image = Files;
@@ -23,4 +23,4 @@ Image image_of_all(const Image& before, const std::vector<RecordedCall>& calls);
 // comes the image that lost nothing, then the one that lost all that it could.
 std::vector<Image> crash_images(const Image& before, const std::vector<RecordedCall>& calls, size_t count);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

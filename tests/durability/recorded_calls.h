@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 enum class CallKind { kCreate, kWrite, kTruncate, kSync, kSyncFolder, kRename, kUnlink, kMakeFolder };
 
@@ -51,4 +51,4 @@ class InjectedFault {
   int64_t hit() const;   // of these the ones with the fault
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -9,7 +9,7 @@
 #include "durability/crash_images.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline SynthesizeOptions small_sizes() {
   return {.family = "qwen3_moe",
@@ -41,4 +41,4 @@ struct SmallModel {
   }
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

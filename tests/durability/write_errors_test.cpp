@@ -6,7 +6,7 @@
 #include "io/output_file.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -86,4 +86,4 @@ ATTACK_TEST(kWriteErrors, WriteErrors, AFolderWithoutSyncIsTakenAsItIs) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -52,7 +52,7 @@ COMMIT = r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster
 ADDS = r"setp\.ne\.u32 p, %r\d+, 0;(?=\s*tcgen05\.mma)"
 GEMM120, GEMM90, GEMM80 = (
     "sm120_gemm[12]_kernel",
-    "sm90_gemm[12]_kernelILm0ENS0_12GatheredRows",
+    "sm90_gemm[12]_kernelILm0ENS1_12GatheredRows",
     r"plain.*gemm(1_swiglu|2)_kernel",
 )
 

@@ -11,7 +11,7 @@
 #include "core/random.h"
 #include "exchange/parallel_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -153,4 +153,4 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

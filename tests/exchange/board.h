@@ -13,7 +13,7 @@
 
 #include "exchange/callback.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // A block from each rank to each. Zeros are its beginning.
 class Board {
@@ -81,4 +81,4 @@ class BoardRank {
   const int rank_, world_;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

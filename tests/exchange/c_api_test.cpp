@@ -16,7 +16,7 @@
 #include "moe/c_layer.h"
 #include "support/checkpoint_builder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::CLayer;
@@ -27,19 +27,19 @@ using ::testing::HasSubstr;
 
 struct CRank {
   CLayer c;
-  nvfp4_moe_expert_parallel parallel = api::make<nvfp4_moe_expert_parallel>();
+  nvfp4_moe_expert_parallel parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
 
-  explicit CRank(const api::Exchange& exchange) {
+  explicit CRank(const nvfp4_moe::Exchange& exchange) {
     parallel.exchange = exchange.get();
     c.options.expert_parallel = &parallel;
   }
 };
 
 // Calls body(rank, exchange) on a thread for each rank.
-void on_c_ranks(int world, const std::function<void(int, std::optional<api::Exchange>&)>& body) {
-  const api::ThreadGroup group(world);
+void on_c_ranks(int world, const std::function<void(int, std::optional<nvfp4_moe::Exchange>&)>& body) {
+  const nvfp4_moe::ThreadGroup group(world);
   on_threads(world, [&](int rank) {
-    std::optional<api::Exchange> exchange(std::in_place, group.get(), rank, world);
+    std::optional<nvfp4_moe::Exchange> exchange(std::in_place, group.get(), rank, world);
     body(rank, exchange);
   });
 }
@@ -51,11 +51,11 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
   const std::vector<int64_t> map{0, 2, 3, 1, 3, 0};
   for (const bool redundant : {false, true}) {
     std::vector<std::vector<float>> outs(kWorld);
-    on_c_ranks(kWorld, [&](int rank, std::optional<api::Exchange>& exchange) {
+    on_c_ranks(kWorld, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
       CRank mine(*exchange);
       mine.parallel.expert_of_slot = redundant ? map.data() : nullptr;
       mine.parallel.slots = redundant ? 6 : 0;
-      const api::Layer layer = mine.c.open();
+      const nvfp4_moe::Layer layer = mine.c.open();
       exchange.reset();  // the layer keeps what it needs
       TinyBatch batch(test::tiny_options(), 10);
       auto part = test::c_batch(batch);
@@ -64,7 +64,7 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
       part.hidden = batch.hidden.data() + first * 64;
       part.topk_ids = batch.ids.data() + first * 2;
       part.topk_weights = batch.weights.data() + first * 2;
-      const api::Workspace workspace(layer.workspace_bytes(part.tokens));
+      const nvfp4_moe::Workspace workspace(layer.workspace_bytes(part.tokens));
       layer.run(part, workspace);
       outs[static_cast<size_t>(rank)].assign(batch.out.begin(), batch.out.begin() + part.tokens * 64);
       EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
@@ -81,12 +81,12 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
 
 TEST(CExpertParallel, AllReduceGivesAllRanksTheSame) {
   std::vector<std::vector<float>> outs(4);
-  on_c_ranks(4, [&](int rank, std::optional<api::Exchange>& exchange) {
+  on_c_ranks(4, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     CRank mine(*exchange);
     mine.parallel.combine = NVFP4_MOE_COMBINE_ALL_REDUCE;
-    const api::Layer layer = mine.c.open();
+    const nvfp4_moe::Layer layer = mine.c.open();
     TinyBatch batch(test::tiny_options(), 5);
-    const api::Workspace workspace(layer.workspace_bytes(5));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(5));
     layer.run(test::c_batch(batch), workspace);
     outs[static_cast<size_t>(rank)] = batch.out;
   });
@@ -98,13 +98,13 @@ TEST(CExpertParallel, AllReduceGivesAllRanksTheSame) {
 }
 
 TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
-  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+  on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     CRank mine(*exchange);
-    api::Layer layer = mine.c.open();
+    nvfp4_moe::Layer layer = mine.c.open();
     const test::Expert& other = mine.c.tiny.experts[0];
     layer.replace_expert(1, CLayer::expert(other));  // of both ranks: experts 1 and 3
     std::vector<uint8_t> codes(other.gate.codes.size());
-    auto out = api::make<nvfp4_moe_expert_out>();
+    auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
     out.gate_codes = codes.data();
     layer.unpack_expert(1, out);
     EXPECT_EQ(codes, other.gate.codes);
@@ -114,7 +114,7 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
     const auto c = test::c_batch(batch);
     EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_STATUS_UNSUPPORTED);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
-    const api::Workspace workspace(layer.workspace_bytes(3));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(3));
     layer.run(c, workspace);  // also waits for the other rank's failures above
   });
 }
@@ -141,7 +141,7 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
       {"rank 1: expert 3: down block scale", [](CRank& r) { r.c.arrays[5].back() = 0xFF; }},
   };
   for (const auto& wrong : wrongs) {
-    on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+    on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
       CRank mine(*exchange);
       if (rank == 1) wrong.change(mine);
       EXPECT_NE(mine.c.try_open(), NVFP4_MOE_STATUS_OK);
@@ -153,11 +153,11 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
 }
 
 TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
-  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
+  on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     CRank mine(*exchange);
-    const api::Layer layer = mine.c.open();
+    const nvfp4_moe::Layer layer = mine.c.open();
     TinyBatch batch(test::tiny_options(), 3);
-    const api::Workspace workspace(layer.workspace_bytes(3));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(3));
     nvfp4_moe_batch wrong = test::c_batch(batch);
     wrong.reserved = 1;
     const nvfp4_moe_batch right = test::c_batch(batch);
@@ -188,7 +188,7 @@ int32_t unreachable(void* user, const void*, const int64_t*, void*, const int64_
 
 TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
   nvfp4_moe_exchange* exchange = reinterpret_cast<nvfp4_moe_exchange*>(1);
-  auto callbacks = api::make<nvfp4_moe_exchange_callbacks>();
+  auto callbacks = nvfp4_moe::make<nvfp4_moe_exchange_callbacks>();
   const auto refused = [&](const char* text) {
     EXPECT_EQ(exchange, nullptr);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
@@ -225,9 +225,9 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   const test::TempDir folder;
   test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
   ASSERT_OK(builder.write(folder.path().string()));
-  const api::Checkpoint checkpoint(folder.path().string());
+  const nvfp4_moe::Checkpoint checkpoint(folder.path().string());
   const int64_t layer_index = 1;
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 16;
   options.threads = 1;
   const auto config = checkpoint.config(layer_index);
@@ -236,17 +236,17 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
   sizes.top_k = config.top_k;
   sizes.hidden_size = config.hidden_size;
   TinyBatch whole(sizes, 8);
-  const api::Layer one(checkpoint, layer_index, options);
-  const api::Workspace one_workspace(one.workspace_bytes(8));
+  const nvfp4_moe::Layer one(checkpoint, layer_index, options);
+  const nvfp4_moe::Workspace one_workspace(one.workspace_bytes(8));
   one.run(test::c_batch(whole), one_workspace);
 
   std::vector<float> outs(whole.out.size());
-  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
-    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+  on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
+    auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
     parallel.exchange = exchange->get();
     auto mine = options;
     mine.expert_parallel = &parallel;
-    const api::Layer layer(checkpoint, layer_index, mine);
+    const nvfp4_moe::Layer layer(checkpoint, layer_index, mine);
     TinyBatch batch(sizes, 8);
     auto part = test::c_batch(batch);
     part.tokens = 4;
@@ -254,7 +254,7 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
     part.topk_ids = batch.ids.data() + rank * 4 * sizes.top_k;
     part.topk_weights = batch.weights.data() + rank * 4 * sizes.top_k;
     part.out = outs.data() + rank * 4 * sizes.hidden_size;
-    const api::Workspace workspace(layer.workspace_bytes(4));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
     layer.run(part, workspace);
 
     mine.slice_count = 16;
@@ -271,8 +271,8 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
   const test::TempDir folder;
   test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
   ASSERT_OK(builder.write(folder.path().string()));
-  const api::Checkpoint checkpoint(folder.path().string());
-  auto options = api::make<nvfp4_moe_layer_options>();
+  const nvfp4_moe::Checkpoint checkpoint(folder.path().string());
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 16;
   options.threads = 1;
   const auto config = checkpoint.config(1);
@@ -282,14 +282,14 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
   sizes.hidden_size = config.hidden_size;
   std::vector<int64_t> backwards;
   for (int64_t expert = config.num_experts; expert-- > 0;) backwards.push_back(expert);
-  on_c_ranks(2, [&](int rank, std::optional<api::Exchange>& exchange) {
-    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+  on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
+    auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
     parallel.exchange = exchange->get();
     auto mine = options;
     mine.expert_parallel = &parallel;
-    api::Layer layer(checkpoint, 1, mine);
+    nvfp4_moe::Layer layer(checkpoint, 1, mine);
     TinyBatch batch(sizes, 4);
-    const api::Workspace workspace(layer.workspace_bytes(4));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
     layer.run(test::c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
     const std::vector<uint64_t> load = layer.expert_load(config.num_experts);
@@ -300,7 +300,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     layer.reset_expert_load();
     EXPECT_EQ(layer.expert_load(config.num_experts), std::vector<uint64_t>(load.size()));
 
-    const std::vector<int64_t> proposed = api::propose_placement(load, 2, config.num_experts / 2);
+    const std::vector<int64_t> proposed = nvfp4_moe::propose_placement(load, 2, config.num_experts / 2);
     for (const std::vector<int64_t>& placement : {proposed, backwards}) {
       layer.rearrange(placement, checkpoint, 1);
       layer.run(test::c_batch(batch), workspace);
@@ -334,7 +334,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
 
 TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
   const CLayer c;
-  const api::Layer layer = c.open();
+  const nvfp4_moe::Layer layer = c.open();
   uint64_t load[4] = {};
   int64_t slots[4] = {};
   EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, 4), NVFP4_MOE_STATUS_UNSUPPORTED);
@@ -351,7 +351,7 @@ TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
 TEST(CExchange, DevicesThatAreNoneAreRefusedByName) {
   nvfp4_moe_thread_group* group = nullptr;
   ASSERT_EQ(nvfp4_moe_thread_group_create(1, &group), NVFP4_MOE_STATUS_OK);
-  api::Exchange alone(group, 0, 1);
+  nvfp4_moe::Exchange alone(group, 0, 1);
   nvfp4_moe_thread_group_close(group);
   EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
@@ -365,4 +365,4 @@ TEST(CExchange, DevicesThatAreNoneAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody anything.
@@ -59,4 +59,4 @@ TEST(Exchange, ATimeoutThatNoClockHoldsIsRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

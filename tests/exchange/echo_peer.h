@@ -8,7 +8,7 @@
 #include <functional>
 #include <span>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct EchoPeer {
   // call: how many there were before it. received: rank 1's block.
@@ -35,4 +35,4 @@ struct EchoPeer {
   }
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

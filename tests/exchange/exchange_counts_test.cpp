@@ -9,7 +9,7 @@
 
 #include "exchange/parallel_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -38,4 +38,4 @@ TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

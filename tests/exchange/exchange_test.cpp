@@ -16,7 +16,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::kLong;
@@ -379,4 +379,4 @@ TEST(Names, OfRanks) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

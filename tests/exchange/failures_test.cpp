@@ -13,7 +13,7 @@
 #include "support/backends.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::on_ranks;
@@ -381,4 +381,4 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

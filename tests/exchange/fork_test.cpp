@@ -13,7 +13,7 @@
 #include "exchange/watch.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::in_forked_child;
@@ -156,4 +156,4 @@ ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "support/backends.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::CaseRun;
@@ -274,4 +274,4 @@ INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, ::testing::ValuesIn(test::host_backend
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

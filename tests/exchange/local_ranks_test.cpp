@@ -10,7 +10,7 @@
 
 #include "exchange/ranks.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
@@ -133,4 +133,4 @@ TEST(RanksProgress, AddsTheRanksUpAndNamesWhoSaidSo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

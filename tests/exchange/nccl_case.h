@@ -14,7 +14,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
 
@@ -91,4 +91,4 @@ inline NcclOptions with_events(std::atomic<int>& made, bool reached) {
   return options;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

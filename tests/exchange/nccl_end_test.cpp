@@ -12,7 +12,7 @@
 #include "exchange/nccl.h"
 #include "exchange/nccl_case.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Blocks;
@@ -180,4 +180,4 @@ TEST(NcclEnd, AProcessWaitsForACommunicatorThatEndsAtLast) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

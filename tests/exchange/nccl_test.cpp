@@ -21,7 +21,7 @@
 #include "exchange/nccl_library.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Blocks;
@@ -337,4 +337,4 @@ TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

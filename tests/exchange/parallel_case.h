@@ -19,7 +19,7 @@
 #include "support/case_source.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr Timeout kCaseTimeout{60000};
 inline constexpr std::byte kPoisonByte{0xFF};  // NaN in every float format
@@ -141,4 +141,4 @@ inline void choose_expert_0(CaseData& data, int64_t second) {
   }
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -23,7 +23,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::kLong;
@@ -340,4 +340,4 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -21,7 +21,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Board;
@@ -263,4 +263,4 @@ TEST(Processes, NothingStaysOpenAndNothingListens) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

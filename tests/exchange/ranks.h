@@ -14,7 +14,7 @@
 #include "exchange/threads.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // Calls body(rank) on a thread for each rank and waits for all.
 inline void on_threads(int ranks, const std::function<void(int rank)>& body) {
@@ -87,4 +87,4 @@ inline double seconds_of(const std::function<void()>& body) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -8,7 +8,7 @@
 #include "exchange/ranks.h"
 #include "moe/c_layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::CLayer;
@@ -18,23 +18,23 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 // Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four experts.
-void on_two_ranks(const std::function<void(int, api::Layer&, CLayer&)>& body) {
-  const api::ThreadGroup group(2);
+void on_two_ranks(const std::function<void(int, nvfp4_moe::Layer&, CLayer&)>& body) {
+  const nvfp4_moe::ThreadGroup group(2);
   test::on_threads(2, [&](int rank) {
-    const api::Exchange exchange(group.get(), rank, 2);
+    const nvfp4_moe::Exchange exchange(group.get(), rank, 2);
     CLayer c;
-    auto parallel = api::make<nvfp4_moe_expert_parallel>();
+    auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
     parallel.exchange = exchange.get();
     c.options.expert_parallel = &parallel;
-    api::Layer layer = c.open();
+    nvfp4_moe::Layer layer = c.open();
     body(rank, layer, c);
   });
 }
 
 TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
-  on_two_ranks([](int, api::Layer& layer, CLayer& c) {
+  on_two_ranks([](int, nvfp4_moe::Layer& layer, CLayer& c) {
     TinyBatch batch(test::tiny_options(), 5);
-    const api::Workspace workspace(layer.workspace_bytes(5));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(5));
     layer.run(test::c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
     for (const std::vector<int64_t>& placement : std::vector<std::vector<int64_t>>{{3, 1, 2, 0}, {0, 1, 2, 3}}) {
@@ -49,7 +49,7 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
     for (int64_t local = 0; local < 2; ++local) {
       const test::Expert& expected = c.tiny.experts[static_cast<size_t>(first + local)];
       std::vector<uint8_t> codes(expected.down.codes.size());
-      auto out = api::make<nvfp4_moe_expert_out>();
+      auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
       out.down_codes = codes.data();
       layer.unpack_expert(local, out);
       EXPECT_EQ(codes, expected.down.codes);
@@ -60,9 +60,9 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
 }
 
 TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
-  on_two_ranks([](int rank, api::Layer& layer, CLayer& c) {
+  on_two_ranks([](int rank, nvfp4_moe::Layer& layer, CLayer& c) {
     TinyBatch batch(test::tiny_options(), 4);
-    const api::Workspace workspace(layer.workspace_bytes(4));
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
     layer.run(test::c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
     const bool wrong = rank == 1;
@@ -92,7 +92,7 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
 
 // An expert that is illegal is one that has begun to be replaced on other ranks.
 TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
-  on_two_ranks([](int rank, api::Layer& layer, CLayer& c) {
+  on_two_ranks([](int rank, nvfp4_moe::Layer& layer, CLayer& c) {
     auto broken = c.tensors;
     std::vector<float> scales(c.tensors.down_tensor_scales, c.tensors.down_tensor_scales + 4);
     scales[0] = -1;  // which the last slot is to have
@@ -109,7 +109,7 @@ TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
 
 TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
   const CLayer c;
-  const api::Layer layer = c.open();
+  const nvfp4_moe::Layer layer = c.open();
   const int64_t slots[4] = {0, 1, 2, 3};
   auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
   EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors), NVFP4_MOE_STATUS_UNSUPPORTED);
@@ -117,4 +117,4 @@ TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

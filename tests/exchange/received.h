@@ -9,7 +9,7 @@
 #include "core/status.h"
 #include "exchange/ranks.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 using Bytes = std::vector<std::byte>;
 
@@ -21,4 +21,4 @@ inline void expect_said(const Status& status) {
   EXPECT_EQ(status.ok(), status.message().empty()) << status.message();
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -16,7 +16,7 @@
 #include "support/attack.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -183,4 +183,4 @@ ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRank
 INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, ::testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -13,7 +13,7 @@
 #include "parallel/weights_id.h"
 #include "support/checkpoint_builder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::BuilderOptions;
@@ -140,4 +140,4 @@ TEST(SameBackend, AnotherBackendIsRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

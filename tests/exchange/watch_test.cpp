@@ -13,7 +13,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::kLong;
@@ -148,4 +148,4 @@ TEST(Watch, TheFirstFailureStays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 #if NVFP4_MOE_HAS_CUDA_HEADERS
@@ -116,4 +116,4 @@ NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, EncodesASampleOfAllPatterns)
 #endif
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

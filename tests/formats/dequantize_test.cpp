@@ -8,7 +8,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::Grid;
@@ -144,4 +144,4 @@ TEST(Dequantize, RefusesWhatItCannotRead) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

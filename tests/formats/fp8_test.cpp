@@ -11,7 +11,7 @@
 #include "core/quantize.h"
 #include "support/spec_oracle.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(Fp8Weights, ShiftsAreTheLeastThatFit) {
@@ -91,4 +91,4 @@ TEST(Fp8Rows, HaveTheSmallestPowerOfTwoThatFits) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

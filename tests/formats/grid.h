@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct Grid {
   std::vector<double> magnitudes;  // ascending; the index is the bit pattern without its sign
@@ -77,4 +77,4 @@ inline const Grid& fp16_grid() {
   return grid;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

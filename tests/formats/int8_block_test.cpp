@@ -11,7 +11,7 @@
 #include "core/random.h"
 #include "support/spec_oracle.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Quantized {
@@ -130,4 +130,4 @@ TEST(Int8Block, ARowWithNanOrInfIsNanThroughout) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::e2m1_grid;
@@ -342,4 +342,4 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::e2m1_grid;
@@ -273,4 +273,4 @@ TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::e2m1_grid;
@@ -303,7 +303,7 @@ TEST(WeightedScales, AreRefusedByName) {
   std::vector<float> w(kBlock, 1.0f);
   EXPECT_OK(status(ScaleSearch::kSweep, w));
   EXPECT_EQ(status(ScaleSearch::kMax, w).message(),
-            "channel_weights: expected scales mse or sweep, since max compares no errors, got max");
+            "channel_weights: expected search mse or sweep, since max compares no errors, got max");
   EXPECT_EQ(status(ScaleSearch::kSweep, std::vector<float>(kBlock + 1, 1.0f)).message(),
             "channel_weights: expected one for each of 16 columns, got 17");
   for (const float wrong : {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
@@ -316,4 +316,4 @@ TEST(WeightedScales, AreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

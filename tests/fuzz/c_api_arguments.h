@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-namespace nvfp4_moe::fuzz {
+namespace nvfp4_moe::internal::fuzz {
 
 class Arguments {
  public:
@@ -39,6 +39,10 @@ class Arguments {
     return kBad[pick(static_cast<int>(std::size(kBad)))];
   }
   int64_t any_int64() { return provider_.ConsumeIntegral<int64_t>(); }
+  const char* device() {
+    static constexpr const char* kNames[] = {"cuda:0", "cuda:7", "cuda", "cuda:", "cpu", nullptr};
+    return kNames[pick(6)];
+  }
   int32_t enumerator(int count) { return rarely() ? provider_.ConsumeIntegral<int32_t>() : pick(count); }
   int64_t in(int64_t low, int64_t high) { return provider_.ConsumeIntegralInRange<int64_t>(low, high); }
 
@@ -128,4 +132,4 @@ class Arguments {
   std::vector<std::unique_ptr<uint8_t[]>> owned_;
 };
 
-}  // namespace nvfp4_moe::fuzz
+}  // namespace nvfp4_moe::internal::fuzz

@@ -14,7 +14,7 @@
 #include "fuzz/require.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-using nvfp4_moe::fuzz::Arguments;
+using nvfp4_moe::internal::fuzz::Arguments;
 
 namespace {
 
@@ -134,7 +134,7 @@ class Session {
       o.progress_user = &cancel_;
     }
     o.cache_checksum = a_.rarely() ? a_.enumerator(3) : 0;
-    o.cache_unchecked = a_.rarely() ? a_.enumerator(3) : 0;
+    o.cache_trusted = a_.rarely() ? a_.enumerator(3) : 0;
     return o;
   }
 
@@ -480,7 +480,7 @@ class Session {
     c.logits = a_.maybe(a_.zeros(tokens * experts * 4));
     if (a_.rarely()) c.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
     const nvfp4_moe_router_gemm_call* call = a_.structure(c);
-    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.enumerator(2), call, nullptr) : nvfp4_moe_router_gemm(call));
+    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.device(), call, nullptr) : nvfp4_moe_router_gemm(call));
   }
 
   void select_experts() {
@@ -531,7 +531,7 @@ class Session {
     if (a_.rarely()) b.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
     if (a_.rarely(5)) b.logits_stride = -a_.in(1, 9);
     const nvfp4_moe_router_batch* batch = a_.structure(b);
-    const bool done = check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.enumerator(2), given, batch, nullptr)
+    const bool done = check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.device(), given, batch, nullptr)
                                          : nvfp4_moe_select_experts(given, batch));
     if (!done || batch == nullptr) return;
     nvfp4_moe_router_batch seen{};

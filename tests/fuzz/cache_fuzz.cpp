@@ -15,7 +15,7 @@
 #include "fuzz/temporary.h"
 #include "moe/cache_file.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include "fuzz/require.h"
 #include "io/json_strict.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

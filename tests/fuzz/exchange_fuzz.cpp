@@ -14,11 +14,11 @@
 #include "fuzz/require.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-using nvfp4_moe::fuzz::Arguments;
+using nvfp4_moe::internal::fuzz::Arguments;
 
 namespace {
 
-using namespace nvfp4_moe;  // NOLINT: a target is one file
+using namespace nvfp4_moe::internal;  // NOLINT: a target is one file
 
 // ---- the C interface, over a world of one
 

@@ -13,7 +13,7 @@
 #include "fuzz/require.h"
 #include "gguf/gguf.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

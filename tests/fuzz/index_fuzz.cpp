@@ -8,7 +8,7 @@
 #include "fuzz/temporary.h"
 #include "safetensors/safetensors.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

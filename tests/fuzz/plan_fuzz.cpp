@@ -5,7 +5,7 @@
 #include "convert/quantize_plan.h"
 #include "fuzz/require.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

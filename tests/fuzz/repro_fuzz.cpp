@@ -10,7 +10,7 @@
 #include "fuzz/temporary.h"
 #include "moe/repro.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::TemporaryDirectory directory;

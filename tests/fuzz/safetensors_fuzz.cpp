@@ -15,7 +15,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/shape.h"
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 
 namespace {
 

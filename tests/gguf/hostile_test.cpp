@@ -7,7 +7,7 @@
 #include "support/gguf_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -269,4 +269,4 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

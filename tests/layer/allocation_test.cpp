@@ -26,7 +26,7 @@ std::atomic<int64_t> allocations{0};
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class Allocation : public test::BackendTest {};
@@ -57,4 +57,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Allocation, ::testing::ValuesIn(test::step_ba
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "core/executor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A backend of another machine: whatever of it runs fails the test.
@@ -46,4 +46,4 @@ TEST(CaseRunElsewhere, FailsInWordsAndRunsNothing) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kHidden = 1040, kIntermediate = 336;  // neither a multiple of a tile or k-block
@@ -110,4 +110,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, ExactSums, ::testing::ValuesIn(test::judged_b
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A layer with rows and output in fp32, so that what shows is the format's error and no rounding after it; the same
@@ -96,4 +96,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Fp8Layer, ::testing::ValuesIn(test::step_back
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // A layer with rows and output in fp32, so that what shows is the activations' error and no rounding after it.
@@ -124,4 +124,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Int8BlockLayer, ::testing::ValuesIn(test::hos
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

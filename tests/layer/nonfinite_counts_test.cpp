@@ -16,7 +16,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity(), kQuietNan = std::numeric_limits<float>::quiet_NaN();
@@ -291,4 +291,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, NonfiniteCounts, ::testing::ValuesIn(test::st
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -148,4 +148,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, OnInput, ::testing::ValuesIn(test::step_backe
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

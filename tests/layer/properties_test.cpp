@@ -18,7 +18,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::CaseRun;
@@ -307,4 +307,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Properties, ::testing::ValuesIn(test::step_ba
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kExperts = 4, kTopK = 2, kHidden = 128, kIntermediate = 80, kTokens = 12;
@@ -161,4 +161,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, LayerVectors, ::testing::ValuesIn(test::step_
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 std::vector<float> output(const Backend& backend, const CaseData& data) {
@@ -102,4 +102,4 @@ TEST(WrongLayer, IsOutOfLimits) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -29,7 +29,7 @@ bool refuse() {
 
 }  // namespace
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 void fail_memory(int64_t at, Failing failing) {
   fail_at = at;
@@ -45,7 +45,7 @@ MemoryRequests stop_failing() {
 
 int64_t live_blocks() { return live; }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test
 
 #if NVFP4_MOE_FAILING_MEMORY
 // The next definition of a function. dlsym may ask for memory, so it is called before anything fails.
@@ -136,9 +136,9 @@ static Main* real_main = nullptr;
 static int counted_main(int argc, char** argv, char** environment) {
   const char* at = std::getenv("NVFP4_MOE_FAIL_AT");
   if (at != nullptr)
-    nvfp4_moe::test::fail_memory(std::atoll(at), std::getenv("NVFP4_MOE_FAIL_ALL") == nullptr
-                                                     ? nvfp4_moe::test::Failing::kOne
-                                                     : nvfp4_moe::test::Failing::kAllFrom);
+    nvfp4_moe::internal::test::fail_memory(std::atoll(at), std::getenv("NVFP4_MOE_FAIL_ALL") == nullptr
+                                                               ? nvfp4_moe::internal::test::Failing::kOne
+                                                               : nvfp4_moe::internal::test::Failing::kAllFrom);
   return real_main(argc, argv, environment);
 }
 int __libc_start_main(Main* main, int argc, char** argv, void (*init)(), void (*fini)(), void (*loader_fini)(),
@@ -150,7 +150,7 @@ int __libc_start_main(Main* main, int argc, char** argv, void (*init)(), void (*
 // Says whether a request was refused: the caller's way to know that a run is the last one.
 __attribute__((destructor)) static void tell() {
   const char* path = std::getenv("NVFP4_MOE_FAIL_TELL");
-  const auto requests = nvfp4_moe::test::stop_failing();
+  const auto requests = nvfp4_moe::internal::test::stop_failing();
   if (path == nullptr || requests.refused == 0) return;
   if (FILE* file = std::fopen(path, "w")) std::fclose(file);
 }

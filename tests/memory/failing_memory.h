@@ -13,7 +13,7 @@
 #define NVFP4_MOE_FAILING_MEMORY 1
 #endif
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr bool kFailingMemory = NVFP4_MOE_FAILING_MEMORY != 0;
 
@@ -30,4 +30,4 @@ MemoryRequests stop_failing();
 // Blocks and mappings that were given and not given back.
 int64_t live_blocks();
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -4,7 +4,7 @@
 #include "memory/tool_sweep.h"
 #endif
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 class MemoryFullSweep : public testing::TestWithParam<size_t> {};
@@ -23,4 +23,4 @@ INSTANTIATE_TEST_SUITE_P(Verbs, ToolMemory, testing::Range<size_t>(0, kVerbs), v
 #endif
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

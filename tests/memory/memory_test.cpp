@@ -13,7 +13,7 @@
 #include "support/attack.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(Memory, TheToolSeesWhatItIsFor) {
@@ -174,4 +174,4 @@ ATTACK_TEST_P(kAllocations, MemorySweep, EndsWellWhateverFails) {
 INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, kOperations), operation_name);
 
 }  // namespace
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

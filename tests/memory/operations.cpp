@@ -14,7 +14,7 @@
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // A code of the C interface with its text.
@@ -59,13 +59,13 @@ Status inspect(const std::string& path) {
   C_TRY(nvfp4_moe_checkpoint_info(checkpoint.get(), &info.text));
   C_TRY(nvfp4_moe_checkpoint_findings(checkpoint.get(), -1, &findings.text));
   C_TRY(nvfp4_moe_checkpoint_findings(checkpoint.get(), 0, &layer.text));
-  auto config = api::make<nvfp4_moe_config>();
+  auto config = nvfp4_moe::make<nvfp4_moe_config>();
   return c_status(nvfp4_moe_checkpoint_config(checkpoint.get(), 0, &config));
 }
 
 Status open_layer_of(const std::string& path, const std::string& cache, int32_t threads) {
   NVFP4_MOE_ASSIGN(const CheckpointHandle checkpoint, open_checkpoint(path));
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 8;
   options.threads = threads;
   if (!cache.empty()) options.cache_directory = cache.c_str();
@@ -106,11 +106,11 @@ Status use_arrays(Arrays& arrays, const char* backend, bool host) {
   NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(bytes));
   const nvfp4_moe_batch batch = c_batch(arrays.batch);
   C_TRY(nvfp4_moe_layer_run(layer.get(), &batch, workspace.data(), bytes, nullptr));
-  auto status = api::make<nvfp4_moe_run_status>();
+  auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
   C_TRY(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), bytes, &status));
   const nvfp4_moe_expert expert = CLayer::expert(arrays.layer.tiny.experts[1]);
   C_TRY(nvfp4_moe_layer_replace_expert(layer.get(), 0, &expert));
-  auto out = api::make<nvfp4_moe_expert_out>();
+  auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
   C_TRY(nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out));
   Text refused;  // an error's own text
   return nvfp4_moe_layer_describe_run(layer.get(), 99, &refused.text) == NVFP4_MOE_STATUS_OK
@@ -120,7 +120,7 @@ Status use_arrays(Arrays& arrays, const char* backend, bool host) {
 
 Status use_linear(const Arrays& arrays) {
   const Matrix& matrix = arrays.layer.tiny.experts[0].gate;
-  auto options = api::make<nvfp4_moe_linear_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_linear_options>();
   options.codes = matrix.codes.data();
   options.block_scales = matrix.block_scales.data();
   options.tensor_scale = matrix.tensor_scale;
@@ -138,7 +138,7 @@ Status use_linear(const Arrays& arrays) {
   NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(bytes));
   const std::vector<uint16_t> x(static_cast<size_t>(2 * matrix.cols), 0x3F80);
   std::vector<uint16_t> out(static_cast<size_t>(2 * matrix.rows));
-  auto batch = api::make<nvfp4_moe_linear_batch>();
+  auto batch = nvfp4_moe::make<nvfp4_moe_linear_batch>();
   batch.tokens = 2;
   batch.x = x.data();
   batch.out = out.data();
@@ -167,7 +167,7 @@ Status write_and_replay(Arrays& arrays, const std::string& path) {
 Status quantize(const OperationFiles& files, OutputFormat format, const std::string& calibration = {}) {
   QuantizeOptions options;
   options.calibration = calibration;
-  if (!calibration.empty()) options.scales = ScaleSearch::kSweep;
+  if (!calibration.empty()) options.search = ScaleSearch::kSweep;
   options.format = format;
   options.max_shard_bytes = 8 << 10;
   const auto executor = make_thread_pool(2);
@@ -182,7 +182,7 @@ Status verify(const OperationFiles& files) {
   options.states.tokens = 2;
   const auto executor = make_thread_pool(2);
   options.executor = executor.get();
-  NVFP4_MOE_ASSIGN(const VerifyReport report, nvfp4_moe::verify(files.packed(), options));
+  NVFP4_MOE_ASSIGN(const VerifyReport report, nvfp4_moe::internal::verify(files.packed(), options));
   if (to_json(report).empty()) return check_failed("no report");
   return report.passed() ? Status() : check_failed(report.layers.empty() ? "no layer" : to_json(report));
 }
@@ -192,7 +192,7 @@ Status calibrate(const OperationFiles& files) {
   CalibrateOptions options;
   options.states.tokens = 2;
   options.moments = files.new_moments();
-  NVFP4_MOE_ASSIGN(const Calibration calibration, nvfp4_moe::calibrate(checkpoint, options));
+  NVFP4_MOE_ASSIGN(const Calibration calibration, nvfp4_moe::internal::calibrate(checkpoint, options));
   NVFP4_MOE_TRY(write_input_scales(files.packed(), files.out(), calibration.scales(), 8 << 10, {}));
   return to_json(calibration).empty() ? check_failed("no report") : Status();
 }
@@ -226,7 +226,7 @@ OperationFiles::OperationFiles() {
   EXPECT_OK(checkpoint);
   CalibrateOptions calibration;
   calibration.moments = moments();
-  EXPECT_OK(nvfp4_moe::calibrate(*checkpoint, calibration));
+  EXPECT_OK(nvfp4_moe::internal::calibrate(*checkpoint, calibration));
   for (const std::string& path : {packed(), floats()}) {  // what is copied along
     std::filesystem::create_directories(path + "/tokenizer");
     std::ofstream(path + "/tokenizer/vocab.txt") << "words";
@@ -267,4 +267,4 @@ std::vector<Operation> operations(const OperationFiles& files) {
   };
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

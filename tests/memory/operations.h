@@ -6,7 +6,7 @@
 #include "memory/sweep.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // Files that the operations read and write, made once.
 class OperationFiles {
@@ -29,4 +29,4 @@ class OperationFiles {
 
 std::vector<Operation> operations(const OperationFiles& files);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

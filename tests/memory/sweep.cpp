@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstring>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int kMostFaults = 30;
@@ -131,4 +131,4 @@ SweepResult sweep(const Operation& operation, Failing failing, const Sweep& how)
   return result;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -11,7 +11,7 @@
 #include "core/status.h"
 #include "memory/failing_memory.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct Operation {
   std::string name;
@@ -39,4 +39,4 @@ struct SweepResult {
 
 SweepResult sweep(const Operation& operation, Failing failing, const Sweep& how);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -16,7 +16,7 @@
 #include "memory/operations.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr size_t kOperations = 22;
 
@@ -70,4 +70,4 @@ inline void expect_clean_sweeps(size_t number, const Sweep& how) {
   }
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -10,7 +10,7 @@
 #include "memory/operations.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr int kExitOutOfMemory = 3;  // docs/cli.md
 
@@ -89,4 +89,4 @@ class ToolMemory : public testing::TestWithParam<size_t> {
   }
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

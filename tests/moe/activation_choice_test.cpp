@@ -11,7 +11,7 @@
 #include "moe/tiny.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using testing::HasSubstr;
@@ -134,4 +134,4 @@ TEST(ActivationChoice, TheFormatOfAutoIsPartOfTheCachesKey) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -9,7 +9,7 @@
 #include "moe/config_json.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -119,7 +119,7 @@ TEST(Biases, ThroughTheCInterface) {
     gate_up.insert(gate_up.end(), expert.up_bias.begin(), expert.up_bias.end());
     down.insert(down.end(), expert.down_bias.begin(), expert.down_bias.end());
   }
-  auto config = api::make<nvfp4_moe_config>();
+  auto config = nvfp4_moe::make<nvfp4_moe_config>();
   config.num_experts = o.num_experts;
   config.top_k = o.top_k;
   config.hidden_size = o.hidden_size;
@@ -128,7 +128,7 @@ TEST(Biases, ThroughTheCInterface) {
   config.swiglu_limit = *o.swiglu_limit;
   config.activation_format = static_cast<int32_t>(o.activation_format);
   config.expert_biases = 1;
-  auto tensors = api::make<nvfp4_moe_layer_tensors>();
+  auto tensors = nvfp4_moe::make<nvfp4_moe_layer_tensors>();
   tensors.gate_codes = codes[0].data();
   tensors.gate_block_scales = scales[0].data();
   tensors.gate_tensor_scales = tensor_scales[0].data();
@@ -142,14 +142,14 @@ TEST(Biases, ThroughTheCInterface) {
   tensors.up_biases = gate_up.data() + I;
   tensors.down_biases = down.data();
   tensors.gate_up_biases_stride = static_cast<int64_t>(2 * I * sizeof(float));
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = data.spec.tokens;
   options.backend = "cpu";
   nvfp4_moe_layer* layer = nullptr;
   ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   std::vector<float> gate(I), of_down(static_cast<size_t>(o.hidden_size));
-  auto unpacked = api::make<nvfp4_moe_expert_out>();
+  auto unpacked = nvfp4_moe::make<nvfp4_moe_expert_out>();
   unpacked.gate_bias = gate.data();
   unpacked.down_bias = of_down.data();
   for (size_t e = 0; e < E; ++e) {
@@ -180,4 +180,4 @@ TEST(Biases, ThroughTheCInterface) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -2,7 +2,7 @@
 #include "moe/c_layer.h"
 #include "support/checkpoint_builder.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -13,8 +13,8 @@ TEST(CApi, ErrorsNameTheFindingBehindThem) {
   builder.plant(test::Plant::kNanBlockScale, 1, 3);
   const TempDir directory;
   ASSERT_OK(builder.write(directory.path().string()));
-  const api::Checkpoint checkpoint(directory.path().string());
-  auto options = api::make<nvfp4_moe_layer_options>();
+  const nvfp4_moe::Checkpoint checkpoint(directory.path().string());
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 1;
   options.threads = 1;
   nvfp4_moe_layer* layer = nullptr;
@@ -25,7 +25,7 @@ TEST(CApi, ErrorsNameTheFindingBehindThem) {
 }
 
 TEST(CApi, NamesAndVersions) {
-  EXPECT_EQ(api::version(), "0.1.0");
+  EXPECT_EQ(nvfp4_moe::version(), "0.1.0");
   EXPECT_EQ(nvfp4_moe_abi_version(), NVFP4_MOE_ABI_VERSION);
   EXPECT_STREQ(nvfp4_moe_status_name(NVFP4_MOE_STATUS_OUT_OF_MEMORY), "out of memory");
   EXPECT_STREQ(nvfp4_moe_status_name(-1), "unknown");
@@ -33,4 +33,4 @@ TEST(CApi, NamesAndVersions) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -4,7 +4,7 @@
 
 #include "moe/c_layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -30,8 +30,8 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_EQ(layer, nullptr);
 
-  const api::Layer open = c.open();
-  const api::Workspace workspace(open.workspace_bytes(4));
+  const nvfp4_moe::Layer open = c.open();
+  const nvfp4_moe::Workspace workspace(open.workspace_bytes(4));
   TinyBatch batch(c.tiny.options, 4);
   open.run(c_batch(batch), workspace);
   struct NewerStatus {
@@ -109,7 +109,7 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"cache_directory", [](CLayer& c) { c.options.cache_directory = "/tmp"; }},
       {"slice", [](CLayer& c) { c.options.slice_count = 16; }},
       {"cache_checksum", [](CLayer& c) { c.options.cache_checksum = 2; }},
-      {"cache_unchecked", [](CLayer& c) { c.options.cache_unchecked = -1; }},
+      {"cache_trusted", [](CLayer& c) { c.options.cache_trusted = -1; }},
       {"gate_codes: expected a pointer", [](CLayer& c) { c.tensors.gate_codes = nullptr; }},
       {"up_block_scales: expected a pointer", [](CLayer& c) { c.tensors.up_block_scales = nullptr; }},
       {"down_tensor_scales: expected a pointer", [](CLayer& c) { c.tensors.down_tensor_scales = nullptr; }},
@@ -140,8 +140,8 @@ TEST(CApiMisuse, OpeningRefuses) {
 
 TEST(CApiMisuse, RunningRefuses) {
   const CLayer c;
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   TinyBatch batch(c.tiny.options, 4);
   struct Case {
     const char* text;
@@ -248,7 +248,7 @@ TEST(CApiMisuse, NullsAndNonsenseElsewhere) {
   EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 16, int8_codes, nullptr, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 15, int8_codes, int8_scales, nullptr), invalid);
   EXPECT_EQ(nvfp4_moe_quantize_int8_block(x, NVFP4_MOE_DTYPE_F32, 1, 16, int8_codes, int8_scales, &counts), invalid);
-  auto swiglu = api::make<nvfp4_moe_swiglu>();
+  auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   const float gate_up[32] = {};
   const auto swiglu_quantize = [&](const void* in, int64_t rows, int64_t inner, float* row_scale) {
     return nvfp4_moe_swiglu_quantize(&swiglu, in, rows, inner, nullptr, codes, scales, row_scale, nullptr);
@@ -290,47 +290,49 @@ TEST(CApiMisuse, DeviceFormats) {
   alignas(8) uint8_t codes[8] = {};
   uint8_t scales[1] = {};
   float scale = 0;
-  const auto quantize = [&](int32_t device, int32_t mode, const void* in, int64_t cols, float tensor_scale,
+  const auto quantize = [&](const char* device, int32_t mode, const void* in, int64_t cols, float tensor_scale,
                             int32_t search = NVFP4_MOE_SEARCH_MAX) {
     return nvfp4_moe_device_quantize(device, mode, search, in, NVFP4_MOE_DTYPE_F32, 1, cols, tensor_scale, codes,
                                      scales, &scale, nullptr);
   };
-  EXPECT_EQ(quantize(-1, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, 4, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, 3), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP),
+  for (const char* device : {"cuda:-1", "cuda:", "cuda:1x", "cpu", "0", "", static_cast<const char*>(nullptr)})
+    EXPECT_EQ(quantize(device, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), invalid) << (device ? device : "null");
+  EXPECT_EQ(quantize("cuda:0", 4, x, 16, 0), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, 3), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP),
             NVFP4_MOE_STATUS_UNSUPPORTED);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_SWEEP), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, nullptr, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 17, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, -1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, NAN, NVFP4_MOE_SEARCH_MSE), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, x, 16, 1), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 0), invalid);
-  EXPECT_EQ(quantize(0, NVFP4_MOE_QUANTIZE_MODE_COMPAT, x, 16, 0), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_MSE), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 1, NVFP4_MOE_SEARCH_SWEEP), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, nullptr, 16, 0), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 17, 0), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, -1), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, NAN, NVFP4_MOE_SEARCH_MSE), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, x, 16, 1), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_STATIC, x, 16, 0), invalid);
+  EXPECT_EQ(quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_COMPAT, x, 16, 0), invalid);
   const auto dequantize = [&](int32_t scale_of_row, const float* given, void* out) {
-    return nvfp4_moe_device_dequantize(0, codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_DTYPE_F32, out, nullptr);
+    return nvfp4_moe_device_dequantize("cuda:0", codes, scales, given, scale_of_row, 1, 16, NVFP4_MOE_DTYPE_F32, out,
+                                       nullptr);
   };
   float out[16];
   EXPECT_EQ(dequantize(2, &scale, out), invalid);
   EXPECT_EQ(dequantize(0, nullptr, out), invalid);
   EXPECT_EQ(dequantize(0, &scale, nullptr), invalid);
-  auto swiglu = api::make<nvfp4_moe_swiglu>();
+  auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   swiglu.dtype = NVFP4_MOE_DTYPE_F32;
   const auto swiglu_quantize = [&](const void* in, float* row_scale) {
-    return nvfp4_moe_device_swiglu_quantize(0, &swiglu, in, 1, 16, nullptr, codes, scales, row_scale, nullptr);
+    return nvfp4_moe_device_swiglu_quantize("cuda:0", &swiglu, in, 1, 16, nullptr, codes, scales, row_scale, nullptr);
   };
   EXPECT_EQ(swiglu_quantize(nullptr, &scale), invalid);
   EXPECT_EQ(swiglu_quantize(x, nullptr), invalid);
   swiglu.power_of_two = 3.0f;
   EXPECT_EQ(swiglu_quantize(x, &scale), invalid);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, codes, -1, 1, 1, codes, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, codes, 1, 1 << 20, 1 << 20, codes, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 1, 1, 1, codes, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_device_unswizzle_scales(0, codes, 1, 1, 1, nullptr, nullptr), invalid);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales(0, nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
-  EXPECT_NE(quantize(9999, NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", codes, -1, 1, 1, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", codes, 1, 1 << 20, 1 << 20, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", nullptr, 1, 1, 1, codes, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_unswizzle_scales("cuda:0", codes, 1, 1, 1, nullptr, nullptr), invalid);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
+  EXPECT_NE(quantize("cuda:9999", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, x, 16, 0), NVFP4_MOE_STATUS_OK);
   EXPECT_STRNE(nvfp4_moe_last_error(), "");
 }
 
@@ -350,4 +352,4 @@ TEST(CApiMisuse, ErrorsBelongToTheirThread) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

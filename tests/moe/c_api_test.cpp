@@ -12,7 +12,7 @@
 #include "core/scale_layout.h"
 #include "moe/c_layer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -24,8 +24,8 @@ TEST(CApi, RunsTheSameLayer) {
   const CLayer c(options);
   TinyBatch batch(options, 9);
   const std::vector<float> expected = c.expected(batch);
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   batch.out.assign(batch.out.size(), -1.0f);
   layer.run(c_batch(batch), workspace);
   EXPECT_TRUE(same_bits(batch.out, expected));
@@ -37,8 +37,8 @@ TEST(CApi, RunsTheSameLayer) {
 TEST(CApi, StatusCountsWeightsAndOutputs) {
   const CLayer c;
   TinyBatch batch(c.tiny.options, 9);
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   batch.ids[3] = -1;
   batch.weights[3] = batch.weights[8] = std::numeric_limits<float>::quiet_NaN();
   batch.weights[11] = std::numeric_limits<float>::infinity();
@@ -69,8 +69,8 @@ TEST(CApi, GateAndUpMayBeHalvesOfOneTensor) {
   c.tensors.up_block_scales = fused_scales.data() + scales;
   c.tensors.gate_up_codes_stride = 2 * codes;
   c.tensors.gate_up_scales_stride = 2 * scales;
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   layer.run(c_batch(batch), workspace);
   EXPECT_TRUE(same_bits(batch.out, expected));
   c.tensors.gate_up_codes_stride = 5;
@@ -94,8 +94,8 @@ TEST(CApi, HostThreadsAreLent) {
     body(context, -5, 0);  // what lies outside the loop is cut off
     body(context, count, count + 5);
   };
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   layer.run(c_batch(batch), workspace);
   EXPECT_GT(calls, 0);
   EXPECT_TRUE(same_bits(batch.out, expected));
@@ -125,10 +125,10 @@ TEST(CApi, ProgressIsToldAndCancels) {
 
 TEST(CApi, ReplacesAndUnpacks) {
   CLayer c;
-  api::Layer layer = c.open();
+  nvfp4_moe::Layer layer = c.open();
   layer.replace_expert(1, CLayer::expert(c.tiny.experts[3]));
   Expert got = c.tiny.experts[0];
-  auto out = api::make<nvfp4_moe_expert_out>();
+  auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
   out.gate_codes = got.gate.codes.data();
   out.up_block_scales = got.up.block_scales.data();
   out.down_codes = got.down.codes.data();  // the others are left out
@@ -138,8 +138,8 @@ TEST(CApi, ReplacesAndUnpacks) {
   EXPECT_EQ(got.down.codes, c.tiny.experts[3].down.codes);
   EXPECT_EQ(got.up.codes, c.tiny.experts[0].up.codes);
   EXPECT_EQ(out.down_tensor_scale, c.tiny.experts[3].down.tensor_scale);
-  EXPECT_THROW(layer.replace_expert(4, CLayer::expert(c.tiny.experts[3])), api::Error);
-  EXPECT_THROW(layer.replace_expert(NVFP4_MOE_SHARED_EXPERT, CLayer::expert(c.tiny.experts[3])), api::Error);
+  EXPECT_THROW(layer.replace_expert(4, CLayer::expert(c.tiny.experts[3])), nvfp4_moe::Error);
+  EXPECT_THROW(layer.replace_expert(NVFP4_MOE_SHARED_EXPERT, CLayer::expert(c.tiny.experts[3])), nvfp4_moe::Error);
 }
 
 TEST(CApi, PlansAndExplainsWithoutWeights) {
@@ -157,10 +157,10 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
   EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0.5f, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
 
-  const auto choices = nlohmann::json::parse(api::explain(c.config));
+  const auto choices = nlohmann::json::parse(nvfp4_moe::explain(c.config));
   ASSERT_EQ(choices.size(), backends().size());
   for (const auto& choice : choices) EXPECT_EQ(choice["chosen"], choice["backend"] == kCpuBackend.name) << choice;
-  EXPECT_EQ(nlohmann::json::parse(api::explain(c.config, "reference")).back()["chosen"], true);
+  EXPECT_EQ(nlohmann::json::parse(nvfp4_moe::explain(c.config, "reference")).back()["chosen"], true);
 }
 
 TEST(CApi, DevicesAreNamed) {
@@ -175,21 +175,21 @@ TEST(CApi, DevicesAreNamed) {
 
 TEST(CApi, CheckpointsOpenRunAndTell) {
   const std::string path = std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/modelopt_qwen3_moe";
-  const api::Checkpoint checkpoint(path);
+  const nvfp4_moe::Checkpoint checkpoint(path);
   const auto info = nlohmann::json::parse(checkpoint.info());
   EXPECT_EQ(info["model_type"], "qwen3_moe");
   EXPECT_EQ(info["layers"], (std::vector<int>{0, 1}));
   EXPECT_TRUE(nlohmann::json::parse(checkpoint.findings()).is_array());
   EXPECT_TRUE(nlohmann::json::parse(checkpoint.findings(1)).is_array());
-  EXPECT_THROW(checkpoint.findings(7), api::Error);
+  EXPECT_THROW(checkpoint.findings(7), nvfp4_moe::Error);
   nvfp4_moe_config config = checkpoint.config(0);
   EXPECT_EQ(config.num_experts, 4);
   EXPECT_EQ(config.hidden_size, 64);
   EXPECT_EQ(config.activation_format, NVFP4_MOE_FORMAT_NVFP4);  // as declared
   config.activation_format = NVFP4_MOE_FORMAT_AUTO;             // as without a config
-  EXPECT_THROW(api::text_of(nvfp4_moe_explain, &config, nullptr), api::Error);
+  EXPECT_THROW(nvfp4_moe::text_of(nvfp4_moe_explain, &config, nullptr), nvfp4_moe::Error);
 
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;
   options.threads = 1;
   const TempDir directory;
@@ -199,8 +199,8 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
   std::vector<std::vector<float>> outs;
   for (int i = 0; i < 3; ++i) {
     options.cache_directory = i == 0 ? nullptr : cache.c_str();
-    const api::Layer layer(checkpoint, 0, options, i == 2 ? &config : nullptr);
-    const api::Workspace workspace(layer.workspace_bytes(4));
+    const nvfp4_moe::Layer layer(checkpoint, 0, options, i == 2 ? &config : nullptr);
+    const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
     layer.run(c_batch(batch), workspace);
     outs.push_back(batch.out);
   }
@@ -209,22 +209,22 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
 
   options.slice_first = 16;
   options.slice_count = 32;
-  EXPECT_EQ(nlohmann::json::parse(api::Layer(checkpoint, 0, options).describe())["intermediate_size"], 32);
+  EXPECT_EQ(nlohmann::json::parse(nvfp4_moe::Layer(checkpoint, 0, options).describe())["intermediate_size"], 32);
   options.slice_count = 48;
-  EXPECT_THROW(api::Layer(checkpoint, 0, options), api::Error);
+  EXPECT_THROW(nvfp4_moe::Layer(checkpoint, 0, options), nvfp4_moe::Error);
 }
 
 TEST(CApi, ReprosAreWrittenAndReplayed) {
   const CLayer c;
   const TempDir directory;
   const std::string path = directory.file("repro.safetensors");
-  const api::Layer layer = c.open();
-  const api::Workspace workspace(layer.workspace_bytes(16));
+  const nvfp4_moe::Layer layer = c.open();
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes(16));
   TinyBatch batch(c.tiny.options, 3);
   layer.run(c_batch(batch), workspace);
   const nvfp4_moe_batch call = c_batch(batch);
   ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), NVFP4_MOE_STATUS_OK);
-  const auto report = nlohmann::json::parse(api::text_of(nvfp4_moe_replay, path.c_str(), nullptr));
+  const auto report = nlohmann::json::parse(nvfp4_moe::text_of(nvfp4_moe_replay, path.c_str(), nullptr));
   EXPECT_EQ(report["same_bits"], true);
   EXPECT_EQ(report["passed"], true);
 
@@ -240,7 +240,7 @@ TEST(CApi, ReprosAreWrittenAndReplayed) {
 TEST(CApi, AReproReplacesRegularFilesOnly) {
   const CLayer c;
   const TempDir directory;
-  const api::Layer layer = c.open();
+  const nvfp4_moe::Layer layer = c.open();
   TinyBatch batch(c.tiny.options, 1);
   const nvfp4_moe_batch call = c_batch(batch);
   const auto write = [&](const std::string& path) {
@@ -263,7 +263,7 @@ TEST(CApi, AReproReplacesRegularFilesOnly) {
 TEST(CApi, LinearRuns) {
   std::mt19937 random(1);
   const Matrix weight = Matrix::random(40, 96, 0.25f, random);
-  auto options = api::make<nvfp4_moe_linear_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_linear_options>();
   options.rows = 40;
   options.cols = 96;
   options.codes = weight.codes.data();
@@ -272,11 +272,11 @@ TEST(CApi, LinearRuns) {
   options.max_tokens = 2;
   options.threads = 1;
   options.activation_format = NVFP4_MOE_FORMAT_BF16;
-  const api::Linear linear(options);
-  const api::Workspace workspace(linear.workspace_bytes(2));
+  const nvfp4_moe::Linear linear(options);
+  const nvfp4_moe::Workspace workspace(linear.workspace_bytes(2));
   const std::vector<float> x(2 * 96, 1.0f);
   std::vector<float> out(2 * 40);
-  auto batch = api::make<nvfp4_moe_linear_batch>();
+  auto batch = nvfp4_moe::make<nvfp4_moe_linear_batch>();
   batch.tokens = 2;
   batch.x = x.data();
   batch.x_dtype = NVFP4_MOE_DTYPE_F32;
@@ -292,7 +292,7 @@ TEST(CApi, LinearRuns) {
   EXPECT_NEAR(out[40 + 39], sum, 96 * 0x1p-24 * sum_abs);
   EXPECT_EQ(nlohmann::json::parse(linear.describe())["cols"], 96);
   options.cols = 95;
-  EXPECT_THROW(api::Linear{options}, api::Error);
+  EXPECT_THROW(nvfp4_moe::Linear{options}, nvfp4_moe::Error);
 }
 
 TEST(CApi, FormatFunctionsAreTheLibrarys) {
@@ -302,7 +302,7 @@ TEST(CApi, FormatFunctionsAreTheLibrarys) {
   for (auto& value : x) value = normal(random);
   std::vector<uint8_t> codes(8 * 32), scales(8 * 4);
   float tensor_scale = 0;
-  auto counts = api::make<nvfp4_moe_quantize_counts>();
+  auto counts = nvfp4_moe::make<nvfp4_moe_quantize_counts>();
   ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 8, 64, NVFP4_MOE_SEARCH_MSE, &tensor_scale, codes.data(),
                                scales.data(), &counts),
             NVFP4_MOE_STATUS_OK);
@@ -414,7 +414,7 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
   gate_up[3 * 2 * kInner + 7] = kInf;
   for (const bool interleaved : {false, true}) {
     for (const float power_of_two : {0.0f, 0x1p-7f}) {
-      auto options = api::make<nvfp4_moe_swiglu>();
+      auto options = nvfp4_moe::make<nvfp4_moe_swiglu>();
       options.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED;
       options.swiglu_limit = 4.0f;
       options.dtype = NVFP4_MOE_DTYPE_F32;
@@ -423,7 +423,7 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
       std::vector<uint8_t> codes(kRows * kInner / 2), scales(kRows * kInner / 16), codes2(kInner / 2),
           scales2(kInner / 16);
       std::vector<float> row_scales(kRows);
-      auto counts = api::make<nvfp4_moe_quantize_counts>();
+      auto counts = nvfp4_moe::make<nvfp4_moe_quantize_counts>();
       ASSERT_EQ(nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kInner, router.data(), codes.data(),
                                           scales.data(), row_scales.data(), &counts),
                 NVFP4_MOE_STATUS_OK)
@@ -447,7 +447,7 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
       }
     }
   }
-  auto plain = api::make<nvfp4_moe_swiglu>();
+  auto plain = nvfp4_moe::make<nvfp4_moe_swiglu>();
   plain.dtype = NVFP4_MOE_DTYPE_F32;
   std::vector<uint8_t> codes(kRows * kInner / 2, 1), scales(kRows * kInner / 16, 1);
   std::vector<float> row_scales(kRows);
@@ -459,4 +459,4 @@ TEST(CApi, SwigluQuantizeIsItsParts) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

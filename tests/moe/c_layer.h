@@ -8,19 +8,19 @@
 #include "moe/tiny.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct CLayer {
   TinyLayer tiny;
   std::vector<uint8_t> arrays[6];  // (E, ...) gate, up, down: codes, block scales
   std::vector<float> scales[3];    // (E)
-  nvfp4_moe_expert shared = api::make<nvfp4_moe_expert>();
-  nvfp4_moe_config config = api::make<nvfp4_moe_config>();
-  nvfp4_moe_layer_tensors tensors = api::make<nvfp4_moe_layer_tensors>();
-  nvfp4_moe_layer_options options = api::make<nvfp4_moe_layer_options>();
+  nvfp4_moe_expert shared = nvfp4_moe::make<nvfp4_moe_expert>();
+  nvfp4_moe_config config = nvfp4_moe::make<nvfp4_moe_config>();
+  nvfp4_moe_layer_tensors tensors = nvfp4_moe::make<nvfp4_moe_layer_tensors>();
+  nvfp4_moe_layer_options options = nvfp4_moe::make<nvfp4_moe_layer_options>();
 
   static nvfp4_moe_expert expert(const Expert& e) {
-    auto c = api::make<nvfp4_moe_expert>();
+    auto c = nvfp4_moe::make<nvfp4_moe_expert>();
     c.gate_codes = e.gate.codes.data();
     c.gate_block_scales = e.gate.block_scales.data();
     c.gate_tensor_scale = e.gate.tensor_scale;
@@ -64,7 +64,7 @@ struct CLayer {
     options.max_tokens = 16;
     options.threads = 1;
   }
-  api::Layer open() const { return api::Layer(config, tensors, options); }
+  nvfp4_moe::Layer open() const { return nvfp4_moe::Layer(config, tensors, options); }
   nvfp4_moe_status try_open() const {
     nvfp4_moe_layer* layer = reinterpret_cast<nvfp4_moe_layer*>(1);
     const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer);
@@ -79,7 +79,7 @@ struct CLayer {
 };
 
 inline nvfp4_moe_batch c_batch(TinyBatch& batch) {
-  auto c = api::make<nvfp4_moe_batch>();
+  auto c = nvfp4_moe::make<nvfp4_moe_batch>();
   c.tokens = batch.tokens;
   c.hidden = batch.hidden.data();
   c.topk_ids = batch.ids.data();
@@ -89,4 +89,4 @@ inline nvfp4_moe_batch c_batch(TinyBatch& batch) {
   return c;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -21,7 +21,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -271,4 +271,4 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, ProcessesThatAreKilledAtAnyMomentLeave
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "support/attack.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -214,4 +214,4 @@ ATTACK_TEST_F(kCacheTampering, CacheTrust, AnEntryThatIsCutUnderALayerChangesNot
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

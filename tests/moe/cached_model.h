@@ -11,7 +11,7 @@
 #include "moe/tiny.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // A copy of the committed checkpoint of ModelOpt's own making, so that it can be touched.
 class CachedModel : public testing::Test {
@@ -51,4 +51,4 @@ class CachedModel : public testing::Test {
   CacheOutcome outcome_;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

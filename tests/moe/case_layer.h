@@ -14,7 +14,7 @@
 #include "support/case_source.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline std::unique_ptr<MoeLayer> open_case(const CaseData& data, const char* backend = "cpu") {
   LayerOptions options = tiny_layer_options(data.spec.tokens);
@@ -51,4 +51,4 @@ inline void expect_to_travel_in_a_repro_file(const CaseData& data) {
   EXPECT_TRUE(on_cpu->passed());
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -10,7 +10,7 @@
 #include "moe/weight_uses.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -98,7 +98,7 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
   MoeOptions options = tiny_options();  // large enough for a replacement to end while arrays are handed out
   options.hidden_size = options.intermediate_size = 512;
   const CLayer c(options);
-  api::Layer layer = c.open();
+  nvfp4_moe::Layer layer = c.open();
   TinyLayer scaled(options);
   for (Expert& e : scaled.experts) {
     for (Matrix* m : {&e.gate, &e.up, &e.down}) {
@@ -115,7 +115,7 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
       try {
         layer.replace_expert(0, expert);
         ++replaced;
-      } catch (const api::Error& error) {
+      } catch (const nvfp4_moe::Error& error) {
         EXPECT_EQ(error.status(), NVFP4_MOE_STATUS_BUSY);
       }
       std::this_thread::yield();
@@ -125,7 +125,7 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
   int mixed = 0, read = 0;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(3);
   while ((read < 500 || replaced < 500) && std::chrono::steady_clock::now() < deadline) {
-    auto out = api::make<nvfp4_moe_expert_out>();
+    auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
     out.gate_codes = out.up_codes = others.data();
     const nvfp4_moe_status code = nvfp4_moe_layer_unpack_expert(layer.get(), 0, &out);
@@ -222,4 +222,4 @@ TEST(Replace, UsesWaitForAReplacementThatIsOnlyEnqueued) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

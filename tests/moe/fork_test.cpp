@@ -9,7 +9,7 @@
 #include "support/backends.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -203,4 +203,4 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

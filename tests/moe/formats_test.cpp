@@ -11,7 +11,7 @@
 #include "core/float_formats.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::formats {
+namespace nvfp4_moe::internal::formats {
 namespace {
 
 using testing::HasSubstr;
@@ -108,15 +108,15 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
   } mistakes[] = {
       {"mode: expected one of weights, dynamic_token, static, compat, got 9",
        [&](const Place& place) { return q.mode = static_cast<QuantizeMode>(9), quantize(place, q, counts); }},
-      {"scales: mse is for mode weights, got mode static",
+      {"search: mse is for mode weights, got mode static",
        [&](const Place& place) {
          return q.mode = QuantizeMode::kStatic, q.search = ScaleSearch::kMse, quantize(place, q, counts);
        }},
-      {"scales: sweep is for mode weights, got mode dynamic_token",
+      {"search: sweep is for mode weights, got mode dynamic_token",
        [&](const Place& place) {
          return q.mode = QuantizeMode::kDynamicToken, q.search = ScaleSearch::kSweep, quantize(place, q, counts);
        }},
-      {"channel_weights: expected scales mse or sweep, since max compares no errors, got max",
+      {"channel_weights: expected search mse or sweep, since max compares no errors, got max",
        [&](const Place& place) { return q.channel_weights = x.data(), quantize(place, q, counts); }},
       {"tensor_scale: mode compat needs one, got none",
        [&](const Place& place) { return q.mode = QuantizeMode::kCompat, quantize(place, q, counts); }},
@@ -276,7 +276,7 @@ TEST_F(Formats, SweepsAndChannelWeightsAreTheHosts) {
   ASSERT_OK(quantize(Place::host(), q, counts));
   const Status sweep = quantize(device, q, counts);
   EXPECT_EQ(sweep.code(), Code::kUnsupported);
-  EXPECT_EQ(sweep.message(), "scales: sweep is for arrays of the host; a device has max and mse");
+  EXPECT_EQ(sweep.message(), "search: sweep is for arrays of the host; a device has max and mse");
   q.search = ScaleSearch::kMse;
   q.channel_weights = weights.data();
   ASSERT_OK(quantize(Place::host(), q, counts));
@@ -326,9 +326,9 @@ TEST_F(Formats, EnumsArePrintedByTheirNames) {
   EXPECT_EQ(testing::PrintToString(DType::kBf16), "BF16");
   EXPECT_EQ(testing::PrintToString(Code::kBadInput), "bad input");
   EXPECT_EQ(*parse<QuantizeMode>("static"), QuantizeMode::kStatic);
-  EXPECT_EQ(parse<ScaleSearch>("min", "--scales").status().message(),
-            "--scales: expected one of max, mse, sweep, got \"min\"");
+  EXPECT_EQ(parse<ScaleSearch>("min", "--search").status().message(),
+            "--search: expected one of max, mse, sweep, got \"min\"");
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::formats
+}  // namespace nvfp4_moe::internal::formats

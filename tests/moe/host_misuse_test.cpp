@@ -6,7 +6,7 @@
 #include "moe/c_layer.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -74,7 +74,7 @@ TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
       c.options.parallel_for = ThrowingThreads::run;
       c.options.parallel_for_user = &threads;
       c.options.threads = 2;
-      api::Layer layer = c.open();
+      nvfp4_moe::Layer layer = c.open();
       TinyBatch batch(c.tiny.options, 9);
       const std::vector<float> expected = c.expected(batch);
       const Buffer workspace = allocate_pages(layer.workspace_bytes(9)).value();
@@ -211,4 +211,4 @@ TEST(Alignment, CrookedTensorScalesAreRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

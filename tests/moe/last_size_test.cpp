@@ -7,7 +7,7 @@
 
 #include "moe/workspaces.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
@@ -53,4 +53,4 @@ TEST(LastSize, ThreadsGetTheSizeOfTheirOwnCount) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "moe/tiny.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -491,4 +491,4 @@ TEST(Registry, HostFacts) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

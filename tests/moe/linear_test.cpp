@@ -6,7 +6,7 @@
 #include "moe/tiny.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -203,4 +203,4 @@ TEST(Linear, Refuses) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "moe/registry.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -331,4 +331,4 @@ ATTACK_TEST_F(kSpecialFiles, PackedCacheTest, AnUnwritableDirectoryIsNoFailure) 
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

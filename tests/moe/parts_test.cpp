@@ -2,7 +2,7 @@
 #include "moe/tiny.h"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -157,4 +157,4 @@ TEST(IntermediateSlice, SlicesAddUpToTheWhole) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

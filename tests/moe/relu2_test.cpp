@@ -11,7 +11,7 @@
 #include "nvfp4_moe/nvfp4_moe.hpp"
 #include "support/backends.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -151,27 +151,27 @@ TEST(Relu2, ThroughTheCInterface) {
       tensor_scales[p].push_back(of[p]);
     }
   }
-  auto config = api::make<nvfp4_moe_config>();
+  auto config = nvfp4_moe::make<nvfp4_moe_config>();
   config.num_experts = o.num_experts;
   config.top_k = o.top_k;
   config.hidden_size = o.hidden_size;
   config.intermediate_size = o.intermediate_size;
   config.activation = NVFP4_MOE_ACTIVATION_RELU2;
-  auto tensors = api::make<nvfp4_moe_layer_tensors>();
+  auto tensors = nvfp4_moe::make<nvfp4_moe_layer_tensors>();
   tensors.up_codes = codes[0].data();
   tensors.up_block_scales = scales[0].data();
   tensors.up_tensor_scales = tensor_scales[0].data();
   tensors.down_codes = codes[1].data();
   tensors.down_block_scales = scales[1].data();
   tensors.down_tensor_scales = tensor_scales[1].data();
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = data.spec.tokens;
   options.backend = "cpu";
   nvfp4_moe_layer* layer = nullptr;
   ASSERT_EQ(nvfp4_moe_layer_open_tensors(&config, &tensors, &options, &layer), NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   std::vector<uint8_t> up(data.experts[1].up.codes.size());
-  auto unpacked = api::make<nvfp4_moe_expert_out>();
+  auto unpacked = nvfp4_moe::make<nvfp4_moe_expert_out>();
   unpacked.up_codes = up.data();
   ASSERT_EQ(nvfp4_moe_layer_unpack_expert(layer, 1, &unpacked), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(up, data.experts[1].up.codes);
@@ -182,7 +182,7 @@ TEST(Relu2, ThroughTheCInterface) {
   const auto workspace = allocate_pages(workspace_bytes);
   ASSERT_OK(workspace);
   std::vector<uint8_t> out(data.out_bytes());
-  auto batch = api::make<nvfp4_moe_batch>();
+  auto batch = nvfp4_moe::make<nvfp4_moe_batch>();
   batch.tokens = data.spec.tokens;
   batch.hidden = data.hidden.data();
   batch.topk_ids = data.topk_ids.data();
@@ -192,7 +192,7 @@ TEST(Relu2, ThroughTheCInterface) {
       << nvfp4_moe_last_error();
   EXPECT_EQ(out, run_case(*open_case(data), data));
 
-  auto expert = api::make<nvfp4_moe_expert>();
+  auto expert = nvfp4_moe::make<nvfp4_moe_expert>();
   expert.up_codes = codes[0].data();
   expert.up_block_scales = scales[0].data();
   expert.up_tensor_scale = tensor_scales[0][0];
@@ -228,4 +228,4 @@ TEST(Relu2, ThroughTheCInterface) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

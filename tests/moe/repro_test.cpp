@@ -15,7 +15,7 @@
 #include "support/backends.h"
 #include "support/read_tensor.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -424,4 +424,4 @@ TEST(Log, GoesToTheCallbackUpToTheLevel) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "nvfp4_moe/nvfp4_moe.hpp"
 #include "support/support.h"
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 namespace {
 
 using testing::HasSubstr;
@@ -203,7 +203,7 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
   Problem p(3, 4, 16, 8);
   ASSERT_TRUE(router::router_gemm(p.call).ok());
   const std::vector<float> expected = p.f32;
-  auto call = api::make<nvfp4_moe_router_gemm_call>();
+  auto call = nvfp4_moe::make<nvfp4_moe_router_gemm_call>();
   call.tokens = 3;
   call.num_experts = 4;
   call.hidden_size = 16;
@@ -236,11 +236,11 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
     mistake(bad);
     EXPECT_EQ(nvfp4_moe_router_gemm(&bad), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
-    EXPECT_EQ(nvfp4_moe_device_router_gemm(0, &bad, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:0", &bad, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   }
   EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_router_gemm(-1, &call, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:-1", &call, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

@@ -13,7 +13,7 @@
 
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
-namespace nvfp4_moe::router {
+namespace nvfp4_moe::internal::router {
 namespace {
 
 using testing::ElementsAre;
@@ -154,8 +154,8 @@ TEST_F(RouterFront, TiesGoToTheLowerIdAndNanGoesLast) {
 // ---- the C interface
 
 struct CRouter {
-  nvfp4_moe_router_config config = api::make<nvfp4_moe_router_config>();
-  nvfp4_moe_router_batch batch = api::make<nvfp4_moe_router_batch>();
+  nvfp4_moe_router_config config = nvfp4_moe::make<nvfp4_moe_router_config>();
+  nvfp4_moe_router_batch batch = nvfp4_moe::make<nvfp4_moe_router_batch>();
 };
 
 class CApiRouter : public RouterFront {
@@ -205,7 +205,7 @@ TEST_F(CApiRouter, ReadsEveryField) {
   ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(ids[0], 5);
 
-  c.config = api::make<nvfp4_moe_router_config>();
+  c.config = nvfp4_moe::make<nvfp4_moe_router_config>();
   c.config.num_experts = kExperts;
   c.config.top_k = kTopK;
   c.config.scoring = NVFP4_MOE_SCORING_SIGMOID;
@@ -255,14 +255,16 @@ TEST_F(CApiRouter, Refuses) {
     mistake(bad);
     EXPECT_EQ(nvfp4_moe_select_experts(&bad.config, &bad.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT) << expected;
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
-    EXPECT_EQ(nvfp4_moe_device_select_experts(0, &bad.config, &bad.batch, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_device_select_experts("cuda:0", &bad.config, &bad.batch, nullptr),
+              NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
   }
   EXPECT_EQ(nvfp4_moe_select_experts(nullptr, &c.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_select_experts(&c.config, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_select_experts(-1, &c.config, &c.batch, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_select_experts("cuda:-1", &c.config, &c.batch, nullptr),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(ids, testing::Each(-7));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::router
+}  // namespace nvfp4_moe::internal::router

@@ -10,7 +10,7 @@
 #include "moe/c_layer.h"
 #include "moe/tiny.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using testing::HasSubstr;
@@ -38,10 +38,10 @@ class RunLogits : public testing::Test {
   static constexpr int64_t kTokens = 5;
   test::CLayer c;
   test::TinyBatch tiny = test::TinyBatch(c.tiny.options, kTokens);
-  api::Layer layer = c.open();
-  api::Workspace workspace = api::Workspace(layer.workspace_bytes(kTokens));
-  nvfp4_moe_router_config router = api::make<nvfp4_moe_router_config>();
-  nvfp4_moe_router_batch routing = api::make<nvfp4_moe_router_batch>();
+  nvfp4_moe::Layer layer = c.open();
+  nvfp4_moe::Workspace workspace = nvfp4_moe::Workspace(layer.workspace_bytes(kTokens));
+  nvfp4_moe_router_config router = nvfp4_moe::make<nvfp4_moe_router_config>();
+  nvfp4_moe_router_batch routing = nvfp4_moe::make<nvfp4_moe_router_batch>();
   nvfp4_moe_batch batch = test::c_batch(tiny);
   std::vector<float> logits = std::vector<float>(static_cast<size_t>(kTokens * c.tiny.options.num_experts));
   std::vector<int32_t> ids = std::vector<int32_t>(static_cast<size_t>(kTokens * c.tiny.options.top_k), -7);
@@ -111,4 +111,4 @@ TEST_F(RunLogits, NoTokens) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include "moe/tiny.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -48,4 +48,4 @@ TEST(LayerSource, SaysWhatMemoryWasFor) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

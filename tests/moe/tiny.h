@@ -14,7 +14,7 @@
 #include "moe/registry.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct Matrix {
   int64_t rows = 0, cols = 0;
@@ -155,4 +155,4 @@ class ScopedEnv {
   const char* name_;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -7,7 +7,7 @@
 #include "support/backends.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -120,4 +120,4 @@ TEST(WorkspaceClaim, ALinearsWorkspaceIsWatchedToo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "moe/workspaces.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 // Allocations, the bytes that live, and the most that ever did.
@@ -176,4 +176,4 @@ TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -139,7 +139,7 @@ def contract_experts(layer: nv.MoeLayer, module: nn.Module) -> nn.Module:
         return decoded * (float(matrix["tensor_scale"]) * 2.0**shift)
 
     with torch.no_grad():
-        for e in range(layer.num_local_experts):
+        for e in range(layer.expert_count):
             held = layer.expert(e)
             if layer.config.expert_biases:  # gpt-oss: (K, N), gate and up in alternate columns
                 for name, weights, biases in (

@@ -379,7 +379,7 @@ def test_one_gpu_is_accepted_whatever_the_environment_says_of_the_library(kit):
 
 def test_what_is_absent_on_a_device_is_incomplete(kit):
     (kit.tools / "compute-sanitizer").unlink()
-    code, _, report = kit("--no-command-line")
+    code, _, report = kit("--library-only")
     assert code == 3
     assert states(report)["doctor"] == states(report)["sanitize-racecheck"] == "absent"
     assert "-DNVFP4_MOE_CLI=ON" not in kit.ran

@@ -87,7 +87,7 @@ def test_imatrix_in_gguf_gives_the_same_bytes(model, moments, tmp_path, rows, fu
     assert np.array_equal(read[f"{name}.in_sum2"], expected) and read[f"{name}.counts"].ravel().tolist() == rows
     results = {}
     for kind, file in (("own", own), ("imatrix", imatrix), ("none", None)):
-        results[kind] = nv.quantize_checkpoint(model, tmp_path / kind, scales="sweep", calibration=file)
+        results[kind] = nv.quantize_checkpoint(model, tmp_path / kind, search="sweep", calibration=file)
     for a, b in zip(experts(tmp_path / "own"), experts(tmp_path / "imatrix"), strict=True):
         assert np.array_equal(a, b)
     same = [np.array_equal(a, b) for a, b in zip(experts(tmp_path / "own"), experts(tmp_path / "none"), strict=True)]
@@ -106,7 +106,7 @@ def test_weighted_errors_are_least_under_their_weights(model, moments, tmp_path)
     for scales in ("mse", "sweep"):
         for calibration in (None, own):
             out = tmp_path / f"{scales}-{calibration is None}"
-            nv.quantize_checkpoint(model, out, scales=scales, calibration=calibration)
+            nv.quantize_checkpoint(model, out, search=scales, calibration=calibration)
             total = []
             for layer in range(2):
                 for e in range(EXPERTS):
@@ -163,8 +163,8 @@ NEGATIVE[2, 5] = -3
 def test_wrong_imatrices_are_refused_by_name(model, tmp_path, tensors, message):
     with pytest.raises(nv.BadInput, match=message):
         nv.quantize_checkpoint(
-            model, tmp_path / "out", scales="sweep", calibration=broken(tensors, tmp_path / "i.gguf")
+            model, tmp_path / "out", search="sweep", calibration=broken(tensors, tmp_path / "i.gguf")
         )
     assert not (tmp_path / "out").exists()
-    with pytest.raises(nv.InvalidArgument, match="calibration: expected scales mse or sweep"):
+    with pytest.raises(nv.InvalidArgument, match="calibration: expected search mse or sweep"):
         nv.quantize_checkpoint(model, tmp_path / "out", calibration=tmp_path / "i.gguf")

@@ -83,10 +83,10 @@ def test_cast_to_fp4_and_pack():
     x = torch.cat([x, -x, torch.zeros(2)]).reshape(2, -1)
     ours = nv.encode_e2m1(x)
     packed = pack_fp4_to_uint8(cast_to_fp4(x.clone()).clamp(-6, 6))
-    assert torch.equal(nv.pack(ours), packed)  # -0 included
+    assert torch.equal(nv.pack_codes(ours), packed)  # -0 included
     every = torch.arange(256, dtype=torch.uint8).reshape(4, 64)
     values = unpack_fp4_from_uint8(every, 4, 128, dtype=torch.float32)
-    assert torch.equal(nv.decode_e2m1(nv.unpack(every)), values)
+    assert torch.equal(nv.decode_e2m1(nv.unpack_codes(every)), values)
     assert torch.equal(pack_fp4_to_uint8(values), every)
 
 

@@ -54,8 +54,8 @@ MODES = [
 def test_quantizes_as_the_host_and_back(dtype: torch.dtype, mode: str, scale: float | None, search: str) -> None:
     for shape in SHAPES:
         x = numbers(shape, dtype)
-        expected = nv.quantize(x, mode=mode, tensor_scale=scale, scales=search)
-        actual = nv.quantize(x.cuda(), mode=mode, tensor_scale=scale, scales=search)
+        expected = nv.quantize(x, mode=mode, tensor_scale=scale, search=search)
+        actual = nv.quantize(x.cuda(), mode=mode, tensor_scale=scale, search=search)
         for name, a, e in zip(("codes", "scales", "tensor_scale"), actual, expected, strict=True):
             assert same(a, e), (name, shape)
         for out in ("float32", "bfloat16", "float16"):
@@ -65,7 +65,7 @@ def test_quantizes_as_the_host_and_back(dtype: torch.dtype, mode: str, scale: fl
 def test_a_million_blocks_of_weights() -> None:
     x = numbers((4096, 4096), torch.float32, 3)
     for search in ("max", "mse"):
-        expected, actual = nv.quantize(x, scales=search), nv.quantize(x.cuda(), scales=search)
+        expected, actual = nv.quantize(x, search=search), nv.quantize(x.cuda(), search=search)
         assert all(same(a, e) for a, e in zip(actual, expected, strict=True))
 
 
@@ -100,9 +100,9 @@ def test_silu_mul_quantizes_as_the_host(activation: str, limit: float | None, in
             for power_of_two in (None, 2.0**-7):
                 options = {"activation": activation, "swiglu_limit": limit, "interleaved": interleaved}
                 options |= {"power_of_two": power_of_two}
-                expected = nv.silu_mul_quantize(x, **options, row_weights=row_weights)
+                expected = nv.swiglu_quantize(x, **options, row_weights=row_weights)
                 on_gpu = None if row_weights is None else row_weights.cuda()
-                actual = nv.silu_mul_quantize(x.cuda(), **options, row_weights=on_gpu)
+                actual = nv.swiglu_quantize(x.cuda(), **options, row_weights=on_gpu)
                 assert same(actual[0], expected[0]) and same(actual[1], expected[1])
                 assert torch.equal(actual[2].cpu().nan_to_num(-1), expected[2].nan_to_num(-1))
 
@@ -110,11 +110,11 @@ def test_silu_mul_quantizes_as_the_host(activation: str, limit: float | None, in
 @pytest.mark.parametrize("shape", [(1, 1), (129, 5), (3, 300, 24), (2, 2, 128, 4), (0, 4)])
 def test_swizzles_as_the_host(shape: tuple[int, ...]) -> None:
     scales = torch.randint(0, 127, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
-    swizzled = nv.swizzle(scales.cuda())
-    assert same(swizzled, nv.swizzle(scales))
-    assert same(nv.unswizzle(swizzled, *shape[-2:]), scales)
+    swizzled = nv.swizzle_scales(scales.cuda())
+    assert same(swizzled, nv.swizzle_scales(scales))
+    assert same(nv.unswizzle_scales(swizzled, *shape[-2:]), scales)
     as_fp8 = scales.cuda().view(torch.float8_e4m3fn)
-    assert same(nv.swizzle(as_fp8), nv.swizzle(scales))
+    assert same(nv.swizzle_scales(as_fp8), nv.swizzle_scales(scales))
 
 
 def test_a_tensor_that_begins_anywhere() -> None:
@@ -136,9 +136,9 @@ def test_the_ops_in_a_graph_follow_its_inputs() -> None:
     def step(x: torch.Tensor, row_weights: torch.Tensor) -> list[torch.Tensor]:
         made = [*op.quantize(x), *op.quantize(x, "dynamic_token"), *op.quantize(x, "compat", 0.02)]
         made += [op.dequantize(*made[:3], torch.bfloat16), op.dequantize(*made[3:6], torch.float16)]
-        made += op.silu_mul_quantize(x, "swiglu_clamped", 7.0, row_weights=row_weights)
-        swizzled = op.swizzle(made[1])
-        return [*made, swizzled, op.unswizzle(swizzled, *made[1].shape)]
+        made += op.swiglu_quantize(x, "swiglu_clamped", 7.0, row_weights=row_weights)
+        swizzled = op.swizzle_scales(made[1])
+        return [*made, swizzled, op.unswizzle_scales(swizzled, *made[1].shape)]
 
     x, weights = numbers((40, 512), torch.bfloat16).cuda(), torch.rand(40, device="cuda")
     step(x, weights)
@@ -170,6 +170,6 @@ def test_wrong_calls_are_named() -> None:
     with pytest.raises(ValueError, match="tensor_scale: expected one number or .* on cpu, got .* on cuda:0"):
         nv.dequantize(codes.cpu(), scales.cpu(), torch.ones(4, device="cuda"))
     with pytest.raises(ValueError, match=r"row_weights: expected \(4,\) float32 on cuda:0"):
-        nv.silu_mul_quantize(x, row_weights=torch.ones(4))
+        nv.swiglu_quantize(x, row_weights=torch.ones(4))
     with pytest.raises(ValueError, match="swizzled: expected"):
-        nv.unswizzle(scales, 4, 4)
+        nv.unswizzle_scales(scales, 4, 4)

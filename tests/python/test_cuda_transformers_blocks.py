@@ -92,7 +92,7 @@ class Decided(nn.Module):
 
 
 def nemotron_weights(layer) -> oracle.Weights:
-    held = [layer.expert(e) for e in range(layer.num_local_experts)]
+    held = [layer.expert(e) for e in range(layer.expert_count)]
 
     def stack(name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         codes, scales = (

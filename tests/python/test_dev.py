@@ -212,7 +212,7 @@ def test_gpu_acceptance_hands_its_options_on(dev):
     dev.stand_in("nvidia-smi", LISTS_A_GPU)
     dev.stand_in("c++", "#!/bin/sh\n! grep -q CLI\n")
     code, ran, said = dev("gpu", "--acceptance", "--resume")
-    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --resume --no-command-line\n"), said
+    assert (code, ran) == (3, "python3 tests/acceptance/acceptance.py --resume --library-only\n"), said
     assert dev("gpu", "--accept")[0] == 2
 
 

@@ -190,7 +190,7 @@ def test_a_layer_runs_as_the_same_weights_do(tmp_path):
         factor = model.tensors[f"blk.1.ffn_{p}_exps.scale"][0]
         decoded = model.values[1, p] / factor[:, None, None]
         codes = nv.encode_e2m1(decoded / np.repeat(nv.decode_e4m3(scales), 16, axis=-1))
-        arrays[p] = (nv.pack(codes), scales, factor)
+        arrays[p] = (nv.pack_codes(codes), scales, factor)
     stored_layer = nv.MoeLayer.from_checkpoint(path, 1)
     packed_layer = nv.MoeLayer.from_tensors(stored_layer.config, **arrays)
     outputs = [np.array(layer.run(hidden, ids, weights)) for layer in (stored_layer, packed_layer)]

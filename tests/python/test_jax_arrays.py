@@ -139,8 +139,8 @@ def test_jax_arrays_come_back(jnp: Any, dtype: str) -> None:
     router = nv.RouterConfig(EXPERTS, TOP_K)
     logits = jnp.arange(len(hidden) * EXPERTS, dtype="float32").reshape(len(hidden), -1)
     of_router = [*nv.select_experts(logits, router), moe.run_logits(x, logits, router)]
-    codes = [*nv.quantize(x, mode="dynamic_token"), *nv.silu_mul_quantize(x)]
-    of_formats = [nv.dequantize(*codes[:3]), nv.swizzle(codes[1]), nv.pack(nv.unpack(codes[0]))]
+    codes = [*nv.quantize(x, mode="dynamic_token"), *nv.swiglu_quantize(x)]
+    of_formats = [nv.dequantize(*codes[:3]), nv.swizzle_scales(codes[1]), nv.pack_codes(nv.unpack_codes(codes[0]))]
     for array in [*of_router, *codes, *of_formats]:
         assert isinstance(array, jax.Array)
     assert (np.asarray(codes[0]) == nv.quantize(np.asarray(x), mode="dynamic_token")[0]).all()

@@ -76,7 +76,7 @@ def test_ml_dtypes_arrays_come_in_as_themselves():
 def test_dequantize_every_code_and_scale_is_the_exact_product_rounded_once(tensor_scale, dtype):
     codes = np.tile(np.arange(16, dtype=np.uint8), (127, 1))  # all 16 codes under each of the 127 valid scales
     scales = np.arange(127, dtype=np.uint8)[:, None]
-    out = nv.dequantize(nv.pack(codes), scales, tensor_scale, dtype)
+    out = nv.dequantize(nv.pack_codes(codes), scales, tensor_scale, dtype)
     exact = (
         codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
         * scales.view(ml_dtypes.float8_e4m3fn).astype(np.float64)

@@ -37,15 +37,15 @@ def test_layouts_dtypes_and_scales_of_torch():
     assert torch.equal(nv.dequantize(rows[0], rows[1].view(torch.float8_e4m3fn), rows[2]), back)
     if hasattr(torch, "float4_e2m1fn_x2"):
         assert torch.equal(nv.dequantize(rows[0].view(torch.float4_e2m1fn_x2), rows[1], rows[2]), back)
-    swizzled = nv.swizzle(rows[1])
-    assert torch.equal(nv.unswizzle(swizzled, 6, 4), rows[1])
+    swizzled = nv.swizzle_scales(rows[1])
+    assert torch.equal(nv.unswizzle_scales(swizzled, 6, 4), rows[1])
     gate_up = torch.from_numpy(X).requires_grad_()
-    assert isinstance(nv.silu_mul_quantize(gate_up, row_weights=torch.ones(6))[2], torch.Tensor)
+    assert isinstance(nv.swiglu_quantize(gate_up, row_weights=torch.ones(6))[2], torch.Tensor)
     assert nv.quantize(x.new_empty((0, 16)))[0].shape == (0, 8)
-    assert isinstance(nv.to_fp8(*nv.quantize(x), (16, 16))[1], torch.Tensor)
-    assert nv.pack(nv.unpack(rows[0])).dtype == torch.uint8
+    assert isinstance(nv.convert_to_fp8(*nv.quantize(x), (16, 16))[1], torch.Tensor)
+    assert nv.pack_codes(nv.unpack_codes(rows[0])).dtype == torch.uint8
     with pytest.raises(ValueError, match=r"row_weights: expected \(6,\) float32 on cpu, got \(5,\)"):
-        nv.silu_mul_quantize(x, row_weights=torch.ones(5))
+        nv.swiglu_quantize(x, row_weights=torch.ones(5))
     with pytest.raises(ValueError, match="meta"):
         nv.quantize(torch.empty((2, 16), device="meta"))
 
@@ -67,7 +67,7 @@ def test_formats_see_the_numbers_of_lazily_negated_tensors():
     for negated in lazily_negated(torch, x):
         assert torch.equal(nv.quantize(negated)[0], expected[0])
         assert torch.equal(nv.encode_e4m3(negated), nv.encode_e4m3(x))
-        assert torch.equal(nv.silu_mul_quantize(negated)[0], nv.silu_mul_quantize(x)[0])
+        assert torch.equal(nv.swiglu_quantize(negated)[0], nv.swiglu_quantize(x)[0])
     for scale in lazily_negated(torch, rows[2]):
         assert torch.equal(nv.dequantize(rows[0], rows[1], scale), nv.dequantize(*rows))
 

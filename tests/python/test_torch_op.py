@@ -71,10 +71,10 @@ def test_format_ops_give_what_the_functions_give():
             y = op.dequantize(codes, scales, tensor_scale, dtype)
             assert y.dtype == dtype
             assert torch.equal(y, nv.dequantize(codes, scales, expected[2], str(dtype).removeprefix("torch.")))
-    assert torch.equal(op.unswizzle(op.swizzle(scales), 6, 4), scales)
+    assert torch.equal(op.unswizzle_scales(op.swizzle_scales(scales), 6, 4), scales)
     for interleaved in (False, True):
-        parts = op.silu_mul_quantize(x, "swiglu_clamped", 2.0, interleaved=interleaved)
-        same = nv.silu_mul_quantize(x, activation="swiglu_clamped", swiglu_limit=2.0, interleaved=interleaved)
+        parts = op.swiglu_quantize(x, "swiglu_clamped", 2.0, interleaved=interleaved)
+        same = nv.swiglu_quantize(x, activation="swiglu_clamped", swiglu_limit=2.0, interleaved=interleaved)
         assert all(torch.equal(a, b) for a, b in zip(parts, same, strict=True))
 
 
@@ -122,9 +122,9 @@ def op_calls(layer, linear) -> dict[str, tuple]:
         "quantize weights": (op.quantize.default, (x[0],)),
         "quantize dynamic_token": (op.quantize.default, (x[0], "dynamic_token")),
         "dequantize": (op.dequantize.default, (codes, scales, tensor_scale, torch.bfloat16)),
-        "silu_mul_quantize": (op.silu_mul_quantize.default, (x[0],)),
-        "swizzle": (op.swizzle.default, (scales,)),
-        "unswizzle": (op.unswizzle.default, (op.swizzle(scales), 5, 4)),
+        "swiglu_quantize": (op.swiglu_quantize.default, (x[0],)),
+        "swizzle_scales": (op.swizzle_scales.default, (scales,)),
+        "unswizzle_scales": (op.unswizzle_scales.default, (op.swizzle_scales(scales), 5, 4)),
         "router_gemm": (op.router_gemm.default, (x[0], x[0][:3].clone()), {"logits_dtype": torch.float32}),
         "router_gemm.out": (
             op.router_gemm.out,

@@ -85,5 +85,5 @@ def test_dequantize_with_any_scale():
 def test_blocked_layout(rows, cols):
     scales = torch.randint(0, 256, (rows, cols), dtype=torch.uint8, generator=torch.Generator().manual_seed(rows))
     blocked = torchao_utils.to_blocked(scales)
-    assert torch.equal(nv.swizzle(scales), blocked)
-    assert torch.equal(nv.unswizzle(blocked, rows, cols), torchao_utils.from_blocked(blocked, rows, cols))
+    assert torch.equal(nv.swizzle_scales(scales), blocked)
+    assert torch.equal(nv.unswizzle_scales(blocked, rows, cols), torchao_utils.from_blocked(blocked, rows, cols))

@@ -17,7 +17,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,7 +107,7 @@ class QuantizeCalibrated : public testing::Test {
                         .vocab_size = 32};
     ASSERT_OK(synthesize_checkpoint(in(), o));
     write_moments(file(), layers_);
-    options_.scales = ScaleSearch::kSweep;
+    options_.search = ScaleSearch::kSweep;
     options_.calibration = file();
   }
   std::string in() const { return dir_.file("in"); }
@@ -230,8 +230,8 @@ TEST_F(QuantizeCalibrated, AnotherCalibrationDoesNotResume) {
 }
 
 TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
-  EXPECT_EQ(refusal([](QuantizeOptions& o) { o.scales = ScaleSearch::kMax; }).message(),
-            "calibration: expected scales mse or sweep, since max compares no errors, got max");
+  EXPECT_EQ(refusal([](QuantizeOptions& o) { o.search = ScaleSearch::kMax; }).message(),
+            "calibration: expected search mse or sweep, since max compares no errors, got max");
   write_moments(file(), {layers_[0]});
   Status status = refusal();
   EXPECT_EQ(status.code(), Code::kBadInput);
@@ -310,4 +310,4 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

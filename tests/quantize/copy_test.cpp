@@ -11,7 +11,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -173,4 +173,4 @@ TEST_F(Copy, PermissionsStay) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::attacked;
@@ -125,4 +125,4 @@ TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -15,7 +15,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -263,7 +263,7 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument) << word;
     EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
   };
-  refused([](QuantizeOptions& o) { o.scales = ScaleSearch::kSweep; }, "scales");
+  refused([](QuantizeOptions& o) { o.search = ScaleSearch::kSweep; }, "search");
   refused([](QuantizeOptions& o) { o.format = OutputFormat::kCompressedTensors; }, "format");
   refused([](QuantizeOptions& o) { o.layers = {0}; }, "layers");
   refused([](QuantizeOptions& o) { o.share_gate_up_scale = false; }, "share_gate_up_scale");
@@ -318,7 +318,7 @@ TEST_F(QuantizeCheckpoint, NonFiniteWeightIsNamed) {
 TEST_F(QuantizeCheckpoint, OptionsChangeWhatTheySay) {
   QuantizeOptions options;
   const auto max = quantize_checkpoint(in(), dir_.file("max"), options);
-  options.scales = ScaleSearch::kMse;
+  options.search = ScaleSearch::kMse;
   options.share_gate_up_scale = false;
   options.input_scales[1] = {0.25f, 0.125f};
   const auto pool = make_thread_pool(3);
@@ -428,4 +428,4 @@ TEST(QuantizeStacked, IsWrittenPerExpert) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "safetensors/safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::quantize_reading_test {
+namespace nvfp4_moe::internal::quantize_reading_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,4 +120,4 @@ TEST(QuantizeStacked, TensorsThatNoFormatHasAreRefusedOrLeftOut) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::quantize_reading_test
+}  // namespace nvfp4_moe::internal::quantize_reading_test

@@ -9,7 +9,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TempDir;
@@ -182,4 +182,4 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

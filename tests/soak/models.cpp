@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // An expert of the same sizes that differs in every code and scale.
@@ -46,7 +46,7 @@ SoakModel SoakModel::from_arrays(const std::string& name, const MoeOptions& opti
 SoakModel SoakModel::from_checkpoint(const std::string& name, const std::string& path) {
   SoakModel model;
   model.name_ = name;
-  const auto checkpoint = std::make_shared<const api::Checkpoint>(path);
+  const auto checkpoint = std::make_shared<const nvfp4_moe::Checkpoint>(path);
   model.open_ = [checkpoint](const nvfp4_moe_layer_options& layer_options, nvfp4_moe_layer** layer) {
     return nvfp4_moe_layer_open_checkpoint(checkpoint->get(), 0, nullptr, &layer_options, layer);
   };
@@ -56,9 +56,9 @@ SoakModel SoakModel::from_checkpoint(const std::string& name, const std::string&
   options.top_k = config.top_k;
   options.hidden_size = config.hidden_size;
   options.intermediate_size = config.intermediate_size;
-  auto layer_options = api::make<nvfp4_moe_layer_options>();
+  auto layer_options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   layer_options.max_tokens = 1;
-  const api::Layer layer(*checkpoint, 0, layer_options);
+  const nvfp4_moe::Layer layer(*checkpoint, 0, layer_options);
   Expert own = expert_of_sizes(options.hidden_size, options.intermediate_size);
   nvfp4_moe_expert_out out = buffers(own);
   layer.unpack_expert(0, out);
@@ -78,24 +78,24 @@ void SoakModel::learn(const MoeOptions& options) {
   batches_.back().hidden[static_cast<size_t>(options.hidden_size)] =
       bf16_from_float(std::numeric_limits<float>::quiet_NaN());
   for (const char* backend : kSoakBackends) {
-    auto layer_options = api::make<nvfp4_moe_layer_options>();
+    auto layer_options = nvfp4_moe::make<nvfp4_moe_layer_options>();
     layer_options.backend = backend;
     layer_options.max_tokens = kSoakMaxTokens;
     layer_options.threads = 1;
     nvfp4_moe_layer* layer = nullptr;
-    api::check(open_(layer_options, &layer));
+    nvfp4_moe::check(open_(layer_options, &layer));
     const std::unique_ptr<nvfp4_moe_layer, decltype(&nvfp4_moe_layer_close)> owned(layer, nvfp4_moe_layer_close);
     size_t bytes = 0;
-    api::check(nvfp4_moe_layer_workspace_bytes(layer, kSoakMaxTokens, &bytes));
-    const api::Workspace workspace(bytes);
+    nvfp4_moe::check(nvfp4_moe_layer_workspace_bytes(layer, kSoakMaxTokens, &bytes));
+    const nvfp4_moe::Workspace workspace(bytes);
     for (TinyBatch batch : batches_) {
       for (const Expert& version : versions_) {
         const nvfp4_moe_expert expert = CLayer::expert(version);
-        api::check(nvfp4_moe_layer_replace_expert(layer, 0, &expert));
+        nvfp4_moe::check(nvfp4_moe_layer_replace_expert(layer, 0, &expert));
         const nvfp4_moe_batch c = c_batch(batch);
-        api::check(nvfp4_moe_layer_run(layer, &c, workspace.data(), workspace.size_bytes(), nullptr));
-        auto status = api::make<nvfp4_moe_run_status>();
-        api::check(nvfp4_moe_layer_run_status(layer, workspace.data(), workspace.size_bytes(), &status));
+        nvfp4_moe::check(nvfp4_moe_layer_run(layer, &c, workspace.data(), workspace.size_bytes(), nullptr));
+        auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
+        nvfp4_moe::check(nvfp4_moe_layer_run_status(layer, workspace.data(), workspace.size_bytes(), &status));
         right_.push_back({batch.out, status.bad_expert_ids, status.nonfinite_tokens});
       }
     }
@@ -121,7 +121,7 @@ size_t SoakModel::version_of(const nvfp4_moe_expert_out& out) const {
 }
 
 nvfp4_moe_expert_out SoakModel::buffers(Expert& expert) {
-  auto out = api::make<nvfp4_moe_expert_out>();
+  auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
   out.gate_codes = expert.gate.codes.data();
   out.gate_block_scales = expert.gate.block_scales.data();
   out.up_codes = expert.up.codes.data();
@@ -131,4 +131,4 @@ nvfp4_moe_expert_out SoakModel::buffers(Expert& expert) {
   return out;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

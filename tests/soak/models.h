@@ -10,7 +10,7 @@
 
 #include "moe/c_layer.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr int64_t kSoakMaxTokens = 16;
 inline constexpr const char* kSoakBackends[] = {"cpu", "reference"};
@@ -60,4 +60,4 @@ class SoakModel {
   std::vector<Right> right_;        // (backend, batch, version)
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

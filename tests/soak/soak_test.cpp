@@ -19,7 +19,7 @@
 #include "soak/models.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using namespace test;
@@ -167,7 +167,7 @@ class Soak {
   TempDir directory_;
   std::string cache_;
   std::array<Slot, kSlots> slots_;
-  const api::Workspace shared_workspace_{size_t{16} << 20};
+  const nvfp4_moe::Workspace shared_workspace_{size_t{16} << 20};
   std::array<std::atomic<uint64_t>, kActions> counts_{};
   std::atomic<uint64_t> busy_{0};
   std::array<std::atomic<uint64_t>, kThreads> steps_{};
@@ -194,7 +194,7 @@ Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
   auto opened = std::make_shared<OpenLayer>();
   opened->model = &models_[random() % models_.size()];
   opened->backend = random() % std::size(kSoakBackends);
-  auto options = api::make<nvfp4_moe_layer_options>();
+  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.backend = kSoakBackends[opened->backend];
   options.max_tokens = kSoakMaxTokens;
   options.threads = static_cast<int32_t>(1 + random() % 3);
@@ -273,13 +273,13 @@ bool Soak::Actor::done_or_busy(nvfp4_moe_status code, const OpenLayer& layer) {
 void Soak::Actor::run_layer(const OpenLayer& layer) {
   const size_t index = random_() % layer.model->batches();
   TinyBatch batch = layer.model->batch(index);
-  const api::Workspace workspace(layer.workspace_bytes);
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes);
   const nvfp4_moe_batch c = c_batch(batch);
   if (!done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer))
     return;
   EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions)
       << layer.model->name() << ", batch " << index << ", " << kSoakBackends[layer.backend];
-  auto status = api::make<nvfp4_moe_run_status>();
+  auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
   EXPECT_EQ(nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status),
             NVFP4_MOE_STATUS_OK);
   const SoakModel::Right& right = layer.model->right(layer.backend, index, 0);
@@ -291,7 +291,7 @@ void Soak::Actor::run_layer(const OpenLayer& layer) {
 void Soak::Actor::run_in_shared_workspace(const OpenLayer& layer) {
   const size_t index = random_() % layer.model->batches();
   TinyBatch batch = layer.model->batch(index);
-  const api::Workspace& workspace = soak_.shared_workspace_;
+  const nvfp4_moe::Workspace& workspace = soak_.shared_workspace_;
   ASSERT_LE(layer.workspace_bytes, workspace.size_bytes());
   const nvfp4_moe_batch c = c_batch(batch);
   if (done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer)) {
@@ -324,7 +324,7 @@ void Soak::Actor::fork_child(const OpenLayer& layer) {
   const size_t index = random_() % model.batches();
   TinyBatch batch = model.batch(index);
   Expert expert = model.version(0);
-  const api::Workspace workspace(layer.workspace_bytes);
+  const nvfp4_moe::Workspace workspace(layer.workspace_bytes);
   const auto run = [&] {
     const nvfp4_moe_batch c = c_batch(batch);
     return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr) ==
@@ -348,9 +348,9 @@ void Soak::Actor::fork_child(const OpenLayer& layer) {
 }
 
 void Soak::Actor::describe(const OpenLayer& layer) {
-  const std::string text = api::text_of(nvfp4_moe_layer_describe, layer.handle);
+  const std::string text = nvfp4_moe::text_of(nvfp4_moe_layer_describe, layer.handle);
   EXPECT_NE(text.find(kSoakBackends[layer.backend]), std::string::npos) << text;
-  EXPECT_NE(api::text_of(nvfp4_moe_layer_describe_run, layer.handle, int64_t{5}), "");
+  EXPECT_NE(nvfp4_moe::text_of(nvfp4_moe_layer_describe_run, layer.handle, int64_t{5}), "");
 }
 
 void Soak::Actor::replay(const OpenLayer& layer) {
@@ -394,4 +394,4 @@ ATTACK_TEST(kForks, Soak, FourThreadsOnSharedLayers) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 void expect_same_status(const RunStatus& expected, const RunStatus& actual) {
@@ -69,4 +69,4 @@ INSTANTIATE_TEST_SUITE_P(Choices, ReferenceAgainstContract, ::testing::ValuesIn(
                          [](const auto& info) { return info.param; });
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

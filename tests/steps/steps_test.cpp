@@ -19,7 +19,7 @@
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int64_t kSplits = 1;
@@ -381,4 +381,4 @@ INSTANTIATE_TEST_SUITE_P(Backends, Unpack, ::testing::ValuesIn(test::step_backen
                          test::hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

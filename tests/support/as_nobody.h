@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 inline constexpr uid_t kNobody = 65534;
 
@@ -24,4 +24,4 @@ class AsNobody {
   bool changed_;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 const char* words_of(AttackKind kind) {
@@ -58,4 +58,4 @@ void attacked(int64_t count) {
   tried += count;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

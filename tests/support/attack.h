@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 enum class AttackKind {
 #define ATTACK_KIND(name, words, one) name,
@@ -27,11 +27,11 @@ class AttackMark {
   AttackMark(AttackKind kind, const char* suite, const char* name);
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test
 
-#define ATTACK_MARK(kind, suite, name)                                                                            \
-  static const ::nvfp4_moe::test::AttackMark attack_##suite##_##name(::nvfp4_moe::test::AttackKind::kind, #suite, \
-                                                                     #name);
+#define ATTACK_MARK(kind, suite, name)                                          \
+  static const ::nvfp4_moe::internal::test::AttackMark attack_##suite##_##name( \
+      ::nvfp4_moe::internal::test::AttackKind::kind, #suite, #name);
 #define ATTACK_TEST(kind, suite, name) ATTACK_MARK(kind, suite, name) TEST(suite, name)
 #define ATTACK_TEST_F(kind, suite, name) ATTACK_MARK(kind, suite, name) TEST_F(suite, name)
 #define ATTACK_TEST_P(kind, suite, name) ATTACK_MARK(kind, suite, name) TEST_P(suite, name)

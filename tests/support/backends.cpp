@@ -6,7 +6,7 @@
 #include "moe/layer.h"
 #include "moe/registry.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // A parameter does not give its backend away.
@@ -103,4 +103,4 @@ std::vector<const Backend*> runnable_backends() {
   return list;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -14,7 +14,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why not.
 std::string why_not_here(const Backend& backend);
@@ -110,10 +110,10 @@ inline DeviceFacts gpu_of(int compute_capability) {
   return facts;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test
 
 // Declared and never defined, so that no fixture goes around HardwareTest.
 template <>
-class testing::WithParamInterface<const nvfp4_moe::Backend*>;
+class testing::WithParamInterface<const nvfp4_moe::internal::Backend*>;
 template <>
-class testing::WithParamInterface<const nvfp4_moe::cpu::Kernels*>;
+class testing::WithParamInterface<const nvfp4_moe::internal::cpu::Kernels*>;

@@ -11,7 +11,7 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr std::byte kPoison{0xFF};  // NaN as fp32, bf16, fp16 and E4M3; -1 as an integer
@@ -209,4 +209,4 @@ std::string difference(const std::vector<uint8_t>& expected, const std::vector<u
   return {};
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -11,7 +11,7 @@
 #include "backend/layer_steps.h"
 #include "cases/cases.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 class CaseRun {
  public:
@@ -72,4 +72,4 @@ std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype);
 std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual, DType dtype,
                        int64_t channels);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -4,7 +4,7 @@
 #include "cases/cases.h"
 #include "moe/layer.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // data lives longer.
 inline LayerSource source_of(const CaseData& data) {
@@ -20,4 +20,4 @@ inline LayerSource source_of(const CaseData& data) {
   return source;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -15,7 +15,7 @@
 #include "core/quantize.h"
 #include "safetensors/safetensors.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using nlohmann::json;
@@ -554,4 +554,4 @@ Status CheckpointBuilder::write(const std::string& directory) {
   return {};
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -16,7 +16,7 @@
 
 #include "checkpoint/checkpoint.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct BuilderOptions {
   // deepseek_v3, deepseek_v4, kimi_k2, kimi_k25, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm5_next,
@@ -125,4 +125,4 @@ class CheckpointBuilder {
   nlohmann::json hf_quant_;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -6,7 +6,7 @@
 
 #include "support/attack.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // ThreadSanitizer ends a child of a process with threads that makes a thread.
 #if defined(__SANITIZE_THREAD__)
@@ -37,4 +37,4 @@ int in_forked_child(Body&& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

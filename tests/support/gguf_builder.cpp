@@ -5,7 +5,7 @@
 #include <random>
 #include <stdexcept>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream out(path, std::ios::binary);
@@ -116,4 +116,4 @@ GgufBuilder gguf_model(const GgufModelOptions& options) {
   return out;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 class GgufBuilder {
  public:
@@ -64,4 +64,4 @@ struct GgufModelOptions {
 // A model of the architecture qwen3moe with random codes and legal scales, gate and up apart.
 GgufBuilder gguf_model(const GgufModelOptions& options = {});
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

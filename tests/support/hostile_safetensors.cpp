@@ -4,7 +4,7 @@
 #include <fstream>
 #include <stdexcept>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 std::string length_bytes(uint64_t length) {
@@ -325,4 +325,4 @@ void write_hostile_case(const std::filesystem::path& dir, const HostileCase& hos
   }
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct HostileFile {
   std::string name;  // a name that ends with '/' is an empty directory
@@ -29,4 +29,4 @@ void write_hostile_case(const std::filesystem::path& dir, const HostileCase& hos
 // Length, header and data of a safetensors file, as they are given.
 std::string safetensors_bytes(const std::string& header, size_t data_bytes);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -10,7 +10,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 Case ragged_case(const Ragged& ragged, ActivationFormat format) {
   Case spec;
@@ -72,4 +72,4 @@ void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int 
   for (int again = 0; again < repeats; ++again) ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -9,7 +9,7 @@
 #include "cases/cases.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct Ragged {
   int64_t experts, top_k, tokens;
@@ -34,4 +34,4 @@ std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expe
 // gives the same bits.
 void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int repeats = 1);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

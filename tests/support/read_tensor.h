@@ -7,7 +7,7 @@
 #include "safetensors/safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // As many T as the tensor's bytes hold.
 template <class T = std::byte>
@@ -17,4 +17,4 @@ std::vector<T> read_tensor(const TensorFile& file, const TensorInfo& info) {
   return values;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -12,7 +12,7 @@
 #include "moe/layer.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr size_t kMostDigests = 16;
@@ -176,4 +176,4 @@ std::string Recording::roundings(const std::string& name, const std::vector<uint
   return "";
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

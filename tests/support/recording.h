@@ -14,7 +14,7 @@
 
 #include "judge/judge.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 class Recording {
  public:
@@ -52,4 +52,4 @@ class Recording {
   int64_t rounded_otherwise_ = 0;
 };
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

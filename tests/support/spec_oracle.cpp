@@ -9,7 +9,7 @@
 #include <map>
 #include <utility>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
@@ -433,4 +433,4 @@ OracleResult oracle_layer(const CaseData& data) {
   return result;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

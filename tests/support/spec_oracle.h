@@ -7,7 +7,7 @@
 
 #include "cases/cases.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 struct OracleResult {
   std::vector<float> out;  // (tokens, hidden_size), rounded to out's type
@@ -51,4 +51,4 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view);
 // int8_block: values are code * scale, exactly; the row scale is 1.
 OracleRow oracle_quantize_int8(const std::vector<double>& x);
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 TempDir::TempDir() {
   std::string pattern = (std::filesystem::temp_directory_path() / "nvfp4_moe_test_XXXXXX").string();
@@ -51,4 +51,4 @@ std::vector<std::string> differing(const Files& a, const Files& b) {
   return names;
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test

@@ -11,7 +11,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::test {
+namespace nvfp4_moe::internal::test {
 
 // A fresh directory, removed with everything in it at the end of the scope.
 class TempDir {
@@ -44,15 +44,15 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-}  // namespace nvfp4_moe::test
+}  // namespace nvfp4_moe::internal::test
 
-#define EXPECT_OK(...)                                                                            \
-  do {                                                                                            \
-    const auto& expect_ok_value = (__VA_ARGS__);                                                  \
-    EXPECT_TRUE(expect_ok_value.ok()) << ::nvfp4_moe::test::status_of(expect_ok_value).message(); \
+#define EXPECT_OK(...)                                                                                      \
+  do {                                                                                                      \
+    const auto& expect_ok_value = (__VA_ARGS__);                                                            \
+    EXPECT_TRUE(expect_ok_value.ok()) << ::nvfp4_moe::internal::test::status_of(expect_ok_value).message(); \
   } while (false)
-#define ASSERT_OK(...)                                                                            \
-  do {                                                                                            \
-    const auto& assert_ok_value = (__VA_ARGS__);                                                  \
-    ASSERT_TRUE(assert_ok_value.ok()) << ::nvfp4_moe::test::status_of(assert_ok_value).message(); \
+#define ASSERT_OK(...)                                                                                      \
+  do {                                                                                                      \
+    const auto& assert_ok_value = (__VA_ARGS__);                                                            \
+    ASSERT_TRUE(assert_ok_value.ok()) << ::nvfp4_moe::internal::test::status_of(assert_ok_value).message(); \
   } while (false)

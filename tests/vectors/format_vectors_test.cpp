@@ -17,7 +17,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 class FormatVectors : public testing::Test {
@@ -92,4 +92,4 @@ TEST_F(FormatVectors, SwizzleGivesTorchaosBytesBothWays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

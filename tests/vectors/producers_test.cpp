@@ -10,7 +10,7 @@
 #include "core/dequantize.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Result<Checkpoint> open(const std::string& producer) {
@@ -81,4 +81,4 @@ TEST(ProducersTogether, DecodeTheSameWeightsTwice) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

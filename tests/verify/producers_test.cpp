@@ -3,7 +3,7 @@
 #include "support/support.h"
 #include "verify/verify.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 TEST(Producers, TheirCheckpointsVerify) {
@@ -30,4 +30,4 @@ TEST(Producers, TheirCheckpointsVerify) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -13,7 +13,7 @@
 #include "support/support.h"
 #include "verify/calibrate.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TempDir;
@@ -304,4 +304,4 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@
 #include "core/quantize.h"
 #include "support/support.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 struct Quantized {
@@ -355,4 +355,4 @@ TEST(HalfStep, ThreadsChangeNothing) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@
 #include "support/support.h"
 #include "verify/verify_packed.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 using test::TempDir;
@@ -42,7 +42,7 @@ struct Models {
     q.format = OutputFormat::kCompressedTensors;
     EXPECT_OK(quantize_checkpoint(original, ct, q));
     q.format = OutputFormat::kModelOpt;
-    q.scales = ScaleSearch::kMse;
+    q.search = ScaleSearch::kMse;
     q.share_gate_up_scale = false;
     EXPECT_OK(quantize_checkpoint(original, mse, q));
   }
@@ -458,4 +458,4 @@ TEST_F(FileFault, AnotherModelsOriginal) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

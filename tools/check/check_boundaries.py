@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Every function of the C interface that answers with a code is one call of guarded(): nothing else of it could throw.
+"""Every function of the C interface that returns a status is one call of guarded(): nothing else of it could throw.
 
-guarded() turns an exception, memory that runs out above all, into a code. A function that forgets it would end the
-host's process, and no test that has enough memory would see it.
+guarded() turns an exception, memory that runs out above all, into a status. A function that forgets it would end the
+host's process, and no test that has enough memory would see it. The C++ header wraps every function of C.
 """
 
 import re
@@ -14,6 +14,7 @@ FUNCTION = re.compile(r"^nvfp4_moe_status (nvfp4_moe_\w+)\([^;{]*\)\s*\{\n(.*?)^
 # counted() of format.cpp is guarded() and what it counted.
 GUARDED = re.compile(r"  return (?:api::guarded|counted)\(.*\);\n", re.S)
 STATEMENT = re.compile(r"^  [^ })]", re.M)
+ANY_DECLARED = re.compile(r"^NVFP4_MOE_API [^(]*?(nvfp4_moe_\w+)\(", re.M)
 DECLARED = re.compile(r"^NVFP4_MOE_API nvfp4_moe_status (nvfp4_moe_\w+)\(", re.M)
 
 
@@ -30,8 +31,12 @@ def main():
         text = file.read_text()
         seen |= {name for name, _ in FUNCTION.findall(text)}
         bad += [f"{file.relative_to(ROOT)}: {name}: expected a body that is one guarded()" for name in unguarded(text)]
-    declared = set(DECLARED.findall((ROOT / "include" / "nvfp4_moe" / "nvfp4_moe.h").read_text()))
+    headers = ROOT / "include" / "nvfp4_moe"
+    header, wrapper = (headers / "nvfp4_moe.h").read_text(), (headers / "nvfp4_moe.hpp").read_text()
+    declared = set(DECLARED.findall(header))
     bad += [f"{name}: declared, but no definition was found in src/c_api" for name in sorted(declared - seen)]
+    unwrapped = set(ANY_DECLARED.findall(header)) - set(re.findall(r"\bnvfp4_moe_\w+", wrapper))
+    bad += [f"{name}: declared in nvfp4_moe.h, but nvfp4_moe.hpp does not wrap it" for name in sorted(unwrapped)]
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0
 

@@ -181,7 +181,7 @@ def _swap(model: Any, found: Found, layer_config: MoeConfig, config: Nvfp4MoeCon
 
 def _moved(layer: MoeLayer, device: str, kept: dict[str, Any]) -> MoeLayer:
     """The same weights on another device, bit for bit, by way of the host."""
-    experts = [layer.expert(index) for index in range(layer.num_local_experts)]
+    experts = [layer.expert(index) for index in range(layer.expert_count)]
 
     def stacked(matrix: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         codes, scales = (

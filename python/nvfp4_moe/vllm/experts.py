@@ -38,7 +38,7 @@ class NvFp4MoeExperts(_modular):  # type: ignore[misc, valid-type]
         made.experts = experts
         # Numbers and tensors, which torch.compile can trace, where the layer itself is opaque to it.
         matrices = 1 if experts.layer.config.activation == "relu2" else 2
-        made.num_experts, made.rows = experts.layer.num_local_experts, matrices * experts.layer.config.intermediate_size
+        made.num_experts, made.rows = experts.layer.expert_count, matrices * experts.layer.config.intermediate_size
         made.placement = experts.placement
         made.handle = torch.tensor([experts.layer.handle], dtype=torch.int64, device="cpu")
         made.on_gpu = str(moe_config.device).startswith("cuda")

@@ -251,7 +251,7 @@ class Method:
             internals.logger().info_once("nvfp4-moe selects the experts of layers such as %s", pattern(self.plan.name))
         # The kernel only reads the number of experts from the weights.
         device = self.fused.placement.lookup.device if self.fused.placement.lookup is not None else "cpu"
-        self.no_weights = torch.empty((self.fused.layer.num_local_experts, 0, 0), dtype=torch.uint8, device=device)
+        self.no_weights = torch.empty((self.fused.layer.expert_count, 0, 0), dtype=torch.uint8, device=device)
 
     def apply(
         self,

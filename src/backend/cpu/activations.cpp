@@ -7,7 +7,7 @@
 
 #include "core/quantize.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row, int64_t k,
                          ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
@@ -78,4 +78,4 @@ void write_operands(const Kernels& kernels, const ActivationBuffers& activations
                          operands.row(row));
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -7,7 +7,7 @@
 #include "backend/cpu/scratch.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 // Quantizes (nvfp4, int8_block, fp8) or rounds to bf16 (bf16) row `row` of data (.., k) into activations, and reports in
 // `nonfinite` whether it holds NaN or Inf. For nvfp4 and fp8, scale: the row's, 0 for its own power of two; for nvfp4
@@ -23,4 +23,4 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
 void write_operands(const Kernels& kernels, const ActivationBuffers& activations, int64_t row,
                     const Operands& operands);
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

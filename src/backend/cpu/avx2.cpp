@@ -18,7 +18,7 @@
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("avx2,fma,f16c")
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // Each needs the one before it.
@@ -96,10 +96,10 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 NVFP4_MOE_TARGET_END
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 bool runs_on_host() {
@@ -134,5 +134,5 @@ const Kernels kAvx2Kernels{
     .combine = combine_tokens,
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 #endif

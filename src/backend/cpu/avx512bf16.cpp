@@ -22,7 +22,7 @@
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16")
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // Each needs the one before it.
@@ -200,10 +200,10 @@ void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 NVFP4_MOE_TARGET_END
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 bool runs_on_host() {
@@ -237,5 +237,5 @@ const Kernels kAvx512Bf16Kernels{
     .combine = combine_tokens,
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 #endif

@@ -14,7 +14,7 @@
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vnni")
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // Each needs the one before it.
@@ -32,10 +32,10 @@ constexpr bool kPermuteBytes = false;
 #include "backend/cpu/int8_avx512.h"
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 NVFP4_MOE_TARGET_END
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 bool runs_on_host() {
@@ -69,5 +69,5 @@ const Kernels kAvx512VnniKernels{
     .combine = combine_tokens,
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 #endif

@@ -14,7 +14,7 @@
 #include "backend/cpu/steps.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace cpu {
 namespace {
 
@@ -168,4 +168,4 @@ std::span<const Backend> cpu_instruction_sets() {
   return backends;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -1,6 +1,6 @@
 // Weights as bf16 with their block scales folded in, and rows of bf16, for instructions that multiply pairs of bf16.
 //
-// Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region, behind int8_avx512.h.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region, behind int8_avx512.h.
 // `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is four instructions for 32 weights,
 // all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a
 // time, so the rows' elements are stored in it.

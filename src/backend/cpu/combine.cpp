@@ -5,7 +5,7 @@
 
 #include "backend/cpu/steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 uint64_t nonfinite_weights(const StepContext& step, int64_t token) {
@@ -32,4 +32,4 @@ void combine(const StepContext& step, const Kernels& kernels) {
   step.executor.parallel_for(step.batch.tokens, 4, std::ref(body));  // by reference: nothing is allocated
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

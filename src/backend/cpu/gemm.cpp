@@ -2,7 +2,7 @@
 
 #include <limits>
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
@@ -53,4 +53,4 @@ RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType 
           .stride = channels};
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

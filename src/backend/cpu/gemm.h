@@ -15,7 +15,7 @@
 #include "backend/cpu/scratch.h"
 #include "core/executor.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 inline constexpr int64_t kBlockRows = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
 
@@ -103,4 +103,4 @@ void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& bo
   executor.parallel_for(std::min(threads, count), 1, std::ref(take));  // by reference: nothing is allocated
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -4,7 +4,7 @@
 // channels, cut and rounded as gemm2's.
 #include "backend/cpu/steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                       const LayerScratch& scratch) {
@@ -62,4 +62,4 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
       });
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -1,7 +1,7 @@
 // intermediate x down -> a row for each assignment, with the expert's bias, rounded once to the row format.
 #include "backend/cpu/steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 void multiply_down(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                    const LayerScratch& scratch) {
@@ -34,4 +34,4 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                  });
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

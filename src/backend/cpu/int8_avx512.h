@@ -1,6 +1,6 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
-// Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region; kPermuteBytes says whether the host has
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region; kPermuteBytes says whether the host has
 // vpermb (VBMI), which reads four bits of an index where vpshufb must be given them alone. A lane is a row of the
 // panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a time, and a block of 16
 // is four vpdpbusd that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x two

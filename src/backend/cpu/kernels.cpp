@@ -2,7 +2,7 @@
 
 #include <bit>
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
@@ -35,4 +35,4 @@ const Kernels& best_kernels() {
   return best;
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -17,7 +17,7 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 // A block of 16 of a row of activations as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
 // an unsigned by signed dot product can take them; bias makes up for the 12.
@@ -186,4 +186,4 @@ inline constexpr const Kernels* kAllKernels[] = {
 // The first that this host runs, and not slower than the one behind it.
 const Kernels& best_kernels();
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -9,7 +9,7 @@
 #include "backend/cpu/scratch.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // The converted input and its operands. T tokens, K = cols.
@@ -88,4 +88,4 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   return {};
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -4,7 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/kernels.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 size_t linear_bytes(int64_t rows, int64_t cols);
 Status linear_pack(LinearWeights& weights, const Nvfp4View& source);
@@ -12,4 +12,4 @@ size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens, 
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                   const RunContext& context, const Kernels& kernels);
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

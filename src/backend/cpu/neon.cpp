@@ -21,7 +21,7 @@
 #include "core/float_formats.h"
 
 NVFP4_MOE_TARGET_BEGIN("arch=armv8.2-a+dotprod")
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 #include "backend/cpu/vector_neon.h"
@@ -138,10 +138,10 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 NVFP4_MOE_TARGET_END
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 bool runs_on_host() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
@@ -172,5 +172,5 @@ const Kernels kNeonKernels{
     .combine = combine_tokens,
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu
 #endif

@@ -1,6 +1,6 @@
 // The values and bias of one block of nvfp4 operands, for every x86 instruction set (SSSE3 and SSE4.1 suffice).
 //
-// Included in the unnamed namespace of nvfp4_moe::cpu, inside a target region.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region.
 
 inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
   const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)), nibble = _mm_set1_epi8(15);

@@ -4,7 +4,7 @@
 #include "backend/cpu/panel.h"
 #include "backend/cpu/steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 ExpertPanels panels_of_expert(const MoeConfig& config, int64_t local_expert) {
@@ -77,4 +77,4 @@ Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& par
   return weights.fp8_weights_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

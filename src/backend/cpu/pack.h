@@ -4,10 +4,10 @@
 
 #include "backend/backend.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -5,7 +5,7 @@
 
 #include "core/float_formats.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 // Byte of k (0..15 in its block) within lane r of a block's 128 bytes; bit 2 of k says which nibble.
@@ -56,4 +56,4 @@ void unpack_panel(const uint8_t* packed, int64_t panel, int64_t rows, int64_t co
   }
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -15,7 +15,7 @@
 #include "core/config.h"
 #include "core/nvfp4_view.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 inline constexpr int64_t kPanelRows = 16;
 inline constexpr int64_t kChunkK = 64;
@@ -56,4 +56,4 @@ void pack_panel(const Nvfp4View& source, int64_t panel, uint8_t* out);
 void unpack_panel(const uint8_t* packed, int64_t panel, int64_t rows, int64_t cols, uint8_t* codes,
                   uint8_t* block_scales);
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -11,7 +11,7 @@
 #include "backend/cpu/prefetch.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 #include "backend/cpu/vector_portable.h"
@@ -102,4 +102,4 @@ const Kernels kPortableKernels{
     .combine = combine_tokens,
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

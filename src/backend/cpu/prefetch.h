@@ -6,7 +6,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/panel.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 // 3.5 KB of each panel: from 2.3 to 4.6 KB made little difference on two hosts, less and more were slower. Into L2 and
 // not L1: 64 bytes on their way to L1 hold one of the few places for its misses as long as memory takes, which halves
@@ -24,4 +24,4 @@ inline constexpr int64_t kAheadChunks = 6;
   for (int64_t offset = 0; offset < kChunkBytes; offset += 64) __builtin_prefetch(bytes + offset, 0, 2);
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

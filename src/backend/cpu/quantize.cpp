@@ -8,7 +8,7 @@
 #include "backend/cpu/steps.h"
 #include "core/float_formats.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 bool has_routed_row(const StepContext& step, int64_t token) {
@@ -131,4 +131,4 @@ void intermediate_operands(const StepContext& step, const PartBuffers& part, con
                [&](int64_t row) { write_operands(kernels, part.intermediate, row, operands); });
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -3,7 +3,7 @@
 
 #include "backend/cpu/steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 namespace {
 
 int64_t id_at(const Batch& batch, int64_t assignment) {
@@ -50,4 +50,4 @@ void route(const StepContext& step) {
   }
 }
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -9,7 +9,7 @@
 #include "backend/cpu/kernels.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 // How far rows lie apart: an odd multiple of 64 bytes, so that the same k of many rows falls into different sets of
 // a cache. (Rows of 4096 bytes would all fall into one.)
@@ -70,4 +70,4 @@ struct LayerScratch {
   }
 };
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -12,7 +12,7 @@
 #include "backend/cpu/scratch.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cpu {
+namespace nvfp4_moe::internal::cpu {
 
 void route(const StepContext& step);
 void quantize(const StepContext& step, const Kernels& kernels, const LayerScratch* scratch);
@@ -56,4 +56,4 @@ const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffer
 Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 ExpertBiases expert_biases(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 
-}  // namespace nvfp4_moe::cpu
+}  // namespace nvfp4_moe::internal::cpu

@@ -1,6 +1,6 @@
 // 16 lanes of float and of int32 as four NEON registers: the vocabulary that rows.h is written in.
 //
-// Included inside a target region, in the unnamed namespace of nvfp4_moe::cpu, after the headers it needs; the same
+// Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the same
 // names with the same results are in vector_avx512.h, vector_avx2.h and vector_portable.h. Armv8-A has all of it.
 
 struct F {

@@ -1,6 +1,6 @@
 // 16 lanes of float and of int32 as plain arrays: the vocabulary that rows.h is written in, for any machine.
 //
-// Included in the unnamed namespace of nvfp4_moe::cpu, after the headers it needs; the same names with the same results
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the same names with the same results
 // are in vector_avx512.h and vector_avx2.h. The loops are what a compiler turns into whatever vectors there are.
 
 struct F {

@@ -7,7 +7,7 @@
 #include "backend/cuda/pack/pack.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // kOwn and its tiles under activations of kFormat, kOther and its tiles under the others.
 template <ActivationFormat kFormat, const Architecture& kOwn, const TileFormat& kOwnTiles, const Architecture& kOther,
@@ -62,4 +62,4 @@ class BackendByFormat {
                                         kByFormat<kOwn.counters, kOther.counters>};
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -12,7 +12,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int kFp4KBlock = 256;
 inline constexpr int kFp4KBlockScales = kFp4KBlock / 2;  // where they begin
@@ -34,4 +34,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int64_t fp4_scale_offset(int64_t vec8) {
   return vec8 / (kFp4KBlock / 8) * kFp4KBlockBytes + kFp4KBlockScales + vec8 % (kFp4KBlock / 8) / 2;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

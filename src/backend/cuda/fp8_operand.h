@@ -12,7 +12,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int kFp8KBlock = 64;
 inline constexpr int64_t kFp8SecondWord = 16;  // from a vec8's first word
@@ -28,4 +28,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int64_t fp8_vec8_offset(int64_t vec8) {
   return vec8 / 8 * kFp8KBlock + vec8 % 2 * 32 + vec8 % 8 / 2 * 4;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -4,7 +4,7 @@
 #include "backend/cuda/router/router.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kLeastCapability = 80;    // bf16 tensor cores, cp.async
@@ -137,4 +137,4 @@ std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architectur
                                                        RunFacts::of(batch, true), plan.limits.gemm_config));
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -8,7 +8,7 @@
 #include "backend/cuda/run_plan.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 struct Architecture {
   GemmTable gemms;
@@ -89,4 +89,4 @@ struct BackendFunctions {
   }
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

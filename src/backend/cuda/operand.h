@@ -8,7 +8,7 @@
 #include "core/config.h"
 #include "core/host_device.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 enum class Operand : uint8_t {
   kBf16,  // the values that codes and block scales stand for, without the row's scale: exact
@@ -38,4 +38,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int64_t operand_row_vec8s(Operand operand, int64
   return operand == Operand::kFp4 ? fp4_row_vec8s(k) : operand == Operand::kE4m3 ? fp8_row_vec8s(k) : k / 8;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

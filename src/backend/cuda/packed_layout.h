@@ -11,7 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 struct MatrixTiles {
   int64_t row_tiles = 0;
@@ -88,4 +88,4 @@ inline const Fp8Shifts* fp8_shifts(const PackedWeights& weights, bool shared) {
          (shared ? weights.range.count : 0);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -23,7 +23,7 @@
 
 #include "core/host_device.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int kTileRows = 128;
 inline constexpr int kTileK = 128;
@@ -105,4 +105,4 @@ NVFP4_MOE_HOST_DEVICE constexpr JoinedRow joined_row(int64_t m) {
 // Its row alone, in three instructions.
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t joined_channel(uint32_t m) { return m / 16 * 8 + m % 8; }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/steps/sizes.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Inputs of every decision below.
@@ -369,4 +369,4 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   return steps;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

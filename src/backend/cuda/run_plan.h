@@ -14,7 +14,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/operand.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace cuda {
 
 // A compiled GEMM configuration, as the steps around the GEMMs see it.
@@ -168,4 +168,4 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan);
 
 }  // namespace cuda
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

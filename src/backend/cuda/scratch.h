@@ -12,7 +12,7 @@
 #include "backend/layer_steps.h"
 #include "core/config.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Consecutive rows of one expert.
 struct RowTile {
@@ -83,4 +83,4 @@ inline const std::byte* intermediate_rows(const StepContext& step, const PartBuf
 }
 inline const uint16_t* bf16_rows(const std::byte* operand) { return reinterpret_cast<const uint16_t*>(operand); }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -4,7 +4,7 @@
 #include "backend/layer_steps.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace reference {
 namespace {
 
@@ -72,4 +72,4 @@ const Backend kReferenceBackend = {
     .steps = &reference::kSteps,
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 void combine(const StepContext& step) {
   const Batch& batch = step.batch;
@@ -57,4 +57,4 @@ void combine(const StepContext& step) {
   step.executor.parallel_for(batch.tokens, 4, std::ref(body));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

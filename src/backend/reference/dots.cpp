@@ -6,7 +6,7 @@
 #include "backend/reference/formats.h"
 #include "backend/reference/fp8_weights.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
@@ -171,4 +171,4 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
   }
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

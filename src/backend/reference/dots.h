@@ -16,7 +16,7 @@
 #include "backend/reference/wide_sum.h"
 #include "core/nvfp4_view.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 inline constexpr int kTileN = 32;  // outputs (weight rows)
 
@@ -46,4 +46,4 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
 void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Matrix& weight, int64_t n0,
           Tile<Fp8Sum>& tile);
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -13,7 +13,7 @@
 #include "backend/reference/matrix.h"
 #include "backend/reference/wide_sum.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot, const Matrix& weight,
                        const FloatFormat& format) {
@@ -48,4 +48,4 @@ void with_accumulator(ActivationFormat format, Body&& body) {
   }
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -12,7 +12,7 @@
 
 #include "backend/reference/formats.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 // Of fp8 it is one of 2^-18: products of two multiples of 2^-9 (dots.h).
 inline constexpr int kAccumulatorExponent = -20;
@@ -62,4 +62,4 @@ inline float alpha_of(float row_scale, float tensor_scale, int shift = 0) {
   return static_cast<float>(std::ldexp(double{row_scale} * double{tensor_scale}, shift));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

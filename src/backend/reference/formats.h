@@ -12,7 +12,7 @@
 
 #include "core/dtype.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 // ---- E2M1: sign, two exponent bits, one mantissa bit
 
@@ -140,4 +140,4 @@ inline void store(void* data, DType dtype, int64_t i, double value) {
     static_cast<uint16_t*>(data)[i] = static_cast<uint16_t>(bits);
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -5,7 +5,7 @@
 
 #include "backend/reference/formats.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kShifts = kFp8MostShift - kFp8LeastShift + 1;
@@ -56,4 +56,4 @@ Fp8Weights define_fp8_weights(const Nvfp4View& matrix) {
   return weights;
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

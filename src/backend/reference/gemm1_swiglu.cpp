@@ -10,7 +10,7 @@
 #include "backend/reference/epilogue.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 double at_most(double x, double limit) { return x > limit ? limit : x; }  // NaN stays
@@ -80,4 +80,4 @@ void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -10,7 +10,7 @@
 #include "backend/reference/epilogue.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 template <class Accumulator>
@@ -56,4 +56,4 @@ void gemm2(const StepContext& step, const PartBuffers& part) {
   step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

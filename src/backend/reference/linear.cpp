@@ -14,7 +14,7 @@
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 // The converted input in the workspace. T tokens.
@@ -128,4 +128,4 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
   return {};
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

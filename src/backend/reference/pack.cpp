@@ -11,7 +11,7 @@
 #include "backend/reference/fp8_weights.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 size_t matrix_bytes(int64_t rows, int64_t cols) { return linear_bytes(rows, cols); }
@@ -112,4 +112,4 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
   return unpack_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, out);
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

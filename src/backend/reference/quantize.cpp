@@ -14,7 +14,7 @@
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 bool has_routed_row(const StepContext& step, int64_t token) {
@@ -80,4 +80,4 @@ void quantize(const StepContext& step) {
   step.executor.parallel_for(batch.tokens, 4, std::ref(body));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -14,7 +14,7 @@
 
 #include "backend/reference/formats.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
@@ -103,4 +103,4 @@ void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const Ac
   for (int64_t i = 0; i < cols; ++i) out.bf16[row * cols + i] = round_to_bf16(load(x, dtype, first + i));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -8,7 +8,7 @@
 #include "core/config.h"
 #include "core/dtype.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 struct RowCounts {
   uint64_t blocks = 0;
@@ -67,4 +67,4 @@ inline void add_count(uint64_t& total, uint64_t count) {
   if (count != 0) std::atomic_ref<uint64_t>(total).fetch_add(count, std::memory_order_relaxed);
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

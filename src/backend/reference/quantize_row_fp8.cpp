@@ -9,7 +9,7 @@
 #include "backend/reference/formats.h"
 #include "backend/reference/quantize_row.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
@@ -44,4 +44,4 @@ void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, c
   }
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

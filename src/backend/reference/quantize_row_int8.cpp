@@ -10,7 +10,7 @@
 #include "backend/reference/formats.h"
 #include "backend/reference/quantize_row.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
@@ -45,4 +45,4 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, 
   }
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -10,7 +10,7 @@
 #include "backend/reference/quantize_row.h"
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 namespace {
 
 ScalePolicy intermediate_policy(const StepContext& step) {
@@ -54,4 +54,4 @@ void requantize(const StepContext& step, const PartBuffers& part) {
   step.executor.parallel_for(part.row_offsets[part.experts], 4, std::ref(body));
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -8,7 +8,7 @@
 
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 void route(const StepContext& step) {
   const Batch& batch = step.batch;
@@ -53,4 +53,4 @@ void route(const StepContext& step) {
   }
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

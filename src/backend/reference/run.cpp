@@ -1,7 +1,7 @@
 // The layer, as its steps.
 #include "backend/reference/steps.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context) {
@@ -20,4 +20,4 @@ Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, s
   return {};
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

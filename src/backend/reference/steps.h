@@ -5,7 +5,7 @@
 #include "backend/reference/matrix.h"
 #include "core/nvfp4_view.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 void route(const StepContext& step);
 void quantize(const StepContext& step);
@@ -38,4 +38,4 @@ size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens);
 Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                   const RunContext& context);
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -12,7 +12,7 @@
 
 #include "backend/reference/exact.h"
 
-namespace nvfp4_moe::reference {
+namespace nvfp4_moe::internal::reference {
 
 struct WideSum {
   static constexpr int kBuckets = 8;
@@ -79,4 +79,4 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
                      WideSum::kQuantumExponent + 32 * static_cast<int>(top - 2) - 1 + exponent - 24, format);
 }
 
-}  // namespace nvfp4_moe::reference
+}  // namespace nvfp4_moe::internal::reference

@@ -13,7 +13,7 @@
 #include "backend/sm100/pack.h"
 #include "backend/sm100/steps.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace sm100 {
 namespace {
 
@@ -94,4 +94,4 @@ constinit const Backend kSm100Backend = {
     .router = &cuda::kRouter,
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -12,7 +12,7 @@
 #include "backend/sm100/bf16_shared.cuh"
 #include "backend/sm100/gemm.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 // Rows in bf16: of each 16 bytes, 8 k, of a k-block of 128. k beyond the row's is 0.
 template <class Traits>
@@ -137,4 +137,4 @@ __device__ void bf16_gemm(const GemmArgs& args, const Epilogue& epilogue) {
   end<Traits>(shared);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

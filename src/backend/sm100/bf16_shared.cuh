@@ -13,7 +13,7 @@
 
 #include "backend/sm100/shared.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kFirstDequantizeWarp = kFirstGatherWarp + kGatherWarps, kDequantizeWarps = 4;
 inline constexpr int kBf16StepBytes = 32;  // of a row: the 16 k of one product
@@ -78,4 +78,4 @@ __device__ Bf16Shared<Traits>& bf16_shared() {
   return *reinterpret_cast<S*>(shared_bytes);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -15,7 +15,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "core/config.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;  // of one cta
 inline constexpr int kMaxCtas = 192;                // one a multiprocessor; the largest chip has 160
@@ -76,4 +76,4 @@ int shared_config_of(int64_t tokens) {
 inline constexpr auto routed_config = routed_config_of<kGemmConfigs>;
 inline constexpr auto shared_config = shared_config_of<kGemmConfigs>;
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

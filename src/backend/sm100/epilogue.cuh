@@ -13,7 +13,7 @@
 #include "backend/cuda/ptx/tcgen05.cuh"
 #include "backend/sm100/shared.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 // each(group, octet, four accumulators) of this warp's share of a tile of that many rows, whose first column is `from`.
 template <class Traits, class Each>
@@ -80,4 +80,4 @@ __device__ void store_tiles(Shared& shared, const GemmArgs& args, const Epilogue
   if (index > 0) cuda::fp4::reduce_split_tiles<Traits>(shared, args, epilogue, index - 1, m_tiles);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -18,7 +18,7 @@
 #include "backend/sm100/producer.cuh"
 #include "backend/sm100/shared.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 // By one thread.
 template <class Traits, class Shared>
@@ -92,4 +92,4 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   end<Traits>(shared);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -2,7 +2,7 @@
 #include "backend/sm100/gemm_launch.cuh"
 #include "backend/sm100/steps.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 namespace {
 
 template <size_t kIndex, class Epilogue>
@@ -23,4 +23,4 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   return cuda::fp4::gemm1_swiglu<Room, Kernels>(step, part);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -9,7 +9,7 @@
 #include "backend/cuda/ptx/tcgen05.cuh"
 #include "backend/sm100/shared.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 // accumulators (128 weight rows, rows) (+)= the first `tiles` tiles of the stage's k-block. kind: tcgen05_fp4_kind of rows.
 template <class Traits>
@@ -77,4 +77,4 @@ __device__ void multiply(const GemmArgs& args) {
   }
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

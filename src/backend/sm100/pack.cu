@@ -10,7 +10,7 @@
 #include "backend/sm100/pack.h"
 #include "backend/sm100/weight_tile.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 namespace {
 
 constexpr int kTileRowVecs = kWeightRowBytes / 16;  // of a row of a tile
@@ -104,4 +104,4 @@ Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles
 
 constinit const cuda::TileFormat kFp4Tiles = {launch_pack, launch_unpack, true};
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -14,7 +14,7 @@
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/sm100/shared.cuh"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 // The role of the warp that loads weights, and says which rows a work tile has. It waits for no kernel before this one:
 // weights are there, and whoever launches with after_route has promised the rest.
@@ -129,4 +129,4 @@ __device__ void gather_rows(Shared& shared, const GemmArgs& args, const Epilogue
   }
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

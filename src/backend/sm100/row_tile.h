@@ -10,7 +10,7 @@
 #include "backend/cuda/fp4_operand.h"
 #include "backend/sm100/weight_tile.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kRowBytes = cuda::kFp4KBlockScales;       // of codes of a row
 inline constexpr int kRowVecs = kRowBytes / 16;                // of 16 bytes
@@ -24,4 +24,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int row_scales_offset(int row, int step, int ato
   return (step * atoms + row / kAtomRows) * kAtomBytes + atom_offset(row % kAtomRows);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

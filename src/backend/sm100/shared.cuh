@@ -15,7 +15,7 @@
 #include "backend/sm100/config.h"
 #include "backend/sm100/row_tile.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 namespace ptx = cuda::ptx;
 using cuda::arrive_as_warp;
@@ -107,4 +107,4 @@ __device__ Shared<Traits>& shared() {
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
 }
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -4,11 +4,11 @@
 
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);
 Status bf16_gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status bf16_gemm2(const StepContext& step, const PartBuffers& part);
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

@@ -14,7 +14,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::sm100 {
+namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kStepK = 64;                           // k of one product
 inline constexpr int kTileSteps = cuda::kTileK / kStepK;    // of a tile
@@ -35,4 +35,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int weight_scales_offset(int row, int step) {
 }
 static_assert(kTileSteps * kAtomBytes == cuda::kTileScaleBytes);
 
-}  // namespace nvfp4_moe::sm100
+}  // namespace nvfp4_moe::internal::sm100

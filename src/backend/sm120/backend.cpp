@@ -14,7 +14,7 @@
 #include "backend/sm120/pack.h"
 #include "backend/sm120/steps.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace sm120 {
 namespace {
 
@@ -79,4 +79,4 @@ constinit const Backend kSm120Backend = {
     .router = &cuda::kRouter,
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -14,7 +14,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "core/config.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 inline constexpr int kMaxSharedBytes = 99 * 1024;  // of one cta
 inline constexpr int kMaxCtas = 192;               // one a multiprocessor; the largest chip has 188
@@ -64,4 +64,4 @@ inline int shared_config(int64_t tokens) {
   return static_cast<int>(index);
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -8,7 +8,7 @@
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/sm120/mainloop.cuh"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 // A tile's accumulators, octet by octet: what a store needs lives no longer than its octet, since accumulators take most
 // registers.
@@ -43,4 +43,4 @@ __device__ void store_partial_tile(const GemmArgs& args, int32_t partial, int co
     }
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -17,7 +17,7 @@
 #include "backend/sm120/producer.cuh"
 #include "backend/sm120/shared.cuh"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 // By one thread.
 template <class Traits>
@@ -84,4 +84,4 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   }
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

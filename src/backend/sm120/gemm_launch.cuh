@@ -5,8 +5,8 @@
 #include "backend/sm120/config.h"
 #include "backend/sm120/gemm.cuh"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 using Room = cuda::fp4::GemmRoom<true, Scratch, kGemmConfigs, GemmTraits, Shared>;
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -9,7 +9,7 @@
 #include "backend/cuda/ptx/mma_block_scale.cuh"
 #include "backend/sm120/shared.cuh"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 // A warp's accumulators: (groups of 16 weight rows, octets of rows of activations, d of mma_fp4).
 template <class Traits>
@@ -70,4 +70,4 @@ __device__ void multiply(const GemmArgs& args, const cuda::WorkTile& work, int l
   }
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

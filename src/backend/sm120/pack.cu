@@ -9,7 +9,7 @@
 #include "backend/sm120/pack.h"
 #include "backend/sm120/weight_tile.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 namespace {
 
 constexpr int kBlocksPerHalf = kStepK / 16;
@@ -100,4 +100,4 @@ Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles
 
 constinit const cuda::TileFormat kFp4Tiles = {launch_pack, launch_unpack, true};
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -3,8 +3,8 @@
 
 #include "backend/cuda/pack/pack.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 extern const cuda::TileFormat kFp4Tiles;  // weight_tile.h
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -12,7 +12,7 @@
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/sm120/shared.cuh"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 // A work tile's sources in memory, and which rows are this lane's.
 template <class Traits, class Epilogue>
@@ -118,4 +118,4 @@ __device__ void produce(const GemmArgs& args, const Epilogue& epilogue) {
   if (index == 0) ptx::grid_dependency_wait();  // every cta waits
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

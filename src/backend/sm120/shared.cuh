@@ -12,7 +12,7 @@
 #include "backend/sm120/config.h"
 #include "backend/sm120/weight_tile.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 namespace ptx = cuda::ptx;
 using cuda::arrive_as_warp;
@@ -88,4 +88,4 @@ __device__ Shared<Traits>& shared() {
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
 }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

@@ -15,7 +15,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::sm120 {
+namespace nvfp4_moe::internal::sm120 {
 
 inline constexpr int kStepK = 64;        // k of one mma
 inline constexpr int kWordsPerLane = 4;  // of 16 bytes
@@ -34,4 +34,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int scale_word_offset(int group, int half, int r
 // The row whose scales a lane gives to the instruction. Lanes 4r + 2 and 4r + 3 give what nobody reads.
 NVFP4_MOE_HOST_DEVICE constexpr int scale_row(int lane) { return lane / 4 + lane % 2 * 8; }
 
-}  // namespace nvfp4_moe::sm120
+}  // namespace nvfp4_moe::internal::sm120

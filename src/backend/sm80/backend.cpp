@@ -11,7 +11,7 @@
 #include "backend/cuda/steps/format.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace sm80 {
 namespace {
 
@@ -54,4 +54,4 @@ constinit const Backend kCudaBackend = {
     .router = &cuda::kRouter,
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

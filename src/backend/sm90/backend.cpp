@@ -19,7 +19,7 @@
 #include "backend/sm90/steps.h"
 #include "backend/sm90/tensor_map.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace sm90 {
 namespace {
 
@@ -114,4 +114,4 @@ constinit const Backend kSm90Backend = {
     .router = &cuda::kRouter,
 };
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

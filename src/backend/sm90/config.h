@@ -14,7 +14,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;  // of one cta
 inline constexpr int kMaxCtas = 144;                // one a multiprocessor; no Hopper has more
@@ -99,4 +99,4 @@ constexpr int64_t min_saved_k_blocks(const GemmConfig& gemm) {
 inline constexpr int32_t kMaxWideSplits = 4;
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.wide_tiles() ? kMaxWideSplits : 1 << 15; }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -11,7 +11,7 @@
 #include "backend/sm90/config.h"
 #include "core/config.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
@@ -68,4 +68,4 @@ inline int shared_config(const ConfigTable& table, int64_t tokens) {
   return table.of_layer.back();
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

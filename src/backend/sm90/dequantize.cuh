@@ -19,7 +19,7 @@
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/sm90/fp8_tile.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // bf16 times bf16 (the bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16 e2m1 * 2^-126, two scale
 // bytes of UE5M3 become bf16 s * 2^107, and one multiplication of each gives e2m1 * s * 2^-19, exactly.
@@ -106,4 +106,4 @@ struct Fp8Products {
   }
 };
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -20,7 +20,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 __device__ inline uint32_t bf16_pair(float first, float second) {
   return uint32_t{cuda::bf16_from_float(first)} | uint32_t{cuda::bf16_from_float(second)} << 16;
@@ -129,4 +129,4 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
     }
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -16,7 +16,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // Eight codes of a word, low nibble the first k, to the order above and back.
 NVFP4_MOE_HOST_DEVICE constexpr int fp8_sign_bit(int i) { return i < 4 ? 8 * i + 7 : 8 * (i - 4) + 3; }
@@ -47,4 +47,4 @@ NVFP4_MOE_HOST_DEVICE constexpr int fp8_scales_offset(int group, int half, int l
   return static_cast<int>(cuda::kTileCodeBytes) + ((group * cuda::kHalves + half) * 32 + lane) * 2;
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

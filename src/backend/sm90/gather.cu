@@ -12,7 +12,7 @@
 #include "backend/sm90/gather.h"
 #include "backend/sm90/steps.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 constexpr int kGatherThreads = cuda::kIntoRowsThreads;
@@ -180,4 +180,4 @@ Status quantize_into_rows(const StepContext& step) {
   }
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

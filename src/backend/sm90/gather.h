@@ -6,11 +6,11 @@
 
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 inline std::byte* gathered(const PartBuffers& part) { return static_cast<std::byte*>(part.rows_out); }
 // x (T, H) -> gathered(part) (R, H), in rows of the run's operand. E4M3 rows need an H of 32 at least: theirs are
 // multiples of 64 bytes.
 Status gather_rows(const StepContext& step, const PartBuffers& part, const std::byte* x);
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

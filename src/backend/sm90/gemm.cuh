@@ -21,7 +21,7 @@
 #include "backend/sm90/shared.cuh"
 #include "backend/sm90/split_k.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // By one thread. Of row threads each arrives at a stage, or, if they requantize, the one warp that has made it.
 template <class Traits, class Rows>
@@ -161,4 +161,4 @@ __device__ inline bool lists_wide(const GemmArgs& args) {
   return __ldcg(args.lists_wide) != 0;
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

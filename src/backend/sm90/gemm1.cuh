@@ -16,7 +16,7 @@
 #include "backend/sm90/gemm.cuh"
 #include "backend/sm90/gemm_params.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 template <bool kReports, class Products>
 struct SwigluEpilogue : Gemm1Params {
@@ -109,4 +109,4 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -3,7 +3,7 @@
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool shared, const cuda::GemmPlan& plan) {
@@ -58,4 +58,4 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   return kernels.gemm1_tma(site, args, params, rows);
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -3,7 +3,7 @@
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 Status gemm2(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};
@@ -42,4 +42,4 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   return kernels.gemm2_tma(site, args, params, rows);
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

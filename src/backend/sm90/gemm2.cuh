@@ -13,7 +13,7 @@
 #include "backend/sm90/gemm_params.cuh"
 #include "backend/sm90/requantize.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 template <class Products>
 struct DownEpilogue : Gemm2Params {
@@ -71,4 +71,4 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

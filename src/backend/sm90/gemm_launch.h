@@ -9,7 +9,7 @@
 #include "backend/sm90/scratch.h"
 #include "backend/sm90/tensor_map.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // A part of a layer as a grouped GEMM sees it.
 struct GemmPart {
@@ -72,4 +72,4 @@ inline Result<TmaRows> tma_rows(const std::byte* x, int64_t count, int64_t row_b
   return TmaRows{map};
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -16,7 +16,7 @@
 #include "backend/cuda/steps/quantize_args.cuh"
 #include "backend/cuda/steps/small_batch.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 using cuda::Divider;
 using cuda::GatedActivation;
@@ -117,4 +117,4 @@ struct alignas(16) RowFactor {
       : first(row.scale * scales.first), second(row.scale * scales.second), weight(row.weight) {}
 };
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -11,7 +11,7 @@
 #include "backend/sm90/kernels.h"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 template <size_t kIndex, class Rows>
 Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
@@ -83,4 +83,4 @@ constexpr KernelEntry make_kernel_entry_with_wide() {
   return entry;
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -4,7 +4,7 @@
 
 #include "backend/sm90/config.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 // In the order of kGemmConfigs.
@@ -18,4 +18,4 @@ constexpr std::array<const KernelEntry*, kGemmConfigs.size()> kEntries = {
 
 const KernelEntry& kernel_entry(size_t config) { return *kEntries[config]; }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

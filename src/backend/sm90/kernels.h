@@ -6,7 +6,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 struct GemmArgs;  // gemm_params.cuh
 struct Gemm1Params;
@@ -44,4 +44,4 @@ extern const KernelEntry kM512N8OrWide, kM512N16OrWide, kM512N32OrWide;
 extern const KernelEntry kFp8M256N8, kFp8M512N8, kFp8M512N16, kFp8M512N32, kFp8M256N64, kFp8M256N128, kFp8M128N256;
 extern const KernelEntry kFp8M512N8OrWide, kFp8M512N16OrWide, kFp8M512N32OrWide;
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

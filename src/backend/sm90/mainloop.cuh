@@ -13,7 +13,7 @@
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // One arrival for the whole warp if the predicate holds, once all its lanes are there.
 __device__ inline void arrive_as_warp(uint32_t mbarrier, bool predicate) {
@@ -161,4 +161,4 @@ __device__ void multiply_narrowest(const WorkTileInfo& work, ConsumerState<Trait
   multiply<Traits, kN>(work.k_blocks, state, accumulators);
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

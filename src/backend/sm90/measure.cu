@@ -11,7 +11,7 @@
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/sm90/measure.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 namespace ptx = cuda::ptx;
@@ -68,4 +68,4 @@ Result<double> product_rate(int device) {
   });
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

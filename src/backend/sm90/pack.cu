@@ -10,7 +10,7 @@
 #include "backend/sm90/fp8_tile.h"
 #include "backend/sm90/pack.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 constexpr int kCodeBytes = 8;  // of a block
@@ -80,4 +80,4 @@ Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles
 
 constinit const cuda::TileFormat kFp8Tiles = {launch_pack, launch_unpack, true};
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -3,8 +3,8 @@
 
 #include "backend/cuda/pack/pack.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 extern const cuda::TileFormat kFp8Tiles;
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

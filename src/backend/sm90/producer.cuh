@@ -18,7 +18,7 @@
 #include "backend/cuda/ptx/tma.cuh"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // kFused: from what the cta has routed by itself.
 template <class Traits, bool kFused>
@@ -268,4 +268,4 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
   }
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

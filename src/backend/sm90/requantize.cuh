@@ -16,7 +16,7 @@
 #include "backend/sm90/producer.cuh"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // The largest magnitudes of a tile's rows as far as one of the row threads reads them, each in two halves, to its place of
 // found. all_requested() is called once the last reads are on their way.
@@ -215,4 +215,4 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
   }
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -4,8 +4,8 @@
 #include "backend/cuda/gemm/split_k_scratch.h"
 #include "backend/sm90/config.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

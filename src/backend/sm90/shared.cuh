@@ -16,7 +16,7 @@
 #include "backend/sm90/dequantize.cuh"
 #include "backend/sm90/gemm_params.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 namespace ptx = cuda::ptx;
 
@@ -213,4 +213,4 @@ __device__ uint32_t first_rows_barrier() {
   return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, first_rows_requested));
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -12,7 +12,7 @@
 #include "backend/sm90/epilogue.cuh"
 #include "backend/sm90/shared.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // If a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m: coalesced over the
 // threads.
@@ -149,4 +149,4 @@ __device__ void reduce_split_tiles(const GemmArgs& args, const Epilogue& epilogu
   }
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

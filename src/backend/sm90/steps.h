@@ -3,11 +3,11 @@
 
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // hidden in expert order, where step.plan->hidden.into_rows (gather.cu).
 Status quantize_into_rows(const StepContext& step);
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -7,7 +7,7 @@
 
 #include "backend/cuda/device/check.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 namespace {
 
 struct Encoder {
@@ -46,4 +46,4 @@ Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_byte
                                      std::to_string(row_bytes) + ") bytes, got driver error " + std::to_string(result));
 }
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 // Finds the driver's encoder, once in a process; run relies on it.
 Status find_tensor_map_encoder();
@@ -18,4 +18,4 @@ Status find_tensor_map_encoder();
 // of 16.
 Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_bytes, int tile_rows, int tile_bytes);
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

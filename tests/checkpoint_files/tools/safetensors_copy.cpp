@@ -6,7 +6,7 @@
 #include "safetensors/safetensors.h"
 #include "safetensors/sharded_writer.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace {
 
 Status copy(const std::string& in, const std::string& out, uint64_t max_shard_bytes) {
@@ -30,14 +30,15 @@ Status copy(const std::string& in, const std::string& out, uint64_t max_shard_by
 }
 
 }  // namespace
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal
 
 int main(int argc, char** argv) {
   if (argc != 4) {
     std::fprintf(stderr, "usage: safetensors_copy IN OUT_DIRECTORY MAX_SHARD_BYTES\n");
     return 2;
   }
-  const nvfp4_moe::Status status = nvfp4_moe::copy(argv[1], argv[2], std::strtoull(argv[3], nullptr, 10));
+  const nvfp4_moe::internal::Status status =
+      nvfp4_moe::internal::copy(argv[1], argv[2], std::strtoull(argv[3], nullptr, 10));
   if (!status.ok()) std::fprintf(stderr, "%s\n", status.message().c_str());
   return status.ok() ? 0 : 4;
 }

@@ -36,7 +36,7 @@
 
 namespace {
 
-using namespace nvfp4_moe;
+using namespace nvfp4_moe::internal;
 namespace fs = std::filesystem;
 constexpr auto kInternalError = static_cast<NcclResult>(3);
 constexpr auto kPoll = std::chrono::microseconds(200);

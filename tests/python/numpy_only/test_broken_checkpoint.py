@@ -65,7 +65,7 @@ def test_sizes_are_the_checkpoints(packed):
     with pytest.raises(ValueError, match="hidden_size: expected the checkpoint's 64, got 32"):
         nv.MoeLayer.from_checkpoint(packed, 0, hidden_size=32)
     part = nv.MoeLayer.from_checkpoint(packed, 0, 1, 2)
-    assert (part.first_expert, part.num_local_experts, part.config.num_experts) == (1, 2, EXPERTS)
+    assert (part.first_expert, part.expert_count, part.config.num_experts) == (1, 2, EXPERTS)
 
 
 def test_a_git_lfs_pointer_is_named(packed):

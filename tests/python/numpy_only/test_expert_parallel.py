@@ -263,7 +263,7 @@ def test_slots_are_given_other_experts_out_of_arrays():
             rearrange(backwards, **arrays)
             np.testing.assert_array_equal(mine.run(*tokens), before)
             fresh = fresh_class(mine.config, **arrays, max_tokens=9, exchange=exchange, placement=backwards)
-            for local in range(mine.num_local_experts):
+            for local in range(mine.expert_count):
                 got, expected = mine.expert(local), fresh.expert(local)
                 for name in ("gate", "up", "down"):
                     np.testing.assert_array_equal(got[name]["codes"], expected[name]["codes"])

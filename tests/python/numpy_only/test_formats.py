@@ -29,10 +29,10 @@ def test_imports_without_torch_or_ml_dtypes():
 
 def test_pack_unpack_every_byte():
     every = np.arange(256, dtype=np.uint8).reshape(4, 64)
-    codes = nv.unpack(every)
+    codes = nv.unpack_codes(every)
     assert codes.shape == (4, 128) and codes.max() == 15
     assert (codes[:, 0::2] == every & 15).all() and (codes[:, 1::2] == every >> 4).all()
-    assert (nv.pack(codes) == every).all()
+    assert (nv.pack_codes(codes) == every).all()
 
 
 @pytest.mark.parametrize("shape", [(16,), (3, 32), (2, 3, 48), (0, 16)])
@@ -60,7 +60,7 @@ def block_errors(weights=1.0, **search) -> np.ndarray:
 
 
 def test_each_search_is_never_worse_than_the_one_before():
-    error = [block_errors(scales=search) for search in ("max", "mse", "sweep")]
+    error = [block_errors(search=search) for search in ("max", "mse", "sweep")]
     for worse, better in pairwise(error):
         assert (better <= worse * (1 + 1e-12)).all() and better.sum() < worse.sum()
 
@@ -68,11 +68,11 @@ def test_each_search_is_never_worse_than_the_one_before():
 def test_channel_weights_weigh_the_error_of_columns():
     weights = np.geomspace(1e-3, 1e3, 64).astype(np.float32)[np.random.default_rng(3).permutation(64)]
     for search in ("mse", "sweep"):
-        weighted = block_errors(weights, scales=search, channel_weights=weights)
-        plain = block_errors(weights, scales=search)
+        weighted = block_errors(weights, search=search, channel_weights=weights)
+        plain = block_errors(weights, search=search)
         assert (weighted <= plain * (1 + 1e-12)).all() and weighted.sum() < 0.9 * plain.sum()
-        same = nv.quantize(X, scales=search, channel_weights=np.full(64, 3, np.float32))
-        assert all(np.array_equal(a, b) for a, b in zip(same, nv.quantize(X, scales=search), strict=True))
+        same = nv.quantize(X, search=search, channel_weights=np.full(64, 3, np.float32))
+        assert all(np.array_equal(a, b) for a, b in zip(same, nv.quantize(X, search=search), strict=True))
 
 
 def test_static_rounds_its_scale_up_to_a_power_of_two():
@@ -126,14 +126,14 @@ def test_strided_and_read_only_arrays():
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (128, 4), (129, 5), (300, 3), (33, 17), (0, 4)])
 def test_swizzle_is_the_closed_form(rows, cols):
     linear = RNG.integers(1, 127, (rows, cols), dtype=np.uint8)
-    swizzled = nv.swizzle(linear)
+    swizzled = nv.swizzle_scales(linear)
     expected = np.zeros(-(-rows // 128) * 128 * (-(-cols // 4) * 4), np.uint8)
     for m in range(rows):
         for k in range(cols):
             tile = (m // 128) * -(-cols // 4) + k // 4
             expected[tile * 512 + m % 32 * 16 + m // 32 % 4 * 4 + k % 4] = linear[m, k]
     assert (swizzled == expected).all()
-    assert (nv.unswizzle(swizzled, rows, cols) == linear).all()
+    assert (nv.unswizzle_scales(swizzled, rows, cols) == linear).all()
 
 
 def test_swizzle_experts_places_each_expert_at_its_base():
@@ -144,7 +144,7 @@ def test_swizzle_experts_places_each_expert_at_its_base():
     covered = 0
     for e, n in enumerate(counts):
         base = nv.expert_scale_row(int(offsets[e]), e)
-        tile = nv.swizzle(scales[offsets[e] : offsets[e + 1]])
+        tile = nv.swizzle_scales(scales[offsets[e] : offsets[e + 1]])
         assert base % 128 == 0 and (out[base * 8 : base * 8 + tile.size] == tile).all()
         covered += n * 6
     assert np.count_nonzero(out) == covered  # all scales are non-zero, all padding is zero
@@ -152,11 +152,11 @@ def test_swizzle_experts_places_each_expert_at_its_base():
 
 def test_swizzle_of_stacked_experts():
     scales = RNG.integers(0, 127, (3, 130, 5), dtype=np.uint8)
-    stacked = nv.swizzle(scales)
+    stacked = nv.swizzle_scales(scales)
     assert stacked.shape == (3, 256 * 8)
     for e in range(3):
-        assert (stacked[e] == nv.swizzle(scales[e])).all()
-    assert (nv.unswizzle(stacked, 130, 5) == scales).all()
+        assert (stacked[e] == nv.swizzle_scales(scales[e])).all()
+    assert (nv.unswizzle_scales(stacked, 130, 5) == scales).all()
 
 
 @pytest.mark.parametrize("block", [None, (128, 128), (16, 48)])
@@ -164,9 +164,9 @@ def test_to_fp8_is_one_rounding_from_the_exact_value(block):
     x = RNG.standard_normal((144, 160)).astype(np.float32)
     x[:, :128][:128] = 0  # a block of zeros for (128, 128)
     codes, scales, s = nv.quantize(x)
-    out, fp8_scale = nv.to_fp8(codes, scales, s, block)
+    out, fp8_scale = nv.convert_to_fp8(codes, scales, s, block)
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    exact = values[nv.unpack(codes)] * nv.decode_e4m3(scales).astype(np.float64).repeat(16, 1) * s
+    exact = values[nv.unpack_codes(codes)] * nv.decode_e4m3(scales).astype(np.float64).repeat(16, 1) * s
     rows, cols = block or exact.shape
     for i in range(0, exact.shape[0], rows):
         for j in range(0, exact.shape[1], cols):
@@ -198,18 +198,18 @@ ERRORS = {
     ),
     r"x: expected \(..., K\) .*, got \(\) float32": lambda: nv.quantize(np.float32(1)),
     'mode: expected one of weights, dynamic_token, static, compat, got "foo"': lambda: nv.quantize(X, mode="foo"),
-    'scales: expected one of max, mse, sweep, got "min"': lambda: nv.quantize(X, scales="min"),
-    "scales: sweep is for mode weights, got mode dynamic_token": lambda: nv.quantize(
-        X, mode="dynamic_token", scales="sweep"
+    'search: expected one of max, mse, sweep, got "min"': lambda: nv.quantize(X, search="min"),
+    "search: sweep is for mode weights, got mode dynamic_token": lambda: nv.quantize(
+        X, mode="dynamic_token", search="sweep"
     ),
-    "channel_weights: expected scales mse or sweep, .* got max": lambda: nv.quantize(
+    "channel_weights: expected search mse or sweep, .* got max": lambda: nv.quantize(
         X, channel_weights=np.ones(64, "f")
     ),
     r"channel_weights: expected \(64,\) float32 on cpu, got \(63,\) float32": lambda: nv.quantize(
-        X, scales="sweep", channel_weights=np.ones(63, "f")
+        X, search="sweep", channel_weights=np.ones(63, "f")
     ),
     "channel_weights: expected finite numbers of at least 0, got -1.0+ for column 0": lambda: nv.quantize(
-        X, scales="sweep", channel_weights=-np.ones(64, "f")
+        X, search="sweep", channel_weights=-np.ones(64, "f")
     ),
     "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),
     "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
@@ -226,21 +226,21 @@ ERRORS = {
     r"codes: expected \(..., K/2\) uint8, got \(6, 64\) float32 on cpu": lambda: nv.dequantize(
         X, np.zeros((6, 4), np.uint8), 1.0
     ),
-    "codes: expected 0 to 15, element 3 is 16": lambda: nv.pack(np.array([[1, 2, 3, 16]], np.uint8)),
-    r"swizzled: expected \(..., 512\) uint8 for \(5, 4\) scales, got \(511,\)": lambda: nv.unswizzle(
+    "codes: expected 0 to 15, element 3 is 16": lambda: nv.pack_codes(np.array([[1, 2, 3, 16]], np.uint8)),
+    r"swizzled: expected \(..., 512\) uint8 for \(5, 4\) scales, got \(511,\)": lambda: nv.unswizzle_scales(
         np.zeros(511, np.uint8), 5, 4
     ),
-    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(-1, 4\)": lambda: nv.unswizzle(
+    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(-1, 4\)": lambda: nv.unswizzle_scales(
         np.zeros(512, np.uint8), -1, 4
     ),
-    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(1099511627776": lambda: nv.unswizzle(
+    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(1099511627776": lambda: nv.unswizzle_scales(
         np.zeros(512, np.uint8), 1 << 40, 1 << 40
     ),
     "row_offsets: expected offsets from 0 to 6, got 0 to 7": lambda: nv.swizzle_experts(
         np.zeros((6, 4), np.uint8), [0, 7]
     ),
     "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 5, 4, 6]),
-    "block: expected none, or 1 to 2\\^30 rows and columns, got": lambda: nv.to_fp8(
+    "block: expected none, or 1 to 2\\^30 rows and columns, got": lambda: nv.convert_to_fp8(
         np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)
     ),
 }
@@ -318,7 +318,7 @@ def test_arrays_of_every_kind():
 
 def test_a_size_too_large_for_any_memory():
     with pytest.raises(ValueError, match="matrices: expected"):
-        nv.unswizzle(np.zeros(512, np.uint8), 1 << 30, 1 << 30)
+        nv.unswizzle_scales(np.zeros(512, np.uint8), 1 << 30, 1 << 30)
 
 
 def test_explain():

@@ -219,7 +219,7 @@ with open(source / "model.safetensors", "wb") as file:
     for _ in range(experts):
         for one in ones.values():
             file.write(one.tobytes())
-work = lambda: nv.quantize_checkpoint(source, out, scales="mse", threads=1)
+work = lambda: nv.quantize_checkpoint(source, out, search="mse", threads=1)
 """
     assert interrupted_after(text, str(tmp_path)) < 5
 

@@ -120,7 +120,7 @@ def test_two_ranks_add_up_to_the_whole():
     for first in (0, 4):
         local = {name: tuple(part[first : first + 4] for part in matrix) for name, matrix in w.items()}
         rank = nv.MoeLayer.from_tensors(config(row_format="fp32"), **local, first_expert=first, max_tokens=16)
-        assert (rank.first_expert, rank.num_local_experts) == (first, len(local["gate"][0]))
+        assert (rank.first_expert, rank.expert_count) == (first, len(local["gate"][0]))
         parts.append(rank.run(hidden, ids, router_weights).astype(np.float64))
     # One more fp32 sum, of two terms.
     assert np.all(np.abs(parts[0] + parts[1] - whole) <= 2.0**-23 * (np.abs(parts[0]) + np.abs(parts[1])))
@@ -491,7 +491,7 @@ def test_ten_thousand_layers_leave_nothing_behind():
     assert threading.active_count() == threads
 
 
-# ---- silu_mul_quantize, linear
+# ---- swiglu_quantize, linear
 
 
 def test_silu_mul_quantize_is_its_parts():
@@ -505,24 +505,24 @@ def test_silu_mul_quantize_is_its_parts():
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).view(np.float32)
 
     h = gate / (1 + np.exp(-gate)) * up * router[:, None]
-    codes, scales, row_scales = nv.silu_mul_quantize(gate_up, row_weights=router)
+    codes, scales, row_scales = nv.swiglu_quantize(gate_up, row_weights=router)
     # Where fp32's last bits round to another bf16, codes may differ: hardly ever, and never by more than bf16's step.
     expected = nv.quantize(to_bf16(h), mode="dynamic_token")
     assert np.array_equal(row_scales, expected[2]) and np.array_equal(scales, expected[1])
     assert np.count_nonzero(codes != expected[0]) <= 1
     interleaved = np.stack([gate_up[:, :32], gate_up[:, 32:]], axis=2).reshape(5, 64)
-    again = nv.silu_mul_quantize(interleaved, row_weights=router, interleaved=True)
+    again = nv.swiglu_quantize(interleaved, row_weights=router, interleaved=True)
     assert all(np.array_equal(a, b) for a, b in zip(again, (codes, scales, row_scales), strict=True))
-    fixed = nv.silu_mul_quantize(gate_up, power_of_two=2.0**-6)
+    fixed = nv.swiglu_quantize(gate_up, power_of_two=2.0**-6)
     assert (fixed[2] == 2.0**-6).all()
     gate_up[2, 40] = np.nan
-    assert np.isnan(nv.silu_mul_quantize(gate_up)[2]).tolist() == [False, False, True, False, False]
+    assert np.isnan(nv.swiglu_quantize(gate_up)[2]).tolist() == [False, False, True, False, False]
     with pytest.raises(ValueError, match="power_of_two: expected a normal power of two, got 0.3"):
-        nv.silu_mul_quantize(gate_up, power_of_two=0.3)
+        nv.swiglu_quantize(gate_up, power_of_two=0.3)
     with pytest.raises(ValueError, match="swiglu_limit: expected a limit"):
-        nv.silu_mul_quantize(gate_up, activation="swiglu_oai")
+        nv.swiglu_quantize(gate_up, activation="swiglu_oai")
     with pytest.raises(ValueError, match=r"row_weights: expected \(5,\) float32 on cpu, got \(4,\) float32 on cpu"):
-        nv.silu_mul_quantize(gate_up, row_weights=router[:4])
+        nv.swiglu_quantize(gate_up, row_weights=router[:4])
 
 
 def test_linear_multiplies():
@@ -576,7 +576,7 @@ def test_a_checkpoints_layer(model, tmp_path):
     )
     opened = nv.Checkpoint(str(quantized))  # headers are read once for all layers
     w4a16 = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, activation_format="bf16", cache_directory=tmp_path / "cache")
-    assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.num_local_experts) == (2, 1)
+    assert w4a16.config.activation_format == "bf16" and (w4a16.first_expert, w4a16.expert_count) == (2, 1)
     cached = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, activation_format="bf16", cache_directory=tmp_path / "cache")
     assert np.array_equal(w4a16.run(*inputs), cached.run(*inputs)) and len(list((tmp_path / "cache").iterdir())) == 1
     # A flipped bit of the packed bytes is found, unless that is not asked for; then the layer runs on what is there.
@@ -584,7 +584,7 @@ def test_a_checkpoints_layer(model, tmp_path):
     good = entry.read_bytes()
     entry.write_bytes(good[:8192] + bytes([good[8192] ^ 1]) + good[8193:])
     again = {"activation_format": "bf16", "cache_directory": tmp_path / "cache"}
-    unchecked = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, cache_unchecked=True, **again)
+    unchecked = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, cache_trusted=True, **again)
     assert not np.array_equal(w4a16.run(*inputs), unchecked.run(*inputs)) and entry.read_bytes() != good
     checked = nv.MoeLayer.from_checkpoint(opened, 1, 2, 1, **again)
     assert np.array_equal(w4a16.run(*inputs), checked.run(*inputs)) and entry.read_bytes() == good

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 
 def round_trip(x: NDArray[np.float32]) -> float:
-    codes, scales, tensor_scale = nv.quantize(x, mode="weights", scales="mse")
+    codes, scales, tensor_scale = nv.quantize(x, mode="weights", search="mse")
     y: NDArray[np.float32] = nv.dequantize(codes, scales, tensor_scale)
-    fp8, fp8_scale = nv.to_fp8(codes, scales, tensor_scale, (128, 128))
-    tiles = nv.swizzle(scales)
-    back = nv.unswizzle(tiles, x.shape[0], x.shape[1] // 16)
+    fp8, fp8_scale = nv.convert_to_fp8(codes, scales, tensor_scale, (128, 128))
+    tiles = nv.swizzle_scales(scales)
+    back = nv.unswizzle_scales(tiles, x.shape[0], x.shape[1] // 16)
     row: int = nv.expert_scale_row(0, 1)
-    print(fp8.shape, fp8_scale, back.shape, row, nv.unpack(codes).shape, nv.__version__)
+    print(fp8.shape, fp8_scale, back.shape, row, nv.unpack_codes(codes).shape, nv.__version__)
     return float(np.abs(y - x).max())
 
 

@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words. It also clears CUDA's last
 // error: the next to ask for that, torch for example, would else take it for its own.
@@ -21,4 +21,4 @@ inline Status check(cudaError_t error, const char* what) {
 // After a kernel launch: the launch's own error, not one of the kernel's.
 inline Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

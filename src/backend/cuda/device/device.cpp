@@ -7,7 +7,7 @@
 #include "backend/cuda/device/outside_captures.h"
 #include "core/fork.h"
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 namespace cuda {
 
 DeviceGuard::DeviceGuard(int device) {
@@ -120,4 +120,4 @@ Result<DeviceFacts> cuda_device_facts(int index) {
   return facts;
 }
 
-}  // namespace nvfp4_moe
+}  // namespace nvfp4_moe::internal

@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device/check.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Makes `device` current for the calling thread until the end of the scope.
 class DeviceGuard {
@@ -34,4 +34,4 @@ Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t
 Status synchronize(int device);
 Result<uint64_t> capture_id(void* stream);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

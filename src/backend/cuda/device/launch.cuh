@@ -17,7 +17,7 @@
 #include "backend/cuda/device/check.h"
 #include "backend/cuda/steps/sizes.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Before a kernel's first launch on the current device: it is allowed all of a cta's shared memory. early says whether
 // the device may start it early: its code must be one that waits. Such kernels also share one division of the
@@ -67,4 +67,4 @@ Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, v
   return check(cudaLaunchKernelEx(&config, kKernel, args...), name);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -8,7 +8,7 @@
 #include "backend/cuda/device/device.h"
 #include "backend/cuda/device/outside_captures.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Zeros. Type: plain data.
 template <class Type>
@@ -34,4 +34,4 @@ inline void drop_mapped_host(int device, void* host) {
   cudaFreeHost(host);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -7,7 +7,7 @@
 #include "backend/cuda/device/measure.h"
 #include "backend/cuda/ptx/mma.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Resources of a scope, freed however it ends.
@@ -165,4 +165,4 @@ Result<double> product_rate(int device) {
   });
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

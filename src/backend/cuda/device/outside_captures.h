@@ -3,7 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // For as long as this lives, its thread's calls end nobody's capture.
 class OutsideCaptures {
@@ -17,4 +17,4 @@ class OutsideCaptures {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -3,7 +3,7 @@
 #include "backend/cuda/device/check.h"
 #include "backend/device_peers.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 Result<std::string> pci_address(int device) {
@@ -27,8 +27,8 @@ Result<PeerReach> reach(int device, const std::string& pci_address) {
 constexpr DeviceTopology kTopology = {pci_address, reach};
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 constinit const DeviceTopology kCudaTopology = cuda::kTopology;
 }

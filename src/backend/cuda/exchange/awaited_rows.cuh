@@ -10,7 +10,7 @@
 #include "backend/cuda/exchange/peers.cuh"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Whether the row of an assignment has arrived, or is not needed. Called by one thread; peer memory only.
 __device__ inline bool row_came(const AwaitedRows& awaited, const int32_t* row_of_assignment, int64_t assignment,
@@ -55,4 +55,4 @@ __device__ inline void add_counts(RunStatus& source, const RunStatus& expert) {
   add(source.intermediate_zeroed, expert.intermediate_zeroed);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -15,7 +15,7 @@
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/route.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kScanThreads = 1024;  // of a rank's tokens, at most
@@ -187,8 +187,8 @@ Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* 
 constexpr DevicePackets kPackets = {count, scan_tokens, pack, take_packets, pack_rows, put};
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 constinit const DevicePackets kCudaPackets = cuda::kPackets;
 }

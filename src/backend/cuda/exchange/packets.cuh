@@ -8,7 +8,7 @@
 #include "backend/cuda/steps/thread_group.cuh"
 #include "backend/device_exchange.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int kPacketThreads = 128;                                                // of the CTA of a packet
 inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4, kLinkFailed = 8;  // why a run's out is NaN
@@ -123,4 +123,4 @@ struct PacketOfToken {
   }
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

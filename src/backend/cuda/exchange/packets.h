@@ -3,9 +3,9 @@
 
 #include "backend/device_exchange.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 Status take_packets(const StepContext& expert, const LayerSteps& steps, const TakePackets& call);
 Status pack_rows(int device, const PackRows& call, void* stream);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -19,7 +19,7 @@
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kAssignThreads = 256;
@@ -138,4 +138,4 @@ Status push_rows(const StepContext& source, const PushRows& call) {
   return launch<push_rows_kernel>("push_rows", ctas, kPacketThreads, 0, source.stream, call, counts);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -8,7 +8,7 @@
 #include "backend/cuda/exchange/packets.cuh"
 #include "backend/cuda/exchange/peers.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Waits until the rank has taken the packets of the previous run. Called by one thread.
 __device__ inline bool packets_are_taken(const PeerLink& link, int rank) {
@@ -46,4 +46,4 @@ __device__ inline void flag_packet(const PushPackets& call, int64_t token, int r
                             flag_of_packets(call.link.wait.control));
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

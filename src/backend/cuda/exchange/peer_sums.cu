@@ -20,7 +20,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "core/shard.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -262,4 +262,4 @@ Status take_totals(int device, const PeerSum& call, void* stream) {
   });
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

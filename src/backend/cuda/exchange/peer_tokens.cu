@@ -17,7 +17,7 @@
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/quantize.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kTokenThreads = 512;  // of a token, at most
@@ -139,4 +139,4 @@ Status push_tokens(const StepContext& source, const LayerSteps& steps, const Pus
   return is_fp8(source) ? launch_as.template operator()<E4m3Vec8>() : launch_as.template operator()<Vec8>();
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

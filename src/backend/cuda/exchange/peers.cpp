@@ -12,7 +12,7 @@
 #include "backend/cuda/device/mapped_host.h"
 #include "backend/cuda/device/outside_captures.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Enqueues in a stream of its own, since the default stream waits for others.
@@ -114,8 +114,8 @@ constexpr DevicePeers kPeers = {clear,
                                 take_totals};
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 constinit const DevicePeers kCudaPeers = cuda::kPeers;
 }

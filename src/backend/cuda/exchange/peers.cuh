@@ -8,7 +8,7 @@
 #include "backend/cuda/ptx/system.cuh"
 #include "backend/device_peers.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
   return reinterpret_cast<PeerControl*>(link.control.of_rank[rank]);
@@ -65,4 +65,4 @@ __device__ inline uint32_t flag_of_rows(const PeerControl* own) {
   return static_cast<uint32_t>(word_from_l2(own->dispatch));
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

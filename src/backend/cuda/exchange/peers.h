@@ -3,7 +3,7 @@
 
 #include "backend/device_peers.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 Status barrier(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
 bool pushes_tokens(const StepContext& source, const LayerSteps& steps);
@@ -16,4 +16,4 @@ Status push_parts(int device, const PeerSum& call, void* stream);
 Status sum_shard(int device, const PeerSum& call, void* stream);
 Status take_totals(int device, const PeerSum& call, void* stream);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

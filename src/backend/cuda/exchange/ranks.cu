@@ -17,7 +17,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/device_exchange.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -155,8 +155,8 @@ constexpr DeviceRanks kRanks = {
     drop_host_word, on_device};
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 constinit const DeviceRanks kCudaRanks = cuda::kRanks;
 }

@@ -7,7 +7,7 @@
 
 #include "backend/device_exchange.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int32_t kNoSlot = -1, kNoExpert = -2;  // of ids that name nothing, and of those that are no expert's
 
@@ -31,4 +31,4 @@ __device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t token, int64_
   return slot;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -17,7 +17,7 @@
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/route.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // ---- take
@@ -317,4 +317,4 @@ Status pack_rows(int device, const PackRows& call, void* stream) {
   return launch<pack_rows_kernel>("pack_rows", static_cast<unsigned>(call.packets), kPacketThreads, 0, stream, call);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -24,7 +24,7 @@
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/cuda/steps/formats.cuh"
 
-namespace nvfp4_moe::cuda::fp4 {
+namespace nvfp4_moe::internal::cuda::fp4 {
 
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
@@ -135,4 +135,4 @@ __device__ void store_fragment(const Epilogue& epilogue, const TileRows& rows, c
   }
 }
 
-}  // namespace nvfp4_moe::cuda::fp4
+}  // namespace nvfp4_moe::internal::cuda::fp4

@@ -16,7 +16,7 @@
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda::fp4 {
+namespace nvfp4_moe::internal::cuda::fp4 {
 
 // A backend's GEMMs on rows in FP4, or in bf16. kConfigs: their configurations; beside that type stand min_saved_k_blocks
 // and max_splits of one, in k-blocks of kFp4KBlock. TraitsOf<index>: its constants, kThreads of a cta among them;
@@ -143,4 +143,4 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   return launch_gemm<Room, Kernels>(plan, step.stream, args, epilogue);
 }
 
-}  // namespace nvfp4_moe::cuda::fp4
+}  // namespace nvfp4_moe::internal::cuda::fp4

@@ -6,7 +6,7 @@
 #include "backend/cuda/gemm/row_tiles.cuh"
 #include "backend/cuda/gemm/scheduler.h"
 
-namespace nvfp4_moe::cuda::fp4 {
+namespace nvfp4_moe::internal::cuda::fp4 {
 
 struct GemmArgs {
   const uint8_t* weights;   // packed tiles of expert 0, (m_tiles, k_tiles) x kTileBytes
@@ -29,4 +29,4 @@ struct alignas(16) RowFactor {
   float first, second, weight;
 };
 
-}  // namespace nvfp4_moe::cuda::fp4
+}  // namespace nvfp4_moe::internal::cuda::fp4

@@ -14,7 +14,7 @@
 #include "backend/cuda/ptx/atomic.cuh"
 #include "backend/cuda/ptx/named_barrier.cuh"
 
-namespace nvfp4_moe::cuda::fp4 {
+namespace nvfp4_moe::internal::cuda::fp4 {
 
 // Where a partial has four accumulators of a thread, of its group m and octet n: coalesced over the threads.
 template <class Traits>
@@ -85,4 +85,4 @@ __device__ void reduce_split_tiles(Shared& shared, const GemmArgs& args, const E
   }
 }
 
-}  // namespace nvfp4_moe::cuda::fp4
+}  // namespace nvfp4_moe::internal::cuda::fp4

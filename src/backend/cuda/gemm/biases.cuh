@@ -11,7 +11,7 @@
 #include "backend/cuda/packed_layout.h"
 #include "backend/cuda/ptx/prefetch.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign: if there are no
 // biases, an epilogue adds that, and gives the bits that it would give without adding.
@@ -55,4 +55,4 @@ inline BiasTable down_biases(const PackedWeights& weights, bool shared) {
   return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).down, kGroupRows / 2);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -8,7 +8,7 @@
 #include "backend/cuda/ptx/arithmetic.cuh"
 #include "core/config.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
 // up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
@@ -47,4 +47,4 @@ __device__ inline float relu2(float u) {
   return positive * positive;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

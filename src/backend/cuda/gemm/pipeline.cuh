@@ -9,7 +9,7 @@
 #include "backend/cuda/ptx/address.cuh"
 #include "backend/cuda/ptx/mbarrier.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // SharedOf<Traits, stages>: the shared memory of a cta with that many. As many stages as fit into kBytes, kMost at most.
 template <template <class, int> class SharedOf, class Traits, int kBytes, int kMost>
@@ -51,4 +51,4 @@ __device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
   if (threadIdx.x % 32 < kArrivalsPerWarp) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

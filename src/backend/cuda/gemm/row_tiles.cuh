@@ -8,7 +8,7 @@
 
 #include "backend/cuda/scratch.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // The rows of one tile.
 struct TileRows {
@@ -38,4 +38,4 @@ __device__ int32_t count_row_tiles(const RowTileList& list) {
                                : static_cast<int32_t>((__ldcg(list.row_offsets + 1) + kTileN - 1) / kTileN);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

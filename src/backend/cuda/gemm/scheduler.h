@@ -16,7 +16,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // n / divisor for 0 <= n < 2^31 in three instructions. A division is forty, and a cta that has just started waits for
 // each of its instructions to be fetched.
@@ -182,4 +182,4 @@ class WorkTileIterator {
   int32_t cta_, next_tile_, next_step_, next_k_block_, end_k_block_;
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

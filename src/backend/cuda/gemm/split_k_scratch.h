@@ -4,7 +4,7 @@
 
 #include "backend/cuda/scratch.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // kMaxCtas: of one GEMM.
 template <int kMaxCtas>
@@ -33,4 +33,4 @@ struct SplitKScratch {
       : SplitKScratch(step.weights.config, step.weights.range, *step.plan, arena) {}
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

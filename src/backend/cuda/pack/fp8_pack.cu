@@ -11,7 +11,7 @@
 #include "backend/cuda/pack/fp8_pack.h"
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -113,4 +113,4 @@ Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWe
   return DeviceScales{{scaled[0], scaled[1], scaled[2]}, {shifts[0], shifts[1], shifts[2]}};
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -6,7 +6,7 @@
 #include "backend/cuda/packed_layout.h"
 #include "core/fp8_histogram.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Device memory that measure_device_source works in; 16-byte aligned.
 inline constexpr int64_t kFp8CountBytes = 3 * static_cast<int64_t>(sizeof(Fp8Histogram));
@@ -27,4 +27,4 @@ struct DeviceScales {
 // kUnsupported if 2^shift takes a tensor scale out of fp32's normal numbers: alpha would be rounded twice.
 Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWeights& fp8);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

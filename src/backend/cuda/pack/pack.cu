@@ -18,7 +18,7 @@
 #include "backend/cuda/pack/source_check.h"
 #include "backend/cuda/packed_layout.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 __global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
@@ -395,4 +395,4 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   return check(cudaStreamSynchronize(kStream), "unpack");
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

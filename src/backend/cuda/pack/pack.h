@@ -4,7 +4,7 @@
 
 #include "backend/backend.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 template <class Byte>
 struct DeviceRows;  // pack/pack_rows.cuh
@@ -33,4 +33,4 @@ inline Status unpack_expert(const PackedWeights& weights, int64_t local_expert, 
   return unpack_expert(kBf16Tiles, weights, local_expert, out);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -8,7 +8,7 @@
 
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Rows of one or two matrices of equal size, in device memory: staged ones, or a whole source.
 template <class Byte>
@@ -54,4 +54,4 @@ inline constexpr int kVecsPerTile = 32 * kHalves * kGroups;
 inline constexpr int kPackThreads = 256;
 inline unsigned pack_ctas(int64_t vecs) { return static_cast<unsigned>(ceil_div(vecs, kPackThreads)); }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

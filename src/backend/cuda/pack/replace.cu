@@ -17,7 +17,7 @@
 #include "backend/device_replacement.h"
 #include "core/fork.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // As pack.cu's: waits for no other thread's work.
@@ -173,8 +173,8 @@ Status wait(const ReplacementEvent& last) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda
 
-namespace nvfp4_moe {
+namespace nvfp4_moe::internal {
 constinit const DeviceReplacement kCudaReplacement = {cuda::stage, cuda::put, cuda::wait};
 }

@@ -3,9 +3,9 @@
 
 #include "backend/backend.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Device memory that pack_expert takes for rows of the host, if weights.staging has less.
 int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

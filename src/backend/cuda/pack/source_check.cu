@@ -13,7 +13,7 @@
 #include "backend/cuda/pack/source_check.h"
 #include "backend/cuda/packed_tile.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -120,4 +120,4 @@ Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& sour
   return kept;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -6,7 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/device/check.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Device memory that check_device_source works in; 16-byte aligned.
 inline constexpr int64_t kSourceCheckBytes = 32 << 10;
@@ -16,4 +16,4 @@ inline constexpr int64_t kSourceCheckBytes = 32 << 10;
 // Runs in source.stream, which it waits for; reads no array on the host.
 Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device, std::byte* scratch);
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

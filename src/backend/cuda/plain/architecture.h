@@ -7,7 +7,7 @@
 #include "backend/cuda/scratch.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cuda::plain {
+namespace nvfp4_moe::internal::cuda::plain {
 
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);
@@ -30,4 +30,4 @@ constexpr Architecture architecture(const char* backend) {
   };
 }
 
-}  // namespace nvfp4_moe::cuda::plain
+}  // namespace nvfp4_moe::internal::cuda::plain

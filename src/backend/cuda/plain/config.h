@@ -7,7 +7,7 @@
 
 #include "backend/cuda/run_plan.h"
 
-namespace nvfp4_moe::cuda::plain {
+namespace nvfp4_moe::internal::cuda::plain {
 
 inline constexpr int kSmallTileN = 16, kLargeTileN = 64;
 inline constexpr std::array<GemmConfig, 2> kConfigs = {{
@@ -21,4 +21,4 @@ inline int routed_config(const MoeConfig& config, const ExpertRange&, int64_t to
 inline int shared_config(int64_t tokens) { return tokens <= kSmallTileN ? 0 : 1; }
 inline bool splits_k(const MoeConfig&, int64_t) { return false; }
 
-}  // namespace nvfp4_moe::cuda::plain
+}  // namespace nvfp4_moe::internal::cuda::plain

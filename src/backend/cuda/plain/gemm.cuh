@@ -21,7 +21,7 @@
 #include "backend/cuda/scratch.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda::plain {
+namespace nvfp4_moe::internal::cuda::plain {
 
 inline constexpr int kGemmThreads = 32 * kGroups;
 inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
@@ -237,4 +237,4 @@ inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const
   return args;
 }
 
-}  // namespace nvfp4_moe::cuda::plain
+}  // namespace nvfp4_moe::internal::cuda::plain

@@ -16,7 +16,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "core/activation.h"
 
-namespace nvfp4_moe::cuda::plain {
+namespace nvfp4_moe::internal::cuda::plain {
 namespace {
 
 struct Gemm1Args {
@@ -27,7 +27,7 @@ struct Gemm1Args {
   const uint8_t* nonfinite;           // (T)
   const float* router_weights;        // (T k) by assignment, or null: 1
   BiasTable biases;
-  nvfp4_moe::GatedActivation activation;
+  nvfp4_moe::internal::GatedActivation activation;
   uint16_t* out;  // (R, I) bf16
   int64_t intermediate;
 };
@@ -113,7 +113,7 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.router_weights =
       config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
   args.biases = gemm1_biases(step.weights, tiles.shared);
-  args.activation = nvfp4_moe::GatedActivation::of(config.options());
+  args.activation = nvfp4_moe::internal::GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
   args.intermediate = part.intermediate_size;
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
@@ -126,4 +126,4 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   });
 }
 
-}  // namespace nvfp4_moe::cuda::plain
+}  // namespace nvfp4_moe::internal::cuda::plain

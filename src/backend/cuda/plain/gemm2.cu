@@ -12,7 +12,7 @@
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/steps/formats.cuh"
 
-namespace nvfp4_moe::cuda::plain {
+namespace nvfp4_moe::internal::cuda::plain {
 namespace {
 
 struct Gemm2Args {
@@ -87,4 +87,4 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   });
 }
 
-}  // namespace nvfp4_moe::cuda::plain
+}  // namespace nvfp4_moe::internal::cuda::plain

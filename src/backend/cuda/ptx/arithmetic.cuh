@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // min.NaN and max.NaN: NaN if either operand is.
 __device__ inline float min_nan(float x, float y) {
@@ -66,4 +66,4 @@ __device__ inline uint32_t mul_bf16x2_high(uint32_t pair, uint32_t scales) {
   return product;
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // atom.acq_rel.gpu.global.add of 1; returns the value before. What this thread wrote before (and what it has seen of its
 // cta's writes through a barrier) is visible to whoever adds later, and what earlier ones wrote is visible to this thread.
@@ -15,4 +15,4 @@ __device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
   return before;
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

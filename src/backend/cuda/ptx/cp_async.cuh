@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // cp.async.cg under a predicate. If !valid it writes zeros and reads nothing. Both addresses are multiples of 16.
 __device__ inline void cp_async_16_if(uint32_t to, const void* from, bool valid, bool predicate) {
@@ -47,4 +47,4 @@ __device__ inline void cp_async_mbarrier_arrive_noinc(uint32_t mbarrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // fence.proxy.async.shared::cta: what this thread has written to shared memory, or has seen written, comes before
 // accesses of the asynchronous proxy that it issues or releases afterwards.
@@ -16,4 +16,4 @@ __device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n\tfence.proxy.async.shared::cta;" ::: "memory");
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

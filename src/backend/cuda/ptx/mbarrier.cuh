@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // mbarrier.init. One thread, before anybody else uses the barrier.
 __device__ inline void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
@@ -49,4 +49,4 @@ __device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
   } while (done == 0);
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

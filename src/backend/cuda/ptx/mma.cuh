@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // d += a b, m16n8k16, bf16 in, fp32 accumulators. With r = lane/4, c = lane%4: a = (r, 2c..), (r+8, 2c..), (r, 2c+8..), (r+8,
 // 2c+8..); b = (k 2c.., n r), (k 2c+8.., n r); d = (r, n 2c), (r, n 2c+1), (r+8, n 2c), (r+8, n 2c+1).
@@ -35,4 +35,4 @@ __device__ inline uint32_t add_bf16x2(uint32_t a, uint32_t b) {
   return reinterpret_cast<const uint32_t&>(sum);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

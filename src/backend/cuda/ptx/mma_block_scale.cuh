@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // mma.sync.m16n8k64 kind::mxf4nvf4 scale_vec::4X: d += a b, e2m1 in, an E4M3 scale for each 16 k of a row of a and of a
 // column of b, fp32 accumulators. With r = lane / 4, q = lane % 4, eight k a register:
@@ -24,4 +24,4 @@ __device__ inline void mma_fp4(float (&d)[4], const uint4& a, uint32_t b0, uint3
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "r"(scales_a), "r"(scales_b), "h"(kFirst));
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // bar.sync of kThreads threads, whole warps; index 1 to 15. Orders their accesses to memory as __syncthreads does.
 template <int kThreads>
@@ -11,4 +11,4 @@ __device__ inline void named_barrier_sync(int index) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -5,7 +5,7 @@
 
 #include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // griddepcontrol.launch_dependents: the next kernel may start once every cta of this one has executed this or has ended.
 // It says nothing of memory.
@@ -22,4 +22,4 @@ __device__ inline void grid_dependency_wait() {
 #endif
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // The compiler takes the values as changed here: it moves no reads or writes of them across, and does not compute them
 // again from what they were made of.
@@ -45,4 +45,4 @@ __device__ inline int read_tid_x() {
   return static_cast<int>(thread);
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

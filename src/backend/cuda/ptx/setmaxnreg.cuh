@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // setmaxnreg.inc: waits until the cta's pool has the registers.
 template <int kRegisters>
@@ -16,4 +16,4 @@ __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -8,7 +8,7 @@
 
 #include "core/peer_memory.h"
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // fence.acq_rel.sys: what this thread has written, or has seen of others through a barrier, comes before what it writes
 // afterwards, for whoever in the system sees that.
@@ -64,4 +64,4 @@ __device__ inline uint64_t global_timer() {
   return now;
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

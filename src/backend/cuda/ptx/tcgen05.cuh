@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // elect.sync: true in one lane of a whole warp. The compiler then knows that what follows is one thread's.
 __device__ inline bool elect_one() {
@@ -111,4 +111,4 @@ __device__ inline void tcgen05_load_16x256b(uint32_t (&to)[16], uint32_t from) {
 // tcgen05.wait::ld: the registers of all loads of this thread are there. Whoever reads them pins them after it.
 __device__ inline void tcgen05_wait_load() { asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory"); }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // createpolicy.fractional.L2::evict_first: for what is read once, so that it does not push other data out of L2.
 __device__ inline uint64_t create_policy_evict_first() {
@@ -41,4 +41,4 @@ __device__ inline void copy_tensor_2d(uint32_t to, const CUtensorMap& map, int32
       : "memory");
 }
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

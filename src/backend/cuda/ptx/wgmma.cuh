@@ -19,7 +19,7 @@
 
 #include <cstdint>
 
-namespace nvfp4_moe::cuda::ptx {
+namespace nvfp4_moe::internal::cuda::ptx {
 
 // wgmma.fence: registers of a and d that were written before may be read by wgmma issued after it.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -204,4 +204,4 @@ NVFP4_MOE_WGMMA_E4M3(256, 32)
 #undef NVFP4_MOE_WGMMA
 // clang-format on
 
-}  // namespace nvfp4_moe::cuda::ptx
+}  // namespace nvfp4_moe::internal::cuda::ptx

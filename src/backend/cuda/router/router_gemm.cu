@@ -12,7 +12,7 @@
 #include "backend/cuda/router/router.h"
 #include "backend/cuda/steps/formats.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = kRouterAccumulators / kRouterVector, kWarps = kThreads / 32;
@@ -127,4 +127,4 @@ Status router_gemm(int device, const RouterGemm& call, void* stream) {
   }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -10,7 +10,7 @@
 #include "backend/cuda/router/router.h"
 #include "backend/cuda/router/select_experts.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kWarps = 4;
@@ -51,4 +51,4 @@ Status select_experts(int device, const SelectExperts& call, void* stream) {
   }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

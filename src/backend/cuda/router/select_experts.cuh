@@ -14,7 +14,7 @@
 #include "backend/cuda/steps/small_batch.cuh"
 #include "core/router_score.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 using router::key_of;
 using router::kNanKey;
@@ -304,4 +304,4 @@ __device__ void select_token(const SelectExperts& call, int64_t token, bool vect
   call.topk_weights[i] = weight;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -19,7 +19,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = kCombineThreads;
@@ -343,4 +343,4 @@ Status combine(const StepContext& step) {
   });
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -9,7 +9,7 @@
 #include "backend/cuda/steps/quantize.cuh"
 #include "core/scale_layout.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -397,4 +397,4 @@ Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t 
 
 constinit const DeviceFormats kFormats = {quantize, dequantize, swiglu_quantize, swizzle, unswizzle};
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

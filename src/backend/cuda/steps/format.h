@@ -3,8 +3,8 @@
 
 #include "backend/device_functions.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 extern const DeviceFormats kFormats;
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

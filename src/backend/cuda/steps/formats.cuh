@@ -10,7 +10,7 @@
 
 #include "core/dtype.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr uint32_t kInfBits = 0x7F800000u;
 
@@ -103,4 +103,4 @@ __device__ inline void store_element(void* data, int64_t i, float x) {
     static_cast<uint16_t*>(data)[i] = bf16_from_float(x);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

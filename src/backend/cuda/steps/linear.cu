@@ -23,7 +23,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -238,4 +238,4 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
   return {};
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

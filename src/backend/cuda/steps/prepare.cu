@@ -8,7 +8,7 @@
 #include "backend/cuda/steps/route.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // The work on a token's activations.
@@ -81,4 +81,4 @@ Status route_and_quantize(const StepContext& step, int32_t* cleared) {
   }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -6,7 +6,7 @@
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Vec: the format, Vec8 of NVFP4 or E4m3Vec8.
@@ -158,4 +158,4 @@ Status requantize(const StepContext& step, const PartBuffers& part) {
   return is_fp8(step) ? launch_requantize<E4m3Vec8>(step, plan, args) : launch_requantize<Vec8>(step, plan, args);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

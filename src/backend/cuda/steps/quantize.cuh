@@ -24,7 +24,7 @@
 #include "backend/cuda/steps/quantize_args.cuh"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Both of NVFP4's rules give an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to be
 // compared with it. The formula of a power of two is e2m1(x * inverse / v); a boundary times v is exact, so that
@@ -294,4 +294,4 @@ inline RowArgs intermediate_args(const StepContext& step, const PartBuffers& par
   return args;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

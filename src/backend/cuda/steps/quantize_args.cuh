@@ -15,7 +15,7 @@
 #include "backend/cuda/steps/quantize_vec8.cuh"
 #include "backend/cuda/steps/thread_group.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int kRowWarps = kRowThreads / 32;
 inline constexpr int kBlock = 16;
@@ -182,4 +182,4 @@ __device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, co
   reinterpret_cast<uint2*>(args.out.fp8)[row * (args.k / 8) + i] = make_uint2(vec8.codes[0], vec8.codes[1]);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -10,7 +10,7 @@
 #include "backend/cuda/steps/formats.cuh"
 #include "backend/cuda/steps/quantize_vec8.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Half of a block of 16.
 struct E4m3Vec8 {
@@ -76,4 +76,4 @@ __device__ inline uint2 bf16_from_e4m3x4(uint32_t codes) {
   return make_uint2(pair(0), pair(2));
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

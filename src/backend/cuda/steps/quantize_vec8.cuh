@@ -12,7 +12,7 @@
 
 #include "backend/cuda/steps/formats.cuh"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // Half of a block of 16.
 struct Vec8 {
@@ -93,4 +93,4 @@ __device__ inline Vec8 Vec8::of(const uint4& x, float inverse) {
   return vec8;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -6,7 +6,7 @@
 #include "backend/cuda/steps/route.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kRouteLargeThreads) route_one_cta(RouteArgs args) {
@@ -170,4 +170,4 @@ Status route(const StepContext& step, int32_t* cleared) {
                                slice_counts);
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

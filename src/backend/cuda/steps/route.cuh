@@ -26,7 +26,7 @@
 #include "backend/cuda/steps/small_batch.cuh"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // A thread's number in a CTA that routes, which route_and_quantize makes two-dimensional.
 __device__ inline int32_t thread_of_cta() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
@@ -441,4 +441,4 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   return args;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

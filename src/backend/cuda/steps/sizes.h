@@ -8,7 +8,7 @@
 #include "backend/cuda/packed_tile.h"
 #include "core/host_device.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // ---- tiles of rows
 
@@ -79,4 +79,4 @@ inline constexpr int64_t kSmallCombineTokens = 64;
 inline constexpr int64_t kLargeCombineTokens =
     2048;  // from here on a CTA does a whole token: its assignments are read once
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -7,7 +7,7 @@
 
 #include "backend/cuda/scratch.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
@@ -91,4 +91,4 @@ struct SmallBatch {
   }
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

@@ -5,7 +5,7 @@
 #include "backend/cuda/run_plan.h"
 #include "backend/layer_steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // cleared: (step.plan->route.cleared_counters) counters that are 0 after route, or null if there are none.
 Status route(const StepContext& step, int32_t* cleared);
@@ -28,4 +28,4 @@ inline const PartPlan& plan_of(const StepContext& step, const PartBuffers& part)
   return &part == &step.buffers.shared ? step.plan->shared : step.plan->routed;
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

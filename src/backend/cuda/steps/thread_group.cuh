@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 
 // A CTA, or, if there are many rows, a warp, which waits for no other one; of a CTA of two dimensions the first one.
 struct ThreadGroup {
@@ -12,4 +12,4 @@ struct ThreadGroup {
   __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
 };
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

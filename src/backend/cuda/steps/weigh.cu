@@ -9,7 +9,7 @@
 #include "backend/cuda/steps/sizes.h"
 #include "backend/cuda/steps/steps.h"
 
-namespace nvfp4_moe::cuda {
+namespace nvfp4_moe::internal::cuda {
 namespace {
 
 struct WeighArgs {
@@ -79,4 +79,4 @@ Status weigh(const StepContext& step) {
   }
 }
 
-}  // namespace nvfp4_moe::cuda
+}  // namespace nvfp4_moe::internal::cuda

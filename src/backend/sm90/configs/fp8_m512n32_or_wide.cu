@@ -2,8 +2,8 @@
 // ones.
 #include "backend/sm90/kernel_entry.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 constinit const KernelEntry kFp8M512N32OrWide = make_kernel_entry_with_wide<512, 32, true>();
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -1,8 +1,8 @@
 // Both GEMMs in tiles of 512 weight rows by up to 16 rows of activations.
 #include "backend/sm90/kernel_entry.cuh"
 
-namespace nvfp4_moe::sm90 {
+namespace nvfp4_moe::internal::sm90 {
 
 constinit const KernelEntry kM512N16 = make_kernel_entry<512, 16>();
 
-}  // namespace nvfp4_moe::sm90
+}  // namespace nvfp4_moe::internal::sm90

@@ -78,7 +78,7 @@ TEST(CppHeader, QuantizesAndDequantizes) {
 }
 
 TEST(CppHeader, SelectsExperts) {
-  std::vector<uint16_t> hidden(8, 0x3F80), weight(2 * 8, 0x3F80);  // ones in bf16
+  std::vector<uint16_t> hidden(8, 0x3F80), weight(2 * 8, 0x3F80);   // ones in bf16
   std::fill(weight.begin(), weight.begin() + 8, uint16_t{0x4000});  // the first expert's are twos
   std::vector<float> logits(2), topk_weights(1);
   auto gemm = nvfp4_moe::make<nvfp4_moe_router_gemm_call>();

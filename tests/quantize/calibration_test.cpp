@@ -169,7 +169,7 @@ class QuantizeCalibrated : public testing::Test {
 TEST_F(QuantizeCalibrated, EachExpertsMomentsWeighItsErrors) {
   for (const ScaleSearch search : {ScaleSearch::kMse, ScaleSearch::kSweep}) {
     const std::string out = dir_.file(to_string(search));
-    options_.scales = search;
+    options_.search = search;
     const auto result = quantize_checkpoint(in(), out, options_);
     ASSERT_OK(result);
     for (int64_t e = 0; e < kExperts; ++e) expect_expert(out, e, layers_[1], search, true);

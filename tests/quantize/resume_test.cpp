@@ -236,7 +236,7 @@ TEST(QuantizePlanFile, GoesBothWays) {
   plan.config = {3, 4};
   plan.format = "modelopt";
   plan.layers = {0, 7};
-  plan.scales = "mse";
+  plan.search = "mse";
   plan.calibration = "0123456789abcdef0123456789abcdef";
   plan.share_gate_up_scale = false;
   plan.input_scales[3] = {0.1f, 0x1p-126f};

@@ -107,7 +107,7 @@ Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(con
   if (options_.share_gate_up_scale) amax[0] = amax[1] = std::max(amax[0], amax[1]);
   for (int p = first; p < 3; ++p) {
     const float scale = tensor_scale_of(amax[p]);
-    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.scales, p == 2 ? moments.intermediate : moments.hidden,
+    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.search, p == 2 ? moments.intermediate : moments.hidden,
                                   executor_, matrix_));
     matrices[p]->release();
     quality[static_cast<size_t>(p)] = matrix_.quality;

@@ -2,6 +2,32 @@
 #
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
+
+# cuda_batches(NAME OUT source...): the sources, several .cu files in one. A small kernel's headers, parsed for each
+# architecture, cost more than the kernel. For builds that compile everything once, as those for the emulator do: an edit
+# of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on.
+function(cuda_batches name out)
+  set(rest ${ARGN})
+  list(FILTER rest EXCLUDE REGEX "\\.cu$")
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "\\.cu$")
+  list(LENGTH kernels count)
+  math(EXPR batches "(${count} + 3) / 4")
+  set(index 0)
+  foreach(kernel ${kernels})
+    math(EXPR batch "${index} % ${batches}")  # neighbours cost alike: they go to different batches
+    string(APPEND text_${batch} "#include \"${kernel}\"\n")
+    math(EXPR index "${index} + 1")
+  endforeach()
+  foreach(batch RANGE 1 ${batches})
+    math(EXPR batch "${batch} - 1")
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/cuda_batches/${name}_${batch}.cu)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${text_${batch}}" @ONLY)
+    list(APPEND rest ${file})
+  endforeach()
+  set(${out} ${rest} PARENT_SCOPE)
+endfunction()
+
 function(cuda_room name)
   cmake_parse_arguments(ROOM "" "" "FOLDERS;USES;ARCHITECTURES" ${ARGN})
   room_headers(${name} HEADERS ${ROOM_FOLDERS} USES ${ROOM_USES})
@@ -11,6 +37,9 @@ function(cuda_room name)
                                               ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
     list(APPEND sources ${found})
   endforeach()
+  if(NVFP4_MOE_EMULATE)
+    cuda_batches(${name} sources ${sources})
+  endif()
   add_library(nvfp4_moe_${name}_objects OBJECT ${sources})
   target_link_libraries(nvfp4_moe_${name}_objects PRIVATE nvfp4_moe_flags nvfp4_moe_${name}_headers
                                                           nvfp4_moe_cudart)

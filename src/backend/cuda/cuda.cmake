@@ -5,7 +5,8 @@
 
 # cuda_batches(NAME OUT source...): the sources, several .cu files in one. A small kernel's headers, parsed for each
 # architecture, cost more than the kernel. For builds that compile everything once, as those for the emulator do: an edit
-# of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on.
+# of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed
+# namespaces of a room's files differ, as they do where CMake batches C++.
 function(cuda_batches name out)
   set(rest ${ARGN})
   list(FILTER rest EXCLUDE REGEX "\\.cu$")
@@ -29,7 +30,7 @@ function(cuda_batches name out)
 endfunction()
 
 function(cuda_room name)
-  cmake_parse_arguments(ROOM "" "" "FOLDERS;USES;ARCHITECTURES" ${ARGN})
+  cmake_parse_arguments(ROOM "BATCHES" "" "FOLDERS;USES;ARCHITECTURES" ${ARGN})
   room_headers(${name} HEADERS ${ROOM_FOLDERS} USES ${ROOM_USES})
   set(sources "")
   foreach(folder ${ROOM_FOLDERS})
@@ -37,7 +38,7 @@ function(cuda_room name)
                                               ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
     list(APPEND sources ${found})
   endforeach()
-  if(NVFP4_MOE_EMULATE)
+  if(ROOM_BATCHES AND NVFP4_MOE_EMULATE)
     cuda_batches(${name} sources ${sources})
   endif()
   add_library(nvfp4_moe_${name}_objects OBJECT ${sources})
@@ -57,7 +58,7 @@ function(cuda_room name)
   set_property(GLOBAL APPEND PROPERTY NVFP4_MOE_ROOM_OBJECTS $<TARGET_OBJECTS:nvfp4_moe_${name}_objects>)
 endfunction()
 
-cuda_room(cuda FOLDERS backend/cuda USES backend)
+cuda_room(cuda FOLDERS backend/cuda USES backend BATCHES)
 cuda_room(sm80 FOLDERS backend/sm80 USES cuda)
 # Rooms of one architecture hold its machine code alone; for the emulator its PTX besides.
 set(code -real)
@@ -65,7 +66,7 @@ if(NVFP4_MOE_EMULATE)
   set(code "")
 endif()
 # wgmma is in the architecture-specific instruction set only.
-cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code})
+cuda_room(sm90 FOLDERS backend/sm90 USES cuda ARCHITECTURES 90a${code} BATCHES)
 # A device assert is a function call, and ptxas serializes wgmma around calls.
 target_compile_definitions(nvfp4_moe_sm90_objects PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:NDEBUG>)
 # tcgen05 and block-scaled mma are in the instruction sets of a family: 10.0 and 10.3, 12.0 and 12.1.

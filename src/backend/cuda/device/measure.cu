@@ -32,17 +32,17 @@ struct Graph {
   }
 };
 
-constexpr int kThreads = 256;
-constexpr int kLoads = 8;  // of 16 bytes, in flight together
+constexpr int kMeasureThreads = 256;
+constexpr int kMeasureLoads = 8;  // of 16 bytes, in flight together
 
-// count: of 16 bytes, a multiple of kThreads * kLoads.
-__global__ void __launch_bounds__(kThreads) read_all(const uint4* data, int64_t count, uint32_t* seen) {
+// count: of 16 bytes, a multiple of kMeasureThreads * kMeasureLoads.
+__global__ void __launch_bounds__(kMeasureThreads) read_all(const uint4* data, int64_t count, uint32_t* seen) {
   uint32_t any = 0;
-  const int64_t stride = int64_t{gridDim.x} * kThreads * kLoads;
-  for (int64_t at = int64_t{blockIdx.x} * kThreads * kLoads + threadIdx.x; at < count; at += stride) {
-    uint4 values[kLoads];
+  const int64_t stride = int64_t{gridDim.x} * kMeasureThreads * kMeasureLoads;
+  for (int64_t at = int64_t{blockIdx.x} * kMeasureThreads * kMeasureLoads + threadIdx.x; at < count; at += stride) {
+    uint4 values[kMeasureLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) values[i] = __ldcs(data + at + i * kThreads);
+    for (int i = 0; i < kMeasureLoads; ++i) values[i] = __ldcs(data + at + i * kMeasureThreads);
 #pragma unroll
     for (const uint4& value : values) any |= value.x | value.y | value.z | value.w;
   }
@@ -58,7 +58,7 @@ __device__ uint32_t operand(uint32_t seed) {
 
 constexpr int kAccumulators = 8;
 constexpr int kRounds = 2048;
-__global__ void __launch_bounds__(kThreads) multiply_registers(float* out) {
+__global__ void __launch_bounds__(kMeasureThreads) multiply_registers(float* out) {
   uint32_t a[2][4], b[4];
   for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = operand(threadIdx.x * 8 + i);
   for (int i = 0; i < 4; ++i) b[i] = operand(threadIdx.x * 4 + i + 77777);
@@ -143,13 +143,13 @@ Result<double> read_rate(int device) {
   NVFP4_MOE_ASSIGN(const int count, multiprocessors(device));
   size_t free_bytes = 0, total_bytes = 0;
   NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
-  constexpr size_t kTurnBytes = size_t{kThreads} * kLoads * sizeof(uint4);
+  constexpr size_t kTurnBytes = size_t{kMeasureThreads} * kMeasureLoads * sizeof(uint4);
   const size_t size_bytes = std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kTurnBytes * kTurnBytes;
   NVFP4_MOE_ASSIGN(const Buffer buffer, allocate(size_bytes + 256, device, "a buffer beyond every cache"));
   NVFP4_MOE_TRY(check(cudaMemset(buffer.data(), 1, size_bytes + 256), "cudaMemset"));
   NVFP4_MOE_TRY(check(cudaDeviceSynchronize(), "cudaMemset"));
   return best_rate(device, static_cast<double>(size_bytes), [&](void* stream) {
-    read_all<<<static_cast<unsigned>(count * 8), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+    read_all<<<static_cast<unsigned>(count * 8), kMeasureThreads, 0, static_cast<cudaStream_t>(stream)>>>(
         reinterpret_cast<const uint4*>(buffer.data()), static_cast<int64_t>(size_bytes / sizeof(uint4)),
         reinterpret_cast<uint32_t*>(buffer.data() + size_bytes));
   });
@@ -159,9 +159,10 @@ Result<double> product_rate(int device) {
   NVFP4_MOE_ASSIGN(const int count, multiprocessors(device));
   NVFP4_MOE_ASSIGN(const Buffer out, allocate(256, device, "a measure's output"));
   const unsigned ctas = static_cast<unsigned>(count) * 4;
-  const double flop = 2.0 * 16 * 8 * 16 * kAccumulators * kRounds * (kThreads / 32) * ctas;
+  const double flop = 2.0 * 16 * 8 * 16 * kAccumulators * kRounds * (kMeasureThreads / 32) * ctas;
   return best_rate(device, flop, [&](void* stream) {
-    multiply_registers<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(reinterpret_cast<float*>(out.data()));
+    multiply_registers<<<ctas, kMeasureThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        reinterpret_cast<float*>(out.data()));
   });
 }
 

@@ -23,8 +23,8 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kElements = 8;  // of a thread, if there are many
+constexpr int kSumThreads = 256;
+constexpr int kSumElements = 8;  // of a thread, if there are many
 constexpr int64_t kSmallCtas =
     128;  // they wait for other ranks, so no more than fit on the device, with room for other kernels
 constexpr int64_t kLargeCtas = 264;
@@ -62,14 +62,14 @@ __device__ PairWithFlags* pairs_of(const PeerSum& call, int at, int from, uint64
 }
 
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
+__global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const PeerLink& link = call.link;
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const uint32_t flag = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
-  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
+  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x, step = int64_t{gridDim.x} * kSumThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
   const bool stopped = leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
@@ -120,36 +120,36 @@ __global__ void __launch_bounds__(kThreads) sum_small_kernel(PeerSum call) {
 // Eight values of out, as they are stored.
 template <DType kOut>
 struct Stored {
-  static constexpr int kVectors = kElements * (kOut == DType::kF32 ? 4 : 2) / 16;
+  static constexpr int kVectors = kSumElements * (kOut == DType::kF32 ? 4 : 2) / 16;
   uint4 vectors[kVectors];
 
-  __device__ explicit Stored(const float (&values)[kElements]) {
+  __device__ explicit Stored(const float (&values)[kSumElements]) {
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) store_element<kOut>(vectors, e, values[e]);
+    for (int e = 0; e < kSumElements; ++e) store_element<kOut>(vectors, e, values[e]);
   }
   // Values [i, i + 8) of memory that is aligned to 16 bytes.
   __device__ Stored(const std::byte* from, int64_t i) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
-      vectors[v] = __ldcg(reinterpret_cast<const uint4*>(from) + i / kElements * kVectors + v);
+      vectors[v] = __ldcg(reinterpret_cast<const uint4*>(from) + i / kSumElements * kVectors + v);
   }
   __device__ void put(void* to, int64_t i) const {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0) {
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) store_element<kOut>(to, i + e, load_element<kOut>(vectors, e));
+      for (int e = 0; e < kSumElements; ++e) store_element<kOut>(to, i + e, load_element<kOut>(vectors, e));
       return;
     }
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) static_cast<uint4*>(to)[i / kElements * kVectors + v] = vectors[v];
+    for (int v = 0; v < kVectors; ++v) static_cast<uint4*>(to)[i / kSumElements * kVectors + v] = vectors[v];
   }
 };
 
-__global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
+__global__ void __launch_bounds__(kSumThreads) push_parts_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (is_stopped(call.link.wait)) return;  // the next barrier reports it
   const int world = call.link.world, self = call.link.rank;
-  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, step = int64_t{gridDim.x} * kThreads;
+  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x, step = int64_t{gridDim.x} * kSumThreads;
   // Each rank begins with the next one, so that not all write to the same one.
   for (int ahead = 1; ahead < world; ++ahead) {
     const int rank = (self + ahead) % world;
@@ -162,24 +162,24 @@ __global__ void __launch_bounds__(kThreads) push_parts_kernel(PeerSum call) {
 }
 
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
+__global__ void __launch_bounds__(kSumThreads) sum_shard_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (is_stopped(call.link.wait)) return;  // as above
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
-  const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
-  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; i < shard.count(); i += step) {
-    float sum[kElements];
+  const int64_t step = int64_t{gridDim.x} * kSumThreads * kSumElements;
+  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements; i < shard.count(); i += step) {
+    float sum[kSumElements];
     for (int rank = 0; rank < world; ++rank) {
       const float* const parts =
           rank == self ? call.partial + shard.first
                        : reinterpret_cast<const float*>(call.parts.of_rank[self]) + rank * call.part_stride;
       const auto* const from = reinterpret_cast<const float4*>(parts + i);
       const float4 low = __ldcg(from), high = __ldcg(from + 1);
-      const float values[kElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const float values[kSumElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int e = 0; e < kElements; ++e) sum[e] = rank == 0 ? values[e] : sum[e] + values[e];
+      for (int e = 0; e < kSumElements; ++e) sum[e] = rank == 0 ? values[e] : sum[e] + values[e];
     }
     const Stored<kOut> stored(sum);
     stored.put(call.out, shard.first + i);
@@ -190,14 +190,14 @@ __global__ void __launch_bounds__(kThreads) sum_shard_kernel(PeerSum call) {
 
 // The others' shards to out.
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) take_totals_kernel(PeerSum call) {
+__global__ void __launch_bounds__(kSumThreads) take_totals_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const Shard shard = Shard::of(call.count, call.link.rank, call.link.world);
   const bool failed = *call.failed != 0;
   const std::byte* const totals = call.totals.of_rank[call.link.rank];
-  const int64_t step = int64_t{gridDim.x} * kThreads * kElements;
-  for (int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; i < call.count; i += step) {
+  const int64_t step = int64_t{gridDim.x} * kSumThreads * kSumElements;
+  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements; i < call.count; i += step) {
     if (!failed && i >= shard.first && i < shard.end) continue;
     if (failed)
       Stored<kOut>({kNan, kNan, kNan, kNan, kNan, kNan, kNan, kNan}).put(call.out, i);
@@ -208,17 +208,8 @@ __global__ void __launch_bounds__(kThreads) take_totals_kernel(PeerSum call) {
 
 // ---- launches
 
-template <class Launch>
-Status of_out(DType out, const Launch& go) {
-  switch (out) {
-    case DType::kF32: return go(std::integral_constant<DType, DType::kF32>());
-    case DType::kF16: return go(std::integral_constant<DType, DType::kF16>());
-    default: return go(std::integral_constant<DType, DType::kBf16>());
-  }
-}
-
 unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
-  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(values, of_thread * kThreads), 1, most));
+  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(values, of_thread * kSumThreads), 1, most));
 }
 
 }  // namespace
@@ -233,32 +224,32 @@ Status sum_small(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count, 2, kSmallCtas);
-  return of_out(call.out_dtype, [&](auto out) {
-    return launch<sum_small_kernel<out.value>>("sum_small", ctas, kThreads, 0, stream, call);
+  return with_dtype(call.out_dtype, [&](auto out) {
+    return launch<sum_small_kernel<out.value>>("sum_small", ctas, kSumThreads, 0, stream, call);
   });
 }
 
 Status push_parts(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kThreads, 0, stream, call);
+  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kSumThreads, 0, stream, call);
 }
 
 Status sum_shard(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count / call.link.world, kElements, kLargeCtas);
-  return of_out(call.out_dtype, [&](auto out) {
-    return launch<sum_shard_kernel<out.value>>("sum_shard", ctas, kThreads, 0, stream, call);
+  const unsigned ctas = ctas_of(call.count / call.link.world, kSumElements, kLargeCtas);
+  return with_dtype(call.out_dtype, [&](auto out) {
+    return launch<sum_shard_kernel<out.value>>("sum_shard", ctas, kSumThreads, 0, stream, call);
   });
 }
 
 Status take_totals(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count, kElements, kLargeCtas);
-  return of_out(call.out_dtype, [&](auto out) {
-    return launch<take_totals_kernel<out.value>>("take_totals", ctas, kThreads, 0, stream, call);
+  const unsigned ctas = ctas_of(call.count, kSumElements, kLargeCtas);
+  return with_dtype(call.out_dtype, [&](auto out) {
+    return launch<take_totals_kernel<out.value>>("take_totals", ctas, kSumThreads, 0, stream, call);
   });
 }
 

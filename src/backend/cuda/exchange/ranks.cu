@@ -20,51 +20,51 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kElements = 8;           // of a thread
+constexpr int kRankThreads = 256;
+constexpr int kRankElements = 8;       // of a thread
 constexpr unsigned kCheckCtas = 1024;  // a few on each multiprocessor
 
-unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kRankThreads)); }
 
-__global__ void __launch_bounds__(kThreads) slots_kernel(SlotsOfIds call) {
+__global__ void __launch_bounds__(kRankThreads) slots_kernel(SlotsOfIds call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t assignment = int64_t{blockIdx.x} * kThreads + threadIdx.x, token = assignment / call.top_k;
+  const int64_t assignment = int64_t{blockIdx.x} * kRankThreads + threadIdx.x, token = assignment / call.top_k;
   if (token < call.tokens) put_slot(call, token, assignment % call.top_k);
 }
 
 template <DType kOut>
-__global__ void __launch_bounds__(kThreads) sum_kernel(SumOfRanks call) {
+__global__ void __launch_bounds__(kRankThreads) sum_kernel(SumOfRanks call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements;
+  const int64_t first = (int64_t{blockIdx.x} * kRankThreads + threadIdx.x) * kRankElements;
   if (first >= call.count) return;
-  float sum[kElements];
+  float sum[kRankElements];
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
     const auto* const part = reinterpret_cast<const float4*>(call.parts + rank * call.count + first);
     const float4 low = part[0], high = part[1];
-    const float values[kElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const float values[kRankElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
+    for (int i = 0; i < kRankElements; ++i) sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
   }
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
+  for (int i = 0; i < kRankElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
 // Runs after the last collective, which may have ended because the host aborted it. The host sets the word first. It is in the
 // host's memory, far away: each CTA reads it once, and there are few of them.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) check_kernel(CheckSum call) {
+__global__ void __launch_bounds__(kRankThreads) check_kernel(CheckSum call) {
   __shared__ bool failed;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (threadIdx.x == 0) failed = call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0;
   unsigned nonfinite = 0;
   const auto each = [&](auto body) {
-    for (int64_t first = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kElements; first < call.count;
-         first += int64_t{gridDim.x} * kThreads * kElements)
+    for (int64_t first = (int64_t{blockIdx.x} * kRankThreads + threadIdx.x) * kRankElements; first < call.count;
+         first += int64_t{gridDim.x} * kRankThreads * kRankElements)
 #pragma unroll
-      for (int i = 0; i < kElements; ++i) body(first + i);
+      for (int i = 0; i < kRankElements; ++i) body(first + i);
   };
   each([&](int64_t i) { nonfinite += magnitude_bits(load_element<kType>(call.values, i)) >= kInfBits; });
   __syncthreads();
@@ -84,18 +84,18 @@ Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
   if (call.tokens == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kThreads, 0, stream, call);
+  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kRankThreads, 0, stream, call);
 }
 
 Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   if (call.count == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const unsigned ctas = ctas_of(call.count / kElements);
+  const unsigned ctas = ctas_of(call.count / kRankElements);
   switch (call.out_dtype) {
-    case DType::kF32: return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
-    case DType::kF16: return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
-    default: return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kThreads, 0, stream, call);
+    case DType::kF32: return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16: return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    default: return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
   }
 }
 
@@ -105,11 +105,11 @@ Status check_sum(int device, const CheckSum& call, void* stream) {
   auto* const queue = static_cast<cudaStream_t>(stream);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
   if (call.count == 0) return {};
-  const unsigned ctas = std::min(ctas_of(call.count / kElements), kCheckCtas);
+  const unsigned ctas = std::min(ctas_of(call.count / kRankElements), kCheckCtas);
   switch (call.dtype) {
-    case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kThreads, 0, stream, call);
-    case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kThreads, 0, stream, call);
-    default: return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kThreads, 0, stream, call);
+    case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    default: return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kRankThreads, 0, stream, call);
   }
 }
 

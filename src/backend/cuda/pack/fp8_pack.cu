@@ -14,19 +14,20 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int64_t kMostCtas = 1024;
+constexpr int kFp8PackThreads = 256;
+constexpr int64_t kMostFp8PackCtas = 1024;
 constexpr int kCounters = sizeof(Fp8Histogram) / sizeof(uint64_t);
 constexpr int kMagnitudes = kCounters / 128;
 constexpr uint32_t kEach = 0x11111111u;  // nibble
 
 // Bytes are read one by one: nothing is said of a source's alignment.
-__global__ void __launch_bounds__(kThreads) count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
+__global__ void __launch_bounds__(kFp8PackThreads) count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
   __shared__ uint32_t counters[kCounters];
-  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads) counters[i] = 0;
+  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kFp8PackThreads) counters[i] = 0;
   __syncthreads();
   const int64_t blocks_of_row = matrix.cols / 16, blocks = matrix.rows * blocks_of_row;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < blocks; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kFp8PackThreads + threadIdx.x; i < blocks;
+       i += int64_t{gridDim.x} * kFp8PackThreads) {
     const int64_t row = i / blocks_of_row, block = i % blocks_of_row;
     const uint32_t scale = matrix.block_scales[row * matrix.scales_stride + block] & 0x7Fu;
     const uint8_t* const codes = matrix.codes + row * matrix.codes_stride + block * 8;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads) count_fp8_codes(Nvfp4View matrix, un
     }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kFp8PackThreads)
     if (counters[i] != 0) atomicAdd(&histogram[i], static_cast<unsigned long long>(counters[i]));
 }
 
@@ -87,9 +88,9 @@ Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int d
   const Nvfp4View* const matrices[] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < 3; ++p) {
     if (matrices[p]->rows == 0) continue;  // no gate
-    const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kThreads);
-    count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostCtas)), kThreads, 0, stream>>>(*matrices[p],
-                                                                                               counted + p * kCounters);
+    const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kFp8PackThreads);
+    count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostFp8PackCtas)), kFp8PackThreads, 0, stream>>>(
+        *matrices[p], counted + p * kCounters);
     NVFP4_MOE_TRY(check_launch("count_fp8_codes"));
   }
   std::array<Fp8Histogram, 3> histograms;

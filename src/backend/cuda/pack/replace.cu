@@ -23,11 +23,11 @@ namespace {
 // As pack.cu's: waits for no other thread's work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
-constexpr int kThreads = 256;
-constexpr int64_t kMostCtas = 1024;
-constexpr int kLoads = 4;  // of 16 bytes, in flight together
+constexpr int kPutThreads = 256;
+constexpr int64_t kMostPutCtas = 1024;
+constexpr int kPutLoads = 4;  // of 16 bytes, in flight together
 
-struct Words {
+struct PutWords {
   const uint32_t* from = nullptr;
   uint32_t* to = nullptr;
   int64_t count = 0;
@@ -36,22 +36,22 @@ struct ExpertParts {
   const uint4* tiles;
   uint4* tiles_to;
   int64_t vecs;
-  Words numbers[3];  // tensor scales, shifts, biases
+  PutWords numbers[3];  // tensor scales, shifts, biases
 };
 
-__global__ void __launch_bounds__(kThreads) put_expert(const __grid_constant__ ExpertParts parts) {
-  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x, stride = int64_t{gridDim.x} * kThreads;
-  for (int64_t at = first; at < parts.vecs; at += kLoads * stride) {
-    uint4 vecs[kLoads];
+__global__ void __launch_bounds__(kPutThreads) put_expert(const __grid_constant__ ExpertParts parts) {
+  const int64_t first = int64_t{blockIdx.x} * kPutThreads + threadIdx.x, stride = int64_t{gridDim.x} * kPutThreads;
+  for (int64_t at = first; at < parts.vecs; at += kPutLoads * stride) {
+    uint4 vecs[kPutLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
+    for (int i = 0; i < kPutLoads; ++i)
       if (at + i * stride < parts.vecs) vecs[i] = __ldcs(parts.tiles + at + i * stride);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i)
+    for (int i = 0; i < kPutLoads; ++i)
       if (at + i * stride < parts.vecs) parts.tiles_to[at + i * stride] = vecs[i];
   }
 #pragma unroll
-  for (const Words& words : parts.numbers)
+  for (const PutWords& words : parts.numbers)
     for (int64_t at = first; at < words.count; at += stride) words.to[at] = words.from[at];
   // The kernels of a run start early (launch.cuh) and its GEMM loads weights before it waits for other kernels. It can then
   // read them as soon as the CTAs of this kernel have ended, so each makes its stores visible to the device before that.
@@ -64,9 +64,9 @@ ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert, const P
   const int64_t index = static_cast<int64_t>(weights.index_of(local_expert));
   const int64_t only = local_expert == kSharedExpert ? kSharedExpert : 0;
   const auto words = [&](int64_t offset, int64_t offset_to, size_t bytes) {
-    return Words{reinterpret_cast<const uint32_t*>(staged.bytes.data() + offset),
-                 reinterpret_cast<uint32_t*>(weights.bytes.data() + offset_to),
-                 static_cast<int64_t>(bytes / sizeof(uint32_t))};
+    return PutWords{reinterpret_cast<const uint32_t*>(staged.bytes.data() + offset),
+                    reinterpret_cast<uint32_t*>(weights.bytes.data() + offset_to),
+                    static_cast<int64_t>(bytes / sizeof(uint32_t))};
   };
   ExpertParts parts{};
   parts.tiles = reinterpret_cast<const uint4*>(staged.bytes.data() + from.expert_offset(only));
@@ -154,9 +154,9 @@ Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, R
   const auto event = static_cast<cudaEvent_t>(last.get());
   NVFP4_MOE_TRY(check(cudaStreamWaitEvent(queue, event, 0), "replace: the replacement before"));
   const ExpertParts parts = parts_of(weights, local_expert, staged.weights);
-  const int64_t ctas = std::clamp<int64_t>(ceil_div(parts.vecs, kThreads * kLoads), 1, kMostCtas);
+  const int64_t ctas = std::clamp<int64_t>(ceil_div(parts.vecs, kPutThreads * kPutLoads), 1, kMostPutCtas);
   *staged.release_in = stream;
-  put_expert<<<static_cast<unsigned>(ctas), kThreads, 0, queue>>>(parts);
+  put_expert<<<static_cast<unsigned>(ctas), kPutThreads, 0, queue>>>(parts);
   NVFP4_MOE_TRY(check_launch("put_expert"));
   NVFP4_MOE_TRY(check(cudaEventRecord(event, queue), "replace: event"));
   const size_t index = weights.index_of(local_expert);

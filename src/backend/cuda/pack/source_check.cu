@@ -16,8 +16,8 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kMostCtas = 2048;
+constexpr int kCheckThreads = 256;
+constexpr int kMostCheckCtas = 2048;
 constexpr int kMatrices = 3;
 constexpr const char* kNames[kMatrices] = {"gate", "up", "down"};
 
@@ -36,10 +36,11 @@ constexpr unsigned kCapacity = (kSourceCheckBytes - kFoundOffset) / sizeof(Found
 static_assert(sizeof(Report) <= kFoundOffset);
 
 // Bytes are read one by one: nothing is said of a source's alignment.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCheckThreads)
     check_blocks(Nvfp4View matrix, int projection, Report* report, Found* found, unsigned capacity) {
   const int64_t blocks_of_row = matrix.cols / 16, blocks = matrix.rows * blocks_of_row;
-  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < blocks; i += int64_t{gridDim.x} * kThreads) {
+  for (int64_t i = int64_t{blockIdx.x} * kCheckThreads + threadIdx.x; i < blocks;
+       i += int64_t{gridDim.x} * kCheckThreads) {
     const int64_t row = i / blocks_of_row, block = i % blocks_of_row;
     const uint32_t scale = matrix.block_scales[row * matrix.scales_stride + block];
     if (scale >= 0x7F) atomicMin(&report->illegal[projection], static_cast<unsigned long long>(i) << 8 | scale);
@@ -61,9 +62,9 @@ Result<Report> check_all(const ExpertSource& source, Report* report, Found* foun
       check(cudaMemcpyAsync(report, &result, sizeof(result), cudaMemcpyHostToDevice, stream), "check: start"));
   const Nvfp4View* const matrices[kMatrices] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < kMatrices; ++p) {
-    const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kThreads);
+    const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kCheckThreads);
     if (ctas == 0) continue;  // no gate
-    check_blocks<<<static_cast<unsigned>(std::min<int64_t>(ctas, kMostCtas)), kThreads, 0, stream>>>(
+    check_blocks<<<static_cast<unsigned>(std::min<int64_t>(ctas, kMostCheckCtas)), kCheckThreads, 0, stream>>>(
         *matrices[p], p, report, found, capacity);
     NVFP4_MOE_TRY(check_launch("check_blocks"));
   }

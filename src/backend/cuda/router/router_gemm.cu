@@ -15,7 +15,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = kRouterAccumulators / kRouterVector, kWarps = kThreads / 32;
+constexpr int kGemmThreads = kRouterAccumulators / kRouterVector, kWarps = kGemmThreads / 32;
 constexpr int kMostTokens = 8;  // of a CTA
 constexpr int kVectors = 8;     // of a row that a thread holds at once: H up to 8192 in one pass
 
@@ -48,7 +48,7 @@ __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
 // grid: (E, groups of kTokens tokens). One cta a multiprocessor is enough: left to itself ptxas saves registers by loading
 // into those that it has just used, so that reads wait for each other.
 template <int kTokens>
-__global__ void __launch_bounds__(kThreads, 1) router_gemm_kernel(const RouterGemm call) {
+__global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const RouterGemm call) {
   constexpr int kAhead = kVectors / kTokens;  // vectors of each token's row that are requested together
   __shared__ float of_warps[kWarps][kTokens];
   const auto thread = static_cast<int>(threadIdx.x);
@@ -58,26 +58,26 @@ __global__ void __launch_bounds__(kThreads, 1) router_gemm_kernel(const RouterGe
   const auto* const hidden = static_cast<const uint16_t*>(call.hidden) + first_token * call.hidden_stride;
   uint4 w[kVectors];
 #pragma unroll
-  for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, thread + i * kThreads, vectors);
+  for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, thread + i * kGemmThreads, vectors);
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // not before: what follows may rely on what was there before this kernel
 
   float accumulators[kTokens][kRouterVector] = {};
 #pragma unroll 1
-  for (int64_t pass = 0; pass < vectors; pass += kVectors * kThreads) {
+  for (int64_t pass = 0; pass < vectors; pass += kVectors * kGemmThreads) {
     if (pass > 0) {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, pass + thread + i * kThreads, vectors);
+      for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, pass + thread + i * kGemmThreads, vectors);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; i += kAhead) {
-      if (pass + i * kThreads >= vectors) break;
+      if (pass + i * kGemmThreads >= vectors) break;
       uint4 x[kTokens][kAhead];
 #pragma unroll
       for (int token = 0; token < kTokens; ++token)
 #pragma unroll
         for (int j = 0; j < kAhead; ++j)
-          x[token][j] = vector_of(hidden + token * call.hidden_stride, pass + thread + (i + j) * kThreads,
+          x[token][j] = vector_of(hidden + token * call.hidden_stride, pass + thread + (i + j) * kGemmThreads,
                                   first_token + token < call.tokens ? vectors : 0);
 #pragma unroll
       for (int j = 0; j < kAhead; ++j)
@@ -105,7 +105,7 @@ template <int kTokens>
 Status launch_router_gemm(const RouterGemm& call, void* stream) {
   const dim3 ctas(static_cast<unsigned>(call.num_experts),
                   static_cast<unsigned>((call.tokens + kTokens - 1) / kTokens));
-  return launch<router_gemm_kernel<kTokens>>("router_gemm", ctas, kThreads, 0, stream, call);
+  return launch<router_gemm_kernel<kTokens>>("router_gemm", ctas, kGemmThreads, 0, stream, call);
 }
 
 }  // namespace

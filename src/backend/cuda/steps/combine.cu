@@ -22,7 +22,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = kCombineThreads;
+constexpr int kTokenThreads = kCombineThreads;
 constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
 // Up to here each reads a word of the host's memory, which takes about as long as its rows; of more, a kernel does it for all.
 constexpr int64_t kCtasThatAskTheHost = 512;
@@ -69,9 +69,9 @@ __device__ RowCounts from_l2(const RowCounts* counts) {
 // waits: see combine_tokens.
 template <bool kSmall>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_t ctas) {
-  constexpr int kReaders = kSmall ? kThreads : 32;  // of a row
+  constexpr int kReaders = kSmall ? kTokenThreads : 32;  // of a row
   const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
-  const int64_t warp = cta * (kThreads / 32) + threadIdx.x / 32, warps = ctas * (kThreads / 32);
+  const int64_t warp = cta * (kTokenThreads / 32) + threadIdx.x / 32, warps = ctas * (kTokenThreads / 32);
   int64_t row_counts[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
@@ -185,10 +185,10 @@ struct Assignments {
   }
 };
 
-// A CTA takes a token and kThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
+// A CTA takes a token and kTokenThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
 // other ranks.
 template <DType kRow, DType kOut, int kChannels, bool kAwaited>
-__global__ void __launch_bounds__(kThreads, kAwaited ? 3 : 0)
+__global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
                    const __grid_constant__ AwaitedRows awaited) {
   ptx::launch_dependents();
@@ -241,12 +241,12 @@ __global__ void __launch_bounds__(kThreads, kAwaited ? 3 : 0)
     store_channels<kOut>(args.out, token * args.hidden + channel, acc);
   };
   const auto hidden = static_cast<int32_t>(args.hidden);
-  auto channel = static_cast<int32_t>((blockIdx.y * kThreads + threadIdx.x) * kChannels);
+  auto channel = static_cast<int32_t>((blockIdx.y * kTokenThreads + threadIdx.x) * kChannels);
   if constexpr (kChannels == kSmallCombineChannels) {
     if (channel < hidden) combine_channels(channel);
   } else {
 #pragma unroll 1
-    for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kThreads * kChannels)
+    for (; channel < hidden; channel += static_cast<int32_t>(gridDim.y) * kTokenThreads * kChannels)
       combine_channels(channel);
   }
   if (kAwaited) ptx::grid_dependency_wait();
@@ -272,15 +272,6 @@ __global__ void __launch_bounds__(32) take_link_failure_kernel(const __grid_cons
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (threadIdx.x == 0 && ptx::load_volatile(awaited.link_failed) != 0) atomicOr(awaited.failed, kLinkFailed);
-}
-
-template <class Launch>
-Status of_out(DType out, const Launch& go) {
-  switch (out) {
-    case DType::kF32: return go(std::integral_constant<DType, DType::kF32>());
-    case DType::kF16: return go(std::integral_constant<DType, DType::kF16>());
-    default: return go(std::integral_constant<DType, DType::kBf16>());
-  }
 }
 
 CountArgs count_args(const StepContext& step) {
@@ -321,17 +312,18 @@ Status combine(const StepContext& step) {
   const bool awaits = step.awaited != nullptr, small = plan.channels == kSmallCombineChannels;
   AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
   dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
-  if (awaits && small) grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kThreads} * kLargeCombineChannels));
+  if (awaits && small)
+    grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kTokenThreads} * kLargeCombineChannels));
   if (awaited.flags != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
     NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
   if (awaited.link_failed != nullptr && int64_t{grid.x} * grid.y > kCtasThatAskTheHost) {
     NVFP4_MOE_TRY(launch<take_link_failure_kernel>("take_link_failure", 1u, 32, 0, step.stream, awaited));
     awaited.link_failed = nullptr;
   }
-  return of_out(batch.out_dtype, [&](auto out) {
+  return with_dtype(batch.out_dtype, [&](auto out) {
     const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
-      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kThreads, 0, step.stream,
-                                                                          args, counts, awaited);
+      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kTokenThreads, 0,
+                                                                          step.stream, args, counts, awaited);
     };
     const auto of_rows = [&]<DType kRow>() {
       if (awaits) return launch_as.template operator()<kRow, kLargeCombineChannels, true>();

@@ -12,10 +12,10 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kFormatThreads = 256;
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kThreads)); }
+unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kFormatThreads)); }
 
 __device__ uint32_t amax_of(const float (&x)[kBlock]) {
   uint32_t amax = 0;
@@ -102,10 +102,10 @@ __global__ void format_set_scale(float* scale, float value) { *scale = value; }
 // ---- weights: quotients in double
 
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) format_amax(const void* x, int64_t blocks, uint32_t* amax) {
+__global__ void __launch_bounds__(kFormatThreads) format_amax(const void* x, int64_t blocks, uint32_t* amax) {
   uint32_t magnitude = 0;
-  for (int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x; block < blocks;
-       block += int64_t{gridDim.x} * kThreads) {
+  for (int64_t block = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x; block < blocks;
+       block += int64_t{gridDim.x} * kFormatThreads) {
     float values[kBlock];
     load_elements<kType>(x, block * kBlock, values);
     magnitude = max(magnitude, amax_of(values));
@@ -189,8 +189,8 @@ struct WeightBlock {
 
 // A thread takes a block of 16; *scales is the tensor scale.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) format_quantize_weights(DeviceQuantize call) {
-  const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kFormatThreads) format_quantize_weights(DeviceQuantize call) {
+  const int64_t block = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   if (block >= call.rows * (call.cols / kBlock)) return;
   const float scale = *call.scales;
   if (isnan(scale)) return store_block(call.codes, call.block_scales, block, 0, 0);
@@ -213,8 +213,8 @@ __device__ float round_to_odd(double x) {
 }
 
 template <DType kType>
-__global__ void __launch_bounds__(kThreads) format_dequantize(DeviceDequantize call) {
-  const int64_t block = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kFormatThreads) format_dequantize(DeviceDequantize call) {
+  const int64_t block = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   const int64_t blocks_of_row = call.cols / kBlock;
   if (block >= call.rows * blocks_of_row) return;
   const uint32_t byte = call.block_scales[block];
@@ -270,10 +270,10 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
 // ---- the 128x4 layout
 
 // A thread takes four bytes of a padded row.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kFormatThreads)
     format_swizzle(const uint8_t* linear, int64_t matrices, int64_t rows, int64_t cols, uint8_t* swizzled) {
   const int64_t padded_rows = (rows + 127) / 128 * 128, quads = (cols + 3) / 4;
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   if (index >= matrices * padded_rows * quads) return;
   const int64_t quad = index % quads, row = index / quads % padded_rows, matrix = index / (quads * padded_rows);
   uint8_t* const to = swizzled + matrix * (padded_rows * quads * 4) + swizzled_scale_offset(row, 4 * quad, cols);
@@ -282,9 +282,9 @@ __global__ void __launch_bounds__(kThreads)
     to[i] = row < rows && col < cols ? linear[(matrix * rows + row) * cols + col] : 0;
   }
 }
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kFormatThreads)
     format_unswizzle(const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t cols, uint8_t* linear) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   if (index >= matrices * rows * cols) return;
   const int64_t bytes = (rows + 127) / 128 * 128 * ((cols + 3) / 4 * 4);
   const int64_t col = index % cols, row = index / cols % rows, matrix = index / (cols * rows);
@@ -319,17 +319,17 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
   NVFP4_MOE_TRY(check_codes(call.codes));
   auto* const stream = static_cast<cudaStream_t>(queue);
   const int64_t blocks = call.rows * (call.cols / kBlock);
-  NVFP4_MOE_TRY(check_ctas("quantize", std::max(call.rows, ceil_div(blocks, kThreads))));
+  NVFP4_MOE_TRY(check_ctas("quantize", std::max(call.rows, ceil_div(blocks, kFormatThreads))));
   const bool weights = call.how == DeviceQuantizer::kWeights || call.how == DeviceQuantizer::kWeightsMse;
   if (weights) {
     NVFP4_MOE_TRY(check(cudaMemsetAsync(call.scales, 0, sizeof(float), stream), "quantize"));
     with_dtype(call.dtype, [&](auto dtype) {
       constexpr unsigned kMostCtas = 4096;
       if (blocks > 0)
-        format_amax<dtype.value><<<std::min(ctas_of(blocks), kMostCtas), kThreads, 0, stream>>>(
+        format_amax<dtype.value><<<std::min(ctas_of(blocks), kMostCtas), kFormatThreads, 0, stream>>>(
             call.x, blocks, reinterpret_cast<uint32_t*>(call.scales));
       format_tensor_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
-      if (blocks > 0) format_quantize_weights<dtype.value><<<ctas_of(blocks), kThreads, 0, stream>>>(call);
+      if (blocks > 0) format_quantize_weights<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, stream>>>(call);
     });
     return check_launch("quantize");
   }
@@ -349,9 +349,9 @@ Status dequantize(int device, const DeviceDequantize& call, void* stream) {
   NVFP4_MOE_TRY(guard.status());
   const int64_t blocks = call.rows * (call.cols / kBlock);
   if (blocks == 0) return {};
-  NVFP4_MOE_TRY(check_ctas("dequantize", ceil_div(blocks, kThreads)));
+  NVFP4_MOE_TRY(check_ctas("dequantize", ceil_div(blocks, kFormatThreads)));
   with_dtype(call.out_dtype, [&](auto dtype) {
-    format_dequantize<dtype.value><<<ctas_of(blocks), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+    format_dequantize<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("dequantize");
 }
@@ -375,9 +375,9 @@ Status swizzle(int device, const uint8_t* linear, int64_t matrices, int64_t rows
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * round_up(rows, 128) * ceil_div(scale_cols, 4);
   if (threads == 0) return {};
-  NVFP4_MOE_TRY(check_ctas("swizzle", ceil_div(threads, kThreads)));
-  format_swizzle<<<ctas_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(linear, matrices, rows,
-                                                                                       scale_cols, swizzled);
+  NVFP4_MOE_TRY(check_ctas("swizzle", ceil_div(threads, kFormatThreads)));
+  format_swizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(linear, matrices, rows,
+                                                                                             scale_cols, swizzled);
   return check_launch("swizzle");
 }
 
@@ -387,9 +387,9 @@ Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t 
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * rows * scale_cols;
   if (threads == 0) return {};
-  NVFP4_MOE_TRY(check_ctas("unswizzle", ceil_div(threads, kThreads)));
-  format_unswizzle<<<ctas_of(threads), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(swizzled, matrices, rows,
-                                                                                         scale_cols, linear);
+  NVFP4_MOE_TRY(check_ctas("unswizzle", ceil_div(threads, kFormatThreads)));
+  format_unswizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(swizzled, matrices, rows,
+                                                                                               scale_cols, linear);
   return check_launch("unswizzle");
 }
 

@@ -103,4 +103,14 @@ __device__ inline void store_element(void* data, int64_t i, float x) {
     static_cast<uint16_t*>(data)[i] = bf16_from_float(x);
 }
 
+// go(a constant of the dtype): out's dtype as a template argument.
+template <class Launch>
+Status with_dtype(DType dtype, const Launch& go) {
+  switch (dtype) {
+    case DType::kF32: return go(std::integral_constant<DType, DType::kF32>());
+    case DType::kF16: return go(std::integral_constant<DType, DType::kF16>());
+    default: return go(std::integral_constant<DType, DType::kBf16>());
+  }
+}
+
 }  // namespace nvfp4_moe::internal::cuda

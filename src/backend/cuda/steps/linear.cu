@@ -26,7 +26,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kLinearThreads = 256;
 constexpr int64_t kTilesOffset = 256;    // where PackedLayout of no routed expert has the shared one
 constexpr int64_t kStagedTokens = 1024;  // of y in fp32
 constexpr ExpertRange kNoExperts{0, 0};
@@ -98,36 +98,37 @@ struct LinearArrays {
 // Before a product of that many rows.
 __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared, int32_t cleared_count) {
   if (threadIdx.x == 0) row_offsets[0] = 0, row_offsets[1] = rows;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kThreads) cleared[i] = 0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kLinearThreads) cleared[i] = 0;
 }
 
 // The scales of bf16 rows: 1, NaN if the row is nonfinite.
-__global__ void __launch_bounds__(kThreads) linear_flags(const uint8_t* nonfinite, int64_t rows, float* row_scale) {
-  const int64_t row = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+__global__ void __launch_bounds__(kLinearThreads)
+    linear_flags(const uint8_t* nonfinite, int64_t rows, float* row_scale) {
+  const int64_t row = int64_t{blockIdx.x} * kLinearThreads + threadIdx.x;
   if (row < rows) row_scale[row] = nonfinite[row] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
 }
 
 // (tokens, channels) fp32 to (tokens, features), each rounded once.
 template <DType kType>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kLinearThreads)
     linear_store(const float* staged, int64_t tokens, int64_t channels, int64_t features, void* out) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t index = int64_t{blockIdx.x} * kLinearThreads + threadIdx.x;
   if (index >= tokens * features) return;
   store_element<kType>(out, index, staged[index / features * channels + index % features]);
 }
 
 Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t channels, int64_t rows,
              const float* staged, cudaStream_t stream) {
-  const auto ctas = static_cast<unsigned>(ceil_div(count * rows, kThreads));
+  const auto ctas = static_cast<unsigned>(ceil_div(count * rows, kLinearThreads));
   auto* const out = static_cast<std::byte*>(batch.out) + first * rows * (bits(batch.out_dtype) / 8);
   switch (batch.out_dtype) {
     case DType::kF32:
-      linear_store<DType::kF32><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF32><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
     case DType::kF16:
-      linear_store<DType::kF16><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF16><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
-    default: linear_store<DType::kBf16><<<ctas, kThreads, 0, stream>>>(staged, count, channels, rows, out);
+    default: linear_store<DType::kBf16><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
   }
   return check_launch("linear_store");
 }
@@ -206,8 +207,8 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(), Arena(arrays.operand), context.stream, &run}));
   }
   if (weights.activation_format == ActivationFormat::kBf16) {
-    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kThreads)), kThreads, 0, stream>>>(arrays.rows.nonfinite,
-                                                                                             tokens, arrays.row_scale);
+    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kLinearThreads)), kLinearThreads, 0, stream>>>(
+        arrays.rows.nonfinite, tokens, arrays.row_scale);
     NVFP4_MOE_TRY(check_launch("linear_flags"));
   }
 
@@ -229,8 +230,8 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     part.intermediate.row_scale = arrays.row_scale + first;
     part.rows_out = direct ? batch.out : arrays.staged;
     const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream, &product};
-    linear_begin<<<1, kThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, architecture.counters(step),
-                                             product.route.cleared_counters);
+    linear_begin<<<1, kLinearThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, architecture.counters(step),
+                                                   product.route.cleared_counters);
     NVFP4_MOE_TRY(check_launch("linear_begin"));
     NVFP4_MOE_TRY(architecture.gemm2(step, part));
     if (!direct) NVFP4_MOE_TRY(store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream));

@@ -7,8 +7,10 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/dtype.h"
+#include "core/status.h"
 
 namespace nvfp4_moe::internal::cuda {
 

@@ -6,13 +6,16 @@ name (pytest.importorskip).
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tools", "tools/check", "tools/release", "tests/vectors", "tests/acceptance", "bench"):
+TRIED = ("tools", "tools/check", "tools/release", "tests/vectors", "tests/acceptance", "tests/other_cpu", "bench")
+for folder in (*TRIED, "examples/python"):
     sys.path.insert(0, str(ROOT / folder))  # what the tests run and try besides the library
 sys.path.append(str(ROOT))  # bench.moe_bench
 
@@ -28,6 +31,15 @@ def count(request):
         request.node.user_properties.append(("count", (what, int(differing), int(of))))
 
     return add
+
+
+@pytest.fixture(scope="session")
+def tool():
+    """tool(arguments...) -> the finished command line tool."""
+    path = os.environ.get("NVFP4_MOE_TOOL")
+    if not path:
+        pytest.skip("NVFP4_MOE_TOOL names no command line tool")
+    return lambda *words: subprocess.run([path, *map(str, words)], capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture

@@ -31,28 +31,25 @@ class Case(SimpleNamespace):
 
 def _codes(rng, shape, flavour):
     """uint8 (..., K/2) of both nibbles."""
+    pairs = (*shape, 2)
     if flavour == "six":  # every product near the top
-        nibbles = rng.choice(np.array([7, 15, 6, 14], dtype=np.uint8), (*shape, 2))
-    elif flavour == "sparse":
-        nibbles = rng.integers(0, 16, (*shape, 2), dtype=np.uint8) * (rng.random((*shape, 2)) < 0.15).astype(np.uint8)
-    elif flavour == "one sign":  # no cancellation: the case that truncation drifts on
-        nibbles = rng.integers(1, 8, (*shape, 2), dtype=np.uint8)
-    else:
-        nibbles = rng.integers(0, 16, (*shape, 2), dtype=np.uint8)
+        nibbles = rng.choice(np.array([7, 15, 6, 14], dtype=np.uint8), pairs)
+    else:  # one sign: no cancellation, the case that truncation drifts on
+        nibbles = rng.integers(1 if flavour == "one sign" else 0, 8 if flavour == "one sign" else 16, pairs, np.uint8)
+    if flavour == "sparse":
+        nibbles = nibbles * (rng.random(pairs) < 0.15).astype(np.uint8)
     return nibbles[..., 0] | nibbles[..., 1] << 4
+
+
+# The least and the largest byte; tiny: subnormals and zeros.
+SCALE_BYTES = {"full range": (0, 0x7F), "saturating": (0x78, 0x7F), "tiny": (0, 0x0A)}
 
 
 def _scales(rng, shape, flavour):
     """uint8 E4M3 bytes 0..0x7E."""
-    if flavour == "full range":
-        return rng.integers(0, 0x7F, shape, dtype=np.uint8)
-    if flavour == "saturating":
-        return rng.integers(0x78, 0x7F, shape, dtype=np.uint8)
-    if flavour == "tiny":  # subnormals and zeros
-        return rng.integers(0, 0x0A, shape, dtype=np.uint8)
     if flavour == "power of two":
         return (rng.integers(0, 16, shape, dtype=np.uint8) << 3).astype(np.uint8)
-    scales = rng.integers(0x60, 0x7F, shape, dtype=np.uint8)
+    scales = rng.integers(*SCALE_BYTES.get(flavour, (0x60, 0x7F)), shape, dtype=np.uint8)
     if flavour == "zero blocks":
         scales[rng.random(shape) < 0.4] = 0
     return scales

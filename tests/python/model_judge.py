@@ -205,6 +205,14 @@ def outside(model: nn.Module, calls: dict[str, Call], directory: Path, stems: di
     return wrong
 
 
+def judged(model: nn.Module, directory: Path, stems: dict[str, str], run: Any) -> tuple[dict[str, Call], Any]:
+    """What record gives, of modules whose outputs the contract allows."""
+    calls, returned = record(model, run)
+    wrong = outside(model, calls, directory, stems)
+    assert not any(wrong.values()), wrong
+    return calls, returned
+
+
 # ---- the model around them
 
 

@@ -351,18 +351,17 @@ def _times(a: Interval, b: Interval) -> Interval:
 
 def activate(options: Options, g: Interval, u: Interval, accuracy: Accuracy) -> Interval:
     limit = options.swiglu_limit
-    if options.activation == "swiglu":
-        result = _times(_silu_range(g, 1.0, accuracy), u)
-    elif options.activation == "swiglu_clamped":
-        g, u = g.map(lambda x: x.clamp(max=limit)), u.map(lambda x: x.clamp(-limit, limit))
+    if options.activation in ("swiglu_clamped", "swiglu_oai"):
+        g = g.map(lambda x: x.clamp(max=limit))
+    if options.activation in ("swiglu_clamped", "swiglu_step", "swiglu_oai"):
+        u = u.map(lambda x: x.clamp(-limit, limit))
+    if options.activation in ("swiglu", "swiglu_clamped"):
         result = _times(_silu_range(g, 1.0, accuracy), u)
     elif options.activation == "swiglu_step":
-        gate = _silu_range(g, 1.0, accuracy).map(lambda x: x.clamp(max=limit))
-        result = _times(gate, u.map(lambda x: x.clamp(-limit, limit)))
+        result = _times(_silu_range(g, 1.0, accuracy).map(lambda x: x.clamp(max=limit)), u)
     elif options.activation == "swiglu_oai":
-        g, u = g.map(lambda x: x.clamp(max=limit)), u.map(lambda x: x.clamp(-limit, limit) + 1)
         slope = float(torch.tensor(options.swiglu_alpha, dtype=torch.float32))
-        result = _times(_silu_range(g, slope, accuracy), u)
+        result = _times(_silu_range(g, slope, accuracy), u.map(lambda x: x + 1))
     elif options.activation == "relu2":
         result = u.map(lambda x: x.clamp(min=0.0) ** 2)
     else:
@@ -382,6 +381,12 @@ def line_range(activation_format: str) -> float:
     return 448.0 if activation_format == "fp8" else 2688.0
 
 
+def _power(value: float, holds: float, times: float = 1.0) -> LineScales:
+    """times the smallest power of two under which a line holds the value."""
+    exponent = next_power_of_two(torch.tensor(value, dtype=F64), holds)
+    return LineScales("power", float(power_of_two(exponent)) * times, holds)
+
+
 def hidden_scales(options: Options, input_scale) -> LineScales:
     holds = line_range(options.activation_format)
     if options.activation_scale == "dynamic_token":
@@ -389,8 +394,7 @@ def hidden_scales(options: Options, input_scale) -> LineScales:
     scale = _largest(input_scale[0])
     if options.activation_scale == "compat":
         return LineScales("compat", scale)
-    exponent = next_power_of_two(torch.tensor(2688 * scale, dtype=F64), holds)
-    return LineScales("power", float(power_of_two(exponent)) * options.static_headroom, holds)
+    return _power(2688 * scale, holds, options.static_headroom)
 
 
 def intermediate_scales(options: Options, input_scale) -> LineScales:
@@ -401,19 +405,17 @@ def intermediate_scales(options: Options, input_scale) -> LineScales:
         return LineScales("compat", _largest(input_scale[1]))
     if options.intermediate_fixed is not None:
         return LineScales("power", options.intermediate_fixed, holds)
-    if options.swiglu_limit is not None:
-        limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
-        # |silu| reaches 0.2785 below zero, whatever the limit.
-        if options.activation == "swiglu_oai":
-            bound = max(limit, -SILU_MIN / options.swiglu_alpha) * (limit + 1)
-        else:
-            bound = max(limit, -SILU_MIN) * limit
-        if options.router_weight == "before_down":
-            bound *= max(1.0, options.max_router_weight)
-        exponent = next_power_of_two(torch.tensor(bound, dtype=F64), holds)
-        return LineScales("power", float(power_of_two(exponent)), holds)
-    exponent = next_power_of_two(torch.tensor(2688 * _largest(input_scale[1]), dtype=F64), holds)
-    return LineScales("power", 16 * float(power_of_two(exponent)), holds)
+    if options.swiglu_limit is None:
+        return _power(2688 * _largest(input_scale[1]), holds, 16)
+    limit = float(torch.tensor(options.swiglu_limit, dtype=torch.float32))
+    # |silu| reaches 0.2785 below zero, whatever the limit.
+    if options.activation == "swiglu_oai":
+        bound = max(limit, -SILU_MIN / options.swiglu_alpha) * (limit + 1)
+    else:
+        bound = max(limit, -SILU_MIN) * limit
+    if options.router_weight == "before_down":
+        bound *= max(1.0, options.max_router_weight)
+    return _power(bound, holds)
 
 
 def _alpha(row_scale: torch.Tensor, tensor_scale: float) -> torch.Tensor:
@@ -495,14 +497,9 @@ def forward(
         x = round_to(x * round_to(topk_weights.to(F64), own), own)
     spoiled = ~x.isfinite().all(-1)
     x = torch.where(spoiled.unsqueeze(-1), torch.zeros_like(x), x)
-    if options.activation_format == "nvfp4":
-        lines, scale = quantize(Interval(x, x), hidden_scales(options, input_scale))
-        x = lines.lo
-        requantize = intermediate_scales(options, input_scale)
-    elif options.activation_format == "fp8":
-        lines, scale = quantize_fp8(Interval(x, x), hidden_scales(options, input_scale))
-        x = lines.lo
-        requantize = intermediate_scales(options, input_scale)
+    if by_line := {"nvfp4": quantize, "fp8": quantize_fp8}.get(options.activation_format):
+        lines, scale = by_line(Interval(x, x), hidden_scales(options, input_scale))
+        x, requantize = lines.lo, intermediate_scales(options, input_scale)
     else:
         scale, requantize = torch.ones((tokens, 1), dtype=F64), None
         x = round_to(x, BF16) if options.activation_format == "bf16" else quantize_int8(Interval(x, x)).lo

@@ -1,8 +1,5 @@
 """tests/acceptance/acceptance.py and its readers and report on trial: outputs of the emulator's runs (doctor, probes) and ones written in
-the tools' form (ctest, bench), and whole runs with stand-ins for the tools.
-
-Long because it plays every tool that a step runs.
-"""
+the tools' form (ctest, bench), and whole runs with stand-ins for the tools."""
 
 from __future__ import annotations
 
@@ -29,32 +26,28 @@ def recorded(name: str) -> str:
 
 def test_ctest_is_read_with_its_states_and_names():
     figures, wrong = results.tests_of_ctest("12.0")(recorded("ctest.txt"))
-    assert {state: figures[state] for state in ("passed", "failed", "skipped")} == {
-        "passed": 3,
-        "failed": 4,
-        "skipped": 1,
-    }
-    assert figures["passed_of_backend"] == {"sm120": 2}
-    assert wrong == "4 tests failed"
+    assert [figures[state] for state in ("passed", "failed", "skipped")] == [3, 4, 1]
+    assert figures["passed_of_backend"] == {"sm120": 2} and wrong == "4 tests failed"
+    repeats = "cuda/Backends/CudaDevice.TwoHundredRepeatsGiveTheSameBits/sm120"
     assert [name.split(":")[0] for name in figures["failed_tests"]] == [
         "cuda/Backends/CudaDevice.CapturedGraphReplaysWithOtherContents/sm120",
-        "cuda/Backends/CudaDevice.TwoHundredRepeatsGiveTheSameBits/sm120",
+        repeats,
         "cuda/Sm120Layer.ARunIsItsSteps",
         "cuda/CudaLayer.WarmsUp",
     ]
-    assert figures["failed_tests"][1].endswith("/sm120: Timeout")
-    assert "SEGFAULT" in figures["failed_tests"][2] and "aborted" in figures["failed_tests"][3]
-    assert figures["slowest_s"][0] == ["cuda/Backends/CudaDevice.TwoHundredRepeatsGiveTheSameBits/sm120", 900.12]
-
-
-def test_tests_of_another_backend_are_not_enough():
+    for name, words in zip(figures["failed_tests"][1:], ("/sm120: Timeout", "SEGFAULT", "aborted"), strict=True):
+        assert words in name
+    assert figures["slowest_s"][0] == [repeats, 900.12]
+    # Tests of another backend are not enough.
     passed = "1/1 Test  #1: steps/Backends/Steps.FourthCasesEveryStep/{} ....   Passed    1.00 sec\n"
-    read = results.tests_of_ctest("12.0")
-    assert read(passed.format("sm120"))[1] == ""
-    assert read(passed.format("cuda"))[1] == "no test of the backend sm120 passed"
-    assert read("")[1] == "no test of the backend sm120 passed"
-    assert results.tests_of_ctest("9.0")(passed.format("sm90"))[1] == ""
-    assert results.tests_of_ctest("8.0")(passed.format("cuda"))[1] == ""
+    for capability, text, wrong in (
+        ("12.0", passed.format("sm120"), ""),
+        ("12.0", passed.format("cuda"), "no test of the backend sm120 passed"),
+        ("12.0", "", "no test of the backend sm120 passed"),
+        ("9.0", passed.format("sm90"), ""),
+        ("8.0", passed.format("cuda"), ""),
+    ):
+        assert results.tests_of_ctest(capability)(text)[1] == wrong
 
 
 def test_a_self_test_of_doctor_that_fails_is_named():
@@ -111,13 +104,8 @@ def test_the_bench_stands_beside_the_recorded_table():
     assert wrong == ""
     cells = {(cell["shape"], cell["tokens"], cell["format"]): cell for cell in figures["cells"]}
     assert cells["v4flash", 64, "nvfp4"]["us"] == 512.3
-    assert cells["v4flash", 64, "nvfp4"]["h200_us"] == pytest.approx(
-        next(
-            row["us"]
-            for row in json.loads(H200.read_text())["rows"]
-            if (row["shape"], row["tokens"], row["layer"]) == ("v4flash", 64, "nvfp4_moe_nvfp4")
-        )
-    )
+    of_h200 = {(row["shape"], row["tokens"], row["layer"]): row["us"] for row in json.loads(H200.read_text())["rows"]}
+    assert cells["v4flash", 64, "nvfp4"]["h200_us"] == of_h200["v4flash", 64, "nvfp4_moe_nvfp4"]
     assert cells["qwen30b", 1, "bf16"]["backend"] == "sm120"
     assert results.bench_figures(H200)("CUDA: an error\n")[1] == "no layer was timed"
 
@@ -134,9 +122,8 @@ def test_forced_configurations_stand_beside_each_other():
 
 
 def test_a_report_says_nothing_of_whose_machine_it_is():
-    scrub = acceptance_report.Scrubber(
-        "/home/ada/code/moe", home_folder="/home/ada", user="ada", host="turing.example.org"
-    )
+    whose = dict(home_folder="/home/ada", user="ada", host="turing.example.org")
+    scrub = acceptance_report.Scrubber("/home/ada/code/moe", **whose)
     texts = [
         "/home/ada/code/moe/src/backend/x.cu(3): error",
         "cd /home/ada/other && ls",
@@ -159,9 +146,8 @@ def a_report(**states: str) -> dict:
     facts = {"gpu": {"name": "a GPU", "compute_cap": "12.0"}, "commit": "0" * 40}
     report = acceptance_report.new(facts, "12.0", datetime.datetime(2026, 1, 1))
     for name, state in states.items():
-        acceptance_report.put(
-            report, {"name": name, "state": state, "seconds": 1.0, "why": "", "figures": {"passed": 2}}
-        )
+        step = {"name": name, "state": state, "seconds": 1.0, "why": "", "figures": {"passed": 2}}
+        acceptance_report.put(report, step)
     return report
 
 
@@ -252,23 +238,12 @@ def kit(tmp_path):
             executable(tree / "build" / folder / name, body)
     log = tmp_path / "log"
 
+    own = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "LOG": str(log), "RECORDED": str(RECORDED), "RESULT": "Passed"}
+
     def run(*options: str, **variables: str):
         log.write_text("")
-        environment = {
-            **os.environ,
-            "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
-            "LOG": str(log),
-            "RECORDED": str(RECORDED),
-            "RESULT": "Passed",
-            **variables,
-        }
-        done = subprocess.run(
-            [sys.executable, tree / "tests/acceptance/acceptance.py", *options],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, tree / "tests/acceptance/acceptance.py", *options]
+        done = subprocess.run(command, env={**os.environ, **own, **variables}, capture_output=True, text=True)
         run.ran = log.read_text()
         path = tree / "build/acceptance/report.txt"
         return done.returncode, done.stdout + done.stderr, acceptance_report.read(path) if path.exists() else None
@@ -284,6 +259,10 @@ STEPS += ["bench", "configurations"]
 
 def states(report: dict) -> dict[str, str]:
     return {step["name"]: step["state"] for step in report["steps"]}
+
+
+def step_of(report: dict, name: str) -> dict:
+    return next(step for step in report["steps"] if step["name"] == name)
 
 
 def test_all_that_passes_is_accepted(kit):
@@ -306,7 +285,7 @@ def test_a_step_that_fails_does_not_end_it(kit):
     assert states(report)["exact-sums"] == states(report)["layers"] == "failed"
     assert states(report)["bench"] == states(report)["sanitize-memcheck"] == "passed"
     assert report["verdict"] == "NOT ACCEPTED: failed on this GPU: exact-sums, steps, layers, graphs-and-repeats"
-    failed = next(step for step in report["steps"] if step["name"] == "layers")
+    failed = step_of(report, "layers")
     assert failed["end_of_output"][-1].endswith("0.10 sec")
     assert "LayersHaveTheReferencesBits/sm120: Failed" in failed["figures"]["failed_tests"][0]
 
@@ -314,11 +293,10 @@ def test_a_step_that_fails_does_not_end_it(kit):
 def test_a_ptxas_that_spills_is_not_accepted(kit):
     code, _, report = kit("--only", "build,machine-code", SPILLS="1")
     assert code == 1
-    step = next(step for step in report["steps"] if step["name"] == "machine-code")
+    step = step_of(report, "machine-code")
     assert step["figures"]["said"] == ["gemm: registers 68 of build/gpu/src/CMakeFiles"]
-    assert (
-        "gemm: registers 68" in (kit.tree / "build/acceptance/report.txt").read_text().split(acceptance_report.MARK)[0]
-    )
+    head, _, _ = (kit.tree / "build/acceptance/report.txt").read_text().partition(acceptance_report.MARK)
+    assert "gemm: registers 68" in head
 
 
 def test_nothing_runs_on_a_build_that_failed(kit):
@@ -330,16 +308,12 @@ def test_nothing_runs_on_a_build_that_failed(kit):
 
 def test_a_step_that_hangs_is_ended_with_all_that_it_started(kit):
     script = kit.tree / "tests/acceptance/acceptance.py"
-    text = script.read_text()
-    assert '"the case table through every step", "steps", 3600' in text
-    script.write_text(
-        text.replace(
-            '"the case table through every step", "steps", 3600', '"the case table through every step", "steps", 1'
-        )
-    )
+    limit = '"the case table through every step", "steps", 3600'
+    assert limit in script.read_text()
+    script.write_text(script.read_text().replace(limit, limit.replace("3600", "1")))
     code, said, report = kit("--only", "build,steps", HANGS="1")
     assert code == 1, said
-    step = next(step for step in report["steps"] if step["name"] == "steps")
+    step = step_of(report, "steps")
     assert "ctest: did not end within 1 s" in step["why"], said
     assert step["seconds"] < 30
     assert states(report)["bench"] == "not run"
@@ -404,9 +378,8 @@ def test_a_rehearsal_says_so_and_asks_no_gpu(kit):
     code, said, report = kit("--emulate", "12.0")
     assert code == 0, said
     assert "proves nothing of a chip" in report["verdict"]
-    assert {name for name, state in states(report).items() if state == "absent"} == {
-        name for name in STEPS if name.startswith("sanitize-")
-    }
+    absent = [name for name, state in states(report).items() if state == "absent"]
+    assert absent == [name for name in STEPS if name.startswith("sanitize-")]
     assert "cmake --preset cpu" in kit.ran and "--preset gpu" not in kit.ran
     assert "sanitizer" not in kit.ran
 

@@ -66,28 +66,40 @@ def test_counts_of_both_languages_are_added(summary):
     own, total = KINDS.index("forks") + 1, sum(range(1, len(KINDS) + 1))
     assert code == 0
     assert row(lines, "forks") == [own + 42, 3, 3, 0, 0]
-    assert (
-        lines[-1]
-        == f"{total + 42} attacks of {len(KINDS)} kinds, {len(KINDS) + 2} passed, 0 failed, 0 skipped, 0 faults"
-    )
+    count = f"{len(KINDS)} kinds, {len(KINDS) + 2} passed, 0 failed, 0 skipped, 0 faults"
+    assert lines[-1] == f"{total + 42} attacks of {count}"
     assert kept["kinds"]["forks"] == {"tried": own + 42, "tests": 3, "passed": 3, "failed": 0, "skipped": 0}
     assert (kept["tier"], kept["attacks"], kept["faults"]) == ("long", total + 42, [])
     assert kept["seconds"] == round(0.5 * (len(KINDS) + 1) + 0.25)
     assert kept["commit"] and kept["date"] and kept["host"]
 
 
-def test_a_failure_is_one(summary):
+NO_KIND = "expected a report of one kind of attack, got none or several"
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        (
+            of_pytest("test_idle", {"attack": "forks", "attacked": 0}),
+            "tests.python.test_idle: passed and attacked nothing",
+        ),
+        (of_pytest("test_idle", {"attack": "forks"}), "tests.python.test_idle: passed and attacked nothing"),
+        (of_ctest("room/B", "cut off"), f"room/B: {NO_KIND}"),
+        (of_ctest("room/B", "attacked: forks 1\nattacked: interrupts 1\n"), f"room/B: {NO_KIND}"),
+        (of_ctest("room/B", "attacked: fork 1\n"), "room/B: expected a kind of attack_kinds.def, got fork"),
+    ],
+)
+def test_a_report_that_names_no_kind_or_tried_nothing_is_a_fault(summary, case, fault):
+    code, lines, kept = summary(*ALL, case)
+    assert code == 1 and f"fault: {fault}" in lines and kept["faults"] == [fault]
+
+
+def test_a_failure_and_a_kind_that_tries_nothing_are_faults(summary):
     code, lines, _ = summary(*ALL, of_ctest("room/B", "attacked: forks 3\n", state="fail"))
-    assert code == 1
-    assert "failed: room/B" in lines
-    assert row(lines, "forks")[2:] == [1, 1, 0]
-
-
-def test_a_kind_that_tries_nothing_is_a_fault(summary):
-    code, lines, kept = summary(*[case for case in ALL if "attacked: forks" not in case])
-    assert code == 1
-    assert "fault: forks: expected attacks, got none in 0 tests" in lines
-    assert kept["faults"] == ["forks: expected attacks, got none in 0 tests"]
+    assert code == 1 and "failed: room/B" in lines and row(lines, "forks")[2:] == [1, 1, 0]
+    code, _, kept = summary(*[case for case in ALL if "attacked: forks" not in case])
+    assert code == 1 and kept["faults"] == ["forks: expected attacks, got none in 0 tests"]
 
 
 def test_a_kind_whose_tests_are_all_skipped_by_name_is_none(summary):
@@ -99,24 +111,8 @@ def test_a_kind_whose_tests_are_all_skipped_by_name_is_none(summary):
     assert row(lines, "gpu failures") == [0, 2, 0, 0, 2]
     assert "skipped: cuda/C (no device)" in lines
     assert kept["skipped_names"] == ["cuda/C", "tests.python.test_c"]
-
-
-def test_a_test_that_passes_and_attacks_nothing_is_a_fault(summary):
-    code, lines, _ = summary(*ALL, of_pytest("test_idle", {"attack": "forks", "attacked": 0}))
-    assert code == 1
-    assert "fault: tests.python.test_idle: passed and attacked nothing" in lines
-    assert summary(*ALL, of_pytest("test_without_fixture", {"attack": "forks"}))[0] == 1
-
-
-def test_a_test_that_names_no_kind_or_two_is_a_fault(summary):
-    words = "expected a report of one kind of attack, got none or several"
-    assert f"fault: room/B: {words}" in summary(*ALL, of_ctest("room/B", "cut off"))[1]
-    assert (
-        f"fault: room/B: {words}" in summary(*ALL, of_ctest("room/B", "attacked: forks 1\nattacked: interrupts 1\n"))[1]
-    )
-    code, lines, _ = summary(*ALL, of_ctest("room/B", "attacked: fork 1\n"))
-    assert code == 1
-    assert "fault: room/B: expected a kind of attack_kinds.def, got fork" in lines
+    failed = of_ctest("cuda/D", "attacked: gpu failures 0\n", state="fail")
+    assert summary(*others, in_cpp, failed)[2]["faults"] == ["gpu failures: expected attacks, got none in 2 tests"]
 
 
 CHOSEN = """
@@ -139,20 +135,21 @@ def test_other():
 
 def test_what_pytest_writes_is_what_is_read(tmp_path):
     """The marker and the fixture of this folder's conftest.py, through pytest's own JUnit file."""
-    (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text().replace(
-        "Path(__file__).resolve().parents[2]", repr(attack_summary.TABLE.parents[2]).replace("PosixPath", "Path")
-    ))  # fmt: skip
-    (tmp_path / "test_chosen.py").write_text(CHOSEN)
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "attack", "-o", "junit_family=xunit1", "--junitxml=out.xml", "."],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    root = repr(attack_summary.TABLE.parents[2]).replace("PosixPath", "Path")
+    conftest = (Path(__file__).parent / "conftest.py").read_text()
+    (tmp_path / "conftest.py").write_text(conftest.replace("Path(__file__).resolve().parents[2]", root))
+
+    def pytest_of(text: str, *options: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "test_chosen.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", *options, "."]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    ran = pytest_of(CHOSEN, "-m", "attack", "-o", "junit_family=xunit1", "--junitxml=out.xml")
     assert ran.returncode == 0, ran.stdout
     tests = [attack_summary.Test(*t) for t in attack_summary.read(tmp_path / "out.xml", more=attack_summary.reported)]
     assert [(t.name, t.state, t.kind, t.tried) for t in tests] == [
         ("test_chosen.test_counts", "passed", "forks", 3),
         ("test_chosen.test_skipped", "skipped", "gpu failures", 0),
     ]
-    (tmp_path / "test_chosen.py").write_text(CHOSEN.replace('"forks"', '"forkz"'))
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "."], cwd=tmp_path, capture_output=True, text=True, check=False)  # fmt: skip
+    ran = pytest_of(CHOSEN.replace('"forks"', '"forkz"'))
     assert ran.returncode != 0 and "expected a kind of attack_kinds.def, got 'forkz'" in ran.stdout + ran.stderr

@@ -47,26 +47,33 @@ def write_own(path: Path, moments: dict[str, np.ndarray], rows: list[int]) -> Pa
     return path
 
 
-def write_imatrix(path: Path, moments: dict[str, np.ndarray], rows: list[int], fused: bool = False) -> Path:
-    """As llama.cpp's imatrix: sums of squares, and how many rows each expert saw."""
+def write_gguf(path: Path, tensors: dict[str, np.ndarray]) -> Path:
     writer = gguf.GGUFWriter(path, "", use_temp_file=False)
     writer.add_type("imatrix")
     writer.add_array("imatrix.datasets", ["wiki.train.raw"])
     writer.add_uint32("imatrix.chunk_count", 3)
     writer.add_uint32("imatrix.chunk_size", 512)
-    counts = np.array(rows, np.float32).reshape(EXPERTS, 1)
-    for layer in range(2):
-        inputs = ("ffn_gate_up_exps",) if fused else ("ffn_up_exps", "ffn_gate_exps")
-        for name in (*inputs, "ffn_down_exps"):
-            values = moments[f"layers.{layer}.{'intermediate' if 'down' in name else 'hidden'}_moments"]
-            writer.add_tensor(f"blk.{layer}.{name}.weight.in_sum2", values * counts)
-            writer.add_tensor(f"blk.{layer}.{name}.weight.counts", counts)
-        writer.add_tensor(f"blk.{layer}.attn_q.weight.in_sum2", np.ones((1, HIDDEN), np.float32))
+    for name, values in tensors.items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_imatrix(path: Path, moments: dict[str, np.ndarray], rows: list[int], fused: bool = False) -> Path:
+    """As llama.cpp's imatrix: sums of squares, and how many rows each expert saw."""
+    counts = np.array(rows, np.float32).reshape(EXPERTS, 1)
+    tensors = {}
+    for layer in range(2):
+        inputs = ("ffn_gate_up_exps",) if fused else ("ffn_up_exps", "ffn_gate_exps")
+        for name in (*inputs, "ffn_down_exps"):
+            values = moments[f"layers.{layer}.{'intermediate' if 'down' in name else 'hidden'}_moments"]
+            tensors[f"blk.{layer}.{name}.weight.in_sum2"] = values * counts
+            tensors[f"blk.{layer}.{name}.weight.counts"] = counts
+        tensors[f"blk.{layer}.attn_q.weight.in_sum2"] = np.ones((1, HIDDEN), np.float32)
+    return write_gguf(path, tensors)
 
 
 def experts(path: Path) -> list[np.ndarray]:
@@ -124,17 +131,6 @@ def test_weighted_errors_are_least_under_their_weights(model, moments, tmp_path)
     assert error["sweep", False].sum() < error["mse", False].sum()
 
 
-def broken(tensors: dict[str, np.ndarray], path: Path) -> Path:
-    writer = gguf.GGUFWriter(path, "", use_temp_file=False)
-    for name, values in tensors.items():
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 SUMS, COUNTS = "blk.0.ffn_gate_exps.weight.in_sum2", "blk.0.ffn_gate_exps.weight.counts"
 ONES, FOUR = np.ones((EXPERTS, HIDDEN), np.float32), np.ones((EXPERTS, 1), np.float32)
 NEGATIVE = ONES.copy()
@@ -163,7 +159,7 @@ NEGATIVE[2, 5] = -3
 def test_wrong_imatrices_are_refused_by_name(model, tmp_path, tensors, message):
     with pytest.raises(nv.BadInput, match=message):
         nv.quantize_checkpoint(
-            model, tmp_path / "out", search="sweep", calibration=broken(tensors, tmp_path / "i.gguf")
+            model, tmp_path / "out", search="sweep", calibration=write_gguf(tmp_path / "i.gguf", tensors)
         )
     assert not (tmp_path / "out").exists()
     with pytest.raises(nv.InvalidArgument, match="calibration: expected search mse or sweep"):

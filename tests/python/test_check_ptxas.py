@@ -69,95 +69,67 @@ def check(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.fixture(params=list(LISTED_OF_TARGET))
-def target(request, check):
-    """A kernel that is as it should be on each target. Call: target(what to change...) -> exit code and output."""
-    listed = LISTED_OF_TARGET[request.param]
+CALLED = """ptxas info    : Function properties for _Z4deepPKfi
+    0 bytes stack frame, 2300 bytes spill stores, 3788 bytes spill loads
+"""
+SERIALIZED = (
+    "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed "
+    "pipeline stage in the function 'k'",
+    "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
+    "dependence on compiler-inserted WG.AR in divergent path in the function 'k'",
+    "ptxas warning : (C7513) some other words",
+    "ptxas info    : (C7517) warpgroup.wait is injected in around line 11 by compiler to allow use of registers defined "
+    "by GMMA in function 'k'",
+)
+
+
+@pytest.mark.parametrize("target", LISTED_OF_TARGET)
+def test_a_good_kernel_passes_and_each_fault_fails_on_every_target(check, target):
+    listed = LISTED_OF_TARGET[target]
     mangled = f"_Z{len(listed)}{listed}v"
     good = {"sm120_gemm1_kernel": PRODUCT, "sm100_gemm1_kernel": OF_SM100["UTCOMMA.4X"]}.get(listed, OTHER)
 
-    def run(*, more: str = "", words=(good,), **changed) -> tuple[int, str]:
-        return check(cubin({mangled: list(words)}), report(mangled, target=request.param, **changed) + more, listed)
+    def run(more: str = "", spills: int = 0) -> tuple[int, str]:
+        return check(cubin({mangled: [good]}), report(mangled, target=target, spills=spills) + more, listed)
 
-    return run
-
-
-def test_a_good_kernel_passes_on_every_target(target):
-    code, out = target()
-    assert code == 0, out
-
-
-def test_spills_fail_on_every_target(target):
-    code, out = target(spills=8)
-    assert code == 1
-    assert "8 spilled" in out
-
-
-def test_spills_of_what_a_kernel_calls_fail_on_every_target(target):
-    code, out = target(
-        more="ptxas info    : Function properties for _Z4deepPKfi\n"
-        "    0 bytes stack frame, 2300 bytes spill stores, 3788 bytes spill loads\n"
-    )
-    assert code == 1
-    assert "_Z4deepPKfi, which is called: 2300 spilled, 3788 reloaded" in out
+    assert run()[0] == 0
+    for fault, words in (
+        ({"spills": 8}, "8 spilled"),
+        ({"more": CALLED}, "_Z4deepPKfi, which is called: 2300 spilled, 3788 reloaded"),
+        *(({"more": said + "\n"}, said) for said in SERIALIZED),
+    ):
+        code, out = run(**fault)
+        assert code == 1 and words in out, fault
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("listed", "words", "code"),
     [
-        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed "
-        "pipeline stage in the function 'k'",
-        "ptxas info    : (C7520) Potential Performance Loss: wgmma.mma_async instructions are serialized due to program "
-        "dependence on compiler-inserted WG.AR in divergent path in the function 'k'",
-        "ptxas warning : (C7513) some other words",
-        "ptxas info    : (C7517) warpgroup.wait is injected in around line 11 by compiler to allow use of registers defined "
-        "by GMMA in function 'k'",
+        ("sm100_gemm1_kernel", [name], 0 if ".4X" in name else 1) for name in OF_SM100
+    ]
+    + [("sm100_bf16_gemm1_kernel", [name], 0 if name == "UTCHMMA" else 1) for name in OF_SM100]
+    + [
+        ("sm120_gemm1_kernel", [MXFP4], 1),
+        ("sm120_gemm1_kernel", [PRODUCT, PRODUCT], 0),
+        ("sm120_gemm1_kernel", [], 1),
     ],
-)
-def test_serialized_wgmma_fails_on_every_target(target, said):
-    code, out = target(more=said + "\n")
-    assert code == 1
-    assert said in out
+)  # fmt: skip
+def test_only_a_kernels_own_products_count(check, listed, words, code):
+    mangled = f"_Z{len(listed)}{listed}v"
+    products = [OF_SM100.get(word, word) for word in words]
+    found, out = check(cubin({mangled: [OTHER, *products], "_Z4packv": [OTHER]}), report(mangled), listed)
+    name = check_ptxas.PRODUCTS[listed].name
+    assert found == code
+    assert (f"{listed}: {name} {len(words)}\n" if code == 0 else f"{name} in the machine code: [0]") in out
 
 
-@pytest.mark.parametrize(("name", "is_the_product"), [(name, ".4X" in name) for name in OF_SM100])
-def test_only_nvfp4_counts_on_sm100(check, name, is_the_product):
-    mangled = "_Z18sm100_gemm1_kernelv"
-    code, out = check(cubin({mangled: [OTHER, OF_SM100[name]]}), report(mangled), "sm100_gemm1_kernel")
-    assert code == (0 if is_the_product else 1)
-    assert ("UTCOMMA.4X 1\n" in out) == is_the_product
-
-
-@pytest.mark.parametrize("name", OF_SM100)
-def test_only_bf16_counts_in_the_bf16_kernels_of_sm100(check, name):
-    mangled = "_Z23sm100_bf16_gemm1_kernelv"
-    code, out = check(cubin({mangled: [OTHER, OF_SM100[name]]}), report(mangled), "sm100_bf16_gemm1_kernel")
-    assert ("UTCHMMA 1\n" in out, code) == ((True, 0) if name == "UTCHMMA" else (False, 1))
-
-
-def test_mxfp4_does_not_count_on_sm120(check):
-    code, out = check(cubin({KERNEL: [OTHER, MXFP4]}), report(KERNEL))
-    assert code == 1
-    assert "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X in the machine code: [0]" in out
-
-
-def test_products_are_counted_by_kernel(check):
-    code, out = check(cubin({KERNEL: [OTHER, PRODUCT, PRODUCT], "_Z4packv": [OTHER]}), report(KERNEL))
-    assert code == 0
-    assert "sm120_gemm1_kernel: OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X 2\n" in out
-
-
-def test_a_kernel_without_products_fails(check):
+def test_a_kernel_without_products_beside_one_with_them_fails(check):
     second = KERNEL.replace("Lm0", "Lm1")
     code, out = check(cubin({KERNEL: [PRODUCT], second: [OTHER]}), report(KERNEL, second))
     assert code == 1
     assert "in the machine code: [1, 0]" in out
 
 
-def test_machine_code_that_is_not_to_be_found_fails(check):
-    for code in (b"", cubin({})):
-        assert check(code, report(KERNEL))[0] == 1
-
-
-def test_a_kernel_without_a_report_fails(check):
-    assert check(cubin({KERNEL: [PRODUCT]}), "")[0] == 1
+def test_machine_code_or_a_report_that_is_not_to_be_found_fails(check):
+    for code, text in ((b"", report(KERNEL)), (cubin({}), report(KERNEL)), (cubin({KERNEL: [PRODUCT]}), "")):
+        assert check(code, text)[0] == 1

@@ -73,7 +73,7 @@ OF_SM120 = """
   .reg .b32 %r<5>; .reg .f32 %f<5>; .reg .b64 %d<2>; .reg .b16 %h<2>;
   ld.param.u64 %d1, [out]; ld.global.v4.b32 {%r1,%r2,%r3,%r4}, [%d1]; ld.global.v4.f32 {%f1,%f2,%f3,%f4}, [%d1+16];
   mov.u16 %h1, 0;
-  mma.sync.aligned.KIND.m16n8k64.row.col.f32.e2m1.e2m1.f32.SCALE {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r1,%r2},
+  mma.sync.aligned.KIND.m16n8k64.row.col.f32.e2m1.e2m1.f32.SCALES {%f1,%f2,%f3,%f4}, {%r1,%r2,%r3,%r4}, {%r1,%r2},
     {%f1,%f2,%f3,%f4}, {%r1}, {%h1,%h1}, {%r2}, {%h1,%h1};
   st.global.v4.f32 [%d1], {%f1,%f2,%f3,%f4};
   ret;
@@ -142,30 +142,19 @@ def test_a_wait_that_ptxas_puts_in_fails(check):
     assert code == 0, out
 
 
-@pytest.mark.parametrize(
-    ("kind", "scale", "expected"),
-    [
-        ("kind::mxf4nvf4.block_scale.scale_vec::4X", "ue4m3", 0),
-        ("kind::mxf4nvf4.block_scale.scale_vec::2X", "ue8m0", 1),
-        ("kind::mxf4.block_scale.scale_vec::2X", "ue8m0", 1),
-    ],
-)
-def test_a_kernel_without_nvfp4_products_fails_on_sm120(check, kind, scale, expected):
-    text = OF_SM120.replace("KIND", kind).replace("SCALE", scale)
-    code, out = check("sm120_gemm1_kernel", "k.ptx", text, "ptxas", "-v", "-arch=sm_120f")
-    assert code == expected, out
+OF_KIND = [
+    (OF_SM120, "sm_120f", "kind::mxf4nvf4.block_scale.scale_vec::4X", "ue4m3", 0),
+    (OF_SM120, "sm_120f", "kind::mxf4nvf4.block_scale.scale_vec::2X", "ue8m0", 1),
+    (OF_SM120, "sm_120f", "kind::mxf4.block_scale.scale_vec::2X", "ue8m0", 1),
+    (OF_SM100, "sm_100f", "kind::mxf4nvf4.block_scale.block16", "[%r1], [%r2],", 0),
+    (OF_SM100, "sm_100f", "kind::mxf4.block_scale.block32", "[%r1], [%r2],", 1),
+    (OF_SM100, "sm_100f", "kind::mxf8f6f4.block_scale.block32", "[%r1], [%r2],", 1),
+    (OF_SM100, "sm_100f", "kind::f16", "", 1),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "scales", "expected"),
-    [
-        ("kind::mxf4nvf4.block_scale.block16", "[%r1], [%r2],", 0),
-        ("kind::mxf4.block_scale.block32", "[%r1], [%r2],", 1),
-        ("kind::mxf8f6f4.block_scale.block32", "[%r1], [%r2],", 1),
-        ("kind::f16", "", 1),
-    ],
-)
-def test_a_kernel_without_nvfp4_products_fails_on_sm100(check, kind, scales, expected):
-    text = OF_SM100.replace("KIND", kind).replace("SCALES", scales)
-    code, out = check("sm100_gemm1_kernel", "k.ptx", text, "ptxas", "-v", "-arch=sm_100f")
+@pytest.mark.parametrize(("text", "arch", "kind", "scales", "expected"), OF_KIND, ids=[row[2] for row in OF_KIND])
+def test_a_kernel_without_nvfp4_products_fails(check, text, arch, kind, scales, expected):
+    text = text.replace("KIND", kind).replace("SCALES", scales)
+    code, out = check(f"{arch[:-1].replace('_', '')}_gemm1_kernel", "k.ptx", text, "ptxas", "-v", f"-arch={arch}")
     assert code == expected, out

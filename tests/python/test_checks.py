@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import check_boundaries
 import check_docs
 import check_includes
 import check_rooms
@@ -166,3 +167,28 @@ def test_a_list_of_names_has_to_have_every_gpu_backend(tree, monkeypatch):
     assert check_docs.tests_in([text])[1] == {"Configurations"}
     (tree / "src/backend/sm100").mkdir()
     assert check_docs.tests_in([text])[1] == set()
+
+
+# ---- a function of the C interface that could throw
+
+ONE = "  return api::guarded([&] { return work(a, b); });\n"
+TWO = """  return api::guarded([&]() -> Status {
+    NVFP4_MOE_TRY(work());
+    return {};
+  });
+"""
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "named"),
+    [
+        (ONE, TWO, []),
+        ("  return work(a, b);\n", TWO, ["nvfp4_moe_one"]),
+        (ONE, "  work();\n" + TWO, ["nvfp4_moe_two"]),
+        (ONE + "  work(c);\n", TWO + "  return work(c);\n", ["nvfp4_moe_one", "nvfp4_moe_two"]),
+    ],
+)
+def test_functions_that_are_more_than_one_guarded_call_are_named(one, two, named):
+    text = f"nvfp4_moe_status nvfp4_moe_one(int64_t a,\n  int64_t b) {{\n{one}}}\n"
+    assert check_boundaries.unguarded(text + f"nvfp4_moe_status nvfp4_moe_two(char** json) {{\n{two}}}\n") == named
+    assert check_boundaries.main() == 0, "the library itself"

@@ -12,18 +12,32 @@ FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
 FP8 = {"num_bits": 8, "type": "float"}
 
 
-@pytest.mark.parametrize(
-    ("declared", "sm100", "sm90", "host"),
-    [("bf16", "bf16", "bf16", "bf16"), ("nvfp4", "nvfp4", "bf16", "int8_block"), ("fp8", "bf16", "fp8", "fp8")],
-)
-def test_auto_is_never_less_precise_than_declared(monkeypatch, declared, sm100, sm90, host):
-    for device, expected in (("sm100", sm100), ("sm90", sm90), ("cpu:avx2", host)):
-        chosen = [{"chosen": False, "backend": "reference"}, {"chosen": True, "backend": device}]
+RULE = {  # what runs by default of what is declared, where a backend does
+    "bf16": {"sm100": "bf16", "cpu": "bf16", "sm90": "bf16"},
+    "nvfp4": {
+        "sm100": "nvfp4", "sm120": "nvfp4", "sm90": "bf16", "cuda": "bf16", "cpu": "int8_block", "cpu:avx2": "int8_block",
+    },
+    "fp8": {"sm90": "fp8", "cpu": "fp8", "cpu:avx2": "fp8", "sm100": "bf16"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", RULE)
+def test_auto_is_never_less_precise_than_declared(monkeypatch, declared):
+    for backend, expected in RULE[declared].items():
+        chosen = [{"chosen": False, "backend": "reference"}, {"chosen": True, "backend": backend}]
         monkeypatch.setattr(_declared, "explain", lambda options, backend, device, chosen=chosen: chosen)
         found, because = choose_activations(SIZES, "cuda:0", "auto", Declared(declared, "quant_algo X"))
         assert found == expected and because.endswith("(quant_algo X)")
+        assert nvfp4_moe.choose_activation_format(declared, backend) == (found, because.removesuffix(" (quant_algo X)"))
         order = _declared._DECLARED
         assert order.index(found) >= order.index(declared)
+
+
+def test_the_rule_refuses_other_names():
+    with pytest.raises(nvfp4_moe.InvalidArgument, match="declared: expected bf16, nvfp4 or fp8, got int8_block"):
+        nvfp4_moe.choose_activation_format("int8_block", "cpu")
+    with pytest.raises(nvfp4_moe.InvalidArgument, match='backend: expected .*sm100.*, got "auto"'):
+        nvfp4_moe.choose_activation_format("nvfp4", "auto")
 
 
 def test_auto_asks_for_the_backend_of_this_device():
@@ -94,6 +108,7 @@ def test_quantized_layers_are_read_matrix_by_matrix():
         return {name.replace("__", "."): {"quant_algo": algo} for name, algo in algorithms.items()}
 
     below = named(m__0__experts__0__up="nvfp4", m__0__experts__1__down="FP8", m__1__experts__0__up="FP8")
+    below |= named(m__0__experts_b__up="FP8")  # another module's
     ask = _declared.modelopt_algorithms
     assert ask(below, ("m.0.experts",), ("up",)) == {"m.0.experts.0.up": "NVFP4", "m.0.experts.1.down": "FP8"}
     assert ask(named(m__0__experts="NVFP4"), ("m.0.experts",), ()) == {"m.0.experts": "NVFP4"}
@@ -103,8 +118,3 @@ def test_quantized_layers_are_read_matrix_by_matrix():
     assert _declared.mixture({"a": "NVFP4", "b": "W4A16_NVFP4"}, known) is None
     said = _declared.mixture({"a": "NVFP4", "b": "NVFP4", "c": "FP8"}, known)
     assert said == "matrices in different formats, expected one: a: NVFP4; c: FP8"
-
-
-def test_an_unknown_declaration_is_refused_by_the_library():
-    with pytest.raises(nvfp4_moe.InvalidArgument):
-        nvfp4_moe.choose_activation_format("int8_block", "cpu")

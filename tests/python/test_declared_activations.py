@@ -37,20 +37,18 @@ def weights_of(name: str, shape) -> np.ndarray:
     return (rng.normal(0, 0.1, shape) * 2.0 ** rng.normal(0, 1, (shape[0], 1))).astype(np.float32)
 
 
-def quantized_tensors(style: str) -> dict[str, torch.Tensor]:
+def quantized_tensors() -> dict[str, torch.Tensor]:
     tensors = {}
     for name, shape in names():
         codes, scales, tensor_scale = nv.quantize(weights_of(name, shape))
-        e4m3 = torch.from_numpy(np.ascontiguousarray(scales)).view(torch.float8_e4m3fn)
-        reciprocal = torch.tensor([1 / np.float64(tensor_scale)], dtype=torch.float32)
-        if style == "modelopt":
-            tensors[name + ".weight"] = torch.from_numpy(codes)
-            tensors[name + ".weight_scale_2"] = torch.tensor(tensor_scale)
-        else:
-            tensors[name + ".weight_packed"] = torch.from_numpy(codes)
-            tensors[name + ".weight_global_scale"] = reciprocal
-        tensors[name + ".weight_scale"] = e4m3
+        tensors[name + ".weight_packed"] = torch.from_numpy(codes)
+        tensors[name + ".weight_global_scale"] = torch.tensor([1 / np.float64(tensor_scale)], dtype=torch.float32)
+        tensors[name + ".weight_scale"] = torch.from_numpy(np.ascontiguousarray(scales)).view(torch.float8_e4m3fn)
     return tensors
+
+
+def float_tensors() -> dict[str, torch.Tensor]:
+    return {name + ".weight": torch.from_numpy(weights_of(name, shape)).bfloat16() for name, shape in names()}
 
 
 def write_config(directory, quantization=None, hf_quantization=None):
@@ -68,28 +66,17 @@ def write_config(directory, quantization=None, hf_quantization=None):
     return directory
 
 
-@pytest.fixture(scope="module")
-def modelopt(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("modelopt")
-    save_file(quantized_tensors("modelopt"), directory / "model.safetensors")
+def checkpoint(make):
+    @pytest.fixture(scope="module")
+    def directory(tmp_path_factory):
+        made = tmp_path_factory.mktemp("declared")
+        save_file(make(), made / "model.safetensors")
+        return made
+
     return directory
 
 
-@pytest.fixture(scope="module")
-def compressed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("compressed")
-    save_file(quantized_tensors("compressed-tensors"), directory / "model.safetensors")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def floats(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("floats")
-    save_file(
-        {name + ".weight": torch.from_numpy(weights_of(name, shape)).bfloat16() for name, shape in names()},
-        directory / "model.safetensors",
-    )
-    return directory
+compressed, floats = checkpoint(quantized_tensors), checkpoint(float_tensors)
 
 
 def arguments(bits: int = 4) -> dict:
@@ -183,26 +170,23 @@ def test_w4a4_experts_run_in_a_more_precise_format_on_hosts(compressed, quantiza
     assert why["because"].startswith("it was asked for; declared: nvfp4 (config_groups ")
 
 
-def test_a_format_that_is_asked_for_may_be_less_precise_and_says_so(compressed):
-    write_config(compressed, WEIGHT_ONLY[0])
-    error, activations = relative_error(compressed, 0, activation_format="nvfp4")
-    assert error > 0.02
-    assert activations["because"] == (
-        "it was asked for, less precise than declared: bf16 (config_groups group_0: input_activations is null)"
-    )
-
-
-def test_fp8_activations_are_declared_and_run(compressed):
-    write_config(compressed, compressed_tensors({"g": group(["Linear"], 8)}))
-    error, activations = relative_error(compressed, 0)
-    assert (activations["format"], activations["declared"]) == ("fp8", "fp8")
-    assert error < 0.1
-
-
-def test_a_scale_that_is_asked_for_keeps_the_declared_format(compressed):
-    write_config(compressed, W4A4[0])
-    opened = nv.MoeLayer.from_checkpoint(compressed, 0, intermediate_scale="fixed", intermediate_fixed=1.0)
-    assert opened.config.activation_format == "nvfp4"
+@pytest.mark.parametrize(
+    ("quantization", "options", "expected", "least", "most"),
+    [
+        (WEIGHT_ONLY[0], {"activation_format": "nvfp4"}, ("nvfp4", "bf16"), 0.02, 1),
+        (compressed_tensors({"g": group(["Linear"], 8)}), {}, ("fp8", "fp8"), 0, 0.1),
+        # A scale that is asked for keeps the declared format.
+        (W4A4[0], {"intermediate_scale": "fixed", "intermediate_fixed": 1.0}, ("nvfp4", "nvfp4"), 0, 1),
+    ],
+)
+def test_what_is_asked_for_and_fp8(compressed, quantization, options, expected, least, most):
+    write_config(compressed, quantization)
+    error, activations = relative_error(compressed, 0, **options)
+    assert (activations["format"], activations["declared"]) == expected and least <= error < most
+    if expected == ("nvfp4", "bf16"):
+        assert activations["because"] == (
+            "it was asked for, less precise than declared: bf16 (config_groups group_0: input_activations is null)"
+        )
 
 
 def test_layers_that_differ_are_read_one_by_one(compressed):
@@ -272,39 +256,6 @@ def test_targets_are_matched_as_compressed_tensors_does(compressed):
     agrees()
 
 
-MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.mlp.gate"]}
-
-
-def modelopt_groups(**input_activations) -> dict:
-    plain = {"num_bits": 4, "type": "float", "group_size": 16}
-    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": plain} | input_activations}}
-
-
-@pytest.mark.parametrize(
-    ("quantization", "expected"),
-    [
-        (MODELOPT, "nvfp4"),
-        (MODELOPT | modelopt_groups(input_activations={"num_bits": 4, "type": "float", "group_size": 16}), "nvfp4"),
-        (MODELOPT | modelopt_groups(input_activations=None), "bf16"),
-        (MODELOPT | modelopt_groups(), "bf16"),
-        (MODELOPT | modelopt_groups(input_activations={"num_bits": 8, "type": "float"}), "fp8"),
-        (MODELOPT | {"quant_algo": "W4A16_NVFP4"}, "bf16"),
-        (MODELOPT | {"quant_algo": "W4A8_NVFP4_FP8"}, "fp8"),
-    ],
-)
-def test_modelopt_s_declarations(modelopt, quantization, expected):
-    write_config(modelopt, quantization)
-    assert declared(modelopt) == [expected] * LAYERS
-
-
-@pytest.mark.parametrize("entry", ["model.layers.0.mlp.experts", "language_model.model.layers.0.mlp.experts"])
-def test_modelopt_s_quantized_layers_may_name_what_contains_the_experts(modelopt, entry):
-    layers = {entry: {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
-    layers |= {name: {"quant_algo": "NVFP4", "group_size": 16} for name, _ in names() if ".layers.1." in name}
-    write_config(modelopt, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
-    assert declared(modelopt) == ["bf16", "nvfp4"]
-
-
 KV_CACHE = {"num_bits": 8, "type": "float", "dynamic": False}
 FP8_GROUP = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float"}, "input_activations": None}
 
@@ -339,30 +290,23 @@ def test_experts_in_floats_load_whatever_else_is_quantized(floats, quantization,
     assert activations["because"] == "no quantization of activations is declared (the experts are floats)"
 
 
-def test_rotated_activations_of_the_experts_are_refused_and_others_are_not(compressed):
-    def transform(location, target):
-        apply = [{"location": location, "targets": [target]}]
-        return {"config_groups": {"R": {"type": "hadamard", "apply": apply}}}
-
-    base = compressed_tensors({"g": group(["Linear"], 4)})
-    for location, target in (
-        ("weight_input", "re:.*down_proj$"),
-        ("weight_output", "Linear"),
-        ("input", "re:.*o_proj$"),
+def test_what_cannot_be_computed_is_refused_when_it_is_opened(compressed):
+    """What is understood of rotations and expressions: tests/checkpoint, Quantization and ModuleRegex."""
+    rotation = {"location": "input", "targets": ["re:.*down_proj$"]}
+    transforms = {"config_groups": {"R": {"type": "hadamard", "apply": [rotation]}}}
+    for config, words in (
+        (
+            compressed_tensors({"g": group(["Linear"], 4)}, transform_config=transforms),
+            "transform_config R: activations must be rotated .* at the input first",
+        ),
+        (
+            compressed_tensors({"g": group(["re:(.)\\1"], 4)}),
+            "config_groups g targets: regular expression .* is not understood here",
+        ),
     ):
-        write_config(compressed, base | {"transform_config": transform(location, target)})
-        assert declared(compressed) == ["nvfp4"] * LAYERS
-    write_config(compressed, base | {"transform_config": transform("input", "re:.*down_proj$")})
-    with pytest.raises(nv.Unsupported, match="transform_config R: activations must be rotated .* at the input first"):
-        nv.Checkpoint(str(compressed))
-
-
-def test_a_hostile_expression_is_refused_by_name_or_ends(compressed):
-    write_config(compressed, compressed_tensors({"g": group(["re:(model|.)*(x|.)*!"], 4)}))
-    assert declared(compressed) == ["bf16"] * LAYERS
-    write_config(compressed, compressed_tensors({"g": group(["re:(.)\\1"], 4)}))
-    with pytest.raises(nv.Unsupported, match="config_groups g targets: regular expression .* is not understood here"):
-        nv.Checkpoint(str(compressed))
+        write_config(compressed, config)
+        with pytest.raises(nv.Unsupported, match=words):
+            nv.Checkpoint(str(compressed))
 
 
 def test_quantize_declares_w4a4_and_reads_it_back(floats, tmp_path):

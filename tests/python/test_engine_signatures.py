@@ -3,20 +3,18 @@
 The package `engine` that a test writes stands for vLLM or SGLang: it has one of each kind of member that tables name.
 """
 
-import importlib
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import zipfile
 
+import check_engine_signatures as script
 import nvfp4_moe
-import nvfp4_moe.engines
 import pytest
 from nvfp4_moe import _signatures
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 SOURCE = """
 from dataclasses import dataclass
@@ -29,6 +27,12 @@ if True:
         return first, second, third
 else:
     helper = None
+
+try:
+    import no_such_module_anywhere
+except ImportError:
+    def fallback(first):
+        return first
 
 CHOICES = ["a"]
 extend = CHOICES.extend
@@ -77,6 +81,7 @@ class Layer(Base):
 
 FITS = (
     ("calls", "{e}.layers:helper", ("first", "third")),
+    ("calls", "{e}.layers:fallback", ("first",)),
     ("calls", "{e}.layers:starred", ("first", "anything")),
     ("has", "{e}.layers:CHOICES", ()),
     ("has", "{e}.layers:extend", ()),
@@ -165,11 +170,6 @@ def test_an_unknown_kind_is_an_error(engine, tmp_path):
 
 # ---- the committed table
 
-spec = importlib.util.spec_from_file_location(
-    "check_engine_signatures", ROOT / "tools/check/check_engine_signatures.py"
-)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 RECORD = json.loads(script.RECORD.read_text())
 
 
@@ -208,8 +208,6 @@ def fake_engine(folder, name, version, source):
 
 def run_report(folder, *arguments, **variables):
     """The report of a fresh interpreter that finds the folder first."""
-    import os
-
     package = pathlib.Path(nvfp4_moe.__file__).parents[1]
     env = dict(os.environ, PYTHONPATH=f"{folder}:{package}", **variables)
     run = subprocess.run(

@@ -3,7 +3,6 @@ of the contract (moe_reference.py)."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -12,11 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import layer_from_checkpoint as script
 import numpy as np
 import nvfp4_moe
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "python" / "layer_from_checkpoint.py"
 TOOL = shutil.which(os.environ.get("NVFP4_MOE_TOOL", "nvfp4-moe"))
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -29,7 +28,7 @@ def example(*arguments, cwd, paths=(), check=True) -> subprocess.CompletedProces
     module = Path(nvfp4_moe.__file__).resolve().parents[1]  # the one under test, wherever the script runs
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, module]))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--tool", str(Path(TOOL).resolve()), *map(str, arguments)],
+        [sys.executable, script.__file__, "--tool", str(Path(TOOL).resolve()), *map(str, arguments)],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -92,7 +91,7 @@ def checkpoint(tmp_path_factory):
     return root / "nvfp4", root / "original"
 
 
-def oracle_errors(script, checkpoint, original, layer, experts, tokens):
+def oracle_errors(checkpoint, original, layer, experts, tokens):
     """{(format, against): relative L2}; against the reference it is the most that the contract leaves open."""
     import moe_reference as oracle
     import torch
@@ -137,17 +136,13 @@ def oracle_errors(script, checkpoint, original, layer, experts, tokens):
 @pytest.mark.parametrize(("layer", "first", "count"), [(0, 0, 6), (1, 2, 3)])
 def test_its_numbers_are_the_oracle_s(checkpoint, tmp_path, layer, first, count):
     pytest.importorskip("matplotlib")
-    spec = importlib.util.spec_from_file_location("layer_from_checkpoint", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-
     nvfp4, original = checkpoint
     tokens = 24
     options = ("--against", original, "--layer", layer, "--tokens", tokens, "--plot", "here.png")
     done = example(nvfp4, *options, "--first-expert", first, "--experts", count, cwd=tmp_path)
     picture(tmp_path / "here.png")
     printed = table(done.stdout)
-    expected = oracle_errors(script, nvfp4, original, layer, range(first, first + count), tokens)
+    expected = oracle_errors(nvfp4, original, layer, range(first, first + count), tokens)
     for form in ("nvfp4", "bf16"):
         room = expected[form, "reference"]
         # Intervals, so the numbers printed to four digits may exceed them by half of the last.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import nvfp4_moe as nv
 import pytest
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import generate_with_transformers as script  # noqa: E402
 import tiny_models as tiny  # noqa: E402
-
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "python" / "generate_with_transformers.py"
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +30,6 @@ def made(tmp_path_factory):
 @pytest.fixture
 def example(capsys):
     """example(words) -> the lines that the script prints."""
-    spec = importlib.util.spec_from_file_location("generate_with_transformers", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
 
     def run(*words):
         script.main([*map(str, words), "--prompt", "w7 w8 w9", "--tokens", "5", "--device", "cpu"])

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
+import exchange_baseline as bench_script
 import pytest
+from rank_environment import rank_environment
 
 torch = pytest.importorskip("torch")
-SCRIPT = Path(__file__).resolve().parent.parent.parent / "bench/exchange_baseline.py"
 HIDDEN, TOP_K, TOKENS = 64, 2, 8
 
 
-def module():
-    spec = importlib.util.spec_from_file_location("exchange_baseline", SCRIPT)
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules["exchange_baseline"] = loaded  # annotations of its classes are resolved there
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 def launch(*words: str) -> list[subprocess.CompletedProcess]:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    environment = {**os.environ, "WORLD_SIZE": "2", **where}
-    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--runs", "2", *words]
-    ranks = [
-        subprocess.Popen(
-            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    environment = rank_environment(2)
+    command = [sys.executable, bench_script.__file__, "--device", "cpu", "--runs", "2", *words]
+    piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}, **piped) for rank in range(2)]
     return [
         subprocess.CompletedProcess(command, rank.wait(), *outs)
         for rank in ranks
@@ -63,12 +44,12 @@ def test_ranks_over_gloo(tmp_path):
     hot = bench["results"][-1]
     assert hot["by_assignment_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
     assert hot["by_token_sent_bytes"] == TOKENS // 2 * TOP_K * HIDDEN * 2
-    assert ranks[0].stdout.strip() == module().table(bench)
+    assert ranks[0].stdout.strip() == bench_script.table(bench)
     assert ranks[1].stdout.strip() == ""
 
 
 def test_a_wrong_sum_ends_it():
-    bench = module()
+    bench = bench_script
     exchange = bench.Exchange.__new__(bench.Exchange)
     exchange.torch, exchange.sizes = torch, bench.Sizes(4, 2, 1)
     exchange.x, exchange.weights = torch.ones(1, 4, dtype=torch.bfloat16), torch.ones(1, 1)
@@ -79,7 +60,7 @@ def test_a_wrong_sum_ends_it():
 
 
 def test_routings_draw_distinct_experts():
-    bench = module()
+    bench = bench_script
     sizes = bench.Sizes(HIDDEN, 16, 4)
     for routing in bench.ROUTINGS:
         ids = bench.draw_ids(sizes, 500, routing, 4, 7)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("safetensors")
 
-sys.path.insert(0, str(Path(__file__).parent / "numpy_only"))
-
-import layers  # noqa: E402
 import nvfp4_moe as nv  # noqa: E402
-from fused_layers import INNER, E, H, K, inputs, opened, parameters, run  # noqa: E402
+from fused_layers import INNER, E, H, K, inputs, layers, opened, parameters, run  # noqa: E402
 from nvfp4_moe import _fused_experts as fused  # noqa: E402
 from nvfp4_moe._fused_parameters import FusedParameters  # noqa: E402
 from nvfp4_moe._load_log import LoadLog  # noqa: E402
 from nvfp4_moe._mxfp4 import cast_mxfp4  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,36 +92,28 @@ def test_ranks_of_any_placement_add_up_to_the_layer(places):
         assert torch.equal(sum(parts), run(whole, hidden, one, weights))
 
 
-def test_ids_that_name_no_expert_add_nothing_under_a_lookup():
+def test_ranks_with_few_experts_or_none():
+    """Ids that name no expert add nothing under a lookup; fewer local experts than top_k; room for an expert that no id names."""
+    hidden, ids, weights = inputs()
     (rank,) = ranks_of([[4, 1]])
-    hidden, ids, weights = inputs()
     for bad in (-1, -7, E, E + 100):
-        assert not run(rank, hidden, torch.full_like(ids, bad), weights).any()
-        assert not run(rank, hidden, torch.full_like(ids, bad, dtype=torch.int32), weights).any()
-
-
-def test_fewer_local_experts_than_top_k():
-    hidden, ids, weights = inputs()
+        for dtype in (ids.dtype, torch.int32):
+            assert not run(rank, hidden, torch.full_like(ids, bad, dtype=dtype), weights).any()
     (rank,) = ranks_of([[3]])
     one = torch.where(ids == 3, ids, -1)
     assert torch.equal(run(rank, hidden, ids, weights), run(opened(parameters()), hidden, one, weights))
+    placement = fused.Placement.from_map(torch.full((E,), -1, dtype=torch.int32), E, 1)
+    assert not run(opened(parameters(experts=range(1)), placement), hidden, ids, weights).any()
 
 
 def test_a_map_that_is_none_is_refused():
-    with pytest.raises(nv.InvalidArgument, match="expected one, since 3 of 6 experts are here"):
-        fused.Placement.from_map(None, E, 3)
-    with pytest.raises(nv.InvalidArgument, match=r"expected \(6,\), got \(5,\)"):
-        fused.Placement.from_map(torch.zeros(5, dtype=torch.int32), E, 3)
-    with pytest.raises(nv.InvalidArgument, match="local experts below 3, got 5"):
-        fused.Placement.from_map(torch.arange(6), E, 3)
-
-
-def test_an_empty_rank_and_a_rank_without_experts_here():
-    expert_map = torch.full((E,), -1, dtype=torch.int32)
-    placement = fused.Placement.from_map(expert_map, E, 1)  # room for one that no id names
-    experts = opened(parameters(experts=range(1)), placement)
-    hidden, ids, weights = inputs()
-    assert not run(experts, hidden, ids, weights).any()
+    for expert_map, words in (
+        (None, "expected one, since 3 of 6 experts are here"),
+        (torch.zeros(5, dtype=torch.int32), r"expected \(6,\), got \(5,\)"),
+        (torch.arange(6), "local experts below 3, got 5"),
+    ):
+        with pytest.raises(nv.InvalidArgument, match=words):
+            fused.Placement.from_map(expert_map, E, 3)
 
 
 def test_a_limit_makes_a_plain_swiglu_a_clamped_one():
@@ -195,23 +185,13 @@ def mxfp4_matrix(random, rows: int, cols: int, spread: int, top: int):
 
 
 def write_mxfp4(directory: Path, experts: list[dict], inner: int, hidden: int) -> None:
-    from safetensors.numpy import save_file
-
     directory.mkdir()
     config = {
-        "model_type": "deepseek_v4",
-        "num_hidden_layers": 1,
-        "hidden_size": hidden,
-        "moe_intermediate_size": inner,
-        "n_routed_experts": len(experts),
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 0,
-        "hidden_act": "silu",
-        "swiglu_limit": 10.0,
-        "routed_scaling_factor": 1.0,
-        "num_hash_layers": 0,
+        "model_type": "deepseek_v4", "num_hidden_layers": 1, "hidden_size": hidden, "moe_intermediate_size": inner,
+        "n_routed_experts": len(experts), "num_experts_per_tok": 2, "n_shared_experts": 0, "hidden_act": "silu",
+        "swiglu_limit": 10.0, "routed_scaling_factor": 1.0, "num_hash_layers": 0,
         "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]},
-    }
+    }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     tensors = {}
     for number, expert in enumerate(experts):
@@ -223,23 +203,19 @@ def write_mxfp4(directory: Path, experts: list[dict], inner: int, hidden: int) -
 
 @pytest.mark.parametrize(("spread", "top"), [(9, 127), (17, 130), (18, 127), (30, 127), (60, 90), (9, 10)])
 def test_the_cast_from_mxfp4_has_the_library_s_bytes(tmp_path, spread, top, count):
-    pytest.importorskip("safetensors")
     random = np.random.default_rng(spread)
     inner, hidden, number = 64, 96, 3
-    experts = [
-        {
-            "w1": mxfp4_matrix(random, inner, hidden, spread, top),
-            "w3": mxfp4_matrix(random, inner, hidden, spread, top - 1),
-            "w2": mxfp4_matrix(random, hidden, inner, spread, top),
-        }
-        for _ in range(number)
-    ]
+    sizes = {
+        "w1": (inner, hidden, spread, top),
+        "w3": (inner, hidden, spread, top - 1),
+        "w2": (hidden, inner, spread, top),
+    }
+    experts = [{name: mxfp4_matrix(random, *size) for name, size in sizes.items()} for _ in range(number)]
     write_mxfp4(tmp_path / "model", experts, inner, hidden)
     checkpoint = nv.Checkpoint(str(tmp_path / "model"))
     total = 0
     for name, part in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
-        codes = torch.from_numpy(np.stack([expert[name][0] for expert in experts]))
-        scales = torch.from_numpy(np.stack([expert[name][1] for expert in experts]))
+        codes, scales = (torch.from_numpy(np.stack([expert[name][at] for expert in experts])) for at in (0, 1))
         before = codes.clone()
         cast_codes, cast_scales, tensor_scale, rounded = cast_mxfp4(codes, scales)
         assert torch.equal(codes, before)
@@ -254,7 +230,6 @@ def test_the_cast_from_mxfp4_has_the_library_s_bytes(tmp_path, spread, top, coun
 
 
 def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
-    pytest.importorskip("safetensors")
     random = np.random.default_rng(3)
     inner, hidden, number = 64, 64, 4
     experts = [{name: mxfp4_matrix(random, 64, 64, 8, 122) for name in ("w1", "w3", "w2")} for _ in range(number)]
@@ -266,35 +241,20 @@ def test_fused_mxfp4_parameters_make_the_checkpoint_s_layer(tmp_path):
     def stack(part, *names):
         return torch.from_numpy(np.stack([np.concatenate([e[name][part] for name in names]) for e in experts]))
 
-    given = {
-        "w13": stack(0, "w1", "w3"),
-        "w13_scale": stack(1, "w1", "w3"),
-        "w13_tensor_scale": None,
-        "w2": stack(0, "w2"),
-        "w2_scale": stack(1, "w2"),
-        "w2_tensor_scale": None,
-    }
-    ours = fused.open_fused(
-        FusedParameters(**given, mxfp4=True),
-        placement=fused.Placement(number),
-        top_k=2,
-        max_tokens=32,
-        swiglu_limit=10.0,
-        activation_format="bf16",
-    )
-    batch = (
-        torch.randn(7, hidden, generator=torch.manual_seed(0)).bfloat16(),
-        torch.randint(0, number, (7, 2)),
-        torch.rand(7, 2),
-    )
+    given = {"w13_tensor_scale": None, "w2_tensor_scale": None, "mxfp4": True}
+    given |= {"w13": stack(0, "w1", "w3"), "w13_scale": stack(1, "w1", "w3"), "w2": stack(0, "w2")}
+    given |= {"w2_scale": stack(1, "w2")}
+    options = {"placement": fused.Placement(number), "top_k": 2, "max_tokens": 32}
+    ours = fused.open_fused(FusedParameters(**given), swiglu_limit=10.0, activation_format="bf16", **options)
+    hidden_states = torch.randn(7, hidden, generator=torch.manual_seed(0)).bfloat16()
+    batch = hidden_states, torch.randint(0, number, (7, 2)), torch.rand(7, 2)
     assert torch.equal(run(ours, *batch), expected.run(*batch))
-    nan = dict(given)
-    nan["w2_scale"] = given["w2_scale"].clone()
-    nan["w2_scale"][1, 2, 0] = 0xFF
+    nan = given["w2_scale"].clone()
+    nan[1, 2, 0] = 0xFF
     with pytest.raises(nv.InvalidArgument, match="local expert 1: expected bytes below 0xFF, got NaN"):
-        fused.open_fused(FusedParameters(**nan, mxfp4=True), placement=fused.Placement(number), top_k=2, max_tokens=32)
+        fused.open_fused(FusedParameters(**given | {"w2_scale": nan}), **options)
     with pytest.raises(nv.Unsupported, match="whole blocks of 32"):
-        FusedParameters(**given, mxfp4=True, intermediate_size=48).stacks()
+        FusedParameters(**given, intermediate_size=48).stacks()
 
 
 # ---- settings, refusals, what a load tells
@@ -329,25 +289,19 @@ def test_settings_that_mean_nothing_are_named(given, environ, message):
         fused.read_settings(given, environ)
 
 
-def test_why_a_layer_is_refused():
+def test_why_a_layer_or_a_slice_is_refused(monkeypatch):
     sizes = {"num_experts": E, "top_k": K, "hidden_size": H, "intermediate_size": INNER}
     assert fused.why_refused(sizes, "cpu", fused.Settings()) is None
-    assert "intermediate_size" in fused.why_refused(sizes | {"intermediate_size": 40}, "cpu", fused.Settings())
-    assert "top_k" in fused.why_refused(sizes | {"top_k": 9}, "cpu", fused.Settings())
+    for name, value in (("intermediate_size", 40), ("top_k", 9)):
+        assert name in fused.why_refused(sizes | {name: value}, "cpu", fused.Settings())
     assert fused.why_refused(sizes, "cuda:99", fused.Settings())
-
-
-def test_a_slice_that_is_refused_says_what_to_do():
     assert fused.why_slice_refused(56, 2, 16, "--option") == (
         "intermediate_size: a rank's slice is 56 of 112, expected a multiple of 16; use expert parallel (--option), which "
         "does not slice experts, or fewer tensor parallel ranks"
     )
     assert fused.why_slice_refused(64, 2, 16, "") is None
     assert fused.why_slice_refused(56, 1, 16, "") is None, "no rank would help"
-
-
-def test_kernels_that_engines_go_before_are_taken_only_where_the_user_insists(monkeypatch):
-    sizes = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32, "activation_format": "bf16"}
+    # Kernels that engines go before are taken only where the user insists.
     monkeypatch.setattr(fused, "explain", lambda options, device: [{"chosen": True, "backend": device}])
     auto, one = ([fused.why_refused(sizes, g, fused.Settings(m)) for g in fused.LEFT_TO_ENGINES] for m in ("auto", "1"))
     assert "the plain kernels" in auto[0] and all("no GPU of its kind" in why for why in auto[1:]) and not any(one)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 
 import numpy as np
 import nvfp4_moe as nv
@@ -34,15 +32,12 @@ FP4 = (Type.NVFP4, Type.MXFP4)
 @pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture(architecture, kind, fused, tmp_path, count):
-    if fused and "gate" not in ARCHITECTURES[architecture].projections:
-        model = Model(architecture, kind)
-        model.tensors["blk.1.ffn_gate_exps.weight"] = model.tensors["blk.1.ffn_up_exps.weight"]
-        refused(model, tmp_path, nv.Unsupported, "blk.1.ffn_gate_exps.weight", "a gate")
-        return
+    row = ARCHITECTURES[architecture]
+    if fused and "gate" not in row.projections:
+        pytest.skip("no gate to fuse")
     model = Model(architecture, kind, fused=fused)
     path = model.write(tmp_path / "model.gguf")
     info = nv.inspect(path)
-    row = ARCHITECTURES[architecture]
     assert (info["family"], info["architecture"], info["quant_method"]) == (row.family, architecture, "gguf")
     assert info["format"] == ("gguf-nvfp4" if kind == Type.NVFP4 else "mxfp4") and info["quant_algo"] == kind.name
     assert info["layers"] == list(row.layers)
@@ -110,26 +105,25 @@ def test_floats_are_quantized_as_quantize_does(kind, tmp_path):
         assert (ours["codes"] == codes).all() and (ours["scales"] == scales).all()
 
 
-@pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("architecture", ["qwen3next", "glm4moe", "glm-dsa", "nemotron_h_moe"])
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [(name, kind) for name in ("qwen3next", "glm4moe", "glm-dsa", "nemotron_h_moe") for kind in FP4]
+    + [("glm4moe", Type.Q8_0), ("glm4moe", Type.BF16)],
+)
 def test_shared_experts(architecture, kind, tmp_path):
+    """One in another type is left to the host."""
     model = Model(architecture, shared_kind=kind)
     path = model.write(tmp_path / "model.gguf")
+    info = nv.inspect(path)
+    assert info["options"]["shared_intermediate_size"] == (model.row.shared if kind in FP4 else 0)
+    if kind not in FP4:
+        found = [f for f in info["findings"] if f["id"] in ("shared_expert_not_loaded", "shared_expert_in_floats")]
+        assert len(found) == 1 and "_shexp.weight" in found[0]["tensor"]
+        return
     layer = model.row.layers[-1]
-    checkpoint = nv.Checkpoint(str(path))
-    shared = checkpoint.shared_expert(layer, 0, 0)
+    shared = nv.Checkpoint(str(path)).shared_expert(layer, 0, 0)
     for p in model.row.projections:
         assert differing(values(shared[p]), model.values[layer, "shared " + p]) == 0
-    assert nv.inspect(path)["options"]["shared_intermediate_size"] == model.row.shared
-
-
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.BF16], ids=lambda kind: kind.name)
-def test_a_shared_expert_in_another_type_is_left_to_the_host(kind, tmp_path):
-    model = Model("glm4moe", shared_kind=kind)
-    info = nv.inspect(model.write(tmp_path / "model.gguf"))
-    found = [f for f in info["findings"] if f["id"] in ("shared_expert_not_loaded", "shared_expert_in_floats")]
-    assert len(found) == 1 and "_shexp.weight" in found[0]["tensor"]
-    assert info["options"]["shared_intermediate_size"] == 0
 
 
 def test_splits(tmp_path, count):
@@ -151,27 +145,18 @@ def test_splits(tmp_path, count):
         nv.inspect(tmp_path)
 
 
-def test_a_first_part_without_tensors(tmp_path, count):
+def test_names_of_files(tmp_path, count):
+    """A first part without tensors; two files in one directory; a cache's name, a hash."""
     model = Model()
-    model.write(tmp_path / "model.gguf", split_max_tensors=4, small_first_shard=True)
+    model.write(tmp_path / "split.gguf", split_max_tensors=4, small_first_shard=True)
     check(tmp_path, model, count, "small first shard")
-
-
-def test_one_directory_one_model(tmp_path):
-    model = Model()
-    path = model.write(tmp_path / "a.gguf")
-    (tmp_path / "b.gguf").symlink_to(path)
+    (tmp_path / "two").mkdir()
+    path = model.write(tmp_path / "two/a.gguf")
+    (tmp_path / "two/b.gguf").symlink_to(path)
     with pytest.raises(nv.BadInput, match="name one of the files"):
-        nv.inspect(tmp_path)
-    assert nv.inspect(path)["layers"] == nv.inspect(tmp_path / "b.gguf")["layers"] == [0, 1]
-
-
-def test_a_cache_names_files_by_their_hash(tmp_path, count):
-    model = Model()
-    path = model.write(tmp_path / "model.gguf")
-    blob = tmp_path / ("0" * 64)
-    path.rename(blob)
-    check(blob, model, count, "by content")
+        nv.inspect(tmp_path / "two")
+    assert nv.inspect(path)["layers"] == nv.inspect(tmp_path / "two/b.gguf")["layers"] == [0, 1]
+    check(path.rename(tmp_path / ("0" * 64)), model, count, "by content")
 
 
 def test_a_layer_runs_as_the_same_weights_do(tmp_path):
@@ -218,7 +203,31 @@ def test_the_packed_cache_knows_files_of_one_directory_apart(tmp_path):
     assert (outputs[1][0] != outputs[2][0]).any()
 
 
-# ---- what is not taken, by name
+def test_experts_behind_a_latent_projection(tmp_path, count):
+    """Nemotron-3 Super: the experts have a width of their own, and the shared expert the model's."""
+    model = Model("nemotron_h_moe", shared_kind=Type.NVFP4)
+    model.fields |= {"embedding_length": 2 * HIDDEN, "moe_latent_size": HIDDEN}
+    for name, shape in (("down", (HIDDEN, 2 * HIDDEN)), ("up", (2 * HIDDEN, HIDDEN))):
+        model.add(f"blk.1.ffn_latent_{name}.weight", np.zeros(shape, np.float32), Type.F32)
+    path = model.write(tmp_path / "model.gguf")
+    info = nv.inspect(path)
+    assert info["options"]["hidden_size"] == HIDDEN and info["options"]["shared_intermediate_size"] == 0
+    found = {finding["id"]: finding for finding in info["findings"]}
+    assert "shared_expert_of_other_width" in found
+    assert not [finding for finding in info["findings"] if finding["severity"] == "error"]
+    assert "projection between the model's width and the experts'" in " ".join(f["text"] for f in info["findings"])
+    check(path, model, count, "latent")
+    layer = nv.MoeLayer.from_checkpoint(path, 1, activation_format="bf16", row_format="fp32")
+    assert layer.config.activation == "relu2"
+    x = np.random.default_rng(0).normal(size=(5, HIDDEN)).astype(np.float32)
+    ids, weights = np.array([[0, 1], [2, 3], [3, 0], [1, 2], [0, 3]], np.int32), np.full((5, 2), 0.5, np.float32)
+    expected = np.zeros((5, HIDDEN))
+    for token in range(5):
+        for k, expert in enumerate(ids[token]):
+            up, down = (model.values[1, p][expert].astype(np.float64) for p in ("up", "down"))
+            expected[token] += weights[token, k] * (down @ np.square(np.maximum(up @ x[token], 0)))
+    error = np.linalg.norm(layer.run(x, ids, weights) - expected) / np.linalg.norm(expected)
+    assert error < 5 * 2.0**-9  # hidden and h rounded to bf16: 2^-9 and the square's twice that, as in family_checks.py
 
 
 OTHERS = [
@@ -248,22 +257,6 @@ def test_other_types_are_refused_by_name(kind, tmp_path):
     assert differing(values(nv.load_expert(path, 1, 0)["gate"]), model.values[1, "gate"][0]) == 0
 
 
-def test_one_projection_in_another_type(tmp_path):
-    model = Model()
-    model.add(
-        "blk.0.ffn_down_exps.weight",
-        random_tensor(np.random.default_rng(1), Type.Q8_0, (EXPERTS, HIDDEN, INTERMEDIATE)),
-        Type.Q8_0,
-    )
-    refused(model, tmp_path, nv.Unsupported, "in two formats, gguf-nvfp4 and", "ffn_down_exps", "Q8_0 experts are not")
-
-
-def test_biases(tmp_path):
-    model = Model()
-    model.add("blk.0.ffn_gate_exps.bias", np.zeros((EXPERTS, INTERMEDIATE), np.float32), Type.F32)
-    refused(model, tmp_path, nv.Unsupported, "biases", "blk.0.ffn_gate_exps.bias")
-
-
 @pytest.mark.parametrize("kind", [Type.MXFP4, Type.NVFP4, Type.BF16], ids=lambda kind: kind.name)
 def test_gpt_oss_has_biases(kind, tmp_path, count):
     model = Model(kind=kind)
@@ -288,54 +281,86 @@ def test_gpt_oss_has_biases(kind, tmp_path, count):
     refused(model, tmp_path, nv.BadInput, "ffn_down_exps.bias", "no such tensor")
 
 
-def test_scales_under_another_name(tmp_path):
-    """Unread, they would leave the weights wrong by a factor."""
-    model = Model()
+def field(name, value=None):
+    """A field of the metadata changed, or left out."""
+
+    def change(model):
+        model.fields[name] = value
+        if value is None:
+            del model.fields[name]
+
+    return change
+
+
+def architecture(name):
+    return lambda model: setattr(model, "architecture", name)
+
+
+def one_projection_in_another_type(model):
+    stored = random_tensor(np.random.default_rng(1), Type.Q8_0, (EXPERTS, HIDDEN, INTERMEDIATE))
+    model.add("blk.0.ffn_down_exps.weight", stored, Type.Q8_0)
+
+
+def biases(model):
+    model.add("blk.0.ffn_gate_exps.bias", np.zeros((EXPERTS, INTERMEDIATE), np.float32), Type.F32)
+
+
+def scales_under_another_name(model):  # unread, they would leave the weights wrong by a factor
     for p in PROJECTIONS:
         model.tensors[f"blk.0.ffn_{p}_exps.weight.scale"] = model.tensors.pop(f"blk.0.ffn_{p}_exps.scale")
-    refused(model, tmp_path, nv.Unsupported, "weight.scale")
 
 
-def test_scales_of_some_projections(tmp_path):
-    model = Model()
+def scales_of_some_projections(model):
     del model.tensors["blk.0.ffn_up_exps.scale"]
-    refused(model, tmp_path, nv.BadInput, "blk.0.ffn_up_exps.scale", "no such tensor")
 
 
-@pytest.mark.parametrize("name", ["grok", "llama5"])
-def test_architectures_that_are_not_read(name, tmp_path):
-    model = Model()
-    model.architecture = name
-    refused(model, tmp_path, nv.Unsupported, name)
+def a_gate(model):
+    model.tensors["blk.1.ffn_gate_exps.weight"] = model.tensors["blk.1.ffn_up_exps.weight"]
+
+
+FIELDS = ("expert_count", "expert_used_count", "embedding_length", "block_count", "expert_feed_forward_length")
+CONTRADICTIONS = [
+    ("expert_count", EXPERTS + 1), ("expert_count", 1 << 20), ("expert_used_count", EXPERTS + 1), ("block_count", 0),
+    ("embedding_length", HIDDEN // 2), ("expert_feed_forward_length", INTERMEDIATE + 16),
+    ("expert_feed_forward_length", "many"),
+]  # fmt: skip
+QWEN3 = [
+    (
+        one_projection_in_another_type,
+        nv.Unsupported,
+        "two formats, gguf-nvfp4 and",
+        "ffn_down_exps",
+        "Q8_0 experts are not",
+    ),
+    (biases, nv.Unsupported, "biases", "blk.0.ffn_gate_exps.bias"),
+    (scales_under_another_name, nv.Unsupported, "weight.scale"),
+    (scales_of_some_projections, nv.BadInput, "blk.0.ffn_up_exps.scale", "no such tensor"),
+    *((architecture(name), nv.Unsupported, name) for name in ("grok", "llama5")),
+    *((field(name), nv.BadInput, f"qwen3moe.{name}", "missing") for name in FIELDS),
+    *((field(name, value), nv.BadInput) for name, value in CONTRADICTIONS),
+    (field("hidden_activation", "gelu"), nv.Unsupported),
+    (field("swiglu_clamp_exp", [7.0, 7.0]), nv.Unsupported),
+]
+NEMOTRON = [
+    (a_gate, nv.Unsupported, "blk.1.ffn_gate_exps.weight", "a gate"),
+    (field("feed_forward_length"), nv.BadInput, "missing"),
+    (field("feed_forward_length", 64), nv.BadInput, "an array of 2 integers"),
+    (field("feed_forward_length", [64]), nv.BadInput, "an array of 2 integers"),
+    (field("feed_forward_length", [0, 0]), nv.BadInput, "no layer of the model"),
+    (field("expert_used_count", [2, 2]), nv.BadInput, "an integer"),  # a width for each layer, as Puzzle's models have
+    (field("expert_feed_forward_length", [INTERMEDIATE] * 2), nv.BadInput, "an integer"),
+    (field("moe_latent_size", 0), nv.BadInput, "an integer"),
+]
 
 
 @pytest.mark.parametrize(
-    "missing", ["expert_count", "expert_used_count", "embedding_length", "block_count", "expert_feed_forward_length"]
+    ("name", "change", "error", "words"),
+    [(n, c, e, w) for n, rows in (("qwen3moe", QWEN3), ("nemotron_h_moe", NEMOTRON)) for c, e, *w in rows],
 )
-def test_missing_fields(missing, tmp_path):
-    model = Model()
-    del model.fields[missing]
-    refused(model, tmp_path, nv.BadInput, f"qwen3moe.{missing}", "missing")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("expert_count", EXPERTS + 1, nv.BadInput),
-        ("expert_count", 1 << 20, nv.BadInput),
-        ("expert_used_count", EXPERTS + 1, nv.BadInput),
-        ("embedding_length", HIDDEN // 2, nv.BadInput),
-        ("expert_feed_forward_length", INTERMEDIATE + 16, nv.BadInput),
-        ("expert_feed_forward_length", "many", nv.BadInput),
-        ("hidden_activation", "gelu", nv.Unsupported),
-        ("swiglu_clamp_exp", [7.0, 7.0], nv.Unsupported),
-        ("block_count", 0, nv.BadInput),
-    ],
-)
-def test_fields_that_contradict(name, value, error, tmp_path):
-    model = Model()
-    model.fields[name] = value
-    refused(model, tmp_path, error)
+def test_what_is_wrong_is_told(name, change, error, words, tmp_path):
+    model = Model(name)
+    change(model)
+    refused(model, tmp_path, error, *words)
 
 
 def test_prediction_blocks_are_not_layers(tmp_path, count):
@@ -355,17 +380,6 @@ def test_quantize_wants_safetensors(tmp_path):
     path = Model(kind=Type.F16).write(tmp_path / "model.gguf")
     with pytest.raises(nv.Unsupported, match="GGUF"):
         nv.quantize_checkpoint(path, tmp_path / "out")
-
-
-# ---- the command line
-
-
-@pytest.fixture
-def tool():
-    path = os.environ.get("NVFP4_MOE_TOOL")
-    if not path:
-        pytest.skip("NVFP4_MOE_TOOL is not set")
-    return lambda *arguments: subprocess.run([path, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("kind", FP4, ids=lambda kind: kind.name)

@@ -3,7 +3,7 @@ transformers' own experts in float64 on weights that transformers' own decoder g
 
 from __future__ import annotations
 
-import json
+import copy
 
 import numpy as np
 import nvfp4_moe as nv
@@ -11,16 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import family_checks as family  # noqa: E402
+from family_checks import LIMIT, W4A16, decoded, relative_l2  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 8, 4, 128, 96, 40
 PREFIX = "model.layers.0.mlp.experts."
-# Roundings to bf16, of hidden and of h: each moves its vector by at most 2^-9, the first moves g and u by as much on average and h
-# by less than 1.1 times that twice. (2 * 1.1 + 1) * 2^-9, here with the room of 5 * 2^-9.
-LIMIT = 5 * 2.0**-9
-
-
-def relative_l2(actual, expected) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def stacks(seed: int) -> dict[str, torch.Tensor]:
@@ -37,31 +33,24 @@ def stacks(seed: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def config_json(quantized: bool) -> str:
+SKIPPED = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": SKIPPED}
+
+
+def write(directory, tensors, quantization=MXFP4):
     config = dict(
         model_type="gpt_oss", architectures=["GptOssForCausalLM"], hidden_act="silu", hidden_size=HIDDEN,
         intermediate_size=INTERMEDIATE, num_hidden_layers=1, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
         experts_per_token=TOP_K, swiglu_limit=7.0,
     )  # fmt: skip
-    if quantized:
-        skipped = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": skipped}
-    return json.dumps(config)
-
-
-def write(directory, tensors, *, quantized: bool):
-    from safetensors.torch import save_file
-
-    router = {"model.layers.0.mlp.router.weight": torch.zeros(EXPERTS, HIDDEN)}
-    named = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(named | router, directory / "model.safetensors")
-    (directory / "config.json").write_text(config_json(quantized))
-    return directory
+    named = {PREFIX + name: tensor for name, tensor in tensors.items()}
+    named["model.layers.0.mlp.router.weight"] = torch.zeros(EXPERTS, HIDDEN)
+    return family.write(directory, named, **config, **({"quantization_config": quantization} if quantization else {}))
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("gpt_oss"), stacks(1), quantized=True)
+    return write(tmp_path_factory.mktemp("gpt_oss"), stacks(1))
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +60,13 @@ def twin():
     from transformers import GptOssConfig
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-    made = modeling.GptOssExperts(
-        GptOssConfig(
-            hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS, num_experts_per_tok=TOP_K
-        )
-    ).double()
+    sizes = dict(hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_local_experts=EXPERTS)
+    made = modeling.GptOssExperts(GptOssConfig(**sizes, num_experts_per_tok=TOP_K)).double()
     tensors = stacks(1)
     with torch.no_grad():
         for name in ("gate_up_proj", "down_proj"):
-            weights = convert_moe_packed_tensors(
-                tensors[name + "_blocks"], tensors[name + "_scales"], dtype=torch.float32
-            )
-            getattr(made, name).copy_(weights)
+            parts = tensors[name + "_blocks"], tensors[name + "_scales"]
+            getattr(made, name).copy_(convert_moe_packed_tensors(*parts, dtype=torch.float32))
             getattr(made, name + "_bias").copy_(tensors[name + "_bias"])
     return made
 
@@ -103,14 +87,13 @@ def expected_of(twin, batch):
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_what_is_published_computes_what_transformers_does(published, twin, batch, backend):
-    layer = nv.MoeLayer.from_checkpoint(published, 0, backend=backend, activation_format="bf16", row_format="fp32")
+    layer = nv.MoeLayer.from_checkpoint(published, 0, backend=backend, **W4A16)
     config = layer.config
     assert config.expert_biases and layer.describe()["expert_biases"]
     assert (config.activation, config.swiglu_limit, config.router_weight) == ("swiglu_oai", 7.0, "after_down")
     assert config.swiglu_alpha == pytest.approx(1.702, rel=2.0**-24)
     expected = expected_of(twin, batch)
-    out = layer.run(*batch)
-    assert relative_l2(out, expected) < LIMIT
+    assert relative_l2(layer.run(*batch), expected) < LIMIT
     # A layer that forgets the biases, or one of the three, is far beyond it.
     for forgotten in range(3):
         for e in range(EXPERTS):
@@ -120,7 +103,7 @@ def test_what_is_published_computes_what_transformers_does(published, twin, batc
             matrices = [(p["codes"], p["scales"], p["tensor_scale"]) for p in parts]
             layer.replace_expert(e, *matrices, biases=tuple(biases))
         assert relative_l2(layer.run(*batch), expected) > 3 * LIMIT
-        layer = nv.MoeLayer.from_checkpoint(published, 0, backend=backend, activation_format="bf16", row_format="fp32")
+        layer = nv.MoeLayer.from_checkpoint(published, 0, backend=backend, **W4A16)
 
 
 @pytest.mark.parametrize("activation_format", ["nvfp4", "int8_block", "fp8"])
@@ -145,54 +128,26 @@ def test_the_bytes_of_each_expert(published):
         assert np.array_equal(expert["down"]["bias"], tensors["down_proj_bias"][e].float().numpy())
 
 
-def test_slices_add_up_to_the_whole(published, batch):
-    """Tensor parallel: the down bias is added by one rank alone."""
-    options = dict(activation_format="bf16", row_format="fp32", backend="reference")
-    whole = nv.MoeLayer.from_checkpoint(published, 0, **options).run(*batch)
-    half = INTERMEDIATE // 2
-    parts = [
-        nv.MoeLayer.from_checkpoint(published, 0, intermediate_slice=s, **options).run(*batch)
-        for s in ((0, half), (half, half))
-    ]
-    assert relative_l2(parts[0] + parts[1], whole.double()) < 1e-6
-
-
-def test_the_packed_cache_keeps_biases(published, batch, tmp_path):
-    options = dict(activation_format="bf16", cache_directory=tmp_path)
-    first = nv.MoeLayer.from_checkpoint(published, 0, **options).run(*batch)
-    assert len(list(tmp_path.glob("*.packed"))) == 1
-    mapped = nv.MoeLayer.from_checkpoint(published, 0, **options)
-    assert torch.equal(mapped.run(*batch), first)
+def test_slices_the_packed_cache_and_inspect(published, batch, tmp_path):
+    family.check_slices_add_up(published, 0, batch, INTERMEDIATE // 2, INTERMEDIATE)
+    _, mapped = family.from_cache(published, 0, batch, tmp_path, activation_format="bf16")
     assert np.array_equal(mapped.expert(3)["down"]["bias"], stacks(1)["down_proj_bias"][3].float().numpy())
+    assert family.warnings_of(published) == []
 
 
-def test_inspect_finds_nothing_wrong(published):
-    findings = nv.inspect(published)["findings"]
-    assert [f for f in findings if f["severity"] != "note"] == []
+def floats_of(twin) -> dict[str, torch.Tensor]:
+    return {name: parameter.to(torch.bfloat16) for name, parameter in twin.named_parameters()}
 
 
 def test_floats_as_transformers_writes_them(twin, batch, tmp_path):
     """(E, K, N), gate and up in alternate columns: quantized at load. Against the module on what was quantized."""
-    import copy
-
-    tensors = {name: p.detach().to(torch.bfloat16) for name, p in twin.named_parameters()}
-    directory = write(tmp_path, tensors, quantized=False)
+    directory = write(tmp_path, floats_of(twin), quantization=None)
     loaded, rounded = nv.Checkpoint(str(directory)), copy.deepcopy(twin)
-    import moe_reference as oracle
-
     with torch.no_grad():
         for e in range(EXPERTS):
-            expert = loaded.expert(0, e)
-            for name in ("gate", "up", "down"):
-                matrix = expert[name]
-                codes, scales = (torch.as_tensor(np.asarray(matrix[part]))[None] for part in ("codes", "scales"))
-                weights = (oracle.decode((codes, scales), 0) * float(matrix["tensor_scale"])).T
-                if name == "down":
-                    rounded.down_proj[e] = weights
-                else:
-                    rounded.gate_up_proj[e][:, name == "up" :: 2] = weights
-    layer = nv.MoeLayer.from_checkpoint(directory, 0, activation_format="bf16", row_format="fp32")
-    out = layer.run(*batch)
+            gate, up, down = (decoded(loaded.expert(0, e)[name]).T for name in ("gate", "up", "down"))
+            rounded.gate_up_proj[e][:, ::2], rounded.gate_up_proj[e][:, 1::2], rounded.down_proj[e] = gate, up, down
+    out = nv.MoeLayer.from_checkpoint(directory, 0, **W4A16).run(*batch)
     assert relative_l2(out, expected_of(rounded, batch)) < LIMIT
     assert relative_l2(out, expected_of(twin, batch)) < 0.2  # what quantizing costs, far from other weights
 
@@ -233,18 +188,16 @@ def test_biases_of_arrays(published, batch):
 def test_what_is_wrong_is_found(tmp_path, change, finding):
     tensors = stacks(3)
     change(tensors)
-    directory = write(tmp_path, tensors, quantized=True)
+    directory = write(tmp_path, tensors)
     assert finding in [f["id"] for f in nv.inspect(directory)["findings"]]
     with pytest.raises((nv.BadInput, ValueError)):
         nv.MoeLayer.from_checkpoint(directory, 0)
 
 
-def test_quantize_refuses_it(published, twin, tmp_path):
-    tensors = {name: p.detach().to(torch.bfloat16) for name, p in twin.named_parameters()}
-    (tmp_path / "in").mkdir()
-    write(tmp_path / "in", tensors, quantized=False)
+def test_quantize_refuses_it(twin, tmp_path):
+    floats = write(tmp_path / "in", floats_of(twin), quantization=None)
     with pytest.raises(nv.Unsupported, match="expected experts without biases"):
-        nv.quantize_checkpoint(str(tmp_path / "in"), str(tmp_path / "out"))
+        nv.quantize_checkpoint(floats, tmp_path / "out")
 
 
 @pytest.mark.parametrize("published_form", [False, True])
@@ -270,10 +223,8 @@ def test_transformers_loads_it(tmp_path, published_form):
             return {key + "_blocks": blocks, key + "_scales": scales}
 
         tiny.rewrite(tmp_path, change)
-        config = json.loads((tmp_path / "config.json").read_text())
-        config["quantization_config"] = json.loads(config_json(True))["quantization_config"]
-        (tmp_path / "config.json").write_text(json.dumps(config))
-    options = adapter.Nvfp4MoeConfig(activation_format="bf16", row_format="fp32")
+        tiny.change_config(tmp_path, quantization_config=MXFP4)
+    options = adapter.Nvfp4MoeConfig(**W4A16)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=options)
     calls, _ = judge.record(model, tiny.logits)
     assert len(calls) == 2

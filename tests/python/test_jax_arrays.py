@@ -65,26 +65,21 @@ def test_a_read_only_buffer_is_not_written() -> None:
             call()
 
 
-def test_a_tensor_that_requires_grad_is_not_written() -> None:
+def test_tensors_that_require_grad_or_are_expanded_are_not_written() -> None:
     torch = pytest.importorskip("torch")
     moe, arrays = layer(), tiny_batch()
-    hidden, ids, weights = (torch.from_numpy(array) for array in arrays)
-    out = torch.zeros_like(hidden, requires_grad=True)
-    with pytest.raises(
-        nv.InvalidArgument, match="out: expected an array that can be written, got a tensor that requires"
+    batch_of = tuple(torch.from_numpy(array) for array in arrays)
+    out = torch.zeros_like(batch_of[0], requires_grad=True)
+    expanded = torch.zeros(1, out.shape[1]).expand_as(out)
+    for wrong, words in (
+        (out, "out: expected an array that can be written, got a tensor that requires"),
+        (expanded, "out: expected .* contiguous, got .* not contiguous"),
     ):
-        moe.run(hidden, ids, weights, out=out)
+        with pytest.raises(nv.InvalidArgument, match=words):
+            moe.run(*batch_of, out=wrong)
     with torch.no_grad():
-        moe.run(hidden, ids, weights, out=out)
+        moe.run(*batch_of, out=out)
     assert (out.detach().numpy() == moe.run(*arrays)).all()
-
-
-def test_an_expanded_tensor_is_not_written() -> None:
-    torch = pytest.importorskip("torch")
-    moe, arrays = layer(), tiny_batch()
-    hidden, ids, weights = (torch.from_numpy(array) for array in arrays)
-    with pytest.raises(nv.InvalidArgument, match="out: expected .* contiguous, got .* not contiguous"):
-        moe.run(hidden, ids, weights, out=torch.zeros(1, hidden.shape[1]).expand_as(hidden))
 
 
 def test_ml_dtypes_bfloat16_comes_back() -> None:

@@ -58,17 +58,9 @@ def run(case: Case, backend: str) -> torch.Tensor:
 
 
 def expected(case: Case, backend: str) -> oracle.Output:
-    return oracle.forward(
-        case.options,
-        case.weights,
-        case.hidden,
-        case.topk_ids,
-        case.topk_weights,
-        input_scale=case.input_scale,
-        first_expert=case.first_expert,
-        out_dtype=case.out_dtype,
-        accuracy=ACCURACY[backend],
-    )
+    arrays = case.weights, case.hidden, case.topk_ids, case.topk_weights
+    options = {name: getattr(case, name) for name in ("input_scale", "first_expert", "out_dtype")}
+    return oracle.forward(case.options, *arrays, **options, accuracy=ACCURACY[backend])
 
 
 def judge(case: Case, backend: str, want: oracle.Output) -> None:
@@ -130,176 +122,125 @@ def test_many_random_layers(backend, count):
 # ---- the judge on trial ----
 
 PLAIN = dict(
-    tokens=6,
-    local=(0, 4),
-    gate=("uniform", "modelopt"),
-    up=("uniform", "modelopt"),
-    down=("uniform", "modelopt"),
-    gains=(2.0, 1.0, 1.0),
-    per_expert=True,
-    same_gate_up_scale=False,
-    hidden="normal",
-    amplitude=1.0,
-    dtype="bfloat16",
-    poison=False,
-    router="uniform",
-    ids="random",
-    id_dtype="int32",
-    out_dtype=None,
-    scale_error=1.0,
-    scale_per_expert=True,
-)
+    tokens=6, local=(0, 4), gains=(2.0, 1.0, 1.0), per_expert=True, same_gate_up_scale=False,
+    gate=("uniform", "modelopt"), up=("uniform", "modelopt"), down=("uniform", "modelopt"),
+    hidden="normal", amplitude=1.0, dtype="bfloat16", poison=False, router="uniform", ids="random", id_dtype="int32",
+    out_dtype=None, scale_error=1.0, scale_per_expert=True,
+)  # fmt: skip
 SHAPE = Options(num_experts=4, top_k=3, hidden_size=96, intermediate_size=64)
-BF16 = dict(activation_format="bf16")
-INT8 = dict(activation_format="int8_block")
-FP8 = dict(activation_format="fp8")
+BF16, INT8, FP8 = (dict(activation_format=name) for name in ("bf16", "int8_block", "fp8"))
 
 
 def layer(seed: int, choices: dict, **build_choices) -> Case:
     return build(replace(SHAPE, **choices), seed, **{**PLAIN, **build_choices})
 
 
-def with_matrix(case: Case, name: str, part: int, change) -> Case:
-    """The case with one array of one matrix changed; part 0: codes, 1: scales, 2: tensor scales."""
-    matrix = list(getattr(case.weights, name))
-    matrix[part] = change(matrix[part].clone())
-    return case.changed(weights=case.weights._replace(**{name: tuple(matrix)}))
+def matrix(name: str, part: int, change):
+    """One array of one matrix changed; part 0: codes, 1: scales, 2: tensor scales. change(array, an expert that is used)."""
+
+    def plant(case: Case) -> Case:
+        arrays = list(getattr(case.weights, name))
+        arrays[part] = change(arrays[part].clone(), int(case.topk_ids.flatten()[0]))
+        return case.changed(weights=case.weights._replace(**{name: tuple(arrays)}))
+
+    return plant
 
 
-def with_options(case: Case, **choices) -> Case:
-    return case.changed(options=replace(case.options, **choices))
+def options(**choices):
+    return lambda case: case.changed(options=replace(case.options, **choices))
 
 
-def set_at(index, change):
-    def apply(tensor):
-        tensor[index] = change(tensor[index])
-        return tensor
+def changed(**changes):
+    """Fields of the case, each by a function of the case."""
+    return lambda case: case.changed(**{name: change(case) for name, change in changes.items()})
+
+
+def at(index, change):
+    """One element of an array; index: behind the expert's."""
+
+    def apply(array, used):
+        where = (used, *index)
+        array[where] = change(array[where])
+        return array
 
     return apply
 
 
-def used(case: Case) -> int:
-    """An expert that a token was sent to."""
-    return int(case.topk_ids.flatten()[0])
+def plus_four(hidden):
+    hidden[0, 0] += 4
+    return hidden
 
 
-def swapped_nibbles(codes):
-    return (codes >> 4) | (codes << 4)
-
-
+CLAMPED, STEP = (dict(activation=f"swiglu_{how}", swiglu_limit=1.5) for how in ("clamped", "step"))
+ONE_ON_INPUT = dict(router_weight="on_input", top_k=1)
 # name: (what the layer should be, what is wrong with the one that runs)
 FAULTS = {
-    "gate's tensor scale doubled": ({}, lambda c: with_matrix(c, "gate", 2, set_at(used(c), lambda s: 2 * s))),
-    "down's tensor scale doubled": ({}, lambda c: with_matrix(c, "down", 2, set_at(used(c), lambda s: 2 * s))),
+    "gate's tensor scale doubled": ({}, matrix("gate", 2, at((), lambda s: 2 * s))),
+    "down's tensor scale doubled": ({}, matrix("down", 2, at((), lambda s: 2 * s))),
     "one ulp of a tensor scale": (
         dict(row_format="fp32", out="float32"),
-        lambda c: with_matrix(c, "down", 2, set_at(used(c), lambda s: torch.nextafter(s, 2 * s))),
+        matrix("down", 2, at((), lambda s: torch.nextafter(s, 2 * s))),
     ),
-    "a block scale one step down": (
-        {},
-        lambda c: with_matrix(c, "down", 1, set_at((used(c), 5, 2), lambda s: s - 1)),
-    ),
-    "one code's sign": ({}, lambda c: with_matrix(c, "down", 0, set_at((used(c), 7, 3), lambda b: b ^ 0x88))),
-    "nibbles swapped": ({}, lambda c: with_matrix(c, "gate", 0, swapped_nibbles)),
-    "block scales of another row": ({}, lambda c: with_matrix(c, "gate", 1, lambda s: s.roll(1, 1))),
-    "gate and up swapped": (
-        {},
-        lambda c: c.changed(weights=Weights(c.weights.up, c.weights.gate, c.weights.down)),
-    ),
+    "a block scale one step down": ({}, matrix("down", 1, at((5, 2), lambda s: s - 1))),
+    "one code's sign": ({}, matrix("down", 0, at((7, 3), lambda b: b ^ 0x88))),
+    "nibbles swapped": ({}, matrix("gate", 0, lambda codes, _: (codes >> 4) | (codes << 4))),
+    "block scales of another row": ({}, matrix("gate", 1, lambda s, _: s.roll(1, 1))),
+    "gate and up swapped": ({}, changed(weights=lambda c: Weights(c.weights.up, c.weights.gate, c.weights.down))),
     "gate's scale for up": (
         {},
-        lambda c: with_matrix(c, "up", 2, lambda _: c.weights.gate[2].clone()),
+        changed(weights=lambda c: c.weights._replace(up=(*c.weights.up[:2], c.weights.gate[2].clone()))),
     ),
-    "alpha of the next expert": ({}, lambda c: with_matrix(c, "down", 2, lambda s: s.roll(1))),
-    "experts one off": ({}, lambda c: c.changed(topk_ids=(c.topk_ids + 1) % 4)),
-    "weights of another choice": ({}, lambda c: c.changed(topk_weights=c.topk_weights.roll(1, 1))),
+    "alpha of the next expert": ({}, matrix("down", 2, lambda s, _: s.roll(1))),
+    "experts one off": ({}, changed(topk_ids=lambda c: (c.topk_ids + 1) % 4)),
+    "weights of another choice": ({}, changed(topk_weights=lambda c: c.topk_weights.roll(1, 1))),
     "combined from the last choice": (
         dict(out="float32"),
-        lambda c: c.changed(topk_ids=c.topk_ids.flip(1), topk_weights=c.topk_weights.flip(1)),
+        changed(topk_ids=lambda c: c.topk_ids.flip(1), topk_weights=lambda c: c.topk_weights.flip(1)),
     ),
-    "router weight before down": ({}, lambda c: with_options(c, router_weight="before_down")),
-    "router weight after down": (
-        dict(router_weight="before_down"),
-        lambda c: with_options(c, router_weight="after_down"),
-    ),
-    "router weight on the output of one expert": (
-        dict(router_weight="on_input", top_k=1),
-        lambda c: with_options(c, router_weight="after_down"),
-    ),
-    "router weight on the input of one expert": (
-        dict(top_k=1),
-        lambda c: with_options(c, router_weight="on_input"),
-    ),
+    "router weight before down": ({}, options(router_weight="before_down")),
+    "router weight after down": (dict(router_weight="before_down"), options(router_weight="after_down")),
+    "router weight on the output of one expert": (ONE_ON_INPUT, options(router_weight="after_down")),
+    "router weight on the input of one expert": (dict(top_k=1), options(router_weight="on_input")),
     "a router weight that hidden's dtype does not hold": (
-        dict(router_weight="on_input", top_k=1, dtype="float32"),
-        lambda c: c.changed(topk_weights=c.topk_weights.bfloat16().float()),
+        dict(ONE_ON_INPUT, dtype="float32"),
+        changed(topk_weights=lambda c: c.topk_weights.bfloat16().float()),
     ),
-    "no clamp": (
-        dict(activation="swiglu_clamped", swiglu_limit=1.5),
-        lambda c: with_options(c, activation="swiglu", swiglu_limit=None),
-    ),
-    "clamp after silu": (
-        dict(activation="swiglu_clamped", swiglu_limit=1.5),
-        lambda c: with_options(c, activation="swiglu_step"),
-    ),
-    "clamp before silu": (
-        dict(activation="swiglu_step", swiglu_limit=1.5),
-        lambda c: with_options(c, activation="swiglu_clamped"),
-    ),
-    "another limit": (
-        dict(activation="swiglu_oai", swiglu_limit=2.0),
-        lambda c: with_options(c, swiglu_limit=2.0 + 2.0**-6),
-    ),
-    "another slope": (
-        dict(activation="swiglu_oai", swiglu_limit=7.0, **BF16),
-        lambda c: with_options(c, swiglu_alpha=1.7),
-    ),
-    "a gate where there is none": (
-        dict(activation="relu2"),
-        lambda c: with_options(c, activation="swiglu"),
-    ),
-    "no gate where there is one": ({}, lambda c: with_options(c, activation="relu2")),
-    "W4A16 instead of W4A4": ({}, lambda c: with_options(c, **BF16)),
-    "W4A4 instead of W4A16": (BF16, lambda c: with_options(c, activation_format="nvfp4")),
-    "W4A16 instead of W4A8": (INT8, lambda c: with_options(c, **BF16)),
-    "W4A8 instead of W4A16": (BF16, lambda c: with_options(c, **INT8)),
-    "W4A16 instead of fp8": (FP8, lambda c: with_options(c, **BF16)),
-    "W4A4 instead of fp8": (FP8, lambda c: with_options(c, activation_format="nvfp4")),
-    "fp8 instead of W4A4": ({}, lambda c: with_options(c, **FP8)),
+    "no clamp": (CLAMPED, options(activation="swiglu", swiglu_limit=None)),
+    "clamp after silu": (CLAMPED, options(activation="swiglu_step")),
+    "clamp before silu": (STEP, options(activation="swiglu_clamped")),
+    "another limit": (dict(activation="swiglu_oai", swiglu_limit=2.0), options(swiglu_limit=2.0 + 2.0**-6)),
+    "another slope": (dict(activation="swiglu_oai", swiglu_limit=7.0, **BF16), options(swiglu_alpha=1.7)),
+    "a gate where there is none": (dict(activation="relu2"), options(activation="swiglu")),
+    "no gate where there is one": ({}, options(activation="relu2")),
+    "W4A16 instead of W4A4": ({}, options(**BF16)),
+    "W4A4 instead of W4A16": (BF16, options(activation_format="nvfp4")),
+    "W4A16 instead of W4A8": (INT8, options(**BF16)),
+    "W4A8 instead of W4A16": (BF16, options(**INT8)),
+    "W4A16 instead of fp8": (FP8, options(**BF16)),
+    "W4A4 instead of fp8": (FP8, options(activation_format="nvfp4")),
+    "fp8 instead of W4A4": ({}, options(**FP8)),
     "fp8 static scale of one expert": (
         dict(activation_scale="static", **FP8),
-        lambda c: c.changed(input_scale=tuple(s * 2**10 for s in c.input_scale)),  # into the subnormal numbers
+        changed(input_scale=lambda c: tuple(s * 2**10 for s in c.input_scale)),  # into the subnormal numbers
     ),
-    "rows not rounded": (dict(out="float32"), lambda c: with_options(c, row_format="fp32")),
-    "rows rounded": (dict(row_format="fp32"), lambda c: with_options(c, row_format="bf16")),
-    "hidden rounded to bf16": (dict(dtype="float32"), lambda c: c.changed(hidden=c.hidden.bfloat16().float())),
-    "one element of hidden": (
-        dict(dtype="float32"),
-        lambda c: c.changed(hidden=set_at((0, 0), lambda x: x + 4)(c.hidden.clone())),
-    ),
+    "rows not rounded": (dict(out="float32"), options(row_format="fp32")),
+    "rows rounded": (dict(row_format="fp32"), options(row_format="bf16")),
+    "hidden rounded to bf16": (dict(dtype="float32"), changed(hidden=lambda c: c.hidden.bfloat16().float())),
+    "one element of hidden": (dict(dtype="float32"), changed(hidden=lambda c: plus_four(c.hidden.clone()))),
     "static scale of one expert": (
         dict(activation_scale="static"),
-        lambda c: c.changed(input_scale=tuple(s / 16 for s in c.input_scale)),
+        changed(input_scale=lambda c: tuple(s / 16 for s in c.input_scale)),
     ),
-    "compat instead of static": (
-        dict(activation_scale="static"),
-        lambda c: with_options(c, activation_scale="compat"),
-    ),
-    "compat instead of dynamic": (
-        dict(intermediate_scale="compat"),
-        lambda c: with_options(c, intermediate_scale="dynamic_token"),
-    ),
+    "compat instead of static": (dict(activation_scale="static"), options(activation_scale="compat")),
+    "compat instead of dynamic": (dict(intermediate_scale="compat"), options(intermediate_scale="dynamic_token")),
     "fixed scale too small": (
         dict(intermediate_scale="fixed", intermediate_fixed=2.0**-9),
-        lambda c: with_options(c, intermediate_fixed=2.0**-14),
+        options(intermediate_fixed=2.0**-14),
     ),
-    "masked choices sent to expert 0": (
-        dict(ids="masked"),
-        lambda c: c.changed(topk_ids=c.topk_ids.clamp(min=0)),
-    ),
-    "ids taken modulo": (dict(ids="bad"), lambda c: c.changed(topk_ids=c.topk_ids % 4)),
-    "another rank's range": (dict(local=(1, 3), ids="random"), lambda c: c.changed(first_expert=0)),
-    "NaN tokens computed": (dict(poison=True), lambda c: c.changed(hidden=c.hidden.nan_to_num(0, 0, 0))),
+    "masked choices sent to expert 0": (dict(ids="masked"), changed(topk_ids=lambda c: c.topk_ids.clamp(min=0))),
+    "ids taken modulo": (dict(ids="bad"), changed(topk_ids=lambda c: c.topk_ids % 4)),
+    "another rank's range": (dict(local=(1, 3), ids="random"), changed(first_expert=lambda _: 0)),
+    "NaN tokens computed": (dict(poison=True), changed(hidden=lambda c: c.hidden.nan_to_num(0, 0, 0))),
 }
 BUILD = {"dtype", "ids", "local", "poison"}
 

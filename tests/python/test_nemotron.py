@@ -7,30 +7,23 @@ from __future__ import annotations
 import copy
 import json
 
-import moe_reference as oracle
-import numpy as np
 import nvfp4_moe as nv
 import pytest
 
 torch = pytest.importorskip("torch")
 modeling = pytest.importorskip("transformers.models.nemotron_h.modeling_nemotron_h")
 
+import family_checks as family  # noqa: E402
+import model_judge as judge  # noqa: E402
+import moe_reference as oracle  # noqa: E402
 from checkpoints import raw  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
+from family_checks import LIMIT, W4A16, decoded, relative_l2  # noqa: E402
 from transformers import NemotronHConfig  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXPERTS, TOP_K, HIDDEN, LATENT, INTERMEDIATE, SHARED, TOKENS = 8, 3, 128, 96, 80, 112, 40
 MIXER = "backbone.layers.1.mixer."
-# Roundings to bf16, of hidden and of h: each moves its vector by at most 2^-9; the first moves u by as much on average and h
-# twice as far. (2 + 1) * 2^-9, here with the room of 5 * 2^-9.
-LIMIT = 5 * 2.0**-9
-W4A16 = dict(activation_format="bf16", row_format="fp32")
 KINDS = {"nano": None, "super": LATENT}
-
-
-def relative_l2(actual, expected) -> float:
-    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def fields(latent: int | None) -> dict:
@@ -69,16 +62,13 @@ def files_of(block) -> dict[str, torch.Tensor]:
 
 
 def write(directory, tensors, latent: int | None, **config):
-    directory.mkdir(exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
     whole = fields(latent) | dict(
         model_type="nemotron_h",
         architectures=["NemotronHForCausalLM"],
         hybrid_override_pattern="ME",
         num_hidden_layers=2,
     )
-    (directory / "config.json").write_text(json.dumps(whole | config))
-    return directory
+    return family.write(directory, tensors, **whole | config)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -90,11 +80,6 @@ def made(request, tmp_path_factory):
     floats = write(directory / "floats", files_of(block), latent)
     nv.quantize_checkpoint(floats, directory / "nvfp4")
     return latent, block, floats, directory / "nvfp4"
-
-
-def decoded(matrix) -> torch.Tensor:
-    codes, scales = (torch.as_tensor(np.asarray(matrix[part]))[None] for part in ("codes", "scales"))
-    return oracle.decode((codes, scales), 0) * float(matrix["tensor_scale"])
 
 
 def twin_of(block, directory, *, shared: bool = False):
@@ -112,20 +97,22 @@ def twin_of(block, directory, *, shared: bool = False):
     return twin
 
 
-def routed(block, hidden):
-    """What the routed experts get (T, their width), and the router's decisions, of transformers' own modules."""
-    with torch.no_grad():
-        _, weights, ids = block.gate(hidden)
-        return block.fc1_latent_proj(hidden), ids.int(), weights.float()
-
-
 @pytest.fixture(scope="module")
 def hidden():
     return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(2)).bfloat16().double()
 
 
+@pytest.fixture(scope="module")
+def batch(made, hidden):
+    """What the routed experts get (T, their width), and the router's decisions, of transformers' own modules."""
+    block = made[1]
+    with torch.no_grad():
+        _, weights, ids = block.gate(hidden)
+        return block.fc1_latent_proj(hidden).float(), ids.int(), weights.float()
+
+
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_quantized_experts_compute_what_transformers_does(made, hidden, backend):
+def test_quantized_experts_compute_what_transformers_does(made, hidden, batch, backend):
     latent, block, _, directory = made
     layer = nv.MoeLayer.from_checkpoint(directory, 1, backend=backend, **W4A16)
     config = layer.config
@@ -133,102 +120,77 @@ def test_quantized_experts_compute_what_transformers_does(made, hidden, backend)
     assert (config.hidden_size, config.intermediate_size) == (latent or HIDDEN, INTERMEDIATE)
     assert config.shared_intermediate_size == 0  # in floats beside NVFP4, or of another width: the caller's
     twin = twin_of(block, directory)
-    x, ids, weights = routed(twin, hidden)
+    x, ids, weights = batch
     with torch.no_grad():
-        expected = twin.experts(x, ids.long(), weights.double())
-        out = layer.run(x.float(), ids, weights)
+        expected = twin.experts(x.double(), ids.long(), weights.double())
+        out = layer.run(*batch)
         assert relative_l2(out, expected) < LIMIT
         # The whole block: the host projects, and adds the shared expert.
         whole = twin.fc2_latent_proj(out.double()) + twin.shared_experts(hidden)
         assert relative_l2(whole, twin(hidden)) < LIMIT
     # Another expert's matrix, or relu in the place of its square, is far beyond the limit.
-    expert = layer.expert(0)
-    other = layer.expert(1)["up"]
-    down = expert["down"]
-    layer.replace_expert(0, None, *((m["codes"], m["scales"], m["tensor_scale"]) for m in (other, down)))
-    assert relative_l2(layer.run(x.float(), ids, weights), expected) > 3 * LIMIT
+    matrices = layer.expert(1)["up"], layer.expert(0)["down"]
+    layer.replace_expert(0, None, *((m["codes"], m["scales"], m["tensor_scale"]) for m in matrices))
+    assert relative_l2(layer.run(*batch), expected) > 3 * LIMIT
 
 
 @pytest.mark.parametrize("activation_format", ["nvfp4", "int8_block", "fp8"])
-def test_other_activations_agree_with_the_contract(made, hidden, activation_format):
+def test_other_activations_agree_with_the_contract(made, batch, activation_format):
     """Each element within the interval that the numeric contract leaves (moe_reference.py, in float64)."""
-    _, block, _, directory = made
-    x, ids, weights = routed(block, hidden)
-    x = x.bfloat16()
-    experts = [nv.load_expert(directory, 1, e) for e in range(EXPERTS)]
-
-    def stack(name):
-        parts = [expert[name] for expert in experts]
-        codes, scales = (torch.stack([torch.as_tensor(p[part]) for p in parts]) for part in ("codes", "scales"))
-        return codes, scales, torch.tensor([p["tensor_scale"] for p in parts], dtype=torch.float32)
-
-    matrices = oracle.Weights(stack("up"), stack("up"), stack("down"))
+    directory, x = made[3], batch[0].bfloat16()
+    matrices = judge.expert_weights(directory, 1, EXPERTS)
+    options = oracle.Options(
+        EXPERTS, TOP_K, x.shape[1], INTERMEDIATE, activation="relu2", activation_format=activation_format
+    )
     for backend, accuracy in (("reference", oracle.EXACT), ("cpu", oracle.CONTRACT)):
         layer = nv.MoeLayer.from_checkpoint(directory, 1, backend=backend, activation_format=activation_format)
-        options = oracle.Options(
-            EXPERTS, TOP_K, x.shape[1], INTERMEDIATE, activation="relu2", activation_format=activation_format
-        )
-        want = oracle.forward(options, matrices, x, ids, weights, accuracy=accuracy)
-        assert not oracle.outside(want, layer.run(x, ids, weights)).any()
+        want = oracle.forward(options, matrices, x, *batch[1:], accuracy=accuracy)
+        assert not oracle.outside(want, layer.run(x, *batch[1:])).any()
         assert float((want.lo == want.hi).double().mean()) > 0.75  # wide intervals would be no judge
 
 
-def test_floats_load_with_the_shared_expert_where_it_has_their_width(made, hidden):
+def test_floats_load_with_the_shared_expert_where_it_has_their_width(made, hidden, batch):
     latent, block, floats, _ = made
     layer = nv.MoeLayer.from_checkpoint(floats, 1, **W4A16)
     assert layer.config.shared_intermediate_size == (0 if latent else SHARED)
     twin = twin_of(block, floats, shared=not latent)
-    x, ids, weights = routed(twin, hidden)
-    out = layer.run(x.float(), ids, weights)
+    x, ids, weights = batch
     with torch.no_grad():
-        expected = twin.experts(x, ids.long(), weights.double())
+        expected = twin.experts(x.double(), ids.long(), weights.double())
         if not latent:
             expected = expected + twin.shared_experts(hidden)
-    assert relative_l2(out, expected) < LIMIT
+    assert relative_l2(layer.run(*batch), expected) < LIMIT
     found = {finding["id"] for finding in nv.inspect(floats)["findings"]}
     assert ("shared_expert_of_other_width" in found) == (latent is not None)
 
 
-def test_from_bf16_gives_the_checkpoints_bits(made, hidden):
+def test_from_bf16_gives_the_checkpoints_bits(made, batch):
     latent, block, floats, _ = made
     layer = nv.MoeLayer.from_checkpoint(floats, 1, shared_intermediate_size=0, **W4A16)
     up, down = (p.detach().bfloat16() for p in (block.experts.up_proj, block.experts.down_proj))
     same = nv.MoeLayer.from_bf16(layer.config, up=up, down=down)
-    batch = routed(block, hidden)
-    batch = (batch[0].float(), *batch[1:])
     assert torch.equal(same.run(*batch), layer.run(*batch))
-    with pytest.raises(ValueError, match="gate: expected None with activation relu2"):
-        nv.MoeLayer.from_bf16(layer.config, gate=up, up=up, down=down)
     gated = nv.MoeConfig(EXPERTS, TOP_K, latent or HIDDEN, INTERMEDIATE)
-    with pytest.raises((ValueError, TypeError), match="gate"):
-        nv.MoeLayer.from_bf16(gated, up=up, down=down)
-    with pytest.raises(ValueError, match="up, down: expected as many experts in each, got 8, 7"):
-        nv.MoeLayer.from_bf16(layer.config, up=up, down=down[:7])
+    for config, stacks, words in (
+        (layer.config, dict(gate=up, up=up, down=down), "gate: expected None with activation relu2"),
+        (gated, dict(up=up, down=down), "gate"),
+        (layer.config, dict(up=up, down=down[:7]), "up, down: expected as many experts in each, got 8, 7"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=words):
+            nv.MoeLayer.from_bf16(config, **stacks)
 
 
-def test_slices_add_up_to_the_whole(made, hidden):
-    _, block, _, directory = made
-    x, ids, weights = routed(block, hidden)
-    options = dict(backend="reference", **W4A16)
-    whole = nv.MoeLayer.from_checkpoint(directory, 1, **options).run(x.float(), ids, weights)
-    parts = [
-        nv.MoeLayer.from_checkpoint(directory, 1, intermediate_slice=s, **options).run(x.float(), ids, weights)
-        for s in ((0, 48), (48, 32))
-    ]
-    assert relative_l2(parts[0] + parts[1], whole.double()) < 1e-6
-
-
-def test_the_packed_cache_holds_layers_without_gates(made, hidden, tmp_path):
-    _, block, _, directory = made
-    x, ids, weights = routed(block, hidden)
-    options = dict(cache_directory=tmp_path, activation_format="fp8")
-    first = nv.MoeLayer.from_checkpoint(directory, 1, **options)
-    assert len(list(tmp_path.glob("*.packed"))) == 1
-    mapped = nv.MoeLayer.from_checkpoint(directory, 1, **options)
-    assert torch.equal(mapped.run(x.float(), ids, weights), first.run(x.float(), ids, weights))
+def test_slices_the_packed_cache_and_inspect(made, batch, tmp_path):
+    latent, _, floats, directory = made
+    family.check_slices_add_up(directory, 1, batch, 48, INTERMEDIATE)
+    first, mapped = family.from_cache(directory, 1, batch, tmp_path, activation_format="fp8")
     assert mapped.describe()["fp8_weights"] == first.describe()["fp8_weights"]
-    assert first.describe()["fp8_weights"]["weights"] == EXPERTS * 2 * x.shape[1] * INTERMEDIATE
+    assert first.describe()["fp8_weights"]["weights"] == EXPERTS * 2 * batch[0].shape[1] * INTERMEDIATE
     assert mapped.expert(2)["gate"] is None
+    for path in (floats, directory):
+        assert family.warnings_of(path) == []
+        said = " ".join(finding["text"] for finding in nv.inspect(path)["findings"])
+        assert ("projection between the model's width and the experts'" in said) == (latent is not None)
 
 
 def mixed(directory, into, latent, algo: str = "NVFP4"):
@@ -253,37 +215,38 @@ def mixed(directory, into, latent, algo: str = "NVFP4"):
     return write(into, tensors, latent, quantization_config=declared)
 
 
+def assert_same_codes(one, other):
+    for e in range(EXPERTS):
+        for matrix in ("up", "down"):
+            mine, theirs = one.expert(e)[matrix], other.expert(e)[matrix]
+            assert (mine["codes"] == theirs["codes"]).all() and (mine["scales"] == theirs["scales"]).all()
+
+
 @pytest.mark.parametrize("algo", ["NVFP4", "W4A16_NVFP4"])
-def test_mixed_precision_has_the_same_experts(made, hidden, tmp_path, algo):
+def test_mixed_precision_has_the_same_experts(made, tmp_path, algo):
     latent, block, _, directory = made
     both = mixed(directory, tmp_path / "mixed", latent, algo)
     layer, plain = (nv.MoeLayer.from_checkpoint(d, 1) for d in (both, directory))
     assert layer.describe()["activations"]["declared"] == ("nvfp4" if algo == "NVFP4" else "bf16")
     assert layer.config.shared_intermediate_size == 0
-    for e in range(EXPERTS):
-        one, two = layer.expert(e), plain.expert(e)
-        assert all(np.array_equal(one[m][part], two[m][part]) for m in ("up", "down") for part in ("codes", "scales"))
+    assert_same_codes(layer, plain)
     findings = {finding["id"]: finding for finding in nv.inspect(both)["findings"]}
     assert ("shared_expert_of_other_width" if latent else "shared_expert_not_loaded") in findings
     assert not [f for f in findings.values() if f["severity"] == "error"]
 
 
-def test_stacks_as_transformers_keeps_them(made, hidden, tmp_path):
+def test_stacks_as_transformers_keeps_them(made, tmp_path):
     latent, block, floats, _ = made
     tensors = {key: tensor for key, tensor in raw(floats).items() if ".experts." not in key}
     for name in ("up_proj", "down_proj"):
         tensors[f"{MIXER}experts.{name}"] = getattr(block.experts, name).detach().bfloat16()
     stacked = write(tmp_path / "stacked", tensors, latent)
-    one, two = (nv.MoeLayer.from_checkpoint(d, 1, **W4A16) for d in (stacked, floats))
-    for e in range(EXPERTS):
-        for name in ("up", "down"):
-            assert np.array_equal(one.expert(e)[name]["codes"], two.expert(e)[name]["codes"])
+    assert_same_codes(*(nv.MoeLayer.from_checkpoint(d, 1, **W4A16) for d in (stacked, floats)))
 
 
-def test_compressed_tensors_and_static_scales(made, hidden, tmp_path):
+def test_compressed_tensors_and_static_scales(made, tmp_path):
     """quantize's other format, and calibrated input scales: of hidden on up, of the intermediate on down."""
-    latent, block, floats, _ = made
-    out = tmp_path / "ct"
+    floats, out = made[2], tmp_path / "ct"
     nv.quantize_checkpoint(floats, out, output_format="compressed-tensors", input_scales={1: (0.25, 0.5)})
     names = {key for key in raw(out) if ".experts.0." in key}
     parts = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
@@ -292,26 +255,26 @@ def test_compressed_tensors_and_static_scales(made, hidden, tmp_path):
     assert layer.describe()["activation_scale"] == {"hidden": 0.25, "intermediate": 8.0}
 
 
+def gate_too(tensors):
+    tensors[f"{MIXER}experts.1.gate_proj.weight"] = tensors[f"{MIXER}experts.1.up_proj.weight"].clone()
+
+
+def cut(tensors):
+    tensors[f"{MIXER}experts.2.up_proj.weight"] = tensors[f"{MIXER}experts.2.up_proj.weight"][:64]
+
+
+def bias_too(tensors):
+    tensors[f"{MIXER}experts.2.up_proj.bias"] = torch.zeros(INTERMEDIATE)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
         (lambda t: t.pop(f"{MIXER}experts.3.up_proj.weight"), nv.BadInput, "experts.3.up_proj.weight"),
         (lambda t: t.pop(f"{MIXER}experts.5.down_proj.weight_scale"), nv.BadInput, "experts.5.down_proj.weight_scale"),
-        (
-            lambda t: t.update({f"{MIXER}experts.1.gate_proj.weight": t[f"{MIXER}experts.1.up_proj.weight"].clone()}),
-            nv.Unsupported,
-            "a gate, which experts of nemotron_h have not",
-        ),
-        (
-            lambda t: t.update({f"{MIXER}experts.2.up_proj.weight": t[f"{MIXER}experts.2.up_proj.weight"][:64]}),
-            nv.BadInput,
-            "experts.2.up_proj.weight",
-        ),
-        (
-            lambda t: t.update({f"{MIXER}experts.2.up_proj.bias": torch.zeros(INTERMEDIATE)}),
-            nv.Unsupported,
-            "bias",
-        ),
+        (gate_too, nv.Unsupported, "a gate, which experts of nemotron_h have not"),
+        (cut, nv.BadInput, "experts.2.up_proj.weight"),
+        (bias_too, nv.Unsupported, "bias"),
     ],
 )
 def test_what_is_wrong_is_told(made, tmp_path, change, error, words):
@@ -322,12 +285,3 @@ def test_what_is_wrong_is_told(made, tmp_path, change, error, words):
     broken = write(tmp_path / "broken", tensors, latent, quantization_config=quantization)
     with pytest.raises(error, match=words):
         nv.MoeLayer.from_checkpoint(broken, 1)
-
-
-def test_inspect_finds_nothing_wrong(made):
-    latent, _, floats, directory = made
-    for path in (floats, directory):
-        findings = nv.inspect(path)["findings"]
-        assert [f for f in findings if f["severity"] != "note"] == []
-        ignored = " ".join(f["text"] for f in findings)
-        assert ("projection between the model's width and the experts'" in ignored) == (latent is not None)

@@ -1,15 +1,9 @@
 """tests/other_cpu/run_room.py is a judge: reports with a planted fault must turn red."""
 
 import copy
-import importlib.util
-import pathlib
 
 import pytest
-
-SCRIPT = pathlib.Path(__file__).parent.parent / "other_cpu" / "run_room.py"
-spec = importlib.util.spec_from_file_location("run_room", SCRIPT)
-run_room = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(run_room)
+import run_room
 
 RUNS = ["avx2", "portable"]
 

@@ -102,17 +102,8 @@ def test_processes_over_a_callers_pipes_have_no_socket() -> None:
     for rank in (0, 1):
         ends = pipes[1 - rank][0], pipes[rank][1]
         command = [sys.executable, "-c", RANK, str(rank), *map(str, ends), CHECKPOINT]
-        ranks.append(
-            subprocess.Popen(
-                command,
-                env=ENVIRONMENT,
-                pass_fds=ends,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+        said = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        ranks.append(subprocess.Popen(command, env=ENVIRONMENT, pass_fds=ends, **said))
     for end in (*pipes[0], *pipes[1]):
         os.close(end)
     for rank, process in enumerate(ranks):
@@ -126,12 +117,8 @@ def test_the_command_line_over_threads_has_no_socket(verb: str) -> None:
     if not tool:
         pytest.skip("NVFP4_MOE_TOOL names no command line tool")
     options = ["--seconds", "0.2", "--tokens", "4"] if verb == "bench" else []
-    process = subprocess.Popen(
-        [tool, verb, CHECKPOINT, "--ep", "2", "--quiet", *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([tool, verb, CHECKPOINT, "--ep", "2", "--quiet", *options], **quiet)
     polls = 0
     while process.poll() is None:
         try:

@@ -58,25 +58,23 @@ def test_a_checkpoint_is_quantized_and_verified(tmp_path):
     if not tool:
         pytest.skip("NVFP4_MOE_TOOL names no command line tool")
     environment = os.environ | {"PATH": f"{Path(tool).resolve().parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", CHECKPOINT], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+
+    def bash(text: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-e", "-c", text]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = bash(CHECKPOINT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {"config.json", "model.safetensors.index.json"} <= {
-        path.name for path in (tmp_path / "model-nvfp4").iterdir()
-    }
-    layer = nvfp4_moe.MoeLayer.from_checkpoint(tmp_path / "model-nvfp4", 0)
-    assert layer.describe()["hidden_size"] > 0
+    model = tmp_path / "model-nvfp4"
+    assert (model / "config.json").exists() and (model / "model.safetensors.index.json").exists()
+    assert nvfp4_moe.MoeLayer.from_checkpoint(model, 0).describe()["hidden_size"] > 0
     # The last line fails if the quantized weights are not those of the original.
-    shard = max((tmp_path / "model-nvfp4").glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    shard = max(model.glob("*.safetensors"), key=lambda path: path.stat().st_size)
     content = bytearray(shard.read_bytes())
     middle = slice(len(content) // 2, len(content) // 2 + 65536)
     content[middle] = bytes(value ^ 0x33 for value in content[middle])
     shard.write_bytes(content)
-    verify = CHECKPOINT.splitlines()[-1]
-    assert subprocess.run(
-        ["bash", "-c", verify], cwd=tmp_path, env=environment, capture_output=True, check=False
-    ).returncode
+    assert bash(CHECKPOINT.splitlines()[-1]).returncode
 
 
 def test_the_figures_are_the_records():

@@ -1,10 +1,13 @@
-"""Records are current and claimed, and the figures of docs/cpu.md, docs/expert-parallel.md and docs/transformers.md are those of their records in bench/results."""
+"""Records are current and claimed, and the figures of the pages are those of their records in bench/results."""
 
 import json
 import re
 from pathlib import Path
 
+import activation_accuracy
+import numpy as np
 import pytest
+import quantize_quality_table
 import records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,3 +191,45 @@ def test_transformers_speed():
         check(second, b)
         if kind:
             check(ratio, b / a if kind == "time" else a / b)
+
+
+# ---- docs/quantize.md and docs/numerics.md: whole tables, and what the pages say of them
+
+
+@pytest.mark.parametrize(
+    ("name", "page", "script"),
+    [
+        ("quantize-quality-cpu-ac116c0", "quantize", quantize_quality_table),
+        ("activation-accuracy-cpu-990086d", "numerics", activation_accuracy),
+    ],
+)
+def test_a_page_has_the_table_of_its_bench(name, page, script):
+    bench, text = record(name), (ROOT / f"docs/{page}.md").read_text()
+    assert script.table(bench) in text and f"commit {bench['commit']}" in text and bench["device"] in text
+
+
+def test_sweep_has_the_best_weights_and_with_calibration_the_best_outputs():
+    bench = record("quantize-quality-cpu-ac116c0")
+    assert f"hidden {bench['hidden']}, intermediate {bench['intermediate']}" in (ROOT / "docs/quantize.md").read_text()
+    assert len(quantize_quality_table.table(bench).splitlines()) == 2 + len({row["method"] for row in bench["results"]})
+    for weights in {row["weights"] for row in bench["results"]}:
+        rows = {row["method"]: row for row in bench["results"] if row["weights"] == weights}
+        best = {key: max(rows.values(), key=lambda row: row[key]) for key in ("weight_sqnr_db", "output_snr_db")}
+        assert best["weight_sqnr_db"] is rows["nvfp4-moe sweep"]
+        assert best["output_snr_db"] is rows["nvfp4-moe sweep, calibration"]
+
+
+def test_fp8_errs_two_fifths_of_nvfp4():
+    script, results = activation_accuracy, record("activation-accuracy-cpu-990086d")["results"]
+    assert len(results) == len(script.SHAPES) * len(script.DISTRIBUTIONS) * len(script.FORMATS)
+    errors = {
+        (row["shape"], row["activations"], row["activation_format"]): row["relative_l2_to_w4a16"] for row in results
+    }
+    ratios = [error / errors[(*key[:2], "nvfp4")] for key, error in errors.items() if key[2] == "fp8"]
+    assert 0.36 < min(ratios) and max(ratios) < 0.405
+
+
+def test_the_bench_rounds_bf16_to_nearest_even():
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
+    assert np.array_equal(activation_accuracy.to_bf16(x), torch.from_numpy(x).to(torch.bfloat16).float().numpy())

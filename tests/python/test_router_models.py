@@ -46,24 +46,14 @@ class Config(dict):
             raise AttributeError(name) from None
 
 
-def deepseek(model_type: str, experts: int, top_k: int, groups: int, kept: int, factor: float = 2.5, norm: bool = True):
-    return Config(
-        model_type=model_type,
-        n_routed_experts=experts,
-        num_local_experts=experts,
-        num_experts=experts,
-        num_experts_per_tok=top_k,
-        n_group=groups,
-        topk_group=kept,
-        norm_topk_prob=norm,
-        routed_scaling_factor=factor,
-    )
-
-
 def plain(model_type: str, experts: int, top_k: int, **more: Any) -> Config:
-    return Config(
-        model_type=model_type, num_experts=experts, num_local_experts=experts, num_experts_per_tok=top_k, **more
-    )
+    sizes = dict(num_experts=experts, num_local_experts=experts, num_experts_per_tok=top_k)
+    return Config(model_type=model_type, **sizes, **more)
+
+
+def deepseek(model_type: str, experts: int, top_k: int, groups: int, kept: int, factor: float = 2.5, norm: bool = True):
+    more = dict(n_group=groups, topk_group=kept, norm_topk_prob=norm, routed_scaling_factor=factor)
+    return plain(model_type, experts, top_k, n_routed_experts=experts, **more)
 
 
 def v4(experts: int, top_k: int, **more: Any) -> Config:
@@ -182,28 +172,26 @@ def test_against_transformers(name: str, dtype) -> None:
 def test_model_configs_that_are_declined() -> None:
     from_config = nv.RouterConfig.from_model_config
     good = ROUTERS["deepseek_v3"][2]
-    for model_type in ("kimi_k3", "motif", "glm5_next", "qwen3_6_moe"):
-        with pytest.raises(nv.Unsupported, match=f"model_type {model_type}: its router is not known"):
-            from_config({**good, "model_type": model_type})
-    with pytest.raises(nv.Unsupported, match="model_type 'gpt2': expected one of mixtral"):
-        from_config({**good, "model_type": "gpt2"})
-    for name in ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"):
-        with pytest.raises(nv.BadInput, match=f"{name}: missing, and the router of deepseek_v3 needs it"):
-            from_config({key: value for key, value in good.items() if key != name})
-    for name, value in (("scoring_func", "softmax"), ("topk_method", "greedy")):
-        with pytest.raises(nv.Unsupported, match=name):
-            from_config({**good, name: value})
-    for name, value in (("n_group", "8"), ("n_group", True), ("norm_topk_prob", 1), ("routed_scaling_factor", "2.5")):
-        with pytest.raises(nv.BadInput, match=f"{name}: expected"):
-            from_config({**good, name: value})
-    v2 = ROUTERS["deepseek_v2"][2]
-    with pytest.raises(nv.Unsupported, match="norm_topk_prob: expected False"):
-        from_config({**v2, "norm_topk_prob": True})
-    with pytest.raises(nv.Unsupported, match="topk_method"):
-        from_config({**v2, "topk_method": "noaux_tc"})
-    v4_config = ROUTERS["deepseek_v4"][2]
-    with pytest.raises(nv.InvalidArgument, match="layer: expected one"):
-        from_config(v4_config)
+    v2, v4_config = ROUTERS["deepseek_v2"][2], ROUTERS["deepseek_v4"][2]
+    without = {name: {key: value for key, value in good.items() if key != name} for name in good}
+    needed = ("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor")
+    wrong = (("n_group", "8"), ("n_group", True), ("norm_topk_prob", 1), ("routed_scaling_factor", "2.5"))
+    for config, error, words in (
+        *(
+            ({**good, "model_type": name}, nv.Unsupported, f"model_type {name}: its router is not known")
+            for name in ("kimi_k3", "motif", "glm5_next", "qwen3_6_moe")
+        ),
+        ({**good, "model_type": "gpt2"}, nv.Unsupported, "model_type 'gpt2': expected one of mixtral"),
+        *((without[n], nv.BadInput, f"{n}: missing, and the router of deepseek_v3 needs it") for n in needed),
+        *(({**good, name: value}, nv.BadInput, f"{name}: expected") for name, value in wrong),
+        ({**good, "scoring_func": "softmax"}, nv.Unsupported, "scoring_func"),
+        ({**good, "topk_method": "greedy"}, nv.Unsupported, "topk_method"),
+        ({**v2, "norm_topk_prob": True}, nv.Unsupported, "norm_topk_prob: expected False"),
+        ({**v2, "topk_method": "noaux_tc"}, nv.Unsupported, "topk_method"),
+        (v4_config, nv.InvalidArgument, "layer: expected one"),
+    ):
+        with pytest.raises(error, match=words):
+            from_config(config)
 
 
 def test_model_configs_in_wrappers_and_layers() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
+from rank_environment import rank_environment
 
 pytest.importorskip("torch.distributed")
 
@@ -98,24 +97,9 @@ with open(f"{out}/{rank}", "w") as file:
 """
 
 
-def rank_environment(world, timeout):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world),
-        "EXCHANGE_TIMEOUT": str(timeout),
-        "NVFP4_MOE_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-
-
 def launch(tmp_path, what, world, timeout):
     """The message of each rank (None if it left none), and how long they took."""
-    environment = rank_environment(world, timeout)
+    environment = rank_environment(world, EXCHANGE_TIMEOUT=str(timeout), NVFP4_MOE_THREADS="1")
     command = [sys.executable, "-c", RANK, what, str(tmp_path)]
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(world)]
     start = time.monotonic()

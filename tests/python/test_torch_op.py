@@ -111,8 +111,9 @@ def op_calls(layer, linear) -> dict[str, tuple]:
     x = inputs(5)
     codes, scales, tensor_scale = op.quantize(x[0], "dynamic_token")
     logits, bias = x[0][:, :16], torch.linspace(-1, 1, 16)
-    table = torch.arange(20).reshape(10, 2) % 16
+    table, gemm = torch.arange(20).reshape(10, 2) % 16, (x[0], x[0][:3].clone())
     router = (logits, 2, "sigmoid", True, 1e-20, 2.5, 4, 2, "top2_sum", bias)
+    by_hash = (logits, 2, "sqrt_softplus", True, 0.0, 1.0, 1, 1, "max", None, torch.arange(5), table)
     chosen = {"topk_ids": torch.empty(5, 2, dtype=torch.int64), "topk_weights": torch.empty(5, 2)}
     return {
         "moe_layer": (op.moe_layer.default, (*x, layer.handle)),
@@ -125,18 +126,10 @@ def op_calls(layer, linear) -> dict[str, tuple]:
         "swiglu_quantize": (op.swiglu_quantize.default, (x[0],)),
         "swizzle_scales": (op.swizzle_scales.default, (scales,)),
         "unswizzle_scales": (op.unswizzle_scales.default, (op.swizzle_scales(scales), 5, 4)),
-        "router_gemm": (op.router_gemm.default, (x[0], x[0][:3].clone()), {"logits_dtype": torch.float32}),
-        "router_gemm.out": (
-            op.router_gemm.out,
-            (x[0], x[0][:3].clone()),
-            {"out": torch.empty(5, 3, dtype=torch.bfloat16)},
-        ),
+        "router_gemm": (op.router_gemm.default, gemm, {"logits_dtype": torch.float32}),
+        "router_gemm.out": (op.router_gemm.out, gemm, {"out": torch.empty(5, 3, dtype=torch.bfloat16)}),
         "select_experts": (op.select_experts.default, router),
-        "select_experts by hash": (
-            op.select_experts.default,
-            (logits, 2, "sqrt_softplus", True, 0.0, 1.0, 1, 1, "max", None, torch.arange(5), table),
-            {"ids_dtype": torch.int64},
-        ),
+        "select_experts by hash": (op.select_experts.default, by_hash, {"ids_dtype": torch.int64}),
         "select_experts.out": (op.select_experts.out, router, {"ids_dtype": torch.int64, **chosen}),
     }
 
@@ -221,14 +214,6 @@ def test_a_router_and_its_layer_are_one_graph(layer):
     assert len(graphs) == 1
 
 
-@pytest.mark.long
-def test_inductor_compiles_a_router_and_its_layer(layer):
-    compiled = torch.compile(routed_block, fullgraph=True, dynamic=True)
-    for tokens in (3, 7, 32):
-        hidden = inputs(tokens)[0]
-        assert torch.equal(compiled(hidden, layer.handle), routed_block(hidden, layer.handle))
-
-
 def test_one_graph_serves_every_layer_and_token_count():
     backend, graphs = counting_backend()
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=backend)
@@ -263,11 +248,14 @@ def test_a_stack_of_layers_is_one_graph():
 
 
 @pytest.mark.long
-def test_inductor_compiles_it(layer):
-    compiled = torch.compile(block_out, fullgraph=True)
-    x = inputs(5, torch.float32)
+def test_inductor_compiles_layers_and_routers(layer):
     # Inductor may keep fp32 where eager rounds to bf16; in fp32 there is nothing to keep.
-    assert torch.equal(compiled(*x, layer.handle), block_out(*x, layer.handle))
+    x = inputs(5, torch.float32)
+    assert torch.equal(torch.compile(block_out, fullgraph=True)(*x, layer.handle), block_out(*x, layer.handle))
+    compiled = torch.compile(routed_block, fullgraph=True, dynamic=True)
+    for tokens in (3, 7, 32):
+        hidden = inputs(tokens)[0]
+        assert torch.equal(compiled(hidden, layer.handle), routed_block(hidden, layer.handle))
 
 
 def test_fake_tensors_run_nothing(layer):
@@ -289,16 +277,19 @@ def test_a_dropped_layers_handle_says_so(layer, linear):
     op.moe_layer(*x, handle)
     del gone
     gc.collect()
-    with pytest.raises(ValueError, match=f"layer handle {handle}: expected a live layer, got one that was dropped"):
-        op.moe_layer(*x, handle)
-    with pytest.raises(ValueError, match="layer handle 1000000000: expected one that a layer gave out"):
-        op.moe_layer(*x, 1_000_000_000)
-    with pytest.raises(ValueError, match="out_features: expected 32, the linear's, got 48"):
-        op.linear(x[0], linear.handle, 48)
-    with pytest.raises(ValueError, match="linear handle 0: expected one that a linear gave out"):
-        op.linear(x[0], 0, 32)
-    with pytest.raises(ValueError, match=r"topk_weights: expected \(3, 2\) float32 on cpu.*float64"):
-        op.moe_layer(x[0], x[1], x[2].double(), layer.handle)
+    for words, call, arguments in (
+        (f"layer handle {handle}: expected a live layer, got one that was dropped", op.moe_layer, (*x, handle)),
+        ("layer handle 1000000000: expected one that a layer gave out", op.moe_layer, (*x, 1_000_000_000)),
+        ("out_features: expected 32, the linear's, got 48", op.linear, (x[0], linear.handle, 48)),
+        ("linear handle 0: expected one that a linear gave out", op.linear, (x[0], 0, 32)),
+        (
+            r"topk_weights: expected \(3, 2\) float32 on cpu.*float64",
+            op.moe_layer,
+            (x[0], x[1], x[2].double(), layer.handle),
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call(*arguments)
 
 
 def test_torch_tensors_are_judged_as_torch_calls_them(layer):

@@ -1,10 +1,12 @@
 """Every model class that the transformers adapter names, loaded by AutoModelForCausalLM.from_pretrained from NVFP4
-checkpoints of both formats, judged at equal router decisions (model_judge.py)."""
+checkpoints of both formats and from the producers' own exports, judged at equal router decisions (model_judge.py); and
+generate(): eager, with a static cache, and compiled, the same tokens."""
 
 from __future__ import annotations
 
 import shutil
 
+import nvfp4_moe as nv
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 import model_judge as judge  # noqa: E402
 import nvfp4_moe.transformers as adapter  # noqa: E402
 import tiny_models as tiny  # noqa: E402
+from checkpoints import raw  # noqa: E402
 from tiny_models import load, logits, paths_of, stock_twin  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,25 +25,45 @@ FORMATS = ("modelopt", "compressed-tensors")
 LINEARS = r"(_proj|\.w[123]|wq_a|wq_b|wkv|wo_b|q_a_proj|lm_head|^head)$"
 
 
+def judged(original, directory, stems, run=logits):
+    """Loads a checkpoint and judges it: each packed module by the contract, the model around them by transformers' own class.
+    Every linear of the files' stems is packed, and judged. The paths of experts."""
+    model = load(directory)
+    calls, got = judge.judged(model, directory, paths_of(model, stems), run)
+    experts = [p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4Experts)]
+    twin = stock_twin(original, model)
+    packed = {p for p, module in model.named_modules() if isinstance(module, adapter.Nvfp4LinearModule)}
+    assert packed == set(paths_of(twin, stems)) == set(calls) - set(experts)
+    assert torch.equal(got, judge.replayed(twin, calls, run))
+    assert got.isfinite().all() and got.std() > 0
+    return experts
+
+
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize("kind", tiny.MODELS)
 def test_experts_and_linears_at_equal_router_decisions(kind, output_format, checkpoint):
     original, directory = checkpoint(kind, output_format)
     stems = tiny.quantize_linears(directory, LINEARS, output_format=output_format)
-    model = load(directory)
-    calls, got = judge.record(model, logits)
-    experts = [p for p in calls if isinstance(model.get_submodule(p), adapter.Nvfp4Experts)]
-    assert len(experts) == (1 if kind in ("deepseek_v3", "glm4_moe") else 2)
-    wrong = judge.outside(model, calls, directory, paths_of(model, stems))
-    assert not any(wrong.values()), wrong
-    twin = stock_twin(original, model)
-    # Every linear that was quantized is packed, and was judged above.
-    packed = {p for p, module in model.named_modules() if isinstance(module, adapter.Nvfp4LinearModule)}
-    assert packed == set(paths_of(twin, stems)) and len(packed) >= 4
-    assert packed == set(calls) - set(experts)
-    again = judge.replayed(twin, calls, logits)
-    assert torch.equal(got, again)
-    assert got.isfinite().all() and got.std() > 0
+    experts = judged(original, directory, stems)
+    assert len(experts) == (1 if kind in ("deepseek_v3", "glm4_moe") else 2) and len(stems) >= 4
+
+
+@pytest.mark.parametrize("producer", ["modelopt", "compressed_tensors"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_exports_of_real_producers(made, family, producer):
+    """Experts and whatever else they quantize."""
+
+    def run(model):
+        with torch.no_grad():
+            return model(torch.arange(3, 3 + 22).reshape(2, 11) * 7 % 29 + 3, use_cache=False).logits
+
+    directory = made(family) / producer
+    leaves = (".weight_scale_2", ".weight_global_scale")
+    quantized = {key.rpartition(".")[0] for key in raw(directory) if key.endswith(leaves)}
+    stems = {stem for stem in quantized if ".experts." not in stem}
+    assert judged(made(family) / "original", directory, stems, run)
+    if producer == "modelopt":  # which leaves out the head and the router alone
+        assert len(stems) >= 8
 
 
 def test_planted_faults_are_seen(checkpoint):
@@ -51,14 +74,14 @@ def test_planted_faults_are_seen(checkpoint):
     shutil.copytree(directory, truth)
     scale = "model.layers.0.mlp.experts.2.down_proj.weight_scale_2"
 
-    def judged():
+    def outside():
         model = load(directory)
         calls, _ = judge.record(model, logits)
         return judge.outside(model, calls, truth, {stem: stem})
 
-    assert set(judged().values()) == {0}
+    assert set(outside().values()) == {0}
     tiny.rewrite(directory, lambda key, tensor: {key: tensor * 2 if key == scale else tensor})
-    wrong = judged()
+    wrong = outside()
     assert wrong.pop("model.layers.0.mlp.experts") > 0 and set(wrong.values()) == {0}
     shutil.rmtree(directory)
     shutil.copytree(truth, directory)
@@ -69,7 +92,7 @@ def test_planted_faults_are_seen(checkpoint):
         return {key: tensor}
 
     tiny.rewrite(directory, flip)
-    wrong = judged()
+    wrong = outside()
     assert wrong.pop(stem) > 0 and set(wrong.values()) == {0}
 
 
@@ -82,3 +105,97 @@ def test_a_wrong_input_of_a_module_is_seen(checkpoint):
     twin.model.layers[1].mlp.gate.weight.data[0] *= 1.5
     with pytest.raises(AssertionError, match="layers.1.mlp.experts: another input"):
         judge.replayed(twin, calls, logits)
+
+
+# ---- generate()
+
+PROMPT = torch.tensor([[7, 11, 13, 17, 19, 23], [101, 99, 150, 31, 5, 8]])
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """make(kind) -> a model whose experts and linears are NVFP4, loaded once."""
+    root, models = tmp_path_factory.mktemp("generate"), {}
+
+    def loaded(kind):
+        if kind not in models:
+            tiny.write_original(root / kind, kind)
+            directory = root / f"{kind}-nvfp4"
+            nv.quantize_checkpoint(root / kind, directory)
+            tiny.quantize_linears(directory, r"(_proj|lm_head|wq_b|wo_b)$", output_format="modelopt")
+            models[kind] = load(directory, dtype=torch.float32)
+        return models[kind]
+
+    return loaded
+
+
+def tokens(model, **options):
+    options |= {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    made = model.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), **options)
+    assert made.shape == (2, 14)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3", "glm4_moe", "minimax_m2"])
+def test_a_static_cache_gives_the_same_tokens(make, kind):
+    model = make(kind)
+    eager = tokens(model)
+    assert torch.equal(tokens(model, cache_implementation="static"), eager)
+    assert not torch.equal(eager[0, 6:], eager[1, 6:])  # the prompt matters
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v4"])
+def test_caches_of_a_class_of_their_own(make, kind):
+    """These classes have no static cache: as the same model without a cache."""
+    model = make(kind)
+    assert torch.equal(tokens(model), tokens(model, use_cache=False))
+
+
+def test_a_compiled_model_is_one_graph(make):
+    """No graph break, and one graph for other token counts: the handles are constants of their modules."""
+    model = make("qwen3_moe")
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)
+    with torch.no_grad():
+        for length in (5, 6, 9):
+            ids = torch.arange(3, 3 + 2 * length).reshape(2, length)
+            assert torch.equal(compiled(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+    assert len(graphs) == 1
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert sum("nvfp4_moe.moe_layer" in name for name in called) == 2
+    assert sum("nvfp4_moe.linear" in name for name in called) == 9  # four of each attention, and the head
+
+
+def test_compiled_generation_gives_the_same_tokens(make):
+    """As generate() compiles with a static cache: fullgraph, through the compiler's own fakes and functionalization."""
+    model = make("qwen3_moe")
+    eager = tokens(model)
+    compile_config = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compile_config._compile_all_devices = True
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    made = tokens(model, cache_implementation="static", compile_config=compile_config)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1  # it was compiled
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch.equal(made, eager)
+
+
+def test_a_longer_prompt_than_one_run_takes(make):
+    """A prompt in parts gives what it gives at once: a token's bits do not depend on its batch under this backend."""
+    model = make("qwen3_moe")
+    eager = tokens(model)
+    modules = [m for m in model.modules() if isinstance(m, (adapter.Nvfp4Experts, adapter.Nvfp4LinearModule))]
+    kept = [module.max_tokens for module in modules]
+    try:
+        for module in modules:
+            module.max_tokens = 5
+        assert torch.equal(tokens(model), eager)
+    finally:
+        for module, most in zip(modules, kept, strict=True):
+            module.max_tokens = most

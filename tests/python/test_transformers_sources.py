@@ -11,14 +11,10 @@ transformers = pytest.importorskip("transformers")
 
 import nvfp4_moe.transformers as adapter  # noqa: E402
 import tiny_models as tiny  # noqa: E402
-from tiny_models import load, logits  # noqa: E402
+from tiny_models import load, logits, packed  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def packed(model):
-    return [module for module in model.modules() if isinstance(module, adapter.Nvfp4Experts)]
 
 
 def hub_cache(root, directory):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -34,110 +36,43 @@ _LATENT = dict(q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=16, qk_nope_hea
 _SHARED = dict(n_routed_experts=4, n_shared_experts=1, first_k_dense_replace=1)
 
 
-def _qwen3_moe() -> Any:
-    return transformers.Qwen3MoeConfig(
-        **_BASE, **_FEW, intermediate_size=64, num_key_value_heads=2, head_dim=16, num_experts=4, norm_topk_prob=True
-    )
-
-
-def _qwen3_next() -> Any:
-    return transformers.Qwen3NextConfig(
-        **_BASE,
-        **_FEW,
-        intermediate_size=64,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        shared_expert_intermediate_size=32,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-    )
-
-
-def _mixtral() -> Any:
-    return transformers.MixtralConfig(
-        **_BASE, intermediate_size=32, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2
-    )
-
-
-def _deepseek_v3() -> Any:
-    return transformers.DeepseekV3Config(
-        **_BASE, **_FEW, **_LATENT, **_SHARED, intermediate_size=64, num_key_value_heads=4, n_group=2, topk_group=1
-    )
-
-
-def _deepseek_v4() -> Any:
-    return transformers.DeepseekV4Config(
-        **_BASE,
-        **_FEW,
-        num_key_value_heads=1,
-        head_dim=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        swiglu_limit=0.05,  # low enough for these weights to be clamped
-        q_lora_rank=32,
-        qk_rope_head_dim=16,
-        o_groups=2,
-        o_lora_rank=16,
-        index_n_heads=2,
-        index_head_dim=16,
-        index_topk=16,
-        num_hash_layers=1,
-    )
-
-
-def _glm4_moe() -> Any:
-    return transformers.Glm4MoeConfig(
-        **_BASE, **_FEW, **_SHARED, intermediate_size=64, num_key_value_heads=2, head_dim=16, n_group=1, topk_group=1
-    )
-
-
-def _minimax_m2() -> Any:
-    return transformers.MiniMaxM2Config(
-        **_BASE, intermediate_size=32, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2
-    )
-
-
-def _nemotron_h(latent: int | None = None) -> Any:
-    """Nemotron-3 Nano; with a latent width Super: experts without a gate, of 32 channels behind a projection."""
-    base = {name: value for name, value in _BASE.items() if name != "num_hidden_layers"}
-    return transformers.NemotronHConfig(
-        **base,
-        **_FEW,
-        layers_block_type=["linear_attention", "moe", "full_attention", "moe"],
-        intermediate_size=64,
-        num_key_value_heads=2,
-        head_dim=16,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        moe_shared_expert_intermediate_size=48,
-        moe_latent_size=latent,
-        n_group=2,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        mamba_num_heads=16,  # in_proj has a multiple of 16 rows
-        mamba_head_dim=4,
-        ssm_state_size=16,
-        n_groups=2,
-        chunk_size=16,
-        expand=1,
-        use_mamba_kernels=False,
-    )
-
-
+_GQA = dict(num_key_value_heads=2, head_dim=16)
+_QWEN = dict(_BASE, **_FEW, **_GQA, intermediate_size=64, num_experts=4)
+_LINEAR = dict(
+    linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=16, linear_value_head_dim=16
+)  # fmt: skip
+_MIXTRAL = dict(_BASE, **_GQA, intermediate_size=32, num_local_experts=4, num_experts_per_tok=2)
+# Nemotron-3 Nano; with a latent width Super: experts without a gate, of 32 channels behind a projection.
+_NEMOTRON = dict(
+    {name: value for name, value in _BASE.items() if name != "num_hidden_layers"}, **_FEW, **_GQA, intermediate_size=64,
+    layers_block_type=["linear_attention", "moe", "full_attention", "moe"], n_routed_experts=4, n_shared_experts=1,
+    moe_shared_expert_intermediate_size=48, n_group=2, topk_group=1, routed_scaling_factor=2.5,
+    mamba_num_heads=16,  # in_proj has a multiple of 16 rows
+    mamba_head_dim=4, ssm_state_size=16, n_groups=2, chunk_size=16, expand=1, use_mamba_kernels=False,
+)  # fmt: skip
+_DEEPSEEK_V4 = dict(
+    _BASE, **_FEW, num_key_value_heads=1, head_dim=32, n_routed_experts=4, n_shared_experts=1, q_lora_rank=32,
+    swiglu_limit=0.05,  # low enough for these weights to be clamped
+    qk_rope_head_dim=16, o_groups=2, o_lora_rank=16, index_n_heads=2, index_head_dim=16, index_topk=16, num_hash_layers=1,
+)  # fmt: skip
+_GROUPS = dict(_BASE, **_FEW, **_SHARED, intermediate_size=64, topk_group=1)
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3MoeConfig", dict(_QWEN, norm_topk_prob=True)),
+    "qwen3_next": (
+        "Qwen3NextConfig",
+        dict(_QWEN, **_LINEAR, shared_expert_intermediate_size=32, layer_types=["linear_attention", "full_attention"]),
+    ),
+    "mixtral": ("MixtralConfig", _MIXTRAL),
+    "deepseek_v3": ("DeepseekV3Config", dict(_GROUPS, **_LATENT, num_key_value_heads=4, n_group=2)),
+    "deepseek_v4": ("DeepseekV4Config", _DEEPSEEK_V4),
+    "glm4_moe": ("Glm4MoeConfig", dict(_GROUPS, **_GQA, n_group=1)),
+    "minimax_m2": ("MiniMaxM2Config", _MIXTRAL),
+    "nemotron_h": ("NemotronHConfig", dict(_NEMOTRON, moe_latent_size=None)),
+    "nemotron_h_latent": ("NemotronHConfig", dict(_NEMOTRON, moe_latent_size=32)),
+}
 MODELS: dict[str, Callable[[], Any]] = {
-    "qwen3_moe": _qwen3_moe,
-    "qwen3_next": _qwen3_next,
-    "mixtral": _mixtral,
-    "deepseek_v3": _deepseek_v3,
-    "deepseek_v4": _deepseek_v4,
-    "glm4_moe": _glm4_moe,
-    "minimax_m2": _minimax_m2,
-    "nemotron_h": _nemotron_h,
-    "nemotron_h_latent": lambda: _nemotron_h(latent=32),
+    kind: functools.partial(lambda name, fields: getattr(transformers, name)(**copy.deepcopy(fields)), *made)
+    for kind, made in _KINDS.items()
 }
 
 
@@ -260,6 +195,10 @@ def load(directory: Path, dtype: torch.dtype = torch.bfloat16, **options: Any) -
     declared = transformers.AutoConfig.from_pretrained(directory).quantization_config["quant_method"]
     given = {"quantization_config": adapter.Nvfp4MoeConfig(**options)} if options or declared != "modelopt" else {}
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **given)
+
+
+def packed(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, adapter.Nvfp4Experts)]
 
 
 def logits(model: Any) -> torch.Tensor:

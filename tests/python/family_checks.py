@@ -1,0 +1,59 @@
+"""What the tests of several model families share: a checkpoint of one block against transformers' own block in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import moe_reference as oracle
+import numpy as np
+import nvfp4_moe as nv
+import torch
+from safetensors.torch import save_file
+
+W4A16: dict[str, Any] = dict(activation_format="bf16", row_format="fp32")
+# Roundings to bf16, of hidden and of h: each moves its vector by at most 2^-9. The first moves g and u by as much on average,
+# and h by less than 1.1 times that twice: (2 * 1.1 + 1) * 2^-9, here with the room of 5 * 2^-9.
+LIMIT = 5 * 2.0**-9
+
+
+def relative_l2(actual: Any, expected: Any) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+def decoded(matrix: Any) -> torch.Tensor:
+    """(rows, K) float64 of an expert's matrix as this library holds it."""
+    codes, scales = (torch.as_tensor(np.asarray(matrix[part]))[None] for part in ("codes", "scales"))
+    return oracle.decode((codes, scales), 0) * float(matrix["tensor_scale"])
+
+
+def write(directory: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def warnings_of(path: Path) -> list[dict[str, Any]]:
+    return [finding for finding in nv.inspect(path)["findings"] if finding["severity"] != "note"]
+
+
+def check_slices_add_up(path: Path, layer: int, batch: Any, first_rows: int, rows: int) -> None:
+    """Tensor parallel; of experts with biases the down bias is added by one rank alone."""
+    options = dict(backend="reference", **W4A16)
+    whole = nv.MoeLayer.from_checkpoint(path, layer, **options).run(*batch)
+    one, two = (
+        nv.MoeLayer.from_checkpoint(path, layer, intermediate_slice=part, **options).run(*batch)
+        for part in ((0, first_rows), (first_rows, rows - first_rows))
+    )
+    assert relative_l2(one + two, whole.double()) < 1e-6
+
+
+def from_cache(path: Path, layer: int, batch: Any, cache: Path, **options: Any) -> tuple[nv.MoeLayer, nv.MoeLayer]:
+    """A layer that was packed into a cache, and the one that was mapped from there, which gives the same bits."""
+    first = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)
+    assert len(list(cache.glob("*.packed"))) == 1
+    mapped = nv.MoeLayer.from_checkpoint(path, layer, cache_directory=cache, **options)
+    assert torch.equal(mapped.run(*batch), first.run(*batch))
+    return first, mapped

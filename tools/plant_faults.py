@@ -40,8 +40,12 @@ def first_failure(tests: str) -> str:
         )
         failed = re.search(r"Test +#\d+: (\S+) [.]*\*", log)
     else:
+        engine = re.match(r"tests/engines/(\w+)/", tests)
+        python = ROOT / f".deps/engines/{engine[1]}/bin/python" if engine else pathlib.Path(sys.executable)
+        if not python.exists():
+            return f"cannot be planted: ./dev engines {engine[1]} makes the environment of its tests"
         code, log = run(
-            [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not long", *tests.split()]
+            [str(python), "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not long", *tests.split()]
         )
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", log, re.MULTILINE)
     return "" if code == 0 else failed.group(1) if failed else (log.strip().splitlines() or ["no output"])[-1]

@@ -190,9 +190,18 @@ def steps_of(options, tools, capability):
     return steps
 
 
-def is_of_part(step, part):
-    """Whether a part has this step: both begin with the build, which then makes what the part needs."""
-    return step.name == "build" or part == "" or step.name.startswith("sanitize-") == (part == "sanitizers")
+def left_out(step, options, report):
+    """Why a step is not run, other than by what the machine lacks; "" if it is. Both parts begin with the build, which then
+    makes what the part needs."""
+    part = options.part
+    if part and step.name != "build" and step.name.startswith("sanitize-") != (part == "sanitizers"):
+        return f"not of the part {part}"
+    if options.only and step.name not in options.only.split(","):
+        return "left out by --only"
+    if step.name in options.skip.split(","):
+        return "left out by --skip"
+    failed = step.needs and report_file.state(report, step.needs) == "failed"
+    return f"{step.needs} failed" if failed and not step.absent else ""
 
 
 def end_group(process):
@@ -265,57 +274,39 @@ def run_step(step, folder):
     return entry
 
 
-def first_line(*command):
+def lines_of(*command):
+    """What a command prints; nothing where it fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().splitlines()[-1] if done.returncode == 0 and done.stdout.strip() else ""
+        return []
+    return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
 def machine_facts(emulate):
     """Of the machine and the tree, without names and addresses."""
     asked = "name,compute_cap,driver_version,memory.total,power.limit,clocks.max.sm,clocks.max.memory"
-    gpu = (
-        first_line(
-            "nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", "-i", chosen_device()["CUDA_VISIBLE_DEVICES"]
-        )
-        if not emulate
-        else ""
-    )
-    fields = dict(zip(asked.split(","), (value.strip() for value in gpu.split(",")), strict=False)) if gpu else {}
-    cpu = re.search(r"model name\s*:\s*(.*)", _text("/proc/cpuinfo"))
+    query = [
+        "nvidia-smi",
+        f"--query-gpu={asked}",
+        "--format=csv,noheader",
+        "-i",
+        chosen_device()["CUDA_VISIBLE_DEVICES"],
+    ]
+    gpu = dict(zip(asked.split(","), re.split(r",\s*", "".join(lines_of(*query)[-1:])), strict=False))
+    cpus = pathlib.Path("/proc/cpuinfo")
+    cpu = re.search(r"model name\s*:\s*(.*)", cpus.read_text() if cpus.exists() else "")
     return {
-        "gpu": {"emulated": emulate} if emulate else fields,
-        "gpus": len(first_lines("nvidia-smi", "-L")) if not emulate else 0,
-        "nvcc": first_line("nvcc", "--version"),
-        "compiler": _head("c++", "--version"),
+        "gpu": {"emulated": emulate} if emulate else gpu if gpu["name"] else {},
+        "gpus": 0 if emulate else len(lines_of("nvidia-smi", "-L")),
+        "nvcc": "".join(lines_of("nvcc", "--version")[-1:]),
+        "compiler": "".join(lines_of("c++", "--version")[:1]),
         "kernel": os.uname().release,
         "cpu": cpu.group(1) if cpu else "",
         "cpus": os.cpu_count(),
-        "commit": first_line("git", "rev-parse", "HEAD"),
-        "changed_files": len(first_lines("git", "status", "--porcelain", "-uno")),
+        "commit": "".join(lines_of("git", "rev-parse", "HEAD")),
+        "changed_files": len(lines_of("git", "status", "--porcelain", "-uno")),
     }
-
-
-def _text(path):
-    try:
-        return pathlib.Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def first_lines(*command):
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-        ).stdout.splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-
-
-def _head(*command):
-    return next(iter(first_lines(*command)), "")
 
 
 def print_plan(steps, options, path):
@@ -372,16 +363,10 @@ def main(arguments=None):
         ended = options.resume and report_file.state(report, step.name) in ("passed", "failed")
         if ended and not (options.part and step.name == "build"):
             print(f"== {step.name}: kept, {report_file.state(report, step.name)}", flush=True)
-        elif not is_of_part(step, options.part):
-            report_file.put(report, {"name": step.name, "state": "not run", "why": f"not of the part {options.part}"})
-        elif options.only and step.name not in options.only.split(","):
-            report_file.put(report, {"name": step.name, "state": "not run", "why": "left out by --only"})
-        elif step.name in options.skip.split(","):
-            report_file.put(report, {"name": step.name, "state": "not run", "why": "left out by --skip"})
+        elif why := left_out(step, options, report):
+            report_file.put(report, {"name": step.name, "state": "not run", "why": why})
         elif step.absent:
             report_file.put(report, {"name": step.name, "state": "absent", "why": step.absent})
-        elif step.needs and report_file.state(report, step.needs) == "failed":
-            report_file.put(report, {"name": step.name, "state": "not run", "why": f"{step.needs} failed"})
         else:
             print(f"== {step.name} (at most {step.limit_s} s)", flush=True)
             report_file.put(report, {"name": step.name, "state": "running", "why": "did not end"})

@@ -13,17 +13,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
+from gpu import LAYERS, assert_comes_back, layers, needs_gpu, on_gpu, torch
 
 pytestmark = [needs_gpu, pytest.mark.attack("gpu failures")]
 
 LIMIT_S = 120  # of a process, most of it the import of torch
-LAYERS = Path(__file__).resolve().parent / "numpy_only"
 
 # What every process begins with: a small layer on the GPU and a batch for it.
 PROLOGUE = f"""
@@ -36,8 +34,8 @@ def opened(seed=0):
     return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
 
 def on_gpu(tokens):
-    hidden, ids, weights = layers.batch(tokens)
-    return torch.from_numpy(hidden).cuda().bfloat16(), torch.from_numpy(ids).cuda(), torch.from_numpy(weights).cuda()
+    hidden, ids, weights = (torch.from_numpy(array).cuda() for array in layers.batch(tokens))
+    return hidden.bfloat16(), ids, weights
 """
 
 
@@ -45,6 +43,11 @@ def run_apart(script: str) -> subprocess.CompletedProcess[str]:
     """The script after PROLOGUE in a process of its own; TimeoutExpired where it hangs."""
     command = [sys.executable, "-c", PROLOGUE + script]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def free_bytes() -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
 
 
 # A read beyond an array makes the driver give up the context: every later call of the process fails.
@@ -76,8 +79,7 @@ def test_a_lost_context_is_an_error_everywhere(attacked: Callable[..., None]) ->
 attempt("run", lambda: layer.run(*batch, out=out))
 attempt("status", layer.status)
 attempt("expert", lambda: layer.expert(0))
-one = {name: tuple(part[0] for part in stack) for name, stack in layers.weights().items()}
-attempt("replace", lambda: layer.replace_expert(0, **one))
+attempt("replace", lambda: layer.replace_expert(0, **layers.expert_of(layers.weights(), 0)))
 attempt("open", opened)
 del layer
 nv.release_workspaces()
@@ -143,8 +145,6 @@ print("end")
 
 def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> None:
     """Every output is that of the old weights or of the new ones, or the call said Busy; never a mixture."""
-    sys.path.insert(0, str(LAYERS))
-    import layers
 
     def opened(seed: int) -> nv.MoeLayer:
         return nv.MoeLayer.from_tensors(layers.config(), **layers.weights(seed), max_tokens=32, device="cuda:0")
@@ -152,11 +152,11 @@ def test_weights_replaced_while_streams_run(attacked: Callable[..., None]) -> No
     hidden, _, weights = layers.batch(16)
     ids = np.zeros((16, layers.TOP_K), np.int64)  # all rows are of the expert that is replaced
     ids[:, 1] = 1
-    batch = [torch.from_numpy(array).cuda() for array in (hidden, ids, weights)]
+    batch = on_gpu((hidden, ids, weights))
     versions = []  # expert 0 of either seed, as replace_expert takes it, and the output with it
     layer = opened(0)
     for seed in (0, 1):
-        expert = {name: tuple(part[0] for part in stack) for name, stack in layers.weights(seed).items()}
+        expert = layers.expert_of(layers.weights(seed), 0)
         layer.replace_expert(0, **expert)
         versions.append((expert, layer.run(*batch).clone()))
     torch.cuda.synchronize()
@@ -218,8 +218,7 @@ def neighbour(seed: int, runs: int) -> subprocess.Popen[str]:
 
 def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[..., None]) -> None:
     """Both have their own numbers; the one that is killed in the middle takes nothing from the other, or from the GPU."""
-    torch.cuda.synchronize()
-    free_before = torch.cuda.mem_get_info()[0]
+    free_before = free_bytes()
     first, second, doomed = neighbour(0, 500), neighbour(1, 500), neighbour(2, 1 << 30)
     try:
         assert doomed.stdout is not None
@@ -236,16 +235,12 @@ def test_two_processes_on_one_gpu_and_one_of_them_killed(attacked: Callable[...,
             if process.poll() is None:
                 process.kill()
             process.wait(LIMIT_S)
-    until = time.monotonic() + 30  # the driver takes a moment to clear up after a process
-    while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)
+    assert_comes_back(free_before, free_bytes)
 
 
 def test_killed_while_loading_gives_all_memory_back(attacked: Callable[..., None]) -> None:
     """A process that dies between two experts of a load leaves nothing on the GPU."""
-    torch.cuda.synchronize()
-    free_before = torch.cuda.mem_get_info()[0]
+    free_before = free_bytes()
     script = """
 import os, signal
 def die(progress):
@@ -257,7 +252,4 @@ nv.MoeLayer.from_tensors(layers.config(), **layers.weights(), max_tokens=32, dev
 """
     attacked()
     assert run_apart(script).returncode == -signal.SIGKILL
-    until = time.monotonic() + 30
-    while torch.cuda.mem_get_info()[0] < free_before - (64 << 20) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert torch.cuda.mem_get_info()[0] >= free_before - (64 << 20)
+    assert_comes_back(free_before, free_bytes)

@@ -6,6 +6,7 @@ Needs torch with CUDA (which brings NCCL), a GPU, and a build with the CUDA back
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import subprocess
 import sys
@@ -13,8 +14,8 @@ import time
 
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
-from test_cuda_layer import batch, config, on_gpu, weights
+from gpu import captured, needs_gpu, on_gpu, torch
+from test_cuda_layer import batch, config, weights
 
 pytestmark = needs_gpu
 
@@ -51,9 +52,7 @@ def test_a_captured_run_replays_with_other_contents() -> None:
     held = on_gpu(batch(16))
     out = torch.empty_like(held[0])
     layer.run(*held)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        layer.run(*held, out=out)
+    graph, _ = captured(lambda: layer.run(*held, out=out), capture_error_mode="thread_local")
     for seed in range(1, 4):
         for array, fresh in zip(held, batch(16, seed), strict=True):
             array.copy_(fresh)
@@ -69,9 +68,7 @@ def captured_and_dropped(first: str) -> None:
     held = on_gpu(batch(16))
     out = torch.empty_like(held[0])
     layer.run(*held)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        layer.run(*held, out=out)
+    graph, _ = captured(functools.partial(layer.run, *held, out=out), capture_error_mode="thread_local")
     graph.replay()
     torch.cuda.synchronize()
     if first == "neither":
@@ -101,9 +98,8 @@ def test_what_nccl_cannot_is_said_by_name() -> None:
     exchange = nv.ThreadGroup(1).join(0)
     with pytest.raises(nv.Unsupported, match="nccl: expected nonesuch.so as the caller names it, got none"):
         exchange.use_nccl("cuda:0", library="nonesuch.so")
-    with pytest.raises(
-        nv.Unsupported, match="expected cpu for a layer over an exchange without NCCL or peers, got cuda:0"
-    ):
+    text = "expected cpu for a layer over an exchange without NCCL or peers, got cuda:0"
+    with pytest.raises(nv.Unsupported, match=text):
         over(exchange, combine="all_reduce")
     exchange.use_nccl("cuda:0")
     with pytest.raises(ValueError, match="expected an exchange without it, got one with it"):

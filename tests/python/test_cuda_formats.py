@@ -10,7 +10,7 @@ import math
 
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
+from gpu import captured, needs_gpu, torch
 
 pytestmark = needs_gpu
 
@@ -142,34 +142,29 @@ def test_the_ops_in_a_graph_follow_its_inputs() -> None:
 
     x, weights = numbers((40, 512), torch.bfloat16).cuda(), torch.rand(40, device="cuda")
     step(x, weights)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step(x, weights)
+    graph, made = captured(lambda: step(x, weights))
     for seed in range(1, 5):
         x.copy_(numbers((40, 512), torch.bfloat16, seed))
         weights.uniform_()
         graph.replay()
         torch.cuda.synchronize()
         expected = step(x.cpu(), weights.cpu())
-        assert all(same(a, e) for a, e in zip(captured, expected, strict=True))
+        assert all(same(a, e) for a, e in zip(made, expected, strict=True))
 
 
 def test_wrong_calls_are_named() -> None:
     x = numbers((4, 64), torch.float32).cuda()
-    with pytest.raises(ValueError, match=r"x: expected K \(cols\) to be a multiple of 16, got 60"):
-        nv.quantize(x[:, :60])
-    with pytest.raises(ValueError, match=r"x: expected .* bfloat16 .* got \(4, 64\) float64 on cuda:0"):
-        nv.quantize(x.double())
-    with pytest.raises(ValueError, match="mode: expected"):
-        nv.quantize(x, mode="int8")
     codes, scales, _ = nv.quantize(x)
-    with pytest.raises(ValueError, match=r"scales: expected \(4, 4\) uint8 on cuda:0"):
-        nv.dequantize(codes, scales.cpu(), 1.0)
-    with pytest.raises(ValueError, match=r"tensor_scale: expected one number or \(4,\) float32 on cuda:0"):
-        nv.dequantize(codes, scales, torch.ones(4))
-    with pytest.raises(ValueError, match="tensor_scale: expected one number or .* on cpu, got .* on cuda:0"):
-        nv.dequantize(codes.cpu(), scales.cpu(), torch.ones(4, device="cuda"))
-    with pytest.raises(ValueError, match=r"row_weights: expected \(4,\) float32 on cuda:0"):
-        nv.swiglu_quantize(x, row_weights=torch.ones(4))
-    with pytest.raises(ValueError, match="swizzled: expected"):
-        nv.unswizzle_scales(scales, 4, 4)
+    ones = torch.ones(4)
+    for message, call in {
+        r"x: expected K \(cols\) to be a multiple of 16, got 60": lambda: nv.quantize(x[:, :60]),
+        r"x: expected .* bfloat16 .* got \(4, 64\) float64 on cuda:0": lambda: nv.quantize(x.double()),
+        "mode: expected": lambda: nv.quantize(x, mode="int8"),
+        r"scales: expected \(4, 4\) uint8 on cuda:0": lambda: nv.dequantize(codes, scales.cpu(), 1.0),
+        r"tensor_scale: .* or \(4,\) float32 on cuda:0": lambda: nv.dequantize(codes, scales, ones),
+        "tensor_scale: .* on cpu, got .* on cuda:0": lambda: nv.dequantize(codes.cpu(), scales.cpu(), ones.cuda()),
+        r"row_weights: expected \(4,\) float32 on cuda:0": lambda: nv.swiglu_quantize(x, row_weights=ones),
+        "swizzled: expected": lambda: nv.unswizzle_scales(scales, 4, 4),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()

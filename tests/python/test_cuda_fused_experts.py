@@ -6,7 +6,7 @@ Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by nam
 from __future__ import annotations
 
 import pytest
-from gpu import needs_gpu, torch
+from gpu import captured, needs_gpu, torch
 from nvfp4_moe import _fused_experts as fused
 from nvfp4_moe._fused_parameters import FusedParameters
 from nvfp4_moe._mxfp4 import cast_mxfp4
@@ -69,9 +69,7 @@ def test_a_gpu_s_fused_experts_are_the_host_s(here):
 def test_a_captured_run_sees_the_weights_that_replace_its_own(here):
     experts, inputs = opened(0, here, "cuda"), batch()
     out = torch.zeros_like(inputs[0])
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        experts.run(*inputs, out)
+    graph, _ = captured(lambda: experts.run(*inputs, out))
     graph.replay()
     assert torch.equal(out, run(opened(0, here, "cuda"), inputs))
     fused.replace_fused(experts, parameters(1, here, "cuda"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
+from gpu import batch as batch_of
+from gpu import needs_gpu, on_gpu, torch
+from layers import stacked
 
 pytestmark = needs_gpu
 
 EXPERTS, HIDDEN, INTER = 5, 272, 144
-CONFIG = nv.MoeConfig(
-    num_experts=EXPERTS, top_k=2, hidden_size=HIDDEN, intermediate_size=INTER, activation_format="bf16"
-)
+CONFIG = nv.MoeConfig(EXPERTS, 2, HIDDEN, INTER, activation_format="bf16")
 SHAPES = {"gate": (INTER, HIDDEN), "up": (INTER, HIDDEN), "down": (HIDDEN, INTER)}
 Stacks = dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -29,12 +29,8 @@ def stacks(seed: int = 0) -> Stacks:
         scales = random.integers(0x40, 0x7F, (EXPERTS, rows, cols // 16), dtype=np.uint8)
         scales[:, 3::29, 1::4] = 0
         tensor_scales = random.uniform(1e-4, 1e-3, EXPERTS).astype(np.float32)
-        made[name] = (torch.from_numpy(codes), torch.from_numpy(scales), torch.from_numpy(tensor_scales))
+        made[name] = tuple(torch.from_numpy(part) for part in (codes, scales, tensor_scales))
     return made
-
-
-def on_gpu(weights: Stacks) -> Stacks:
-    return {name: tuple(part.cuda() for part in parts) for name, parts in weights.items()}
 
 
 def opened(weights: Stacks, **options: object) -> nv.MoeLayer:
@@ -50,11 +46,8 @@ def assert_holds(layer: nv.MoeLayer, weights: Stacks) -> None:
             assert kept[name]["tensor_scale"] == tensor_scale[e].item(), (e, name)
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(0)
-    hidden = torch.randn(4, HIDDEN, generator=g).bfloat16().cuda()
-    ids = torch.rand(4, EXPERTS, generator=g).topk(2, dim=1).indices.int().cuda()
-    return hidden, ids, torch.rand(4, 2, generator=g).cuda()
+def batch() -> tuple[torch.Tensor, ...]:
+    return on_gpu(batch_of(4, HIDDEN, EXPERTS, 2))
 
 
 @pytest.mark.parametrize("backend", ["auto", "cuda"])
@@ -89,10 +82,10 @@ def test_host_and_gpu_tensors_may_mix() -> None:
     assert_holds(nv.MoeLayer.from_tensors(CONFIG, **lent, max_tokens=4), weights)
 
 
-def late_in_a_stream(weights: Stacks) -> tuple[torch.cuda.Stream, Stacks]:
-    """Tensors that hold illegal scales until their stream has slept."""
-    right = on_gpu(weights)
-    late = {name: tuple(torch.full_like(part, 255) for part in parts) for name, parts in right.items()}
+def late_in_a_stream(weights: dict, wrong: float) -> tuple[torch.cuda.Stream, dict]:
+    """Tensors that hold what is illegal until their stream has slept. weights: values are tensors, or tuples of them."""
+    right = on_gpu({name: parts if isinstance(parts, tuple) else (parts,) for name, parts in weights.items()})
+    late = {name: tuple(torch.full_like(part, wrong) for part in parts) for name, parts in right.items()}
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -100,12 +93,12 @@ def late_in_a_stream(weights: Stacks) -> tuple[torch.cuda.Stream, Stacks]:
         for name, parts in right.items():
             for to, part in zip(late[name], parts, strict=True):
                 to.copy_(part)
-    return stream, late
+    return stream, {name: late[name] if isinstance(parts, tuple) else late[name][0] for name, parts in weights.items()}
 
 
 def test_packing_follows_the_current_stream() -> None:
     weights = stacks()
-    stream, late = late_in_a_stream(weights)
+    stream, late = late_in_a_stream(weights, 255)
     with torch.cuda.stream(stream):
         layer = opened(late)
         for parts in late.values():  # the caller's again
@@ -114,17 +107,21 @@ def test_packing_follows_the_current_stream() -> None:
     assert_holds(layer, weights)
 
 
+def assert_refused_alike(opened, weights: dict, words: str) -> None:
+    """From the GPU in the words of the host."""
+    with pytest.raises(nv.BadInput) as on_host:
+        opened(weights)
+    with pytest.raises(nv.BadInput) as on_device:
+        opened(on_gpu(weights))
+    assert words in str(on_host.value) and str(on_device.value) == str(on_host.value)
+
+
 @pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
 def test_illegal_scales_are_told_as_on_the_host(byte: int) -> None:
     weights = stacks()
     weights["up"][1][3, 77, 5] = byte
     weights["up"][1][3, 99, 0] = 0x7F
-    with pytest.raises(nv.BadInput) as on_host:
-        opened(weights)
-    with pytest.raises(nv.BadInput) as on_device:
-        opened(on_gpu(weights))
-    assert f"got byte {byte} at row 77 block 5" in str(on_host.value)
-    assert str(on_device.value) == str(on_host.value)
+    assert_refused_alike(opened, weights, f"got byte {byte} at row 77 block 5")
     weights = stacks()
     weights["down"][2][1] = float("nan")
     with pytest.raises(nv.BadInput, match="expert 1: down tensor scale"):
@@ -138,7 +135,7 @@ def one(weights: Stacks, e: int) -> list[tuple[torch.Tensor, torch.Tensor, torch
 def test_an_expert_is_replaced_from_the_gpu() -> None:
     weights, other = stacks(), stacks(1)
     layer = opened(weights)
-    stream, late = late_in_a_stream(other)
+    stream, late = late_in_a_stream(other, 255)
     with torch.cuda.stream(stream):
         layer.replace_expert(2, *one(late, 4))
     for old, new in zip(weights.values(), other.values(), strict=True):
@@ -150,9 +147,8 @@ def test_an_expert_is_replaced_from_the_gpu() -> None:
     with pytest.raises(nv.BadInput, match="down block scale: .* got byte 255 at row 0 block 0"):
         layer.replace_expert(2, *one(illegal, 0))
     gate, up, down = one(on_gpu(other), 0)
-    with pytest.raises(
-        ValueError, match=r"down codes: expected \(272, 72\) uint8 on cuda:0, contiguous, got .* on cpu"
-    ):
+    text = r"down codes: expected \(272, 72\) uint8 on cuda:0, contiguous, got .* on cpu"
+    with pytest.raises(ValueError, match=text):
         layer.replace_expert(2, gate, up, tuple(part.cpu() for part in down))
     assert_holds(layer, weights)
 
@@ -172,19 +168,15 @@ def from_floats(weights: dict[str, torch.Tensor]) -> nv.MoeLayer:
 
 
 def assert_same_experts(actual: nv.MoeLayer, expected: nv.MoeLayer) -> None:
-    for e in range(EXPERTS):
-        one, other = actual.expert(e), expected.expert(e)
-        for name in SHAPES:
-            assert np.array_equal(one[name]["codes"], other[name]["codes"]), (e, name)
-            assert np.array_equal(one[name]["scales"], other[name]["scales"]), (e, name)
-            assert one[name]["tensor_scale"] == other[name]["tensor_scale"], (e, name)
+    held = stacked([expected.expert(e) for e in range(EXPERTS)])
+    assert_holds(actual, {name: tuple(torch.from_numpy(part) for part in parts) for name, parts in held.items()})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) -> None:
     weights = floats(dtype)
     expected = from_floats(weights)
-    lent = {name: part.cuda() for name, part in weights.items()}
+    lent = on_gpu(weights)
     assert_same_experts(from_floats(lent), expected)
     # Rows apart, at addresses that are no multiple of 16 bytes; gate and up halves of one tensor.
     both = torch.cat([lent["gate"], lent["up"]], dim=1)
@@ -197,14 +189,8 @@ def test_floats_on_the_gpu_are_quantized_to_the_hosts_bytes(dtype: torch.dtype) 
 def test_floats_follow_the_current_stream() -> None:
     weights = floats(torch.bfloat16)
     expected = from_floats(weights)
-    right = {name: part.cuda() for name, part in weights.items()}
-    late = {name: torch.full_like(part, float("nan")) for name, part in right.items()}
-    torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream, late = late_in_a_stream(weights, float("nan"))
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(300_000_000)
-        for name, part in right.items():
-            late[name].copy_(part)
         layer = from_floats(late)
         for part in late.values():
             part.fill_(float("nan"))
@@ -214,13 +200,8 @@ def test_floats_follow_the_current_stream() -> None:
 def test_floats_that_are_refused() -> None:
     weights = floats(torch.bfloat16)
     weights["down"][2, 200, 17] = float("inf")
-    lent = {name: part.cuda() for name, part in weights.items()}
-    with pytest.raises(nv.BadInput) as on_host:
-        from_floats(weights)
-    with pytest.raises(nv.BadInput) as on_device:
-        from_floats(lent)
-    assert "expert 2 down: (200, 17): expected a finite weight" in str(on_host.value)
-    assert str(on_device.value) == str(on_host.value)
+    lent = on_gpu(weights)
+    assert_refused_alike(from_floats, weights, "expert 2 down: (200, 17): expected a finite weight")
     with pytest.raises(ValueError, match="down: expected gate, up and down on cpu, or all of them on cuda:0, got"):
         from_floats({**lent, "down": weights["down"]})
     with pytest.raises(ValueError, match="gate: expected gate, up and down on cpu, got"):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 
+import gpu
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from gpu import torch, why_not
+from gpu import captured, torch, why_not
+from layers import on_threads
 
 EXPERTS, TOP_K, HIDDEN, INTER, MAX_TOKENS, LAYERS = 8, 8, 7168, 2048, 8192, 2
 SIZES = [1, 2, 4, *range(16, 513, 16)]  # 35, as engines capture them
@@ -36,25 +37,11 @@ def reason() -> str:
 pytestmark = pytest.mark.skipif(reason() != "", reason=reason())
 
 
-def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    codes = random.integers(0, 256, (EXPERTS, rows, cols // 2), dtype=np.uint8)
-    scales = random.integers(0x58, 0x7E, (EXPERTS, rows, cols // 16), dtype=np.uint8)
-    return codes, scales, (random.uniform(0.75, 1.25, EXPERTS) / (800 * cols**0.5)).astype(np.float32)
-
-
 @pytest.fixture(scope="module")
 def stack() -> list[nv.MoeLayer]:
-    config = nv.MoeConfig(num_experts=EXPERTS, top_k=TOP_K, hidden_size=HIDDEN, intermediate_size=INTER)
-    layers = []
-    for seed in range(LAYERS):
-        random = np.random.default_rng(seed)
-        weights = {
-            "gate": stacked(random, INTER, HIDDEN),
-            "up": stacked(random, INTER, HIDDEN),
-            "down": stacked(random, HIDDEN, INTER),
-        }
-        layers.append(nv.MoeLayer.from_tensors(config, **weights, device="cuda:0", max_tokens=MAX_TOKENS))
-    return layers
+    config = nv.MoeConfig(EXPERTS, TOP_K, HIDDEN, INTER)
+    weights = (gpu.stacks(seed, EXPERTS, HIDDEN, INTER) for seed in range(LAYERS))
+    return [nv.MoeLayer.from_tensors(config, **w, device="cuda:0", max_tokens=MAX_TOKENS) for w in weights]
 
 
 class Inputs:
@@ -89,10 +76,16 @@ def forward(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int) -> torch.Tens
 
 
 def capture(stack: list[nv.MoeLayer], inputs: Inputs, tokens: int, pool=None) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        forward(stack, inputs, tokens)
-    return graph
+    return captured(lambda: forward(stack, inputs, tokens), pool=pool)[0]
+
+
+def replays_give(run, inputs: Inputs, expected: torch.Tensor) -> None:
+    """A graph of run, which writes inputs.out, gives what is expected; it is gone afterwards."""
+    graph, _ = captured(run)
+    inputs.out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(inputs.out[: len(expected)], expected)
 
 
 def settle() -> None:
@@ -106,10 +99,7 @@ def settle() -> None:
 def first_graph() -> torch.cuda.CUDAGraph:
     """A graph that lives beside all others: torch takes some bytes for the first that does."""
     counter = torch.zeros(1, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        counter.add_(1)
-    return graph
+    return captured(lambda: counter.add_(1))[0]
 
 
 @pytest.fixture(autouse=True)
@@ -119,12 +109,7 @@ def nothing_kept(first_graph: torch.cuda.CUDAGraph):
     settle()
 
 
-def reserved() -> int:
-    return torch.cuda.memory_reserved()
-
-
-def allocated() -> int:
-    return torch.cuda.memory_allocated()
+reserved, allocated = torch.cuda.memory_reserved, torch.cuda.memory_allocated
 
 
 def rounded(size: int, to: int) -> int:
@@ -239,13 +224,15 @@ def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]
     """Two layers side by side in one graph, each in a stream of the capture."""
     left, right = Inputs(64, 1), Inputs(64, 2)
     side = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def both() -> None:
         side.wait_stream(torch.cuda.current_stream())
         stack[0].run(*left.of(64), out=left.out)
         with torch.cuda.stream(side):
             stack[1].run(*right.of(64), out=right.out)
         torch.cuda.current_stream().wait_stream(side)
+
+    graph, _ = captured(both)
     for _ in range(20):
         left.draw()
         right.draw()
@@ -258,11 +245,8 @@ def test_a_fork_in_a_capture_has_a_workspace_of_its_own(stack: list[nv.MoeLayer]
 def test_new_outputs_of_a_capture_stay_its_own(stack: list[nv.MoeLayer]) -> None:
     inputs, pool, made = Inputs(), torch.cuda.graph_pool_handle(), {}
     for tokens in reversed(SIZES[::5]):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            hidden = stack[0].run(*inputs.of(tokens))
-            out = stack[1].run(hidden, *inputs.of(tokens)[1:])
-        made[tokens] = graph, out
+        arrays = inputs.of(tokens)
+        made[tokens] = captured(lambda a=arrays: stack[1].run(stack[0].run(*a), *a[1:]), pool=pool)
     for tokens, (graph, out) in made.items():
         inputs.draw()
         graph.replay()
@@ -313,15 +297,13 @@ def test_a_stream_that_is_given_gets_the_memory(stack: list[nv.MoeLayer]) -> Non
         stream.synchronize()
         assert torch.equal(out, expected)
     assert allocated() - before == rounded(layer.workspace_bytes(256), BLOCK) + rounded(out.nbytes, BLOCK)
-    # In a capture too, where torch's current stream is another of the capture's.
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> None:  # in a capture too, where torch's current stream is another of the capture's
         stream.wait_stream(torch.cuda.current_stream())
         layer.run(*inputs.of(256), out=inputs.out[:256], stream=stream)
         torch.cuda.current_stream().wait_stream(stream)
-    inputs.out.zero_()
-    graph.replay()
-    assert torch.equal(inputs.out[:256], expected)
+
+    replays_give(run, inputs, expected)
 
 
 def test_the_callers_workspace_on_the_gpu(stack: list[nv.MoeLayer]) -> None:
@@ -333,22 +315,15 @@ def test_the_callers_workspace_on_the_gpu(stack: list[nv.MoeLayer]) -> None:
     before = allocated()
     layer.run(*inputs.of(256), out=inputs.out[:256], workspace=workspace)
     assert allocated() == before and torch.equal(inputs.out[:256], expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        layer.run(*inputs.of(256), out=inputs.out[:256], workspace=workspace)
-    inputs.out.zero_()
-    graph.replay()
-    assert torch.equal(inputs.out[:256], expected)
+    replays_give(lambda: layer.run(*inputs.of(256), out=inputs.out[:256], workspace=workspace), inputs, expected)
+    crooked = torch.empty(size + 1, dtype=torch.uint8, device="cuda")[1:]
     for wrong, message in (
-        (workspace[:-1], f"workspace: expected at least {size} bytes, got {size - 1}"),
-        (
-            torch.empty(size + 1, dtype=torch.uint8, device="cuda")[1:],
-            "workspace: expected a base aligned to 256 bytes",
-        ),
-        (torch.empty(size, dtype=torch.uint8), r"workspace: expected \(bytes,\) uint8 on cuda:0, .* got .* on cpu"),
-        (workspace.view(torch.int8), r"workspace: expected \(bytes,\) uint8 on cuda:0, contiguous, got .* int8"),
+        (workspace[:-1], f"at least {size} bytes, got {size - 1}"),
+        (crooked, "a base aligned to 256 bytes"),
+        (torch.empty(size, dtype=torch.uint8), r"\(bytes,\) uint8 on cuda:0, .* got .* on cpu"),
+        (workspace.view(torch.int8), r"\(bytes,\) uint8 on cuda:0, contiguous, got .* int8"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"workspace: expected {message}"):
             layer.run(*inputs.of(256), out=inputs.out[:256], workspace=wrong)
 
 
@@ -390,11 +365,7 @@ def test_threads_in_shared_and_own_streams(stack: list[nv.MoeLayer]) -> None:
                 if not torch.equal(out, expected[i]):
                     wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(held))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(len(held), work)
     assert not wrong
 
 
@@ -422,15 +393,8 @@ def test_other_frameworks_take_memory_of_the_library(stack: list[nv.MoeLayer]) -
     assert allocated() == before and torch.equal(inputs.out[:8], expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
     # A capture's own stays while its graph may be replayed.
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        stream = torch.cuda.current_stream()
-        layer.run(*(Lent(tensor) for tensor in inputs.of(8)), out=inputs.out[:8], stream=stream)
-    inputs.out.zero_()
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(inputs.out[:8], expected)
-    del graph
+    lent = [Lent(tensor) for tensor in inputs.of(8)]
+    replays_give(lambda: layer.run(*lent, out=inputs.out[:8], stream=torch.cuda.current_stream()), inputs, expected)
     assert nv.release_workspaces("cuda:0") == layer.workspace_bytes(8)
 
 
@@ -459,22 +423,17 @@ def test_torch_compiles_it_into_its_own_graphs(stack: list[nv.MoeLayer]) -> None
 
 
 def test_the_interpreter_ends_quietly() -> None:
-    program = """
-import numpy as np, nvfp4_moe as nv, torch
-random = np.random.default_rng(0)
-def stack(rows, cols):
-    return (random.integers(0, 256, (4, rows, cols // 2), dtype=np.uint8),
-            random.integers(0x58, 0x7E, (4, rows, cols // 16), dtype=np.uint8), np.full(4, 1e-4, np.float32))
-config = nv.MoeConfig(num_experts=4, top_k=2, hidden_size=256, intermediate_size=128)
-layer = nv.MoeLayer.from_tensors(config, gate=stack(128, 256), up=stack(128, 256), down=stack(256, 128), device="cuda:0")
-arrays = (torch.randn(8, 256, device="cuda"), torch.zeros(8, 2, dtype=torch.int32, device="cuda"),
-          torch.ones(8, 2, device="cuda"))
+    program = f"""
+import sys
+sys.path.insert(0, {str(gpu.LAYERS.parent)!r})
+import gpu, nvfp4_moe as nv, torch
+config = nv.MoeConfig(4, 2, 256, 128)
+layer = nv.MoeLayer.from_tensors(config, **gpu.stacks(0, 4, 256, 128), device="cuda:0")
+arrays = gpu.on_gpu(gpu.batch(8, 256, 4, 2))
 layer.run(*arrays)
 with torch.cuda.stream(torch.cuda.Stream()):
     layer.run(*arrays)
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    out = layer.run(*arrays)
+graph, out = gpu.captured(lambda: layer.run(*arrays))
 graph.replay()
 ring = [layer, graph]
 ring.append(ring)

@@ -53,14 +53,7 @@ def gpu_way(request: pytest.FixtureRequest) -> str:
 class Ranks:
     """Two processes of a scenario. Whatever happens, they are gone at the end of the scope."""
 
-    def __init__(
-        self,
-        what: str,
-        out: Path,
-        way: str,
-        limit: float = 150,
-        script: Path = RANK,
-    ) -> None:
+    def __init__(self, what: str, out: Path, way: str, limit: float = 150, script: Path = RANK) -> None:
         self.out, self.limit = out, limit
         known = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NVFP4_MOE_CHECK", "NVFP4_MOE_DUMP")
         environment = {name: value for name, value in os.environ.items() if name not in known}
@@ -72,15 +65,9 @@ class Ranks:
         }
         self.processes = []
         for rank in (0, 1):
+            command, own = [sys.executable, str(script), what, str(out), way], environment | {"RANK": str(rank)}
             with (out / f"{rank}.log").open("w") as log:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(script), what, str(out), way],
-                        env=environment | {"RANK": str(rank)},
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+                self.processes.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
 
     def __enter__(self) -> Ranks:
         return self
@@ -94,12 +81,13 @@ class Ranks:
     def logs(self) -> str:
         return "\n".join(f"-- rank {rank}\n" + (self.out / f"{rank}.log").read_text() for rank in (0, 1))
 
-    def wait_until_they_run(self) -> None:
+    def wait_until(self, have: str) -> None:
+        """Both ranks have left a file of that suffix: here, runs."""
         deadline = time.monotonic() + self.limit
-        while not all((self.out / f"{rank}.runs").exists() for rank in (0, 1)):
+        while not all((self.out / f"{rank}.{have}").exists() for rank in (0, 1)):
             ended = [rank for rank in (0, 1) if self.processes[rank].poll() is not None]
-            assert not ended, f"ranks {ended} ended before they were killed: {self.messages()}\n{self.logs()}"
-            assert time.monotonic() < deadline, f"the ranks do not run\n{self.logs()}"
+            assert not ended or have == "here", f"ranks {ended} ended before: {self.messages()}\n{self.logs()}"
+            assert time.monotonic() < deadline, f"the ranks do not come to {have}\n{self.logs()}"
             time.sleep(0.02)
 
     def messages(self) -> list[str]:
@@ -121,10 +109,7 @@ class Ranks:
 def ended(what: str, out: Path, way: str, **options: object) -> list[str]:
     """How both ranks ended, within SOON of their connection."""
     with Ranks(what, out, way, **options) as ranks:
-        deadline = time.monotonic() + ranks.limit
-        while not all((out / f"{rank}.here").exists() for rank in (0, 1)):
-            assert time.monotonic() < deadline, f"the ranks do not come\n{ranks.logs()}"
-            time.sleep(0.02)
+        ranks.wait_until("here")
         return [ranks.end(rank, SOON) for rank in (0, 1)]
 
 
@@ -140,28 +125,24 @@ def test_two_processes_give_the_bits_of_one(way: str, tmp_path: Path) -> None:
             assert torch.equal(outputs[rank][name], of_ranks[rank]), f"rank {rank}: {name}"
 
 
-@pytest.mark.parametrize("what", ["eager sum", "eager exact", "eager capacity"])
-def test_a_killed_rank_is_named(way: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, way) as ranks:
-        ranks.wait_until_they_run()
+KILLED = [(way, f"eager {what}") for way in (*GPU_WAYS, "host") for what in ("sum", "exact", "capacity")]
+KILLED += [(way, f"replayed {what}") for way in GPU_WAYS for what in ("sum", "capacity")]
+
+
+@pytest.mark.parametrize(("killed_way", "what"), KILLED)
+def test_a_killed_rank_is_named(killed_way: str, what: str, tmp_path: Path) -> None:
+    """Before the exchange's own timeout would end the other."""
+    with Ranks(what, tmp_path, there(killed_way)) as ranks:
+        ranks.wait_until("runs")
         ranks.processes[1].kill()
         message = ranks.end(0, SOON)
-    assert message.startswith("IoError: ") and "rank 1" in message, message
-
-
-@pytest.mark.parametrize("what", ["replayed sum", "replayed capacity"])
-def test_a_rank_killed_under_replays_is_named(gpu_way: str, what: str, tmp_path: Path) -> None:
-    with Ranks(what, tmp_path, gpu_way) as ranks:
-        ranks.wait_until_they_run()
-        ranks.processes[1].kill()
-        message = ranks.end(0, SOON)  # before the exchange's own timeout would end it
     assert message.startswith("IoError: ") and "rank 1" in message, message
 
 
 @pytest.mark.parametrize("what", SCENARIOS)
 def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what: str, tmp_path: Path) -> None:
     with Ranks(what, tmp_path, gpu_way, script=REPLAYS) as ranks:
-        ranks.wait_until_they_run()
+        ranks.wait_until("runs")
         time.sleep(0.2)
         ranks.processes[1].kill()
         message = ranks.end(0, SOON)
@@ -175,7 +156,7 @@ def test_no_replay_after_a_rank_is_killed_is_finite_and_wrong(gpu_way: str, what
 @pytest.mark.parametrize("what", ["stopped sum", "stopped capacity"])
 def test_a_rank_that_stops_ends_the_other_by_the_timeout(way: str, what: str, tmp_path: Path) -> None:
     with Ranks(what, tmp_path, way) as ranks:
-        ranks.wait_until_they_run()
+        ranks.wait_until("runs")
         ranks.processes[1].send_signal(signal.SIGSTOP)
         begin = time.monotonic()
         message = ranks.end(0, SOON)

@@ -6,17 +6,13 @@ Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by nam
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
-from pathlib import Path
 
+import gpu
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent / "numpy_only"))
-import layers  # noqa: E402
+from gpu import SLACK_BYTES, layers, needs_gpu, torch
 
 pytestmark = needs_gpu
 
@@ -35,7 +31,7 @@ def opened(activation_format: str, seed: int = 0) -> nv.MoeLayer:
 
 def expert_of(seed: int) -> dict[str, tuple[np.ndarray, ...]]:
     """Expert 0 of a seed, as replace_expert takes it."""
-    return {name: tuple(part[0] for part in stack) for name, stack in weights(seed).items()}
+    return layers.expert_of(weights(seed), 0)
 
 
 def on_gpu(expert: dict[str, tuple[np.ndarray, ...]]) -> dict[str, tuple]:
@@ -58,9 +54,7 @@ def captured(layer: nv.MoeLayer, stream: torch.cuda.Stream) -> tuple[torch.cuda.
     hidden = torch.zeros(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cuda")
     arrays = routing()
     layer.warmup()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        out = layer.run(hidden, *arrays)
+    graph, out = gpu.captured(lambda: layer.run(hidden, *arrays), stream=stream)
     graph.keep = arrays  # what it reads
     return graph, hidden, out
 
@@ -147,4 +141,4 @@ def test_arrays_and_memory_are_given_back() -> None:
     for seed in range(50):
         layer.replace_expert(0, **expert_of(seed), stream=stream)
     stream.synchronize()
-    assert free - torch.cuda.mem_get_info()[0] <= 64 << 20
+    assert free - torch.cuda.mem_get_info()[0] <= SLACK_BYTES

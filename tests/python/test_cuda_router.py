@@ -7,12 +7,13 @@ Needs torch with CUDA, a GPU, and a build with the CUDA backends: skipped by nam
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
+from gpu import captured, needs_gpu, on_gpu, torch
 from router_bounds import numbers
 
 pytestmark = needs_gpu
@@ -68,10 +69,6 @@ def arrays_of(config: nv.RouterConfig, tokens: int) -> dict[str, torch.Tensor]:
         table[3, 0], table[4, 1] = -1, config.num_experts
         return {"token_ids": torch.randint(-2, 52, (tokens,), generator=g), "hash_table": table}
     return {"correction_bias": torch.randn(config.num_experts, generator=g)} if config.correction_bias else {}
-
-
-def on_gpu(arrays: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: array.cuda() for name, array in arrays.items()}
 
 
 def same(actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -138,11 +135,13 @@ def test_a_graph_holds_it_and_allocates_nothing() -> None:
         out = (torch.empty(64, config.top_k, dtype=torch.int32, device="cuda"), torch.empty(64, config.top_k).cuda())
         nv.select_experts(logits, config, out=out, **arrays)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def select(logits=logits, config=config, out=out, arrays=arrays) -> None:
             before = torch.cuda.memory_stats()["allocation.all.allocated"]
             nv.select_experts(logits, config, out=out, **arrays)
             assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+        graph, _ = captured(select)
         for seed in range(3):
             fresh = logits_of(64, config.num_experts, torch.bfloat16, seed + 20)
             logits.copy_(fresh)
@@ -238,9 +237,7 @@ def test_a_graph_of_a_layer_that_selects() -> None:
         logits = torch.zeros(tokens, config.num_experts, device="cuda")
         out = torch.empty_like(hidden)
         layer.run_logits(hidden, logits, config, out)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            layer.run_logits(hidden, logits, config, out)
+        graph, _ = captured(functools.partial(layer.run_logits, hidden, logits, config, out))
         for seed in range(3):
             logits.copy_(numbers(tokens, config.num_experts, torch.float32, seed + 5))
             graph.replay()
@@ -272,13 +269,11 @@ def test_router_gemm_selection_and_layer_in_a_graph_behind_torch_s_kernels() -> 
         return logits, *nv.select_experts(logits, config)
 
     step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, made = captured(step)
     for seed in range(5):
         values = torch.randn(4, 2048, generator=torch.Generator().manual_seed(seed))
         source.copy_(values)
         graph.replay()
         logits = nv.router_gemm((values * 0.5).bfloat16(), weight.cpu())
-        for got, expected in zip(captured, (logits, *nv.select_experts(logits, config)), strict=True):
+        for got, expected in zip(made, (logits, *nv.select_experts(logits, config)), strict=True):
             assert torch.equal(got.cpu(), expected)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+from gpu import captured as captured_in_a_graph
 from gpu import torch, why_not
 
 LAYERS, EXPERTS, LOCAL, FIRST, TOP_K = 61, 384, 48, 96, 6
@@ -39,20 +40,11 @@ def stacked(random: np.random.Generator, rows: int, cols: int) -> tuple[np.ndarr
 
 def make_layer(seed: int, activation_format: str, backend: str, max_tokens: int) -> nv.MoeLayer:
     random = np.random.default_rng(seed)
-    config = nv.MoeConfig(
-        num_experts=EXPERTS,
-        top_k=TOP_K,
-        hidden_size=HIDDEN,
-        intermediate_size=INTER,
-        activation="swiglu_clamped",
-        swiglu_limit=10.0,
-        activation_format=activation_format,
-    )
+    options = {"activation": "swiglu_clamped", "swiglu_limit": 10.0, "activation_format": activation_format}
+    sizes = {"gate": (INTER, HIDDEN), "up": (INTER, HIDDEN), "down": (HIDDEN, INTER)}
     return nv.MoeLayer.from_tensors(
-        config,
-        gate=stacked(random, INTER, HIDDEN),
-        up=stacked(random, INTER, HIDDEN),
-        down=stacked(random, HIDDEN, INTER),
+        nv.MoeConfig(EXPERTS, TOP_K, HIDDEN, INTER, **options),
+        **{name: stacked(random, *size) for name, size in sizes.items()},
         first_expert=FIRST,
         max_tokens=max_tokens,
         device="cuda:0",
@@ -110,9 +102,7 @@ def test_a_captured_stack_replays_as_it_runs(
     captured, eager = (torch.empty(LAYERS, tokens, HIDDEN, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     inputs.draw(0)
     forward(layers, inputs, eager)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        last = forward(layers, inputs, captured)
+    graph, last = captured_in_a_graph(lambda: forward(layers, inputs, captured))
 
     seen = set()
     for step in range(replays):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import nvfp4_moe as nv
 import pytest
-from gpu import needs_gpu, torch
+from gpu import captured, needs_gpu, torch
 
 pytest.importorskip("transformers")
 
@@ -92,13 +92,11 @@ def test_a_captured_step_replays_as_it_runs(model):
         with torch.cuda.stream(stream):
             model(ids, use_cache=False)
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = model(ids, use_cache=False).logits
+        graph, made = captured(lambda: model(ids, use_cache=False).logits)
         for step in range(5):
             ids.copy_(torch.randint(3, 150, (4, 1)))
             graph.replay()
-            assert torch.equal(captured, model(ids, use_cache=False).logits), step
+            assert torch.equal(made, model(ids, use_cache=False).logits), step
 
 
 def test_enable_on_the_gpu_and_back():

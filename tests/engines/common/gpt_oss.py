@@ -6,15 +6,14 @@ biases are of the size of what they are added to, so that a bias that is lost, o
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+import expert_layer
+import models
 import nvfp4_moe
 import torch
-from models import E2M1, Model
-from safetensors.torch import save_file
+from models import EXPERTS, HEAD, HIDDEN, INNER, LAYERS, TOP_K, VOCABULARY, Model, mxfp4_floats
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HEAD = 2, 8, 2, 128, 64, 384, 64
 HEADS, KV_HEADS = 4, 2  # two ranks get one of the latter each
 FORMS = ("gpt_oss", "gpt_oss_twin")
 
@@ -46,61 +45,27 @@ def make(seed: int) -> Model:
         dense[f"{stem}.mlp.router.bias"] = random(EXPERTS, size=1)
         dense[f"{stem}.mlp.experts.gate_up_proj_bias"] = random(EXPERTS, 2 * INNER, size=1)
         dense[f"{stem}.mlp.experts.down_proj_bias"] = random(EXPERTS, HIDDEN, size=1)
-        for name, rows, columns in (("gate_up", 2 * INNER, HIDDEN), ("down", HIDDEN, INNER)):
-            codes = torch.randint(0, 256, (EXPERTS, rows, columns // 2), generator=generator, dtype=torch.uint8)
-            scales = torch.randint(120, 124, (EXPERTS, rows, columns // 32), generator=generator, dtype=torch.uint8)
-            experts[layer, name] = (codes, scales)
+        experts |= {(layer, name): matrix for name, matrix in _matrices(generator, INNER).items()}
     return Model(experts, {name: tensor.bfloat16() for name, tensor in dense.items()})
-
-
-def floats(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """(..., rows, K) float32, dequantized here, so that the twin shares nothing with the library."""
-    both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    values = E2M1[(both & 7).long()] * torch.where(both >= 8, -1.0, 1.0)
-    return values * torch.exp2(scales.float() - 127).repeat_interleave(32, -1)
 
 
 def config(form: str) -> dict:
     """With gpt-oss' own sizes and fields but for what makes it large."""
-    said = {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "attention_bias": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "dtype": "bfloat16",
-        "head_dim": HEAD,
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "initial_context_length": 4096,
-        "intermediate_size": INNER,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "max_position_embeddings": 131072,
-        "num_attention_heads": HEADS,
-        "num_experts_per_tok": TOP_K,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": KV_HEADS,
-        "num_local_experts": EXPERTS,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "sliding_window": 128,
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": kept} if form == "gpt_oss" else None
+    rope = {
+        "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_type": "yarn", "truncate": False,
+    }  # fmt: skip
+    return models.with_quantization(quantization, {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "attention_bias": True,
+        "pad_token_id": 0, "hidden_act": "silu", "initial_context_length": 4096,
+        "intermediate_size": INNER, "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 131072, "num_attention_heads": HEADS, "num_experts_per_tok": TOP_K,
+        "num_hidden_layers": LAYERS, "num_key_value_heads": KV_HEADS, "num_local_experts": EXPERTS,
+        "rms_norm_eps": 1e-05, "rope_scaling": rope, "rope_theta": 150000, "sliding_window": 128,
         "swiglu_limit": 7.0,
-        "tie_word_embeddings": False,
-        "vocab_size": VOCABULARY,
-    }
-    if form == "gpt_oss":
-        kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-        said["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
-    return said
+    })  # fmt: skip
 
 
 def expert_tensors(form: str, stem: str, name: str, matrix: tuple[torch.Tensor, torch.Tensor]) -> dict:
@@ -109,20 +74,15 @@ def expert_tensors(form: str, stem: str, name: str, matrix: tuple[torch.Tensor, 
     if form == "gpt_oss":
         blocks = codes.reshape(*codes.shape[:2], -1, 16)
         return {f"{stem}.{name}_proj_blocks": blocks, f"{stem}.{name}_proj_scales": scales}
-    return {f"{stem}.{name}_proj": floats(codes, scales).transpose(1, 2).contiguous().bfloat16()}
+    return {f"{stem}.{name}_proj": mxfp4_floats(codes, scales).transpose(1, 2).contiguous().bfloat16()}
 
 
 def write(directory: Path, form: str, model: Model) -> Path:
     """A checkpoint of the form."""
-    directory.mkdir(parents=True)
     tensors = dict(model.dense)
     for (layer, name), matrix in model.experts.items():
         tensors |= expert_tensors(form, f"model.layers.{layer}.mlp.experts", name, matrix)
-    save_file(
-        {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
-    )
-    (directory / "config.json").write_text(json.dumps(config(form), indent=1))
-    return directory
+    return models.save(directory, tensors, config(form))
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:
@@ -131,8 +91,7 @@ def write_all(root: Path, model: Model) -> dict[str, Path]:
 
 def with_experts_of(other: Model, model: Model) -> Model:
     """The model with the experts and biases of the other, in a model's attention and routers."""
-    mine = {name: tensor for name, tensor in model.dense.items() if ".experts." not in name}
-    return Model(other.experts, mine | {name: tensor for name, tensor in other.dense.items() if ".experts." in name})
+    return Model(other.experts, model.dense | {name: t for name, t in other.dense.items() if ".experts." in name})
 
 
 def with_biases(model: Model, change) -> Model:
@@ -143,49 +102,75 @@ def with_biases(model: Model, change) -> Model:
     )
 
 
+# What a loader may do wrong to biases.
+WRONG_BIASES = {
+    "no biases": lambda name, bias: bias * 0,
+    "down's twice": lambda name, bias: bias * (2 if "down" in name else 1),
+    "halves": lambda name, bias: bias if "down" in name else bias.reshape(*bias.shape[:-1], 2, -1).mT.flatten(-2),
+}
+
+
 # ---- the first layer's experts alone
 
-_FIRST = "model.layers.0.mlp.experts"
+NAME = "model.layers.0.mlp.experts"
 
 
-def batch(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(13, HIDDEN, generator=random).bfloat16()
-    weights, ids = torch.randn(13, EXPERTS, generator=random).softmax(-1).topk(TOP_K)
-    return hidden, ids.to(torch.int32), weights
+def _matrices(generator: torch.Generator, inner: int) -> dict:
+    """{"gate_up", "down"}: (codes, scales) of all experts, with inner channels."""
+    made = {}
+    for name, rows, columns in (("gate_up", 2 * inner, HIDDEN), ("down", HIDDEN, inner)):
+        codes = torch.randint(0, 256, (EXPERTS, rows, columns // 2), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 124, (EXPERTS, rows, columns // 32), generator=generator, dtype=torch.uint8)
+        made[name] = codes, scales
+    return made
+
+
+def of_three_blocks(seed: int) -> Model:
+    """Experts of 96 channels, 3 blocks of 32: two ranks get two and one. As gpt-oss on four ranks: 90 blocks, of which three
+    ranks have 23 and the last 21."""
+    generator, inner = torch.Generator().manual_seed(seed), 96
+    experts = {(0, name): matrix for name, matrix in _matrices(generator, inner).items()}
+    bias = torch.randn(EXPERTS, 2 * inner, generator=generator).bfloat16()
+    return Model(experts, make(5).dense | {f"{NAME}.gate_up_proj_bias": bias})
+
+
+def batch(seed: int = 0):
+    return expert_layer.batch(seed, 13)
 
 
 def library(model, inputs, columns=slice(None), down_bias=1, **options):
     """The library's layer over the same numbers, or over a slice of the intermediate dimension."""
     from nvfp4_moe._mxfp4 import cast_mxfp4
 
-    codes, scales = model.experts[0, "gate_up"]
-    down = model.experts[0, "down"]
-    inner = down[0].shape[2] * 2
-    part = range(inner)[columns]
-    stacks = {
-        "gate": cast_mxfp4(codes[:, ::2][:, columns].contiguous(), scales[:, ::2][:, columns].contiguous()),
-        "up": cast_mxfp4(codes[:, 1::2][:, columns].contiguous(), scales[:, 1::2][:, columns].contiguous()),
-        "down": cast_mxfp4(
-            down[0][..., part.start // 2 : part.stop // 2].contiguous(),
-            down[1][..., part.start // 32 : part.stop // 32].contiguous(),
-        ),
+    (codes, scales), down = (model.experts[0, name] for name in ("gate_up", "down"))
+    part = range(down[0].shape[2] * 2)[columns]
+    parts = {
+        "gate": (codes[:, ::2][:, columns], scales[:, ::2][:, columns]),
+        "up": (codes[:, 1::2][:, columns], scales[:, 1::2][:, columns]),
+        "down": [array[..., part.start // n : part.stop // n] for array, n in zip(down, (2, 32), strict=True)],
     }
+    stacks = {name: cast_mxfp4(*(array.contiguous() for array in arrays)) for name, arrays in parts.items()}
     assert all(stack[3] == 0 for stack in stacks.values()), "the cast is exact"
-    bias, down_biases = (model.dense[f"{_FIRST}.{name}_proj_bias"] for name in ("gate_up", "down"))
-    config = {
-        "activation": "swiglu_oai",
-        "swiglu_limit": 7.0,
-        "activation_format": "bf16",
-        "expert_biases": True,
-    } | options
+    bias, down_biases = (model.dense[f"{NAME}.{name}_proj_bias"] for name in ("gate_up", "down"))
+    config = {"activation": "swiglu_oai", "swiglu_limit": 7.0, "activation_format": "bf16", "expert_biases": True}
     layer = nvfp4_moe.MoeLayer.from_tensors(
-        nvfp4_moe.MoeConfig(EXPERTS, TOP_K, HIDDEN, len(part), **config),
+        nvfp4_moe.MoeConfig(EXPERTS, TOP_K, HIDDEN, len(part), **(config | options)),
         **{name: stack[:3] for name, stack in stacks.items()},
         biases=(bias[:, ::2][:, columns], bias[:, 1::2][:, columns], down_biases * down_bias),
         max_tokens=32,
     )
     return layer.run(*inputs)
+
+
+def check_slices(model, inputs, run_rank):
+    """run_rank(number): the output of one of two tensor parallel ranks. Each gets whole blocks, the last what is left, and
+    down's bias counts once. Returns both outputs."""
+    inner = model.experts[0, "down"][0].shape[2] * 2
+    first = -(-inner // 2 // 32) * 32
+    parts = [run_rank(number) for number in range(2)]
+    for number, columns in enumerate((slice(0, first), slice(first, inner))):
+        assert torch.equal(parts[number], library(model, inputs, columns, down_bias=1 - number))
+    return parts
 
 
 def exact(model, hidden, ids, weights):
@@ -194,12 +179,13 @@ def exact(model, hidden, ids, weights):
     from transformers import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_local_experts": EXPERTS}
+    inner = model.experts[0, "down"][0].shape[2] * 2
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": inner, "num_local_experts": EXPERTS}
     experts = GptOssExperts(GptOssConfig(**sizes)).double()
     with torch.no_grad():
         for name in ("gate_up", "down"):
-            getattr(experts, f"{name}_proj").copy_(floats(*model.experts[0, name]).transpose(1, 2))
-            getattr(experts, f"{name}_proj_bias").copy_(model.dense[f"{_FIRST}.{name}_proj_bias"])
+            getattr(experts, f"{name}_proj").copy_(mxfp4_floats(*model.experts[0, name]).transpose(1, 2))
+            getattr(experts, f"{name}_proj_bias").copy_(model.dense[f"{NAME}.{name}_proj_bias"])
         out = experts(hidden.double(), ids.long(), weights.double())
         off = 2.0**-8 * out.abs()
         for number in range(ids.shape[1]):
@@ -213,3 +199,17 @@ def exact(model, hidden, ids, weights):
             through = torch.einsum("ti,tih->th", inner.abs(), experts.down_proj[chosen].abs())
             off += weight * ((2.0**-8 + 2.0**-16) * through + 2.0**-8 * row.abs())
     return out, off * (1 + 2.0**-6)
+
+
+def check_exact(model, inputs, run_model):
+    """run_model(model): an engine's output for these inputs. It is the library's layer bit for bit, and transformers' but for
+    roundings; biases that are lost or counted twice are far beyond those."""
+    out = run_model(model)
+    assert torch.equal(out, library(model, inputs))
+    expected, off = exact(model, *inputs)
+    error = (out.double() - expected).abs()
+    print(f"\nlargest error {float(error.max()):.4f}, of what is allowed {float((error / off).max()):.2f}")
+    assert (error <= off).all()
+    for what in ("no biases", "down's twice"):
+        wrong = run_model(with_biases(model, WRONG_BIASES[what]))
+        assert ((wrong.double() - expected).abs() > off).float().mean() > 0.5, what

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import nvfp4_moe
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HEAD = 2, 8, 2, 128, 64, 384, 64
-FORMS = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16", "twin")
+QUANTIZED = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16")
+FORMS = (*QUANTIZED, "twin")
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 EXPONENTS = {"gate_proj": -10, "up_proj": -8, "down_proj": -9}
 _IGNORED = ["lm_head", "*self_attn*", "*mlp.gate"]
@@ -43,6 +44,20 @@ class Model(NamedTuple):
     dense: dict[str, torch.Tensor]
 
 
+def mxfp4_floats(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """(..., rows, K) float32 of codes and E8M0 scales."""
+    both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
+    values = E2M1[(both & 7).long()] * torch.where(both >= 8, -1.0, 1.0)
+    return values * torch.exp2(scales.float() - 127).repeat_interleave(32, -1)
+
+
+def quantized(weight: torch.Tensor, exponent: int) -> Matrix:
+    """A weight times 2^exponent, with that tensor scale."""
+    scale = 2.0**exponent
+    codes, scales, _ = nvfp4_moe.quantize(weight * scale, tensor_scale=scale)
+    return Matrix(codes, scales, torch.tensor(scale))
+
+
 def make(seed: int) -> Model:
     """Random weights. Routers and head are wide, so that most of their decisions are no ties."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,56 +77,36 @@ def make(seed: int) -> Model:
             dense[f"{stem}.{name}.weight"] = torch.ones(HIDDEN)
         for name in ("q_norm", "k_norm"):
             dense[f"{stem}.self_attn.{name}.weight"] = torch.ones(HEAD)
-        for name, rows, columns in (
-            ("q", 2 * HEAD, HIDDEN),
-            ("k", HEAD, HIDDEN),
-            ("v", HEAD, HIDDEN),
-            ("o", HIDDEN, 2 * HEAD),
-        ):
-            dense[f"{stem}.self_attn.{name}_proj.weight"] = random(rows, columns, 1)
+        sizes = {"q": (2 * HEAD, HIDDEN), "k": (HEAD, HIDDEN), "v": (HEAD, HIDDEN), "o": (HIDDEN, 2 * HEAD)}
+        for name, size in sizes.items():
+            dense[f"{stem}.self_attn.{name}_proj.weight"] = random(*size, 1)
         dense[f"{stem}.mlp.gate.weight"] = random(EXPERTS, HIDDEN, 4)
         for expert in range(EXPERTS):
-            for name, rows, columns in (
-                ("gate_proj", INNER, HIDDEN),
-                ("up_proj", INNER, HIDDEN),
-                ("down_proj", HIDDEN, INNER),
-            ):
-                scale = 2.0 ** EXPONENTS[name]
+            for name, exponent in EXPONENTS.items():
+                rows, columns = (HIDDEN, INNER) if name == "down_proj" else (INNER, HIDDEN)
                 # The range that the tensor scale asks for, so that E4M3 neither saturates nor underflows.
-                weight = random(rows, columns, 1) * scale * 2.0**10
-                codes, scales, _ = nvfp4_moe.quantize(weight, tensor_scale=scale)
-                experts[layer, expert, name] = Matrix(codes, scales, torch.tensor(scale))
+                experts[layer, expert, name] = quantized(random(rows, columns, 1) * 2.0**10, exponent)
     return Model(experts, {name: tensor.bfloat16() for name, tensor in dense.items()})
 
 
-def _config(quantization: dict | None) -> dict:
-    config = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "attention_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_sparse_step": 1,
-        "dtype": "bfloat16",
-        "head_dim": HEAD,
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": 2 * HIDDEN,
-        "max_position_embeddings": 512,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": INNER,
-        "norm_topk_prob": True,
-        "num_attention_heads": 2,
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": TOP_K,
-        "num_hidden_layers": LAYERS,
-        "num_key_value_heads": 1,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "vocab_size": VOCABULARY,
-    }
-    return config | ({"quantization_config": quantization} if quantization else {})
+def with_quantization(quantization: dict | None, fields: dict) -> dict:
+    """A config.json of these fields and those that all models here have."""
+    common = {
+        "bos_token_id": 1, "eos_token_id": 2, "dtype": "bfloat16", "head_dim": HEAD,
+        "hidden_size": HIDDEN, "tie_word_embeddings": False, "vocab_size": VOCABULARY,
+    }  # fmt: skip
+    return common | fields | ({"quantization_config": quantization} if quantization else {})
+
+
+def config(form: str) -> dict:
+    return with_quantization(quantization(form), {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+        "decoder_sparse_step": 1, "hidden_act": "silu", "intermediate_size": 2 * HIDDEN,
+        "max_position_embeddings": 512, "mlp_only_layers": [], "moe_intermediate_size": INNER,
+        "norm_topk_prob": True, "num_attention_heads": 2, "num_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K, "num_hidden_layers": LAYERS, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    })  # fmt: skip
 
 
 def _modelopt(algorithm: str) -> dict:
@@ -124,48 +119,37 @@ def _modelopt(algorithm: str) -> dict:
     return said | {"config_groups": {"group_0": group}, "group_size": 16}
 
 
+def mixed_layers(stems: list[str], projections=tuple(EXPONENTS)) -> dict:
+    """quantized_layers of ModelOpt: NVFP4 in the first module of experts, W4A16 in the second."""
+    return {
+        f"{stem}.{expert}.{name}": {"quant_algo": algorithm, "group_size": 16}
+        for stem, algorithm in zip(stems, ("NVFP4", "W4A16_NVFP4"), strict=True)
+        for expert in range(EXPERTS)
+        for name in projections
+    }
+
+
 def _mixed() -> dict:
-    """NVFP4 in even layers, W4A16 in odd ones."""
-    layers = {}
-    for layer in range(LAYERS):
-        algorithm = "NVFP4" if layer % 2 == 0 else "W4A16_NVFP4"
-        for expert in range(EXPERTS):
-            for name in EXPONENTS:
-                layers[f"model.layers.{layer}.mlp.experts.{expert}.{name}"] = {
-                    "quant_algo": algorithm,
-                    "group_size": 16,
-                }
-    said = _modelopt("MIXED_PRECISION") | {"quantized_layers": layers}
+    said = _modelopt("MIXED_PRECISION")
     del said["group_size"]
-    return said
+    return said | {"quantized_layers": mixed_layers([f"model.layers.{layer}.mlp.experts" for layer in range(LAYERS)])}
 
 
 def _compressed(activations: bool) -> dict:
     numbers = {
-        "num_bits": 4,
-        "type": "float",
-        "strategy": "tensor_group",
-        "group_size": 16,
-        "symmetric": True,
-        "dynamic": False,
-        "observer": "minmax",
-        "scale_dtype": "torch.float8_e4m3fn",
-    }
+        "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+        "symmetric": True, "dynamic": False, "observer": "minmax", "scale_dtype": "torch.float8_e4m3fn",
+    }  # fmt: skip
     group = {
-        "targets": ["Linear"],
-        "weights": numbers,
+        "targets": ["Linear"], "weights": numbers, "format": "nvfp4-pack-quantized",
         "input_activations": dict(numbers, dynamic="local") if activations else None,
         "output_activations": None,
-        "format": "nvfp4-pack-quantized",
-    }
+    }  # fmt: skip
     return {
-        "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "version": "0.17.0",
+        "quantization_status": "compressed", "config_groups": {"group_0": group},
         "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"],
-        "version": "0.17.0",
-    }
+    }  # fmt: skip
 
 
 def quantization(form: str) -> dict | None:
@@ -186,42 +170,35 @@ def expert_tensors(form: str, name: str, matrix: Matrix) -> dict[str, torch.Tens
     if form == "twin":
         return {f"{name}.weight": matrix.floats().bfloat16()}
     if form.startswith("modelopt"):
-        tensors = {
-            f"{name}.weight": matrix.codes,
-            f"{name}.weight_scale": scales,
-            f"{name}.weight_scale_2": matrix.tensor_scale,
-        }
-        return tensors if form == "modelopt_w4a16" else tensors | {f"{name}.input_scale": torch.tensor(0.01)}
-    tensors = {
-        f"{name}.weight_packed": matrix.codes,
-        f"{name}.weight_scale": scales,
-        f"{name}.weight_global_scale": (1 / matrix.tensor_scale).reshape(1),
-    }
-    return tensors if form == "compressed_w4a16" else tensors | {f"{name}.input_global_scale": torch.tensor([100.0])}
+        tensors = {"weight": matrix.codes, "weight_scale": scales, "weight_scale_2": matrix.tensor_scale}
+        more = {"input_scale": torch.tensor(0.01)}
+    else:
+        tensors = {"weight_packed": matrix.codes, "weight_scale": scales}
+        tensors["weight_global_scale"] = (1 / matrix.tensor_scale).reshape(1)
+        more = {"input_global_scale": torch.tensor([100.0])}
+    return {f"{name}.{key}": tensor for key, tensor in (tensors | ({} if "w4a16" in form else more)).items()}
 
 
-def write(directory: Path, form: str, model: Model) -> Path:
-    """A checkpoint of the form."""
+def save(directory: Path, tensors: dict[str, torch.Tensor], config: dict) -> Path:
+    """A checkpoint; with ModelOpt's own file, from which alone SGLang reads an algorithm a layer."""
     directory.mkdir(parents=True)
-    tensors = dict(model.dense)
-    for (layer, expert, projection), matrix in model.experts.items():
-        tensors |= expert_tensors(form, f"model.layers.{layer}.mlp.experts.{expert}.{projection}", matrix)
-    save_file(
-        {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
-    )
-    said = quantization(form)
-    (directory / "config.json").write_text(json.dumps(_config(said), indent=1))
-    if form == "modelopt_mixed":
-        write_modelopt_file(directory, said)
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    save_file(copies, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    said = config.get("quantization_config", {})
+    if "quantized_layers" in said:
+        names = {"quant_algo": "quant_algo", "ignore": "exclude_modules", "quantized_layers": "quantized_layers"}
+        own = {"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}}
+        (directory / "hf_quant_config.json").write_text(json.dumps(own))
     return directory
 
 
-def write_modelopt_file(directory: Path, said: dict) -> None:
-    """ModelOpt's own file, from which alone SGLang reads an algorithm a layer."""
-    names = {"quant_algo": "quant_algo", "ignore": "exclude_modules", "quantized_layers": "quantized_layers"}
-    (directory / "hf_quant_config.json").write_text(
-        json.dumps({"producer": said["producer"], "quantization": {names[key]: said[key] for key in names}})
-    )
+def write(directory: Path, form: str, model: Model, config=config, stem="model.layers.{}.mlp.experts") -> Path:
+    """A checkpoint of the form. config, stem: another model's config and module of experts."""
+    tensors = dict(model.dense)
+    for (layer, expert, projection), matrix in model.experts.items():
+        tensors |= expert_tensors(form, f"{stem.format(layer)}.{expert}.{projection}", matrix)
+    return save(directory, tensors, config(form))
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:
@@ -229,18 +206,16 @@ def write_all(root: Path, model: Model) -> dict[str, Path]:
     return {form: write(root / form, form, model) for form in FORMS}
 
 
-def with_one_tensor_scale(model: Model) -> Model:
-    """up's tensor scale is gate's: what an engine computes that reads the first of the two for both."""
-    experts = dict(model.experts)
-    for layer, expert, projection in model.experts:
-        if projection == "up_proj":
-            gate = model.experts[layer, expert, "gate_proj"]
-            experts[layer, expert, projection] = experts[layer, expert, projection]._replace(
-                tensor_scale=gate.tensor_scale
-            )
+def scaled(model: Model, projection: str, factor: float) -> Model:
+    """The model with other tensor scales of one projection: a wrong one, which a judge has to see.
+
+    up's is four times gate's: a quarter is what an engine computes that reads the first of the two for both."""
+    experts = {
+        key: matrix._replace(tensor_scale=matrix.tensor_scale * factor) if key[2] == projection else matrix
+        for key, matrix in model.experts.items()
+    }
     return Model(experts, model.dense)
 
 
-def read(directory: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint that write made."""
-    return load_file(directory / "model.safetensors")
+def without_gates(model: Model) -> Model:
+    return Model({key: matrix for key, matrix in model.experts.items() if key[2] != "gate_proj"}, model.dense)

@@ -7,21 +7,16 @@ whose kernels no engine has for CPUs.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import models
-import nvfp4_moe
 import torch
-from models import Matrix, Model
-from safetensors.torch import save_file
+from models import EXPERTS, HEAD, HIDDEN, INNER, VOCABULARY, Model, quantized
 
 PATTERN = "*E*E"
-EXPERTS, HIDDEN, LATENT, INNER, SHARED, VOCABULARY, HEAD = 8, 128, 64, 64, 96, 384, 64
-HEADS, KV_HEADS = 4, 2
+LATENT, SHARED, HEADS, KV_HEADS = 64, 96, 4, 2
 MOE_LAYERS = tuple(index for index, kind in enumerate(PATTERN) if kind == "E")
 EXPONENTS = {"up_proj": -8, "down_proj": -10}
-FORMS = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16", "twin")
 
 
 def make(seed: int) -> Model:
@@ -40,19 +35,21 @@ def make(seed: int) -> Model:
     for index, kind in enumerate(PATTERN):
         stem = f"backbone.layers.{index}"
         dense[f"{stem}.norm.weight"] = torch.ones(HIDDEN)
-        sizes = {"q_proj": (HEADS * HEAD, HIDDEN), "k_proj": (KV_HEADS * HEAD, HIDDEN), "v_proj": (KV_HEADS * HEAD, HIDDEN),
-                 "o_proj": (HIDDEN, HEADS * HEAD)}  # fmt: skip
+        sizes = {
+            "q_proj": (HEADS * HEAD, HIDDEN), "k_proj": (KV_HEADS * HEAD, HIDDEN),
+            "v_proj": (KV_HEADS * HEAD, HIDDEN), "o_proj": (HIDDEN, HEADS * HEAD),
+        }  # fmt: skip
         if kind == "E":
-            sizes = {"gate": (EXPERTS, HIDDEN), "fc1_latent_proj": (LATENT, HIDDEN), "fc2_latent_proj": (HIDDEN, LATENT),
-                     "shared_experts.up_proj": (SHARED, HIDDEN), "shared_experts.down_proj": (HIDDEN, SHARED)}  # fmt: skip
+            sizes = {
+                "gate": (EXPERTS, HIDDEN), "fc1_latent_proj": (LATENT, HIDDEN), "fc2_latent_proj": (HIDDEN, LATENT),
+                "shared_experts.up_proj": (SHARED, HIDDEN), "shared_experts.down_proj": (HIDDEN, SHARED),
+            }  # fmt: skip
             dense[f"{stem}.mixer.gate.e_score_correction_bias"] = torch.randn(EXPERTS, generator=generator) * 0.1
-        for name, (rows, columns) in sizes.items():
-            dense[f"{stem}.mixer.{name}.weight"] = random(rows, columns, 1)
+        for name, size in sizes.items():
+            dense[f"{stem}.mixer.{name}.weight"] = random(*size, 1)
         for expert in range(EXPERTS if kind == "E" else 0):
-            for name, rows, columns in (("up_proj", INNER, LATENT), ("down_proj", LATENT, INNER)):
-                scale = 2.0 ** EXPONENTS[name]
-                codes, scales, _ = nvfp4_moe.quantize(random(rows, columns, 1) * scale * 2.0**9, tensor_scale=scale)
-                experts[index, expert, name] = Matrix(codes, scales, torch.tensor(scale))
+            for name, size in (("up_proj", (INNER, LATENT)), ("down_proj", (LATENT, INNER))):
+                experts[index, expert, name] = quantized(random(*size, 1) * 2.0**9, EXPONENTS[name])
     return Model(experts, {name: tensor.bfloat16() for name, tensor in dense.items()})
 
 
@@ -64,71 +61,29 @@ def quantization(form: str) -> dict | None:
     kept = sorted(name.removesuffix(".weight") for name in make(0).dense if name.endswith("weight"))
     said["ignore"] = [name for name in kept if "norm" not in name]
     if form == "modelopt_mixed":
-        said["quantized_layers"] = {
-            f"backbone.layers.{layer}.mixer.experts.{expert}.{name}": {"quant_algo": algorithm, "group_size": 16}
-            for layer, algorithm in zip(MOE_LAYERS, ("NVFP4", "W4A16_NVFP4"), strict=True)
-            for expert in range(EXPERTS)
-            for name in EXPONENTS
-        }
+        stems = [f"backbone.layers.{layer}.mixer.experts" for layer in MOE_LAYERS]
+        said["quantized_layers"] = models.mixed_layers(stems, EXPONENTS)
     return said
 
 
 def config(form: str) -> dict:
-    said = {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "attention_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "chunk_size": 16,
-        "conv_kernel": 4,
-        "dtype": "bfloat16",
-        "head_dim": HEAD,
-        "hidden_size": HIDDEN,
-        "hybrid_override_pattern": PATTERN,
-        "intermediate_size": INNER,
-        "layer_norm_epsilon": 1e-05,
-        "mamba_head_dim": 64,
-        "mamba_num_heads": 4,
-        "max_position_embeddings": 512,
-        "mlp_bias": False,
-        "mlp_hidden_act": "relu2",
-        "moe_intermediate_size": INNER,
-        "moe_latent_size": LATENT,
-        "moe_shared_expert_intermediate_size": SHARED,
-        "n_group": 1,
-        "n_groups": 2,
-        "n_routed_experts": EXPERTS,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
-        "num_attention_heads": HEADS,
-        "num_experts_per_tok": EXPERTS,
-        "num_hidden_layers": len(PATTERN),
-        "num_key_value_heads": KV_HEADS,
-        "routed_scaling_factor": 2.5,
-        "ssm_state_size": 16,
-        "tie_word_embeddings": False,
+    return models.with_quantization(quantization(form), {
+        "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "attention_bias": False,
+        "chunk_size": 16, "conv_kernel": 4, "hybrid_override_pattern": PATTERN,
+        "intermediate_size": INNER, "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64,
+        "mamba_num_heads": 4, "max_position_embeddings": 512, "mlp_bias": False,
+        "mlp_hidden_act": "relu2", "moe_intermediate_size": INNER, "moe_latent_size": LATENT,
+        "moe_shared_expert_intermediate_size": SHARED, "n_group": 1, "n_groups": 2,
+        "n_routed_experts": EXPERTS, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": HEADS, "num_experts_per_tok": EXPERTS, "num_hidden_layers": len(PATTERN),
+        "num_key_value_heads": KV_HEADS, "routed_scaling_factor": 2.5, "ssm_state_size": 16,
         "topk_group": 1,
-        "vocab_size": VOCABULARY,
-    }
-    quantized = quantization(form)
-    return said | ({"quantization_config": quantized} if quantized else {})
+    })  # fmt: skip
 
 
 def write(directory: Path, form: str, model: Model) -> Path:
-    """A checkpoint of the form."""
-    directory.mkdir(parents=True)
-    tensors = dict(model.dense)
-    for (layer, expert, name), matrix in model.experts.items():
-        tensors |= models.expert_tensors(form, f"backbone.layers.{layer}.mixer.experts.{expert}.{name}", matrix)
-    save_file(
-        {name: tensor.clone() for name, tensor in tensors.items()}, directory / "model.safetensors", {"format": "pt"}
-    )
-    (directory / "config.json").write_text(json.dumps(config(form), indent=1))
-    if form == "modelopt_mixed":
-        models.write_modelopt_file(directory, quantization(form))
-    return directory
+    return models.write(directory, form, model, config, "backbone.layers.{}.mixer.experts")
 
 
 def write_all(root: Path, model: Model) -> dict[str, Path]:
-    return {form: write(root / form, form, model) for form in FORMS}
+    return {form: write(root / form, form, model) for form in models.FORMS}

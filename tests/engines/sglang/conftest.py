@@ -5,9 +5,8 @@ import importlib.util
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tomllib
+from concurrent.futures import ThreadPoolExecutor
 
 import nvfp4_moe
 import pytest
@@ -18,6 +17,10 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent / "common"))  # models, truth
 sys.path.insert(0, str(ROOT / "tests/python"))  # moe_reference: the layer in float64, as intervals
 sys.path.append(str(HERE / "stubs"))  # after the real ones, if there are any
+sys.path.append(str(HERE.parent))
+
+import install  # noqa: E402
+from processes import Process  # noqa: E402
 
 
 def pytest_ignore_collect(collection_path):
@@ -33,21 +36,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def plugin_path(tmp_path_factory):
-    """A folder with the entry points of pyproject.toml, as the metadata of an installed wheel has them."""
+    """A folder with the entry points of pyproject.toml, as the metadata of an installed wheel has them, and those of record.py."""
     folder = tmp_path_factory.mktemp("metadata")
-    info = folder / "nvfp4_moe-0.dist-info"
-    info.mkdir()
-    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: nvfp4-moe\nVersion: 0\n")
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    text = "".join(
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
-        for group, points in groups.items()
-    )
-    info.joinpath("entry_points.txt").write_text(text)
-    recorder = folder / "nvfp4_moe_record-0.dist-info"
-    recorder.mkdir()
-    recorder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: nvfp4-moe-record\nVersion: 0\n")
-    recorder.joinpath("entry_points.txt").write_text("[sglang.srt.plugins]\nrecord = record:register\n")
+    recorder = "[sglang.srt.plugins]\nrecord = record:register\n"
+    for name, points in (("nvfp4-moe", install.entry_points()), ("nvfp4-moe-record", recorder)):
+        info = folder / f"{name.replace('-', '_')}-0.dist-info"
+        info.mkdir()
+        info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+        info.joinpath("entry_points.txt").write_text(points)
     return folder
 
 
@@ -91,6 +87,15 @@ def configured(sglang):
         flags.runner_backend = flags.a2a_backend = None
 
 
+@pytest.fixture
+def refusals():
+    """The module, which has said nothing yet."""
+    from nvfp4_moe.sglang import refusals
+
+    refusals._said.clear()
+    return refusals
+
+
 # ---- SGLang's engine in a process of its own
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "NVFP4_MOE_THREADS": "1"}
@@ -131,29 +136,32 @@ def serve(environment, tmp_path_factory):
         folder = tmp_path_factory.mktemp(f"serve-{pathlib.Path(model).name}-")
         job = {"model": str(model), "arguments": arguments} | ({"reload": str(reload)} if reload else {})
         (folder / "job.json").write_text(json.dumps(job))
-        command = [sys.executable, str(HERE / "serve.py"), str(folder / "job.json"), str(folder / "result.json")]
-        with open(folder / "log", "w+") as log:
-            # A session of its own, and output to a file: SGLang's children may outlive it.
-            process = subprocess.Popen(
-                command,
-                env=environment(NVFP4_RECORD=str(folder / "routers") if record else None, **(variables or {})),
-                stdout=log,
-                stderr=log,
-                cwd=folder,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(timeout=300)
-            except subprocess.TimeoutExpired:
-                status = None
-            finally:
-                try:
-                    os.killpg(process.pid, 9)
-                except ProcessLookupError:
-                    pass
-            log.seek(0)
-            text = log.read()
+        env = environment(NVFP4_RECORD=str(folder / "routers") if record else None, **(variables or {}))
         result = folder / "result.json"
-        return (json.loads(result.read_text())["rounds"] if result.exists() else None), status, text
+        process = Process(HERE / "serve.py", folder / "job.json", result, env=env, folder=folder, cwd=folder)
+        status = process.wait(300)
+        return (json.loads(result.read_text())["rounds"] if result.exists() else None), status, process.log
 
     return run
+
+
+@pytest.fixture(scope="module")
+def served(request, serve, checkpoints):
+    """served(job) -> (rounds, log), of the module's JOBS {name: (checkpoint, what serve takes)}. All start with the first that
+    is asked for; an engine is three processes."""
+    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 3))
+    started = {}
+
+    def start(form, options):
+        reload = {"reload": checkpoints[options["reload"]]} if "reload" in options else {}
+        return pool.submit(serve, checkpoints[form], **(options | reload))
+
+    def result(job, fails=False):
+        if not started:
+            started.update({name: start(*what) for name, what in request.module.JOBS.items()})
+        rounds, status, log = started[job].result()
+        assert fails or rounds, f"{job} ended with {status}:\n{log[-3000:]}"
+        return rounds, log
+
+    yield result
+    pool.shutdown(cancel_futures=True)

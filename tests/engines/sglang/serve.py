@@ -74,18 +74,11 @@ def main():
         job = json.load(file)
     record = os.environ.get("NVFP4_RECORD")
     arguments = {
-        "skip_tokenizer_init": True,
-        "sampling_backend": "pytorch",
-        "disable_radix_cache": True,
-        "disable_overlap_schedule": True,
-        "disable_cuda_graph": True,
-        "max_total_tokens": 512,
-        "max_running_requests": 4,
-        "mem_fraction_static": 0.1,
-        "random_seed": 0,
-        "log_level": "info",
+        "skip_tokenizer_init": True, "sampling_backend": "pytorch", "disable_radix_cache": True,
+        "disable_overlap_schedule": True, "disable_cuda_graph": True, "max_total_tokens": 512,
+        "max_running_requests": 4, "mem_fraction_static": 0.1, "random_seed": 0, "log_level": "info",
         "decode_log_interval": 1,
-    } | (GPU if torch.cuda.is_available() else CPU)
+    } | (GPU if torch.cuda.is_available() else CPU)  # fmt: skip
     engine = Engine(model_path=job["model"], **{**arguments, **job.get("arguments", {})})
     try:
         rounds = [generate(engine, record)]

@@ -10,10 +10,9 @@ import gpt_oss
 import nvfp4_moe
 import pytest
 import torch
+from expert_layer import of_experts
 from gpt_oss import batch, exact, library
-from layers import rank
-
-NAME = "model.layers.0.mlp.experts"
+from layers import NAME, ask, pack, rank, run
 
 
 @pytest.fixture(scope="module")
@@ -75,97 +74,46 @@ def load(layer, model, inner=gpt_oss.INNER):
     assert len(loaded) == 6
 
 
-def run(layer, hidden, ids, weights):
-    from sglang.srt.layers.moe.topk import StandardTopKOutput
-
-    logits = torch.zeros(len(hidden), gpt_oss.EXPERTS)
-    return layer(hidden.clone(), StandardTopKOutput(topk_weights=weights, topk_ids=ids, router_logits=logits))
-
-
-def served(sglang, model, inputs, *, ep=(1, 0), tp=(1, 0), inner=gpt_oss.INNER, **options):
+def served(sglang, model, inputs, *, ep=(1, 0), tp=(1, 0), **options):
+    inner = model.experts[0, "down"][0].shape[2] * 2
     with rank(sglang, ep=ep, tp=tp):
         layer = make_layer(intermediate_size=inner, **options)
         load(layer, model, inner)
-        layer.quant_method.process_weights_after_loading(layer)
-        assert sum(parameter.numel() for parameter in layer.parameters()) == 0
+        pack(layer)
         return run(layer, *inputs)
 
 
 def test_published_experts_are_the_librarys_layer_and_transformers_own(sglang, configured, model):
     configured()
     inputs = batch()
-    out = served(sglang, model, inputs)
-    assert torch.equal(out, library(model, inputs))
-    expected, off = exact(model, *inputs)
-    error = (out.double() - expected).abs()
-    print(f"\nlargest error {float(error.max()):.4f}, of what is allowed {float((error / off).max()):.2f}")
-    assert (error <= off).all()
-
-
-def test_biases_that_are_lost_or_counted_twice_are_beyond_that_bound(sglang, configured, model):
-    configured()
-    inputs = batch()
-    expected, off = exact(model, *inputs)
-    for change in (lambda name, bias: bias * 0, lambda name, bias: bias * (2 if "down" in name else 1)):
-        out = served(sglang, gpt_oss.with_biases(model, change), inputs)
-        assert ((out.double() - expected).abs() > off).float().mean() > 0.5
+    gpt_oss.check_exact(model, inputs, lambda model: served(sglang, model, inputs))
 
 
 def test_experts_of_two_ranks_add_up(sglang, configured, model):
     configured()
-    inputs = batch(1)
-    half = gpt_oss.EXPERTS // 2
+    inputs, half = batch(1), gpt_oss.EXPERTS // 2
     for number in range(2):
         part = served(sglang, model, inputs, ep=(2, number))
-        ids = torch.where(inputs[1] // half == number, inputs[1], -1)
-        assert part.abs().max() > 0 and torch.equal(part, library(model, (inputs[0], ids, inputs[2])))
+        here = of_experts(inputs, range(number * half, (number + 1) * half))
+        assert part.abs().max() > 0 and torch.equal(part, library(model, here))
 
 
-def test_slices_of_two_ranks_count_down_s_bias_once(sglang, configured, model):
+@pytest.mark.parametrize("sliced", [gpt_oss.make(5), gpt_oss.of_three_blocks(9)], ids=["halves", "three blocks"])
+def test_ranks_get_whole_blocks_and_the_last_what_is_left_and_count_down_s_bias_once(sglang, configured, sliced):
     configured()
     inputs = batch(2)
-    half = gpt_oss.INNER // 2
-    parts = [served(sglang, model, inputs, tp=(2, number)) for number in range(2)]
-    for number, part in enumerate(parts):
-        columns = slice(number * half, (number + 1) * half)
-        assert torch.equal(part, library(model, inputs, columns, down_bias=1 - number))
-    expected, off = exact(model, *inputs)
+    parts = gpt_oss.check_slices(sliced, inputs, lambda number: served(sglang, sliced, inputs, tp=(2, number)))
+    expected, off = exact(sliced, *inputs)
     # Each rank rounds rows and sums of its own, whose sizes are not the whole's.
     allowed = off + sum(2.0**-8 * part.double().abs() for part in parts) + 2.0**-8 * off.max()
     assert ((sum(part.double() for part in parts) - expected).abs() <= allowed).all()
 
 
-def test_ranks_get_whole_blocks_and_the_last_what_is_left(sglang, configured, model):
-    """gpt-oss on four ranks: 90 blocks of 32, of which three ranks have 23 and the last 21. Here 3 blocks on two ranks."""
-    configured()
-    inner, inputs, random = 96, batch(3), torch.Generator().manual_seed(9)
-    experts = {
-        (0, name): (
-            torch.randint(0, 256, (gpt_oss.EXPERTS, rows, columns // 2), generator=random, dtype=torch.uint8),
-            torch.randint(120, 124, (gpt_oss.EXPERTS, rows, columns // 32), generator=random, dtype=torch.uint8),
-        )
-        for name, rows, columns in (("gate_up", 2 * inner, gpt_oss.HIDDEN), ("down", gpt_oss.HIDDEN, inner))
-    }
-    bias = torch.randn(gpt_oss.EXPERTS, 2 * inner, generator=random).bfloat16()
-    wider = gpt_oss.Model(experts, model.dense | {f"{NAME}.gate_up_proj_bias": bias})
-    for number, columns in enumerate((slice(0, 64), slice(64, 96))):
-        part = served(sglang, wider, inputs, tp=(2, number), inner=inner)
-        assert torch.equal(part, library(wider, inputs, columns, down_bias=1 - number))
-
-
 @pytest.mark.parametrize("activation_format", ["nvfp4", "fp8", "int8_block"])
 def test_activations_in_the_format_that_the_user_asks_for(sglang, configured, model, monkeypatch, activation_format):
-    import dataclasses
-
-    from nvfp4_moe.sglang import hooks
-
     configured()
-    inputs, asked = batch(4), hooks.layer_options
-
-    def layer_options(layer, hidden, inner, settings, *rest):
-        return asked(layer, hidden, inner, dataclasses.replace(settings, activation_format=activation_format), *rest)
-
-    monkeypatch.setattr(hooks, "layer_options", layer_options)
+    ask(monkeypatch, activation_format)
+    inputs = batch(4)
     out = served(sglang, model, inputs)
     assert torch.equal(out, library(model, inputs, activation_format=activation_format))
     assert not torch.equal(out, library(model, inputs))
@@ -179,11 +127,11 @@ def test_weights_and_biases_are_updated_in_place(sglang, configured, model):
     with rank(sglang):
         layer = make_layer()
         load(layer, model)
-        layer.quant_method.process_weights_after_loading(layer)
+        pack(layer)
         handle = layer.quant_method.nvfp4_moe_state.ready().layer.handle
         with packing_follows():
             load(layer, other)
-        layer.quant_method.process_weights_after_loading(layer)
+        pack(layer)
         assert torch.equal(run(layer, *inputs), library(other, inputs))
         assert layer.quant_method.nvfp4_moe_state.ready().layer.handle == handle
 
@@ -198,7 +146,7 @@ def test_what_no_file_brings_is_an_error(sglang, configured, model, lost):
         some = [(name, tensor) for name, tensor in tensors(model) if not name.endswith(lost)]
         GptOssForCausalLM._load_mxfp4_experts_weights(Holder(layer, gpt_oss.INNER), some)
         with pytest.raises(nvfp4_moe.Error, match=NAME):
-            layer.quant_method.process_weights_after_loading(layer)
+            pack(layer)
 
 
 def test_the_models_own_block_selects_and_computes(sglang, configured, model):
@@ -214,7 +162,7 @@ def test_the_models_own_block_selects_and_computes(sglang, configured, model):
             0, config, Mxfp4Config.from_config({"quant_method": "mxfp4"}), "model.layers.0.mlp"
         )
         load(block.experts, model)
-        block.experts.quant_method.process_weights_after_loading(block.experts)
+        pack(block.experts)
         with torch.no_grad():
             for name in ("weight", "bias"):
                 getattr(block.router, name).copy_(model.dense[f"model.layers.0.mlp.router.{name}"])
@@ -235,10 +183,9 @@ def test_the_models_own_block_selects_and_computes(sglang, configured, model):
         ({"gemm1_clamp_limit": None}, "expected a clamp limit"),
     ],
 )
-def test_other_mxfp4_experts_are_sglangs_with_one_line_that_says_why(sglang, configured, caplog, options, words):
-    from nvfp4_moe.sglang import refusals
-
-    refusals._said.clear()
+def test_other_mxfp4_experts_are_sglangs_with_one_line_that_says_why(
+    sglang, configured, refusals, caplog, options, words
+):
     configured()
     with rank(sglang), caplog.at_level("WARNING", "nvfp4_moe.sglang"):
         layer = make_layer(**options)
@@ -260,10 +207,8 @@ def test_a_hidden_size_that_sglang_pads_is_refused(sglang):
         Mxfp4Hooks(None).check(None, layer)
 
 
-def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, configured, model, caplog):
+def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, configured, refusals, model, caplog):
     """SGLang gives gpt-oss and Nemotron-H runner backends of its own where the user names none."""
-    from nvfp4_moe.sglang import refusals
-
     inputs = batch(8)
     for asked, taken in (("auto", True), ("triton", False)):
         refusals._said.clear()
@@ -274,6 +219,6 @@ def test_a_backend_that_sglang_chose_for_the_model_is_no_users_choice(sglang, co
             assert hasattr(layer.quant_method, "nvfp4_moe_state") == taken
             if taken:
                 load(layer, model)
-                layer.quant_method.process_weights_after_loading(layer)
+                pack(layer)
                 assert torch.equal(run(layer, *inputs), library(model, inputs))
     assert "--moe-runner-backend is triton" in caplog.text

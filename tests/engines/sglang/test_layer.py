@@ -1,17 +1,18 @@
 """SGLang's FusedMoE with the plugin, in this process: its own loader and runner, against the library and a float64 layer.
 
-Ranks run one after the other: SGLang's parallel state is overridden for each, and outputs are added as the all-reduce would.
+Gated experts, and ones without a gate, as Nemotron-3's. Ranks run one after the other: SGLang's parallel state is overridden
+for each, and outputs are added as the all-reduce would.
 """
 
-import dataclasses
+import copy
 import logging
 
 import models
-import moe_reference
 import nvfp4_moe
 import pytest
 import torch
-from layers import NAME, batch, float64, library, load, make_layer, rank, run, served
+from expert_layer import batch, is_outside, library, of_experts, slice_of
+from layers import NAME, ask, load, make_layer, pack, rank, run, served
 
 
 @pytest.fixture(scope="module")
@@ -19,59 +20,39 @@ def model():
     return models.make(3)
 
 
+@pytest.fixture(scope="module", params=["gated", "without a gate"])
+def any_model(request, model):
+    return model if request.param == "gated" else models.without_gates(models.make(7))
+
+
 # ---- what is taken, and that it is right
 
 
-@pytest.mark.parametrize("form", models.FORMS[:-1])
-def test_every_form_is_the_librarys_layer_bit_for_bit(sglang, configured, model, form):
+@pytest.mark.parametrize("form", models.QUANTIZED)
+def test_every_form_is_the_librarys_layer_bit_for_bit(sglang, configured, any_model, form):
     configured()
     inputs = batch()
-    out = served(sglang, form, model, inputs)
-    assert torch.equal(out, library(model, inputs))
-    assert not moe_reference.outside(float64(model, inputs), out).any()
+    out = served(sglang, form, any_model, inputs)
+    assert torch.equal(out, library(any_model, inputs))
+    assert not is_outside(any_model, inputs, out)
 
 
 def test_scales_that_are_one_for_gate_and_up_would_be_seen(sglang, configured, model):
     configured()
     inputs = batch()
-    experts = dict(model.experts)
-    for expert in range(models.EXPERTS):
-        gate = model.experts[0, expert, "gate_proj"]
-        experts[0, expert, "up_proj"] = model.experts[0, expert, "up_proj"]._replace(tensor_scale=gate.tensor_scale)
-    merged = models.Model(experts, {})
-    out = served(sglang, "modelopt", model, inputs)
-    assert moe_reference.outside(float64(merged, inputs), out).any()
+    assert is_outside(models.scaled(model, "up_proj", 0.25), inputs, served(sglang, "modelopt", model, inputs))
 
 
-@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a4"])
-def test_experts_of_two_ranks_add_up(sglang, configured, model, form):
+@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a4", "compressed_w4a16"])
+def test_ranks_have_experts_or_slices_of_the_library(sglang, configured, any_model, form):
     configured()
-    inputs = batch(1)
-    parts = [served(sglang, form, model, inputs, ep=(2, number)) for number in range(2)]
-    half = models.EXPERTS // 2
-    for number, part in enumerate(parts):
-        ids = torch.where(inputs[1] // half == number, inputs[1], -1)
-        assert torch.equal(part, library(model, (inputs[0], ids, inputs[2])))
-    assert all(part.abs().max() > 0 for part in parts)
-
-
-@pytest.mark.parametrize("form", ["modelopt", "compressed_w4a16"])
-def test_slices_of_two_ranks_are_the_librarys_slices(sglang, configured, model, form):
-    configured()
-    inputs = batch(2)
-    half = models.INNER // 2
+    inputs, half = batch(1), models.EXPERTS // 2
     for number in range(2):
-        part = served(sglang, form, model, inputs, tp=(2, number))
-        cut = {}
-        for key, matrix in model.experts.items():
-            rows, columns = slice(number * half, (number + 1) * half), slice(None)
-            if key[2] == "down_proj":
-                codes = matrix.codes[:, number * half // 2 : (number + 1) * half // 2]
-                scales = matrix.scales[:, number * half // 16 : (number + 1) * half // 16]
-            else:
-                codes, scales = matrix.codes[rows, columns], matrix.scales[rows, columns]
-            cut[key] = models.Matrix(codes.contiguous(), scales.contiguous(), matrix.tensor_scale)
-        assert torch.equal(part, library(models.Model(cut, {}), inputs, intermediate_size=half))
+        part = served(sglang, form, any_model, inputs, ep=(2, number))
+        here = of_experts(inputs, range(number * half, (number + 1) * half))
+        assert torch.equal(part, library(any_model, here)) and part.abs().max() > 0
+        part = served(sglang, form, any_model, inputs, tp=(2, number))
+        assert torch.equal(part, library(slice_of(any_model, number), inputs))
 
 
 @pytest.mark.parametrize(
@@ -93,15 +74,15 @@ def test_limits_and_activations(sglang, configured, model, given, expected):
     assert not torch.equal(out, library(model, inputs))
 
 
-def test_the_routed_scaling_factor_is_applied_once(sglang, configured, model):
+def test_the_routed_scaling_factor_is_applied_once(sglang, configured, any_model):
     configured()
     inputs = batch(5)
+    expected = library(any_model, inputs)
     with rank(sglang):
-        layer = make_layer("modelopt", routed_scaling_factor=2.5)
+        layer = make_layer("modelopt", any_model, routed_scaling_factor=2.5)
         assert layer.should_fuse_routed_scaling_factor_in_topk  # the router's weights have it
-    assert torch.equal(served(sglang, "modelopt", model, inputs, routed_scaling_factor=2.5), library(model, inputs))
-    out = served(sglang, "compressed_w4a4", model, inputs, routed_scaling_factor=2.5)
-    assert torch.equal(out, library(model, inputs) * 2.5)
+    assert torch.equal(served(sglang, "modelopt", any_model, inputs, routed_scaling_factor=2.5), expected)
+    assert torch.equal(served(sglang, "compressed_w4a4", any_model, inputs, routed_scaling_factor=2.5), expected * 2.5)
 
 
 def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configured, model, monkeypatch):
@@ -112,37 +93,40 @@ def test_no_tokens_masked_ids_and_more_tokens_than_a_call_takes(sglang, configur
     hidden, ids, weights = batch(6)
     ids[2] = -1
     ids[4, 1] = -1
+    # In several calls first: memory that a run of all tokens has left would hold what a call forgets.
+    with monkeypatch.context() as several:
+        several.setattr(runner, "MAX_TOKENS", 4)
+        parts = served(sglang, "modelopt", model, (hidden, ids, weights))
     out = served(sglang, "modelopt", model, (hidden, ids, weights))
+    assert torch.equal(parts, out)
     assert torch.equal(out, library(model, (hidden, ids, weights))) and not out[2].any()
-    monkeypatch.setattr(runner, "MAX_TOKENS", 4)
-    assert torch.equal(served(sglang, "modelopt", model, (hidden, ids, weights)), out)
 
 
-def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, monkeypatch):
-    from nvfp4_moe.sglang import compressed_tensors, hooks
-
+@pytest.mark.parametrize("activation_format", ["nvfp4", "fp8", "int8_block"])
+def test_activations_in_the_format_that_the_user_asks_for(
+    sglang, configured, any_model, monkeypatch, activation_format
+):
     configured()
+    ask(monkeypatch, activation_format)
     inputs = batch(7)
-    for module in (hooks, compressed_tensors):
-        asked = module.layer_options
-
-        def layer_options(layer, hidden, inner, settings, *rest, asked=asked):
-            return asked(layer, hidden, inner, dataclasses.replace(settings, activation_format="nvfp4"), *rest)
-
-        monkeypatch.setattr(module, "layer_options", layer_options)
+    expected = library(any_model, inputs, activation_format=activation_format)
     for form in ("modelopt", "compressed_w4a4"):
-        out = served(sglang, form, model, inputs)
-        assert torch.equal(out, library(model, inputs, activation_format="nvfp4"))
+        assert torch.equal(served(sglang, form, any_model, inputs), expected)
+
+
+@pytest.fixture
+def automatic(monkeypatch):
+    """Layers whose format of activations is left to the rule, and a log that has not said it."""
+    from nvfp4_moe.sglang import experts
+
+    ask(monkeypatch, "auto")
+    monkeypatch.setattr(experts, "_load_log", experts.LoadLog(experts.log.info))
 
 
 @pytest.mark.parametrize(
     ("form", "activation_format", "because"),
     [
-        (
-            "modelopt",
-            "int8_block",
-            "W4A4 is declared and int8_block is more precise and fast on a host (quant_algo NVFP4)",
-        ),
+        ("modelopt", "int8_block", "int8_block is more precise and fast on a host (quant_algo NVFP4)"),
         ("modelopt_w4a16", "bf16", "no quantization of activations is declared (quant_algo W4A16_NVFP4)"),
         ("modelopt_mixed", "int8_block", "(quant_algo NVFP4)"),
         ("compressed_w4a4", "int8_block", "input_activations of 4 bits, float)"),
@@ -150,10 +134,9 @@ def test_activations_in_nvfp4_where_the_user_asks(sglang, configured, model, mon
     ],
 )
 def test_auto_follows_what_the_checkpoint_declares(
-    sglang, configured, model, monkeypatch, caplog, form, activation_format, because
+    sglang, configured, model, automatic, caplog, form, activation_format, because
 ):
     configured()
-    automatic(monkeypatch)
     inputs = batch(11)
     with caplog.at_level("INFO", "nvfp4_moe.sglang"):
         out = served(sglang, form, model, inputs)
@@ -162,43 +145,19 @@ def test_auto_follows_what_the_checkpoint_declares(
     assert line.startswith(f"activations: {activation_format}, because ") and because in line
 
 
-def automatic(monkeypatch):
-    """Layers whose format of activations is left to the rule."""
-    from nvfp4_moe.sglang import compressed_tensors, experts, hooks
-
-    monkeypatch.setattr(experts, "_load_log", experts.LoadLog(experts.log.info))
-
-    def with_auto(own, place):
-        def asked(*given):
-            settings = dataclasses.replace(given[place], activation_format="auto")
-            return own(*given[:place], settings, *given[place + 1 :])
-
-        return asked
-
-    for module in (hooks, compressed_tensors):
-        for name, place in (("layer_options", 3), ("activations_of", 1)):
-            monkeypatch.setattr(module, name, with_auto(getattr(module, name), place))
-
-
-def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_read(sglang, configured, model, monkeypatch):
+def test_modelopts_groups_and_each_matrix_of_a_mixed_model_are_read(sglang, configured, model, automatic, monkeypatch):
     """input_activations that are null beside quant_algo NVFP4; and an algorithm of one projection."""
     from nvfp4_moe.sglang import internals
 
-    automatic(monkeypatch)
     configured()
     group = dict(models.quantization("modelopt")["config_groups"]["group_0"], input_activations=None)
     monkeypatch.setattr(internals, "config_groups", lambda: {"group_0": group})
     inputs = batch(12)
     assert torch.equal(served(sglang, "modelopt", model, inputs), library(model, inputs))
     mixed = models.quantization("modelopt_mixed")
-    changed = {"quant_algo": "W4A16_NVFP4"}
-
-    def quantization(form):
-        layers = {name: dict(entry) for name, entry in mixed["quantized_layers"].items()}
-        layers["model.layers.0.mlp.experts.5.down_proj"] |= changed
-        return mixed | {"quantized_layers": layers}
-
-    monkeypatch.setattr(models, "quantization", quantization)
+    changed = mixed["quantized_layers"][f"{NAME}.5.down_proj"]
+    monkeypatch.setattr(models, "quantization", lambda form: copy.deepcopy(mixed))
+    changed["quant_algo"] = "W4A16_NVFP4"
     assert torch.equal(served(sglang, "modelopt_mixed", model, inputs), library(model, inputs))
     changed["quant_algo"] = "FP8"
     monkeypatch.setenv("NVFP4_MOE_MODE", "1")
@@ -221,8 +180,7 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
             load(layer, form, model)
             with pytest.raises(ValueError, match=f"{NAME}: has no weights yet"):
                 run(layer, *inputs)
-            layer.quant_method.process_weights_after_loading(layer)
-            assert sum(parameter.numel() for parameter in layer.parameters()) == 0
+            pack(layer)
             first = run(layer, *inputs)
             layer.quant_method.process_weights_after_loading(layer)  # a second call has nothing to do
             assert torch.equal(run(layer, *inputs), first)
@@ -235,20 +193,20 @@ def test_parameters_are_freed_and_can_be_loaded_again_in_place(sglang, configure
                 load(layer, form, other)
             with pytest.raises(ValueError, match="got new weights that were not packed"):
                 run(layer, *inputs)
-            layer.quant_method.process_weights_after_loading(layer)
+            pack(layer)
             assert torch.equal(run(layer, *inputs), library(other, inputs))
             assert state.ready().layer.handle == handle  # captured graphs hold it
-            assert sum(parameter.numel() for parameter in layer.parameters()) == 0
 
 
-def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, model):
+def test_an_expert_that_no_file_brings_is_an_error(sglang, configured, any_model):
     configured()
+    some = models.Model({key: matrix for key, matrix in any_model.experts.items() if key[1:] != (5, "up_proj")}, {})
     for form in ("modelopt", "compressed_w4a16"):
         with rank(sglang):
-            layer = make_layer(form)
-            load(layer, form, model, only=[0, 1, 2, 3, 4, 6, 7])
+            layer = make_layer(form, any_model)
+            load(layer, form, some)
             with pytest.raises(nvfp4_moe.BadInput, match=f"{NAME}: .*expert 5"):
-                layer.quant_method.process_weights_after_loading(layer)
+                pack(layer)
 
 
 def test_random_weights_of_a_dummy_load_are_made_legal(sglang, configured):
@@ -283,12 +241,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "options", "words"), REFUSED)
 def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
-    sglang, configured, caplog, arguments, options, words
+    sglang, configured, refusals, caplog, arguments, options, words
 ):
-    from nvfp4_moe.sglang import refusals
-
     configured(**arguments)
-    refusals._said.clear()
     with rank(sglang), caplog.at_level(logging.WARNING, "nvfp4_moe.sglang"):
         for number in range(2):
             # SGLang's own method, which says of this machine that it has no kernel for NVFP4.
@@ -299,11 +254,8 @@ def test_what_is_not_taken_is_sglangs_with_one_line_that_says_why(
 
 
 def test_a_gpu_without_kernels_of_its_own_is_sglangs_unless_the_user_insists(
-    sglang, configured, model, monkeypatch, caplog
+    sglang, configured, refusals, model, monkeypatch, caplog
 ):
-    from nvfp4_moe.sglang import refusals
-
-    refusals._said.clear()
     monkeypatch.setattr(
         "nvfp4_moe._fused_experts.explain", lambda options, device: [{"chosen": True, "backend": "cuda"}]
     )

@@ -45,13 +45,10 @@ def test_on_by_installing(load):
     assert "nvfp4_moe takes NVFP4 experts of SGLang" in run.stderr
 
 
-def test_off(load):
-    run = load(NVFP4_MOE_MODE="0")
+@pytest.mark.parametrize("variables", [{"NVFP4_MOE_MODE": "0"}, {"SGLANG_PLUGINS": "another"}], ids=str)
+def test_off_or_left_out_of_sglangs_own_list(load, variables):
+    run = load(**variables)
     assert "CHOICE False HOOKS 0" in run.stdout and "nvfp4_moe takes" not in run.stderr
-
-
-def test_left_out_of_sglangs_own_list(load):
-    assert "CHOICE False HOOKS 0" in load(SGLANG_PLUGINS="another").stdout
 
 
 @pytest.mark.parametrize(("name", "value"), [("NVFP4_MOE_MODE", "yes"), ("NVFP4_MOE_ACTIVATIONS", "int4")])

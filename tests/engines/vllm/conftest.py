@@ -8,9 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +17,9 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "common")]  # deepseek_v4, layers; models, truth
 sys.path.append(str(HERE.parents[1] / "python"))  # moe_reference: the layer in float64, as intervals
+
+import models  # noqa: E402
+from processes import Process  # noqa: E402
 
 
 def pytest_collection_modifyitems(items):
@@ -31,46 +32,35 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """{seed: {form: directory}} of two models that differ in their weights alone."""
-    import models
-
     root = tmp_path_factory.mktemp("models")
     return {seed: models.write_all(root / str(seed), models.make(seed)) for seed in (0, 1)}
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Of a process of vLLM with the plugin and nothing else of the user's. In bf16, which the bounds around a twin are for."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")}
+    return clean | {"VLLM_PLUGINS": "nvfp4_moe", "HF_HUB_OFFLINE": "1", "NVFP4_MOE_ACTIVATIONS": "bf16"} | more
 
 
 class Served:
     """A process that runs jobs one after the other (serve.py)."""
 
     def __init__(self, root: Path, jobs: list[dict], environment: dict[str, str] | None) -> None:
-        self.root, self.jobs = root, jobs
+        self.jobs = jobs
         for number, job in enumerate(jobs):
             job["out"] = str(root / f"{number}.json")
         (root / "jobs.json").write_text(json.dumps(jobs))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")}
-        clean |= {"VLLM_CACHE_ROOT": str(root / "cache"), "VLLM_PLUGINS": "nvfp4_moe"}
-        # What the bounds around a bf16 twin are for, unless a job says another format.
-        clean |= {"NVFP4_MOE_ACTIVATIONS": "bf16"} | (environment or {})
-        command = [sys.executable, str(HERE / "serve.py"), str(root / "jobs.json")]
-        with open(root / "log", "w") as log:
-            self.process = subprocess.Popen(command, env=clean, stdout=log, stderr=subprocess.STDOUT)
+        env = clean_environment(VLLM_CACHE_ROOT=str(root / "cache"), **(environment or {}))
+        self.process = Process(HERE / "serve.py", root / "jobs.json", env=env, folder=root)
 
     def results(self, timeout: float) -> dict[str, dict]:
         """Of its jobs by name, once it has ended."""
-        try:
-            code = self.process.wait(timeout)
-        finally:
-            self.stop()
-        results = {}
+        code, results = self.process.wait(timeout), {}
         for job in self.jobs:
             if not Path(job["out"]).exists():
-                tail = "\n".join((self.root / "log").read_text(errors="replace").splitlines()[-40:])
-                pytest.fail(f"{job['name']}: the process ended with {code} and no result:\n{tail}")
+                pytest.fail(f"{job['name']}: the process ended with {code} and no result:\n{self.process.log[-4000:]}")
             results[job["name"]] = json.loads(Path(job["out"]).read_text())
         return results
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
-            self.process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +104,7 @@ def serve_data_parallel(tmp_path_factory):
             return [served.results(timeout)[job["name"]] for served, job in zip(ranks, jobs, strict=True)]
         finally:
             for served in ranks:
-                served.stop()
+                served.process.stop()
 
     return run
 
@@ -145,15 +135,11 @@ def methods(vllm_config):
 
 
 @pytest.fixture
-def written(monkeypatch):
-    """The lines that the plugin writes."""
+def log(monkeypatch):
+    """What the plugin writes."""
+    from layers import Log
     from nvfp4_moe.vllm import internals
 
-    lines: list[str] = []
-
-    class Kept:
-        def __getattr__(self, level):
-            return lambda line, *args: lines.append(line % args)
-
-    monkeypatch.setattr(internals, "logger", Kept)
-    return lines
+    kept = Log()
+    monkeypatch.setattr(internals, "logger", lambda: kept)
+    return kept

@@ -9,70 +9,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "common"))
+from models import mxfp4_floats  # noqa: E402
 
 # vLLM 0.32 routes by hash on CPUs for the published models' 256 experts and 6 a token.
 LAYERS, EXPERTS, TOP_K, HIDDEN, INNER, VOCABULARY, HASH_LAYERS = 2, 256, 6, 128, 64, 384, 1
 
 CONFIG = {
-    "architectures": ["DeepseekV4ForCausalLM"],
-    "model_type": "deepseek_v4",
-    "dtype": "bfloat16",
-    "vocab_size": VOCABULARY,
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 512,
-    "qk_rope_head_dim": 64,
-    "q_lora_rank": 128,
-    "o_lora_rank": 128,
-    "o_groups": 2,
-    "sliding_window": 64,
-    "compress_ratios": [1] * LAYERS,
-    "compress_rope_theta": 160000.0,
-    "index_head_dim": 128,
-    "index_n_heads": 4,
-    "index_topk": 64,
-    "hc_mult": 2,
-    "hc_eps": 1e-6,
-    "hc_sinkhorn_iters": 4,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "swiglu_limit": 10.0,
-    "moe_intermediate_size": INNER,
-    "n_routed_experts": EXPERTS,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": TOP_K,
-    "num_hash_layers": HASH_LAYERS,
-    "norm_topk_prob": True,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sqrtsoftplus",
-    "routed_scaling_factor": 1.5,
-    "num_nextn_predict_layers": 0,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
+    "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "dtype": "bfloat16",
+    "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64,
+    "q_lora_rank": 128, "o_lora_rank": 128, "o_groups": 2, "sliding_window": 64,
+    "compress_ratios": [1] * LAYERS, "compress_rope_theta": 160000.0, "index_head_dim": 128,
+    "index_n_heads": 4, "index_topk": 64, "hc_mult": 2, "hc_eps": 1e-6, "hc_sinkhorn_iters": 4,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "swiglu_limit": 10.0, "moe_intermediate_size": INNER,
+    "n_routed_experts": EXPERTS, "n_shared_experts": 1, "num_experts_per_tok": TOP_K,
+    "num_hash_layers": HASH_LAYERS, "norm_topk_prob": True, "topk_method": "noaux_tc",
+    "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5, "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 512, "rope_theta": 10000.0,
     "rope_scaling": {
-        "rope_type": "deepseek_yarn",
-        "factor": 1.0,
-        "original_max_position_embeddings": 512,
-        "beta_fast": 32,
-        "beta_slow": 1,
+        "rope_type": "deepseek_yarn", "factor": 1.0, "original_max_position_embeddings": 512,
+        "beta_fast": 32, "beta_slow": 1,
     },
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+    "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
 QUANTIZATION = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "scale_fmt": "ue8m0",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-    "ignored_layers": [],
-}
+    "quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128], "ignored_layers": [],
+}  # fmt: skip
 
 
 # Kept in bfloat16: vLLM 0.32 multiplies FP8 blocks, and MXFP4 experts, on a CPU with AMX alone.
@@ -115,14 +84,6 @@ def expert(layer: int, number: int, projection: str) -> tuple[torch.Tensor, torc
     return codes, torch.randint(119, 125, (rows, columns // 32), generator=random, dtype=torch.uint8)
 
 
-def dequantized(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """bfloat16, exact: E2M1 values times powers of two."""
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    both = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
-    signed = values[(both & 7).long()] * torch.where(both >= 8, -1.0, 1.0)
-    return (signed * torch.exp2(scales.float() - 127).repeat_interleave(32, -1)).bfloat16()
-
-
 def expert_tensors(form: str):
     """(name, tensor) as a checkpoint has them."""
     from nvfp4_moe._mxfp4 import cast_mxfp4
@@ -133,7 +94,7 @@ def expert_tensors(form: str):
                 name = f"layers.{layer}.ffn.experts.{number}.{projection}"
                 codes, scales = expert(layer, number, projection)
                 if form == "twin":
-                    yield f"{name}.weight", dequantized(codes, scales)
+                    yield f"{name}.weight", mxfp4_floats(codes, scales).bfloat16()  # exact
                     continue
                 if form == "mxfp4":
                     yield f"{name}.weight", codes
@@ -251,8 +212,6 @@ def prepare_process() -> None:
 
 def main() -> None:
     """usage: deepseek_v4.py ROOT OUT.json, where make(ROOT) has been"""
-    import sys
-
     from vllm.plugins import load_general_plugins
 
     load_general_plugins()

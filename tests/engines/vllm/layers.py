@@ -5,6 +5,18 @@ from __future__ import annotations
 import torch
 
 EXPERTS, TOP_K, HIDDEN, INNER = 8, 2, 64, 32
+NAME = "model.layers.0.mlp.experts"
+
+
+class Log:
+    """In the place of vLLM's logger: levels and lines that the plugin writes."""
+
+    def __init__(self) -> None:
+        self.levels: list[str] = []
+        self.lines: list[str] = []
+
+    def __getattr__(self, level: str):
+        return lambda line, *args: (self.levels.append(level), self.lines.append(line % args))
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -27,6 +39,20 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
     }
 
 
+def library(config, seed: int = 0):
+    """The library's layer of all experts over the same numbers."""
+    import nvfp4_moe
+
+    w = {name: t.view(torch.uint8) if t.element_size() == 1 else t for name, t in weights(seed).items()}
+
+    def half(i: int):
+        rows = slice(i * INNER, (i + 1) * INNER)
+        return w["w13_weight"][:, rows], w["w13_weight_scale"][:, rows], w["w13_weight_scale_2"][:, i].contiguous()
+
+    down = w["w2_weight"], w["w2_weight_scale"], w["w2_weight_scale_2"]
+    return nvfp4_moe.MoeLayer.from_tensors(config, gate=half(0), up=half(1), down=down, max_tokens=32)
+
+
 def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options):
     """tp: (size, rank). options: other fields than these, or in their place."""
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -34,33 +60,16 @@ def moe_config(local: int = EXPERTS, top_k: int = TOP_K, *, tp=(1, 0), **options
 
     ranks = EXPERTS // local
     parallel = FusedMoEParallelConfig(
-        tp_size=tp[0],
-        pcp_size=1,
-        dp_size=1,
-        ep_size=ranks,
-        tp_rank=tp[1],
-        pcp_rank=0,
-        dp_rank=0,
-        ep_rank=0,
-        sp_size=1,
-        use_ep=ranks > 1,
-        all2all_backend="allgather_reducescatter",
-        enable_eplb=False,
-    )
+        tp_size=tp[0], tp_rank=tp[1], pcp_size=1, pcp_rank=0, dp_size=1, dp_rank=0, ep_size=ranks, ep_rank=0,
+        sp_size=1, use_ep=ranks > 1, all2all_backend="allgather_reducescatter", enable_eplb=False,
+    )  # fmt: skip
     fields = {
-        "num_experts": EXPERTS,
-        "experts_per_token": top_k,
-        "hidden_dim": HIDDEN,
-        "intermediate_size": INNER,
-        "num_local_experts": local,
-        "num_logical_experts": EXPERTS,
-        "activation": MoEActivation.SILU,
-        "device": torch.device("cpu"),
-        "routing_method": RoutingMethodType.Renormalize,
-        "moe_parallel_config": parallel,
-        "in_dtype": torch.bfloat16,
+        "num_experts": EXPERTS, "num_local_experts": local, "num_logical_experts": EXPERTS,
+        "experts_per_token": top_k, "hidden_dim": HIDDEN, "intermediate_size": INNER,
+        "activation": MoEActivation.SILU, "device": torch.device("cpu"), "in_dtype": torch.bfloat16,
+        "routing_method": RoutingMethodType.Renormalize, "moe_parallel_config": parallel,
         "max_num_tokens": 32,
-    }
+    }  # fmt: skip
     return FusedMoEConfig(**(fields | options))
 
 
@@ -80,3 +89,26 @@ class Layer(torch.nn.Module):
 
     def _expert_routing_tables(self):
         return None
+
+
+def with_parameters(methods, kind: str, layer: Layer):
+    """The method of a layer of kind "modelopt" or "compressed-tensors", with parameters that nothing has loaded."""
+    from nvfp4_moe.vllm.plan import plan_of
+    from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
+
+    moe, plan = layer.moe_config, plan_of(layer, NAME)
+    if kind == "modelopt":
+        config = ModelOptNvFp4Config(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])
+        method = methods.modelopt_method()(config, moe, plan)
+    else:
+        method = methods.compressed_tensors_method()(moe, plan)
+    method.create_weights(
+        layer,
+        num_experts=moe.num_local_experts,
+        hidden_size=moe.hidden_dim,
+        intermediate_size_per_partition=moe.intermediate_size_per_partition,
+        params_dtype=torch.bfloat16,
+        weight_loader=lambda *args: None,
+        global_num_experts=moe.num_experts,
+    )
+    return method

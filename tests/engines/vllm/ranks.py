@@ -20,25 +20,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import nvfp4_moe  # noqa: E402
 import torch  # noqa: E402
-from layers import EXPERTS, HIDDEN, INNER, TOP_K, weights  # noqa: E402
+from layers import EXPERTS, HIDDEN, INNER, TOP_K, Log, library, weights  # noqa: E402
 
 WORLD = 2
 # Tokens of rank 0 and 1 in one run: as many, more, and none, as sequence parallel ranks may have.
 COUNTS = ((5, 5), (9, 2), (1, 32), (3, 0), (0, 4))
-
-
-def log_lines() -> list[str]:
-    """The plugin's lines from now on."""
-    from nvfp4_moe.vllm import internals
-
-    lines: list[str] = []
-
-    class Kept:
-        def __getattr__(self, level):
-            return lambda line, *args: lines.append(line % args)
-
-    internals.logger = Kept
-    return lines
 
 
 def start(kind: str, rank: int, port: int):
@@ -46,15 +32,14 @@ def start(kind: str, rank: int, port: int):
     from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 
-    options: dict = (
-        {"data_parallel_size": WORLD, "data_parallel_rank": rank, "data_parallel_master_ip": "127.0.0.1"}
-        if kind == "data"
-        else {
+    options: dict = {
+        "data": {"data_parallel_size": WORLD, "data_parallel_rank": rank, "data_parallel_master_ip": "127.0.0.1"},
+        "tensor": {
             "tensor_parallel_size": WORLD,
             "distributed_executor_backend": "mp",
             "expert_placement_strategy": "round_robin",
-        }
-    )
+        },
+    }[kind]
     config = VllmConfig(
         parallel_config=ParallelConfig(enable_expert_parallel=True, **options),
         additional_config={"nvfp4_moe": {"exchange": "host"}},
@@ -67,26 +52,6 @@ def start(kind: str, rank: int, port: int):
         init_distributed_environment(*within, f"tcp://127.0.0.1:{port}", within[1], "gloo")
         ensure_model_parallel_initialized(within[0], 1)
     return config
-
-
-def whole(config, seed: int) -> nvfp4_moe.MoeLayer:
-    """All experts on one rank."""
-    w = {
-        name: tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-        for name, tensor in weights(seed).items()
-    }
-
-    def half(i: int):
-        rows = slice(i * INNER, (i + 1) * INNER)
-        return w["w13_weight"][:, rows], w["w13_weight_scale"][:, rows], w["w13_weight_scale_2"][:, i].contiguous()
-
-    return nvfp4_moe.MoeLayer.from_tensors(
-        config,
-        gate=half(0),
-        up=half(1),
-        down=(w["w2_weight"], w["w2_weight_scale"], w["w2_weight_scale_2"]),
-        max_tokens=32,
-    )
 
 
 class Shared(torch.nn.Module):
@@ -136,14 +101,11 @@ class Ranked:
         here = (places >= 0).nonzero().flatten()
         self.here = here[places[here].argsort()]
         for name, tensor in weights(seed).items():
-            getattr(self.routed, name).data = (
-                tensor.view(torch.uint8)[self.here].view(tensor.dtype).clone()
-                if tensor.element_size() == 1
-                else tensor[self.here].clone()
-            )
+            as_bytes = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+            getattr(self.routed, name).data = as_bytes[self.here].view(tensor.dtype).clone()
         self.method.process_weights_after_loading(self.routed)
         if self.method.fused.over_ranks:
-            self.one = whole(self.method.fused.layer.config, seed)
+            self.one = library(self.method.fused.layer.config, seed)
 
     def batch(self, tokens: int, seed: int, dtype=torch.bfloat16):
         """Hidden states and router logits."""
@@ -272,16 +234,15 @@ def tensor_ranks(config, rank: int, results: dict) -> None:
     with_shared = Ranked(config, "40", Shared(WORLD))
     hidden, logits = with_shared.batch(6, 5)
     out, ids, router_weights = with_shared.run(hidden, logits)
-    expected = hidden * 0.5 + whole(ranked.method.fused.layer.config, 0).run(hidden, ids, router_weights)
+    expected = hidden * 0.5 + library(ranked.method.fused.layer.config, 0).run(hidden, ids, router_weights)
     results["shared"] = with_shared.facts() | {"off": float((out - expected).float().norm() / expected.float().norm())}
-    kept_by_model = Ranked(config, "50", reduce_results=False)
-    results["reduced by the model"] = kept_by_model.facts()
-    own_runner = Ranked(config, "55", runner_cls=type("OwnRunner", (type(ranked.runner),), {}))
-    results["runner of the model"] = own_runner.facts()
-    auto = Ranked(config, "60", settings={"exchange": "auto"})
-    results["auto"] = auto.facts()
-    engine = Ranked(config, "70", settings={"exchange": "engine"})
-    results["engine"] = engine.facts()
+    own_runner = type("OwnRunner", (type(ranked.runner),), {})
+    results |= {
+        "reduced by the model": Ranked(config, "50", reduce_results=False).facts(),
+        "runner of the model": Ranked(config, "55", runner_cls=own_runner).facts(),
+        "auto": Ranked(config, "60", settings={"exchange": "auto"}).facts(),
+        "engine": Ranked(config, "70", settings={"exchange": "engine"}).facts(),
+    }
     try:
         Ranked(config, "80", Shared(WORLD), settings={"mode": "1"})
     except NotImplementedError as error:
@@ -308,12 +269,15 @@ def main() -> None:
 
     plugin.register()
     config = start(kind, rank, port)
-    lines = log_lines()
+    from nvfp4_moe.vllm import internals
+
+    log = Log()
+    internals.logger = lambda: log
     results: dict = {}
     (data_ranks if kind == "data" else tensor_ranks)(config, rank, results)
 
     def write() -> None:
-        Path(out).write_text(json.dumps({"layers": results, "log": lines}))
+        Path(out).write_text(json.dumps({"layers": results, "log": log.lines}))
 
     last = Ranked(config, "90") if kind == "data" else None
     write()

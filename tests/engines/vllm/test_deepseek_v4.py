@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
+import deepseek_v4
 import pytest
-
-HERE = Path(__file__).parent
+import torch
+from conftest import clean_environment
 
 
 @pytest.fixture(scope="session")
 def layers(tmp_path_factory):
     """deepseek_v4.run_layers of each form, from one process."""
-    torch = pytest.importorskip("torch")
-    import deepseek_v4
-
     root = tmp_path_factory.mktemp("v4")
     deepseek_v4.make(root)
-    environment = os.environ | {
-        "VLLM_PLUGINS": "nvfp4_moe",
-        "NVFP4_MOE_ACTIVATIONS": "bf16",  # native MXFP4 experts declare FP8, ModelOpt's NVFP4
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_CACHE_ROOT": str(root / "cache"),
-    }
-    environment.pop("NVFP4_MOE_MODE", None)
-    command = [sys.executable, str(HERE / "deepseek_v4.py"), str(root), str(root / "out.json")]
+    # In bf16: native MXFP4 experts declare FP8, ModelOpt's NVFP4.
+    environment = clean_environment(VLLM_CACHE_ROOT=str(root / "cache"))
+    command = [sys.executable, deepseek_v4.__file__, str(root), str(root / "out.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     results = json.loads((root / "out.json").read_text())

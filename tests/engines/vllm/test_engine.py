@@ -8,84 +8,65 @@ from __future__ import annotations
 
 import json
 
+import jobs
+import models
 import pytest
-from judges import judge, judge_without_routers, ok, on_gpu
-
-FORMS = ("modelopt", "modelopt_w4a16", "modelopt_mixed", "compressed_w4a4", "compressed_w4a16")
-METHOD_OF = {
-    form: f"NvFp4Moe{'ModelOpt' if form.startswith('modelopt') else 'CompressedTensors'}Method" for form in FORMS
-}
-TOKENS = 12
+from jobs import job, method_of, ok, on_gpu
+from judges import is_seen, judge, judge_without_routers
+from models import QUANTIZED as FORMS
+from truth import Truth
 
 
 @pytest.fixture(scope="session")
 def wrong_scale(tmp_path_factory):
     """The model with one tensor scale taken for gate and up: what an engine computes that reads the first of the two."""
-    import models
-
-    directory = tmp_path_factory.mktemp("wrong") / "modelopt"
-    return models.write(directory, "modelopt", models.with_one_tensor_scale(models.make(0)))
+    return models.write(
+        tmp_path_factory.mktemp("wrong") / "one", "modelopt", models.scaled(models.make(0), "up_proj", 0.25)
+    )
 
 
 @pytest.fixture(scope="session")
 def served(made, wrong_scale, serve):
     """One process, one engine after the other."""
-    first = {name: str(path) for name, path in made[0].items()}
-    jobs = [{"name": "twin", "model": first["twin"], "routers": True, "tokens": TOKENS}]
-    jobs += [{"name": form, "model": first[form], "routers": True, "tokens": TOKENS} for form in FORMS]
-    auto = {"additional_config": {"nvfp4_moe": {"activations": "auto"}}}
-    jobs[1]["reload"] = [str(made[1]["modelopt"]), str(wrong_scale), first["modelopt"]]
-    jobs[4]["reload"] = [str(made[1]["compressed_w4a4"]), first["compressed_w4a4"]]
-    jobs += [
-        {"name": "other twin", "model": str(made[1]["twin"]), "routers": True, "tokens": TOKENS},
-        {"name": "dummy", "model": first["modelopt"], "options": {"load_format": "dummy"}},
-        {
-            "name": "w4a4",
-            "model": first["modelopt"],
-            "options": {"additional_config": {"nvfp4_moe": {"activations": "nvfp4"}}},
-        },
-        {
-            "name": "own router",
-            "model": first["modelopt"],
-            "options": {"additional_config": {"nvfp4_moe": {"router": "own"}}},
-            "tokens": TOKENS,
-        },
-        *({"name": f"auto {form}", "model": first[form], "options": auto} for form in ("modelopt", "modelopt_mixed")),
-        {
-            "name": "lora",
-            "model": first["modelopt"],
-            "options": {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]},
-            "tokens": TOKENS,
-        },
-        {"name": "off", "model": first["modelopt"], "options": {"additional_config": {"nvfp4_moe": {"mode": "0"}}}},
-        {"name": "refused", "model": first["modelopt"], "options": {"moe_backend": "emulation"}},
-        {
-            "name": "insisted",
-            "model": first["modelopt"],
-            "options": {"moe_backend": "emulation"},
-            "environment": {"NVFP4_MOE_MODE": "1"},
-        },
-        {
-            "name": "misspelt",
-            "model": first["modelopt"],
-            "options": {"additional_config": {"nvfp4_moe": {"activation": "nvfp4"}}},
-        },
-    ]
-    return serve(jobs)
+    first, other = made[0], made[1]
+    modelopt, other_backend = first["modelopt"], {"moe_backend": "emulation"}
+    reload = {
+        "modelopt": [str(path) for path in (other["modelopt"], wrong_scale, modelopt)],
+        "compressed_w4a4": [str(path) for path in (other["compressed_w4a4"], first["compressed_w4a4"])],
+    }
+    lora = {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj", "v_proj"]}
+    return serve([
+        *(job(form, first[form], routers=True, reload=reload.get(form, [])) for form in ("twin", *FORMS)),
+        job("other twin", other["twin"], routers=True),
+        job("dummy", modelopt, options={"load_format": "dummy"}),
+        job("w4a4", modelopt, {"activations": "nvfp4"}),
+        job("own router", modelopt, {"router": "own"}),
+        *(job(f"auto {form}", first[form], {"activations": "auto"}) for form in ("modelopt", "modelopt_mixed")),
+        job("lora", modelopt, options=lora),
+        job("off", modelopt, {"mode": "0"}),
+        job("refused", modelopt, options=other_backend),
+        job("insisted", modelopt, options=other_backend, environment={"NVFP4_MOE_MODE": "1"}),
+        job("misspelt", modelopt, {"activation": "nvfp4"}),
+    ])  # fmt: skip
 
 
 @pytest.fixture(scope="session")
-def truth(made):
-    import truth
+def judged(made, served):
+    """judged(judge, run, what, seed=0): by one of ../common/judges.py, against the truth of a seed's model and its twin's run."""
+    truths = {seed: Truth(made[seed]["twin"]) for seed in made}
 
-    return {seed: truth.Truth(made[seed]["twin"]) for seed in made}
+    def apply(judge, run, what, seed=0):
+        return judge(truths[seed], ok(served["other twin" if seed else "twin"])["runs"][0], run, what)
+
+    return apply
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_says_what_its_twin_says(served, truth, form):
+def test_each_form_says_what_its_twin_says(served, judged, form):
     result = ok(served[form])
-    assert result["methods"] == [METHOD_OF[form]] * 2 and all(result["layers"])
-    judge(truth[0], ok(served["twin"])["runs"][0], result["runs"][0], form)
+    assert result["methods"] == [method_of(form)] * 2 and all(result["layers"])
+    judged(judge, result["runs"][0], form)
+    assert result["runs"][0] == ok(served["modelopt"])["runs"][0], "the same numbers in every form, to the last bit"
 
 
 def test_the_log_says_that_it_is_on(served):
@@ -94,36 +75,17 @@ def test_the_log_says_that_it_is_on(served):
     assert any("packed 2 of 2 layers" in line for line in lines)
 
 
-def test_every_form_has_the_same_bits(served):
-    """The same numbers in five forms: what the engine says is equal to the last bit."""
-    first = ok(served["modelopt"])["runs"][0]
-    for form in FORMS[1:]:
-        assert ok(served[form])["runs"][0] == first
-
-
 @pytest.mark.parametrize("form", ["modelopt", "compressed_w4a4"])
-def test_weights_are_reloaded_into_the_layers_that_are_there(served, truth, form):
-    result = ok(served[form])
-    assert all(handles == result["handles"][0] for handles in result["handles"])
-    assert result["runs"][-1] == result["runs"][0], "back at the first weights"
-    judge(truth[1], ok(served["other twin"])["runs"][0], result["runs"][1], f"{form}, reloaded")
+def test_weights_are_reloaded_into_the_layers_that_are_there(served, judged, form):
+    judged(judge, jobs.check_reloaded(served[form])["runs"][1], f"{form}, reloaded", seed=1)
 
 
-def test_a_wrong_scale_is_seen_by_the_judge(served, truth):
-    """What the bounds are worth: the same engine over weights whose up scales are gate's does not pass them."""
-    from truth import measure
-
-    twin = measure(truth[0], ok(served["twin"])["runs"][0])
-    wrong = measure(truth[0], ok(served["modelopt"])["runs"][2])
-    print(f"\nwrong scale: {wrong}\ntwin: {twin}")
-    assert wrong.logprob > 2 * twin.logprob or max(wrong.expert_margins, default=0) > 2 * twin.router
+def test_a_wrong_scale_is_seen_by_the_judge(served, judged):
+    assert judged(is_seen, ok(served["modelopt"])["runs"][2], "wrong scale")
 
 
 def test_dummy_weights_serve(served):
-    result = ok(served["dummy"])
-    assert result["methods"] == ["NvFp4MoeModelOptMethod"] * 2
-    values = [value for said in result["runs"][0] for step in said["logprobs"] for value in step.values()]
-    assert values and all(value == value and abs(value) < 1e6 for value in values)
+    jobs.check_dummy(served["dummy"], "NvFp4MoeModelOptMethod")
 
 
 def test_activations_are_configured(served):
@@ -136,10 +98,8 @@ def test_activations_follow_what_the_checkpoint_declares(served):
     w4a4 = "bf16" if on_gpu() else "int8_block"
     for form, second in (("modelopt", w4a4), ("modelopt_mixed", "bf16")):
         result = ok(served[f"auto {form}"])
-        assert [f", {format_}, " in layer for format_, layer in zip((w4a4, second), result["layers"], strict=True)] == [
-            True,
-            True,
-        ]
+        formats = [repr_of_layer.split(", ")[-2] for repr_of_layer in result["layers"]]
+        assert formats == [w4a4, second]
         said = [line for line in result["log"] if "activations: " in line]
         assert f"activations: {w4a4}, because W4A4 is declared" in said[0]
         assert len(said) == len({w4a4, second}) or "quant_algo W4A16_NVFP4" in said[1]
@@ -190,38 +150,19 @@ def test_a_key_of_the_configuration_that_means_nothing_is_an_error(served):
 
 @pytest.fixture(scope="session")
 def ranked(made, serve):
-    """Two ranks: slices of each expert, experts in two halves, and experts dealt out in turn."""
-    import torch
-
-    if on_gpu() and torch.cuda.device_count() < 2:
-        pytest.skip("two ranks need two GPUs")
-    two = {"tensor_parallel_size": 2}
-    jobs = [
-        {"name": "slices", "model": str(made[0]["modelopt"]), "options": two, "tokens": TOKENS},
-        {
-            "name": "experts",
-            "model": str(made[0]["modelopt"]),
-            "options": two | {"enable_expert_parallel": True},
-            "tokens": TOKENS,
-        },
-    ]
-    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+    return jobs.two_ranks(serve, made[0]["modelopt"])
 
 
 @pytest.mark.parametrize("how", ["slices", "experts"])
-def test_two_ranks_are_as_near_to_the_truth_as_one(ranked, served, truth, how):
-    judge_without_routers(truth[0], ok(served["twin"])["runs"][0], ok(ranked[how])["runs"][0], how)
+def test_two_ranks_are_as_near_to_the_truth_as_one(ranked, judged, how):
+    judged(judge_without_routers, ok(ranked[how])["runs"][0], how)
 
 
 @pytest.fixture(scope="session")
 def compiled(made, serve):
-    jobs = [
-        {"name": form, "model": str(made[0][form]), "options": {"enforce_eager": False}, "tokens": TOKENS}
-        for form in ("twin", "modelopt", "compressed_w4a4")
-    ]
-    own = {"enforce_eager": False, "additional_config": {"nvfp4_moe": {"router": "own"}}}
-    jobs.append({"name": "own router", "model": str(made[0]["modelopt"]), "options": own, "tokens": TOKENS})
-    return serve(jobs)
+    options = {"enforce_eager": False}
+    forms = [job(form, made[0][form], options=options) for form in ("twin", "modelopt", "compressed_w4a4")]
+    return serve([*forms, job("own router", made[0]["modelopt"], {"router": "own"}, options=options)])
 
 
 def test_a_compiled_engine_runs_layers_of_its_own(compiled):
@@ -231,11 +172,11 @@ def test_a_compiled_engine_runs_layers_of_its_own(compiled):
 
 
 @pytest.mark.parametrize("form", ["twin", "modelopt", "compressed_w4a4", "own router"])
-def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, served, truth, form):
-    judge_without_routers(truth[0], ok(served["twin"])["runs"][0], ok(compiled[form])["runs"][0], f"{form}, compiled")
+def test_a_compiled_model_is_as_near_to_the_truth_as_an_eager_one(compiled, judged, form):
+    judged(judge_without_routers, ok(compiled[form])["runs"][0], f"{form}, compiled")
 
 
-def test_the_library_s_router_serves_as_vllm_s_does(served, truth):
+def test_the_library_s_router_serves_as_vllm_s_does(served, judged):
     """Where it selects the experts by itself vLLM's routers do not run, and what is said is as near to the truth."""
     own = ok(served["own router"])
     assert own["routes"] == [True, True] and ok(served["modelopt"])["routes"] == [False, False]
@@ -243,7 +184,7 @@ def test_the_library_s_router_serves_as_vllm_s_does(served, truth):
     said = [line for result in served.values() for line in result["log"]]
     assert any("selects the experts of layers such as model.layers.*.mlp.experts" in line for line in said)
     assert any("computes the gates of few tokens" in line for line in said) == on_gpu()
-    judge_without_routers(truth[0], ok(served["twin"])["runs"][0], own["runs"][0], "own router")
+    judged(judge_without_routers, own["runs"][0], "own router")
 
 
 def test_results_are_json_of_numbers(served):

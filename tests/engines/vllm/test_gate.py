@@ -16,16 +16,8 @@ def quant_config(vllm_config):
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     plugin.register()
-    return get_quantization_config("modelopt_fp4").from_config(
-        {
-            "quantization": {
-                "quant_algo": "NVFP4",
-                "kv_cache_quant_algo": None,
-                "group_size": 16,
-                "exclude_modules": ["*.gate", "lm_head", "*.other"],
-            }
-        }
-    )
+    kept = {"kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["*.gate", "lm_head", "*.other"]}
+    return get_quantization_config("modelopt_fp4").from_config({"quantization": {"quant_algo": "NVFP4"} | kept})
 
 
 @pytest.fixture(autouse=True)
@@ -37,14 +29,8 @@ def a_gpu(monkeypatch):
 def linear(quant_config, name: str, kind: str = "ReplicatedLinear"):
     from vllm.model_executor.layers import linear as layers
 
-    return getattr(layers, kind)(
-        HIDDEN,
-        EXPERTS,
-        bias=False,
-        quant_config=quant_config,
-        params_dtype=torch.bfloat16,
-        prefix=f"model.0.mlp.{name}",
-    )
+    options = {"bias": False, "quant_config": quant_config, "params_dtype": torch.bfloat16}
+    return getattr(layers, kind)(HIDDEN, EXPERTS, **options, prefix=f"model.0.mlp.{name}")
 
 
 def is_own(layer) -> bool:
@@ -65,16 +51,13 @@ def test_gates_that_vllm_leaves_unquantized_are_the_librarys(quant_config):
 def test_gates_stay_vllms(quant_config, monkeypatch, why):
     from nvfp4_moe.vllm import internals
 
-    if why == "cpu":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    if why == "engine":
-        monkeypatch.setenv("NVFP4_MOE_ROUTER", "engine")
-    if why == "off":
-        monkeypatch.setenv("NVFP4_MOE_MODE", "0")
-    if why == "batch_invariant":
-        monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    if why == "unfit":
-        monkeypatch.setattr(internals, "fitting", frozenset({"router"}))
+    {
+        "cpu": lambda: monkeypatch.setattr(torch.cuda, "is_available", lambda: False),
+        "engine": lambda: monkeypatch.setenv("NVFP4_MOE_ROUTER", "engine"),
+        "off": lambda: monkeypatch.setenv("NVFP4_MOE_MODE", "0"),
+        "batch_invariant": lambda: monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1"),
+        "unfit": lambda: monkeypatch.setattr(internals, "fitting", frozenset({"router"})),
+    }[why]()
     assert not is_own(linear(quant_config, "gate"))
 
 
@@ -98,9 +81,8 @@ def test_what_is_not_a_few_tokens_of_bf16_on_a_gpu_is_vllms(quant_config):
     assert not takes(x(1), weight, torch.zeros(EXPERTS))
     assert not takes(x(1, width=2 * HIDDEN)[:, ::2], weight, None)
     assert not takes(x(2, width=60), weight, None)
-    assert not takes(x(1), weight.expand(200, EXPERTS, HIDDEN).reshape(-1, HIDDEN), None), (
-        "more experts than the library takes"
-    )
+    many = weight.expand(200, EXPERTS, HIDDEN).reshape(-1, HIDDEN)
+    assert not takes(x(1), many, None), "more experts than the library takes"
 
 
 def test_a_gate_computes_what_vllms_does_within_its_rounding(quant_config, monkeypatch):

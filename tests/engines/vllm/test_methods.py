@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+import layers
+import nvfp4_moe
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-from layers import EXPERTS, HIDDEN, INNER, TOP_K, Layer, moe_config, weights  # noqa: E402
+import torch
+from layers import EXPERTS, HIDDEN, INNER, NAME, TOP_K, Layer, moe_config, weights
 
 TOKENS = 11
 
 
-def made(
-    methods, kind: str = "modelopt", local=None, expert_map=None, on_input=False, top_k: int = TOP_K, seed: int = 0
-):
+def loaded(methods, kind="modelopt", local=None, expert_map=None, on_input=False, top_k=TOP_K, seed=0):
     """A method and its layer, weights loaded and not yet processed. local: the global ids of the rank's experts."""
-    from nvfp4_moe.vllm.plan import plan_of
-    from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
-
     here = list(range(EXPERTS)) if local is None else local
-    moe = moe_config(len(here), top_k)
-    layer = Layer(moe, expert_map, on_input)
-    plan = plan_of(layer, "model.layers.0.mlp.experts")
-    if kind == "modelopt":
-        config = ModelOptNvFp4Config(is_checkpoint_nvfp4_serialized=True, exclude_modules=[])
-        method = methods.modelopt_method()(config, moe, plan)
-    else:
-        method = methods.compressed_tensors_method()(moe, plan)
-    method.create_weights(
-        layer,
-        num_experts=len(here),
-        hidden_size=HIDDEN,
-        intermediate_size_per_partition=INNER,
-        params_dtype=torch.bfloat16,
-        weight_loader=lambda *args: None,
-        global_num_experts=EXPERTS,
-    )
+    layer = Layer(moe_config(len(here), top_k), expert_map, on_input)
+    method = layers.with_parameters(methods, kind, layer)
     assert all(
         not p.view(torch.uint8).any() for p in layer.parameters() if p.dtype in (torch.uint8, torch.float8_e4m3fn)
     )
     load(layer, kind, here, seed)
+    return method, layer
+
+
+def made(methods, **options):
+    """The same, processed."""
+    method, layer = loaded(methods, **options)
+    method.process_weights_after_loading(layer)
     return method, layer
 
 
@@ -69,27 +55,19 @@ def run(method, layer, hidden, router_weights, ids):
 
 
 def reference(seed: int = 0, top_k: int = TOP_K):
-    """The library's layer over the same numbers."""
-    import nvfp4_moe
-
-    w = weights(seed)
-    halves = [
-        (w["w13_weight"][:, r], w["w13_weight_scale"].view(torch.uint8)[:, r])
-        for r in (slice(0, INNER), slice(INNER, None))
-    ]
     config = nvfp4_moe.MoeConfig(EXPERTS, top_k, HIDDEN, INNER, activation_format="bf16")
-    return nvfp4_moe.MoeLayer.from_tensors(
-        config,
-        gate=(*halves[0], w["w13_weight_scale_2"][:, 0].contiguous()),
-        up=(*halves[1], w["w13_weight_scale_2"][:, 1].contiguous()),
-        down=(w["w2_weight"], w["w2_weight_scale"].view(torch.uint8), w["w2_weight_scale_2"]),
-        max_tokens=32,
-    )
+    return layers.library(config, seed)
+
+
+def is_reference(method, layer, seed: int = 0) -> bool:
+    hidden, router_weights, ids = batch()
+    out = run(method, layer, hidden, router_weights, ids)
+    return torch.equal(out, reference(seed).run(hidden, ids, router_weights))
 
 
 @pytest.mark.parametrize("kind", ["modelopt", "compressed-tensors"])
 def test_a_method_runs_the_library_s_layer(methods, kind):
-    method, layer = made(methods, kind)
+    method, layer = loaded(methods, kind)
     names = set(dict(layer.named_parameters()))
     method.process_weights_after_loading(layer)
     assert set(dict(layer.named_parameters())) == names, "the state keeps the checkpoint's names"
@@ -108,10 +86,8 @@ def test_a_method_runs_the_library_s_layer(methods, kind):
 
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypatch, renormalize):
-    import nvfp4_moe
-
     monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
-    method, layer = made(methods)
+    method, layer = loaded(methods)
     layer.renormalize = renormalize
     assert not method.is_monolithic, "vLLM's routers until the layer is packed"
     method.process_weights_after_loading(layer)
@@ -127,22 +103,20 @@ def test_the_library_selects_the_experts_where_it_is_asked_to(methods, monkeypat
     assert torch.equal(out, method.apply_monolithic(layer, hidden, wide))
 
 
-@pytest.mark.parametrize(
-    "unlike",
-    [
-        {"scoring_func": "sigmoid"},
-        {"use_grouped_topk": True},
-        {"custom_routing_function": print},
-        {"e_score_correction_bias": torch.zeros(EXPERTS)},
-        {"routed_scaling_factor": 2.5},
-    ],
-    ids=lambda unlike: next(iter(unlike)),
-)
-def test_routers_that_are_no_plain_softmax_are_vllm_s(methods, monkeypatch, unlike):
+UNLIKE = {
+    "scoring_func": "sigmoid",
+    "use_grouped_topk": True,
+    "custom_routing_function": print,
+    "e_score_correction_bias": torch.zeros(EXPERTS),
+    "routed_scaling_factor": 2.5,
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_routers_that_are_no_plain_softmax_are_vllm_s(methods, monkeypatch, name):
     monkeypatch.setenv("NVFP4_MOE_ROUTER", "own")
-    method, layer = made(methods)
-    for name, value in unlike.items():
-        setattr(layer, name, value)
+    method, layer = loaded(methods)
+    setattr(layer, name, UNLIKE[name])
     method.process_weights_after_loading(layer)
     assert not method.is_monolithic
 
@@ -157,13 +131,9 @@ def test_vllm_selects_if_somebody_reads_its_routers_and_on_cpus(methods, monkeyp
     if asked == "unfit":
         monkeypatch.setattr(internals, "fitting", frozenset())
     if asked == "reported":
-        holder = (
-            vllm_config.aux_output_config if hasattr(vllm_config, "aux_output_config") else vllm_config.model_config
-        )
+        holder = getattr(vllm_config, "aux_output_config", None) or vllm_config.model_config
         monkeypatch.setattr(holder, "enable_return_routed_experts", True)
-    method, layer = made(methods)
-    method.process_weights_after_loading(layer)
-    assert not method.is_monolithic
+    assert not made(methods)[0].is_monolithic
 
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
@@ -174,10 +144,8 @@ def test_ranks_of_vllm_s_placements_add_up(methods, placement):
     total = torch.zeros_like(hidden)
     for rank in range(2):
         local, expert_map, _ = determine_expert_map(2, rank, EXPERTS, expert_placement_strategy=placement)
-        here = expert_map.argsort()[-local:].tolist()
-        here = sorted(here, key=lambda expert: int(expert_map[expert]))
+        here = sorted(expert_map.argsort()[-local:].tolist(), key=lambda expert: int(expert_map[expert]))
         method, layer = made(methods, local=here, expert_map=expert_map, top_k=1)
-        method.process_weights_after_loading(layer)
         buffers = dict(layer.named_buffers())
         assert ("nvfp4_moe_lookup" in buffers) == (placement == "round_robin")
         if placement == "round_robin":
@@ -191,22 +159,19 @@ def test_rows_that_nobody_would_add_up_are_an_error(methods):
     """Behind the refusal of --all2all-backend passthrough: whatever vLLM makes that takes a rank's rows for the sum."""
     expert_map = torch.full((EXPERTS,), -1, dtype=torch.int32)
     expert_map[: EXPERTS // 2] = torch.arange(EXPERTS // 2)
-    method, layer = made(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
+    method, layer = loaded(methods, local=list(range(EXPERTS // 2)), expert_map=expert_map)
     method.moe.moe_parallel_config.all2all_backend = "passthrough"
-    words = (
-        "PassThroughPrepareAndFinalize of --all2all-backend passthrough takes rows for summed that are one rank's of 2"
-    )
-    with pytest.raises(RuntimeError, match=words):
+    words = "of --all2all-backend passthrough takes rows for summed that are one rank's of 2"
+    with pytest.raises(RuntimeError, match=f"PassThroughPrepareAndFinalize {words}"):
         method.process_weights_after_loading(layer)
     assert method.moe_kernel is None
-    method, layer = made(methods)
+    method, layer = loaded(methods)
     method.moe.moe_parallel_config.all2all_backend = "passthrough"
     method.process_weights_after_loading(layer)  # one rank has all rows
 
 
 def test_router_weights_on_the_input_are_applied_once(methods):
     method, layer = made(methods, on_input=True, top_k=1)
-    method.process_weights_after_loading(layer)
     hidden, router_weights, ids = batch(top_k=1)
     weighed = hidden * router_weights.bfloat16()
     expected = reference(top_k=1).run(weighed, ids, torch.ones_like(router_weights))
@@ -215,7 +180,6 @@ def test_router_weights_on_the_input_are_applied_once(methods):
 
 def test_ids_and_weights_of_other_dtypes_and_strides(methods):
     method, layer = made(methods)
-    method.process_weights_after_loading(layer)
     hidden, router_weights, ids = batch()
     expected = run(method, layer, hidden, router_weights, ids)
     assert torch.equal(run(method, layer, hidden, router_weights, ids.long()), expected)
@@ -225,46 +189,31 @@ def test_ids_and_weights_of_other_dtypes_and_strides(methods):
     assert torch.equal(run(method, layer, hidden, coarse, ids), run(method, layer, hidden, coarse.float(), ids))
 
 
-def test_processing_again_without_a_reload_changes_nothing(methods):
+def test_the_layer_and_its_kernel_stay_whether_or_not_there_are_new_weights(methods):
     method, layer = made(methods)
+    kernel, packed, handle = method.moe_kernel, method.fused.layer, method.fused.layer.handle
     method.process_weights_after_loading(layer)
-    kernel, packed, before = method.moe_kernel, method.fused.layer, run(method, layer, *batch())
-    method.process_weights_after_loading(layer)
-    assert method.moe_kernel is kernel and method.fused.layer is packed
-    assert torch.equal(run(method, layer, *batch()), before)
-
-
-def test_a_reload_keeps_the_layer_and_its_kernel(methods):
-    method, layer = made(methods)
-    method.process_weights_after_loading(layer)
-    kernel, handle = method.moe_kernel, method.fused.layer.handle
+    assert method.moe_kernel is kernel and method.fused.layer is packed and is_reference(method, layer)
     load(layer, seed=1)
     method.process_weights_after_loading(layer)
     assert method.moe_kernel is kernel and method.fused.layer.handle == handle
-    hidden, router_weights, ids = batch()
-    assert torch.equal(run(method, layer, hidden, router_weights, ids), reference(1).run(hidden, ids, router_weights))
+    assert is_reference(method, layer, 1)
 
 
 def test_weights_that_are_wrong_are_an_error_and_can_be_loaded_again(methods):
-    import nvfp4_moe
-
-    method, layer = made(methods)
+    method, layer = loaded(methods)
     layer.w13_weight_scale.data.view(torch.uint8)[3, 7, 1] = 0x7F
     with pytest.raises(nvfp4_moe.BadInput, match="expert 3"):
         method.process_weights_after_loading(layer)
     assert method.fused is None and layer.w13_weight.numel() > 0
     load(layer)
     method.process_weights_after_loading(layer)
-    hidden, router_weights, ids = batch()
-    assert torch.equal(run(method, layer, hidden, router_weights, ids), reference().run(hidden, ids, router_weights))
+    assert is_reference(method, layer)
 
 
 def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
     """Its weights are part old, part new; and the same compiled, where the layer is an operator. Good weights end that."""
-    import nvfp4_moe
-
     method, layer = made(methods)
-    method.process_weights_after_loading(layer)
     compiled = torch.compile(lambda *inputs: run(method, layer, *inputs), fullgraph=True, backend="aot_eager")
     hidden, router_weights, ids = batch()
     before = compiled(hidden, router_weights, ids)
@@ -278,11 +227,9 @@ def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     load(layer, seed=1)
     layer.w13_weight_scale.data.view(torch.uint8)[5, 7, 1] = 0x7F
-    with pytest.raises(nvfp4_moe.BadInput, match=r"^model\.layers\.0\.mlp\.experts: .*expert 5"):
+    with pytest.raises(nvfp4_moe.BadInput, match=f"^{NAME}: .*expert 5"):
         method.process_weights_after_loading(layer)
-    words = (
-        r"nvfp4-moe: model\.layers\.0\.mlp\.experts does not run after its last reload: .*expert 5.*; reload weights"
-    )
+    words = rf"nvfp4-moe: {NAME} does not run after its last reload: .*expert 5.*; reload weights"
     for call in (lambda *inputs: run(method, layer, *inputs), compiled):
         with pytest.raises(RuntimeError, match=words):
             call(hidden, router_weights, ids)
@@ -297,14 +244,12 @@ def test_a_layer_does_not_run_after_a_reload_that_failed(methods, monkeypatch):
 
 
 def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods, vllm_config, monkeypatch):
-    import nvfp4_moe
-
-    method, layer = made(methods)
+    method, layer = loaded(methods)
     layer.w2_weight_scale_2.data.neg_()
     with pytest.raises(nvfp4_moe.BadInput):
         method.process_weights_after_loading(layer)
     monkeypatch.setattr(vllm_config.load_config, "load_format", "dummy")
-    method, layer = made(methods)
+    method, layer = loaded(methods)
     layer.w2_weight_scale_2.data.neg_()
     method.process_weights_after_loading(layer)
     load(layer)
@@ -316,15 +261,12 @@ def test_a_checkpoint_s_negative_scale_is_refused_where_a_dummy_s_is_not(methods
 def test_compiled_the_layer_is_the_same_and_follows_its_handle(methods):
     """The graph takes the handle as a tensor: another layer's tensor makes it another layer."""
     method, layer = made(methods)
-    method.process_weights_after_loading(layer)
     other, other_layer = made(methods, seed=1)
-    other.process_weights_after_loading(other_layer)
     hidden, router_weights, ids = batch()
 
-    def forward(m, x, w, i):
-        return run(m, layer, x, w, i)
-
-    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda m, *inputs: run(m, layer, *inputs), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
     assert torch.equal(compiled(method, hidden, router_weights, ids), run(method, layer, hidden, router_weights, ids))
     handle = method.moe_kernel.fused_experts.handle
     kept = handle.clone()

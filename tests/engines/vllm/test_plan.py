@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch  # noqa: E402
-from nvfp4_moe.vllm import internals  # noqa: E402
+from nvfp4_moe.vllm.plan import GPT_OSS, MXFP4, plan_of  # noqa: E402
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture
 def vllm_config(monkeypatch):
-    """The config that vLLM would have current while it builds a model; set(additional_config=..., load_format=...)."""
+    """The config that vLLM would have current while it builds a model."""
     from nvfp4_moe.vllm import plan
 
     current = types.SimpleNamespace(additional_config={}, load_config=types.SimpleNamespace(load_format="auto"))
@@ -42,53 +43,31 @@ class Parallel:
 
 
 def layer(**fields):
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-
     of_layer = {name: fields.pop(name, None) for name in ("swiglu_limit", "swiglu_alpha", "swiglu_beta")}
     moe = {
-        "num_experts": 8,
-        "num_local_experts": 8,
-        "experts_per_token": 2,
-        "hidden_dim": 128,
-        "intermediate_size_per_partition": 64,
-        "activation": MoEActivation.SILU,
-        "device": torch.device("cpu"),
-        "moe_backend": "auto",
-        "max_num_tokens": 100,
-        "has_bias": False,
-        "is_lora_enabled": False,
+        "num_experts": 8, "num_local_experts": 8, "experts_per_token": 2, "hidden_dim": 128,
+        "intermediate_size_per_partition": 64, "activation": Activation.SILU, "device": torch.device("cpu"),
+        "moe_backend": "auto", "max_num_tokens": 100, "has_bias": False, "is_lora_enabled": False,
         "moe_parallel_config": Parallel(),
-    } | fields
+    } | fields  # fmt: skip
     return types.SimpleNamespace(moe_config=types.SimpleNamespace(**moe), **of_layer)
 
 
 def test_a_plain_layer_is_taken_in_w4a16(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-
     taken = plan_of(layer(), "model.layers.3.mlp.experts")
     assert taken.options == {
-        "num_experts": 8,
-        "top_k": 2,
-        "hidden_size": 128,
-        "intermediate_size": 64,
-        "activation": "swiglu",
-        "swiglu_limit": None,
-        "activation_format": "bf16",
-    }
+        "num_experts": 8, "top_k": 2, "hidden_size": 128, "intermediate_size": 64, "activation": "swiglu",
+        "swiglu_limit": None, "activation_format": "bf16",
+    }  # fmt: skip
     assert (taken.name, taken.max_tokens, taken.dummy) == ("model.layers.3.mlp.experts", 100, False)
 
 
 def test_tokens_of_all_data_parallel_ranks_have_room(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-
     several = Parallel(tp_size=2, sp_size=2, dp_size=4, use_all2all_kernels=True)
     assert plan_of(layer(moe_parallel_config=several), "l").max_tokens == 408
 
 
 def test_activations_by_vllm_s_names(vllm_config):
-    from nvfp4_moe.vllm.plan import plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
     def taken(**fields):
         options = plan_of(layer(**fields), "l").options
         return options["activation"], options["swiglu_limit"], options.get("swiglu_alpha")
@@ -100,8 +79,6 @@ def test_activations_by_vllm_s_names(vllm_config):
 
 
 def test_what_the_user_configures_comes_before_the_environment(vllm_config, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
     monkeypatch.setenv("NVFP4_MOE_ACTIVATIONS", "int8_block")
     assert plan_of(layer(), "l").options["activation_format"] == "int8_block"
     vllm_config.additional_config = {"nvfp4_moe": {"activations": "nvfp4"}, "another": 1}
@@ -111,12 +88,11 @@ def test_what_the_user_configures_comes_before_the_environment(vllm_config, monk
 
 
 def test_batch_invariance_is_asked_for(vllm_config, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     assert plan_of(layer(), "l").options["batch_invariant"] is True
 
 
+ELSEWHERE = Parallel(dp_size=2, use_all2all_kernels=True, all2all_backend="deepep_low_latency")
 REFUSED = [
     ({"moe_backend": "marlin"}, "--moe-backend marlin was asked for"),
     ({"has_bias": True}, "experts with biases in a format for which vLLM has no parameters of biases"),
@@ -130,10 +106,7 @@ REFUSED = [
         "(--enable-expert-parallel), which does not slice experts, or fewer tensor parallel ranks",
     ),
     ({"moe_parallel_config": Parallel(enable_eplb=True)}, "EPLB, which moves rows of parameters"),
-    (
-        {"moe_parallel_config": Parallel(dp_size=2, use_all2all_kernels=True, all2all_backend="deepep_low_latency")},
-        "--all2all-backend deepep_low_latency: expected allgather_reducescatter",
-    ),
+    ({"moe_parallel_config": ELSEWHERE}, "--all2all-backend deepep_low_latency: expected allgather_reducescatter"),
     (
         {"moe_parallel_config": Parallel(tp_size=2, all2all_backend="passthrough")},
         "--all2all-backend passthrough: expected allgather_reducescatter",
@@ -145,14 +118,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"), REFUSED, ids=[next(iter(fields)) + f"-{i}" for i, (fields, _) in enumerate(REFUSED)]
-)
-def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, written, monkeypatch):
-    from nvfp4_moe.vllm.plan import plan_of
-
+@pytest.mark.parametrize(("fields", "why"), REFUSED, ids=[why.split(":")[0] for _, why in REFUSED])
+def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, log, monkeypatch):
     assert plan_of(layer(**fields), "model.layers.12.mlp.experts") is None
-    (line,) = written
+    (line,) = log.lines
     assert line.startswith("nvfp4-moe leaves layers such as model.layers.*.mlp.experts to vLLM: ") and why in line
     monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(NotImplementedError, match="nvfp4-moe cannot take model.layers.12.mlp.experts: ") as error:
@@ -172,23 +141,14 @@ def test_a_layer_that_is_not_taken_says_why(fields, why, vllm_config, written, m
     ],
     ids=str,
 )
-def test_lora_elsewhere_is_no_reason_to_refuse_experts(vllm_config, written, targets, taken):
-    from nvfp4_moe.vllm.plan import plan_of
-
+def test_lora_elsewhere_is_no_reason_to_refuse_experts(vllm_config, log, targets, taken):
     vllm_config.lora_config = types.SimpleNamespace(target_modules=targets)
     assert (plan_of(layer(is_lora_enabled=True), "model.layers.0.mlp.experts") is not None) == taken
 
 
-def test_a_refusal_is_a_warning_and_a_note_if_vllm_has_no_kernel_either(vllm_config, monkeypatch):
+def test_a_refusal_is_a_warning_and_a_note_if_vllm_has_no_kernel_either(vllm_config, log, monkeypatch):
     from nvfp4_moe.vllm import taking
 
-    lines = []
-
-    class Kept:
-        def __getattr__(self, level):
-            return lambda line, *args: lines.append((level, line % args))
-
-    monkeypatch.setattr(internals, "logger", Kept)
     monkeypatch.setattr(taking, "_routed_experts", types.SimpleNamespace)
     monkeypatch.setattr(taking, "_current_config", lambda: vllm_config)
 
@@ -199,25 +159,22 @@ def test_a_refusal_is_a_warning_and_a_note_if_vllm_has_no_kernel_either(vllm_con
     with pytest.raises(NotImplementedError, match="No NvFp4 MoE backend") as error:
         taking.method_of("modelopt_fp4", config, layer(is_lora_enabled=True), "model.layers.3.mlp.experts", stock)
     said = "nvfp4-moe left model.layers.3.mlp.experts to vLLM, which has no kernel for it here: LoRA, whose adapters"
-    assert [level for level, _ in lines] == ["info_once", "warning"] and lines[1][1].startswith(said)
+    assert log.levels == ["info_once", "warning"] and log.lines[1].startswith(said)
     assert any(note.startswith(said) for note in error.value.__notes__)
-    lines.clear()
+    log.lines.clear()
     with pytest.raises(NotImplementedError) as error:  # of a layer that was not refused
         taking.method_of("modelopt_fp4", config, torch.nn.Identity(), "lm_head", stock)
-    assert lines == [] and not getattr(error.value, "__notes__", [])
+    assert log.lines == [] and not getattr(error.value, "__notes__", [])
 
 
-def test_what_vllm_s_kernels_would_compute_otherwise_is_refused(vllm_config, written):
-    from nvfp4_moe.vllm.plan import GPT_OSS, MXFP4, plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
+def test_what_vllm_s_kernels_would_compute_otherwise_is_refused(vllm_config, log):
     assert plan_of(layer(activation=Activation.SWIGLUSTEP, swiglu_limit=3.0), "l") is None
     assert plan_of(layer(activation=Activation.SWIGLUOAI_UNINTERLEAVE, swiglu_limit=7.0), "l") is None
     assert plan_of(layer(intermediate_size_per_partition=48), "l", MXFP4) is None
     assert plan_of(layer(intermediate_size_per_partition=48), "l") is not None
     assert plan_of(layer(activation=Activation.SWIGLUOAI), "l") is None
     assert plan_of(layer(), "l", GPT_OSS) is None
-    said = [line.split("vLLM: ")[1] for line in written]
+    said = [line.split("vLLM: ")[1] for line in log.lines]
     assert ["swiglustep", "swigluoai", "MXFP4", "the", "the"] == [line.split()[0] for line in said]
     assert said[3:] == [
         "the activation swigluoai over rows of gate and up in halves",
@@ -226,9 +183,6 @@ def test_what_vllm_s_kernels_would_compute_otherwise_is_refused(vllm_config, wri
 
 
 def test_gpt_oss_and_experts_without_a_gate_are_taken(vllm_config):
-    from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
     # 720 is gpt-oss' intermediate size over four ranks: 22.5 blocks of 32.
     of_rank = layer(activation=Activation.SWIGLUOAI, has_bias=True, intermediate_size_per_partition=720)
     options = plan_of(of_rank, "l", GPT_OSS).options
@@ -249,9 +203,6 @@ def test_gpt_oss_and_experts_without_a_gate_are_taken(vllm_config):
     ],
 )
 def test_ranks_of_a_padded_gpt_oss_know_what_is_filled(vllm_config, total, ranks, padded, filled):
-    from nvfp4_moe.vllm.plan import GPT_OSS, plan_of
-    from vllm.model_executor.layers.fused_moe.activation import MoEActivation as Activation
-
     fields = {"activation": Activation.SWIGLUOAI, "has_bias": True, "intermediate_size_per_partition": total // ranks}
     plans = [
         plan_of(layer(**fields, moe_parallel_config=Parallel(tp_size=ranks, tp_rank=rank)), "l", GPT_OSS)

@@ -44,18 +44,13 @@ def test_importing_the_package_imports_no_engine():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_registering_twice_leaves_the_first_registration():
+def test_registering_twice_leaves_the_first_registration_under_vllm_s_names():
     plugin.register()
     first = {name: registered(name) for name in internals.FORMATS}
     assert all(config.nvfp4_moe_config for config in first.values())
+    assert [object.__new__(config).get_name() for config in first.values()] == list(first)
     plugin.register()
     assert {name: registered(name) for name in internals.FORMATS} == first
-
-
-def test_the_configs_keep_vllm_s_names():
-    plugin.register()
-    for name in internals.FORMATS:
-        assert object.__new__(registered(name)).get_name() == name
 
 
 def test_a_config_reaches_another_process():
@@ -163,10 +158,10 @@ def changed_release(monkeypatch):
     monkeypatch.setattr(modular.FusedMoEExpertsModular, "apply", apply)
 
 
-def test_a_release_that_does_not_fit_is_refused_by_name(changed_release, written, monkeypatch):
+def test_a_release_that_does_not_fit_is_refused_by_name(changed_release, log, monkeypatch):
     monkeypatch.setattr("vllm.model_executor.layers.quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG", {})
     plugin.register()
-    (line,) = written
+    (line,) = log.lines
     assert line.startswith(f"vLLM {vllm.__version__} does not fit nvfp4-moe (core): ")
     assert "FusedMoEExpertsModular.apply takes (output, hidden_states, weights, topk_weights, topk_ids)" in line
     assert "expected (output, hidden_states, w1, w2," in line
@@ -179,7 +174,7 @@ def test_a_release_that_does_not_fit_is_an_error_where_the_user_insists(changed_
         plugin.register()
 
 
-def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_release, written, monkeypatch):
+def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_release, log, monkeypatch):
     """Where the modules were not there to be compared when the plugin was registered."""
     from nvfp4_moe.vllm import release
 
@@ -187,7 +182,7 @@ def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_rele
     release.forget()
     assert config.get_quant_method(torch.nn.Identity(), "l") is None, "vLLM's own answer"
     assert config.get_quant_method(torch.nn.Identity(), "l") is None
-    (line,) = written
+    (line,) = log.lines
     assert line.startswith(f"vLLM {vllm.__version__} does not fit nvfp4-moe (core): ")
     release.forget()
     monkeypatch.setenv("NVFP4_MOE_MODE", "1")
@@ -196,23 +191,23 @@ def test_a_release_that_does_not_fit_is_found_out_when_a_layer_asks(changed_rele
     release.forget()
 
 
-def test_what_the_table_does_not_see_does_not_stop_vllm(written, monkeypatch):
+def test_what_the_table_does_not_see_does_not_stop_vllm(log, monkeypatch):
     from nvfp4_moe.vllm.experts import NvFp4MoeExperts
 
     monkeypatch.setattr(NvFp4MoeExperts, "__abstractmethods__", frozenset({"combine"}))
     plugin.register()
-    assert written == [f"nvfp4-moe cannot register with vLLM {vllm.__version__}, which serves without it"]
+    assert log.lines == [f"nvfp4-moe cannot register with vLLM {vllm.__version__}, which serves without it"]
     monkeypatch.setenv("NVFP4_MOE_MODE", "1")
     with pytest.raises(TypeError, match="abstract members that the plugin lacks: combine"):
         plugin.register()
 
 
-def test_a_format_that_does_not_fit_leaves_the_others(written, monkeypatch):
+def test_a_format_that_does_not_fit_leaves_the_others(log, monkeypatch):
     from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
 
     monkeypatch.setattr("vllm.model_executor.layers.quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG", {})
     monkeypatch.delattr(ModelOptMixedPrecisionConfig, "_resolve_quant_algo")
     plugin.register()
-    assert "does not fit nvfp4-moe (modelopt_mixed): " in written[0] and "_resolve_quant_algo" in written[0]
+    assert "does not fit nvfp4-moe (modelopt_mixed): " in log.lines[0] and "_resolve_quant_algo" in log.lines[0]
     assert not hasattr(registered("modelopt_mixed"), "nvfp4_moe_config")
     assert registered("modelopt_fp4").nvfp4_moe_config

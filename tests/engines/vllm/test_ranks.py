@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import types
 from pathlib import Path
 
@@ -15,11 +12,15 @@ import pytest
 pytest.importorskip("vllm")
 
 import nvfp4_moe  # noqa: E402
-from conftest import free_port  # noqa: E402
-from judges import judge_without_routers, ok, on_gpu  # noqa: E402
+from conftest import clean_environment, free_port  # noqa: E402
+from jobs import TOKENS, job, ok, on_gpu  # noqa: E402
+from judges import judge_without_routers  # noqa: E402
+from nvfp4_moe.vllm import internals, plan, ranks  # noqa: E402
+from nvfp4_moe.vllm.ranks import NoExchange  # noqa: E402
+from processes import Process  # noqa: E402
+from truth import Truth  # noqa: E402
 
 HERE = Path(__file__).parent
-TOKENS = 12
 SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.*.mlp.experts to vLLM: "
 
 
@@ -28,34 +29,29 @@ SENTENCE = "nvfp4-moe leaves the sums over ranks of layers such as model.layers.
 
 def two_processes(kind: str, root: Path) -> list[dict]:
     """What ranks.py wrote on each rank."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("NVFP4_MOE")},
-        "VLLM_BATCH_INVARIANT": "1",  # without which bf16 rows on CPUs depend on how many an expert has
-        "VLLM_PLUGINS": "nvfp4_moe",
-        "NVFP4_MOE_ACTIVATIONS": "bf16",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NVFP4_MOE_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    port, ranks = str(free_port()), []
+    environment = clean_environment(
+        VLLM_BATCH_INVARIANT="1",  # without which bf16 rows on CPUs depend on how many an expert has
+        VLLM_HOST_IP="127.0.0.1",
+        GLOO_SOCKET_IFNAME="lo",
+        NVFP4_MOE_THREADS="1",
+        OMP_NUM_THREADS="1",
+    )
+    port, results = free_port(), []
+    ranks = [
+        Process(
+            HERE / "ranks.py", kind, rank, port, root / f"{rank}.json", env=environment, folder=root, name=str(rank)
+        )
+        for rank in range(2)
+    ]
     try:
-        for rank in range(2):
-            command = [sys.executable, str(HERE / "ranks.py"), kind, str(rank), port, str(root / f"{rank}.json")]
-            log = open(root / f"{rank}.log", "w")
-            ranks.append((subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT), log))
-        for process, _ in ranks:
+        for rank, process in enumerate(ranks):
             process.wait(300)
+            if not (root / f"{rank}.json").exists():
+                pytest.fail(f"rank {rank} left nothing:\n{process.log[-4000:]}")
+            results.append(json.loads((root / f"{rank}.json").read_text()))
     finally:
-        for process, log in ranks:
-            process.kill()
-            process.wait()
-            log.close()
-    results = []
-    for rank in range(2):
-        if not (root / f"{rank}.json").exists():
-            pytest.fail(f"rank {rank} left nothing:\n{(root / f'{rank}.log').read_text(errors='replace')[-4000:]}")
-        results.append(json.loads((root / f"{rank}.json").read_text()))
+        for process in ranks:
+            process.stop()
     return results
 
 
@@ -128,16 +124,12 @@ def moe(device: str = "cpu", experts: int = 8, **parallel):
 
 @pytest.fixture
 def fitting(monkeypatch):
-    from nvfp4_moe.vllm import internals
-
     monkeypatch.setattr(internals, "fitting", frozenset(internals.OPTIONAL))
 
 
 def planned(moe, asked: str = "auto", insists: bool = False, **config):
-    from nvfp4_moe.vllm.ranks import plan_ranks
-
     current = types.SimpleNamespace(parallel_config=types.SimpleNamespace(**config))
-    return plan_ranks(moe, current, asked, insists, 100)
+    return ranks.plan_ranks(moe, current, asked, insists, 100)
 
 
 def test_how_ranks_exchange_follows_from_who_has_which_tokens(fitting):
@@ -168,17 +160,12 @@ KEPT = [
 
 @pytest.mark.parametrize(("moe", "asked", "config", "why"), KEPT, ids=[why.split(":")[0] for *_, why in KEPT])
 def test_what_stays_vllm_s_says_why(fitting, moe, asked, config, why):
-    from nvfp4_moe.vllm.ranks import NoExchange
-
     with pytest.raises(NoExchange) as kept:
         planned(moe, asked, **config)
     assert why in str(kept.value)
 
 
 def test_a_release_whose_members_differ_exchanges_by_itself(monkeypatch):
-    from nvfp4_moe.vllm import internals
-    from nvfp4_moe.vllm.ranks import NoExchange
-
     monkeypatch.setattr(internals, "fitting", frozenset())
     with pytest.raises(NoExchange, match="this release's members"):
         planned(moe())
@@ -198,11 +185,8 @@ class Linked:
 
 
 def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an_error(fitting, monkeypatch):
-    from nvfp4_moe.vllm import ranks
-
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: Linked())
-    group = types.SimpleNamespace(cpu_group=None, world_size=2, rank_in_group=0)
-    group_type = type("Group", (), vars(group))  # which may be referred to weakly
+    group_type = type("Group", (), {"cpu_group": None})  # which may be referred to weakly
     made = group_type()
     for _ in range(2):
         with pytest.raises(ranks.NoExchange, match="expected all ranks on one host"):
@@ -214,8 +198,6 @@ def test_gpus_that_cannot_be_connected_are_left_to_vllm_and_a_missing_rank_is_an
 
 def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch):
     """Of two engines in a process, or of layers that are asked for something else than those before them."""
-    from nvfp4_moe.vllm import ranks
-
     group = type("Group", (), {"cpu_group": None})()
     one = nvfp4_moe.ThreadGroup(1)
     monkeypatch.setattr(ranks, "torch_exchange", lambda group, timeout: one.join(0))
@@ -240,37 +222,34 @@ def test_an_exchange_is_kept_for_its_link_and_timeout_alone(fitting, monkeypatch
 
 # Rows that do not depend on how many others an expert has: of bf16 that takes VLLM_BATCH_INVARIANT, for which vLLM's engine
 # needs Triton on a CPU.
-EXACT = {"nvfp4_moe": {"activations": "nvfp4"}}
+EXACT = {"activations": "nvfp4"}
+
+
+cpus_only = pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
 
 
 @pytest.fixture(scope="session")
 def one_rank(made, serve):
-    model = str(made[0]["modelopt"])
-    jobs = [
-        {
-            "name": how,
-            "model": model,
-            "tokens": TOKENS,
-            "options": {"enforce_eager": how == "eager", "additional_config": EXACT},
-        }
-        for how in ("eager", "compiled")
-    ]
-    jobs += [
-        {"name": "twin", "model": str(made[0]["twin"]), "tokens": TOKENS, "routers": True},
-    ]
+    modelopt = made[0]["modelopt"]
+    jobs = [job(how, modelopt, EXACT, options={"enforce_eager": how == "eager"}) for how in ("eager", "compiled")]
+    jobs.append(job("twin", made[0]["twin"], routers=True))
     return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0"})
 
 
-@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+@pytest.fixture(scope="session")
+def judge(made, one_rank):
+    truth = Truth(made[0]["twin"])
+    return lambda run, what: judge_without_routers(truth, ok(one_rank["twin"])["runs"][0], run, what)
+
+
+@cpus_only
 @pytest.mark.parametrize("how", ["eager", "compiled"])
 def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_parallel, how):
     """Rank 1 asks for fewer tokens, and takes part with dummy ones while rank 0 goes on. vLLM itself has no data parallel
     MoE on CPUs: without the exchange its gather raises NotImplementedError."""
-    options = {"enforce_eager": how == "eager", "additional_config": EXACT}
-    job = {"name": how, "model": str(made[0]["modelopt"]), "options": options}
-    ranks = serve_data_parallel([job | {"tokens": TOKENS}, job | {"tokens": 3}])
+    given = job(how, made[0]["modelopt"], EXACT, options={"enforce_eager": how == "eager"})
     (expected,) = ok(one_rank[how])["runs"]
-    for rank, result in enumerate(ranks):
+    for rank, result in enumerate(serve_data_parallel([given, given | {"tokens": 3}])):
         (run,) = ok(result)["runs"]
         assert all(
             f"experts {4 * rank}..{4 * rank + 3} of 8" in layer and "nvfp4" in layer for layer in result["layers"]
@@ -281,16 +260,12 @@ def test_data_parallel_ranks_say_what_one_rank_says(made, one_rank, serve_data_p
             assert said["logprobs"] == whole["logprobs"][: len(said["logprobs"])], "bit for bit"
 
 
-@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
-def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, one_rank, serve_data_parallel):
+@cpus_only
+def test_sequence_parallel_ranks_are_as_near_to_the_truth(made, judge, serve_data_parallel):
     """Two data parallel ranks, each of two tensor parallel ones, which have parts of its tokens in a MoE layer."""
-    import truth
-
-    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    job = {"name": "split", "model": str(made[0]["modelopt"]), "options": options}
-    jobs = [job | {"tokens": TOKENS}, job | {"tokens": 3}]
-    result = ok(serve_data_parallel(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})[0])
-    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], result["runs"][0], "split")
+    given = job("split", made[0]["modelopt"], options={"tensor_parallel_size": 2, "distributed_executor_backend": "mp"})
+    first, _ = serve_data_parallel([given, given | {"tokens": 3}], {"VLLM_CPU_OMP_THREADS_BIND": "0|1|0|1"})
+    judge(ok(first)["runs"][0], "split")
 
 
 @pytest.fixture(scope="session")
@@ -298,32 +273,23 @@ def summed(made, serve):
     """Two tensor parallel ranks in compiled engines that share a cache of graphs: rows that vLLM adds up, and that it has
     not to."""
     options = {"tensor_parallel_size": 2, "enable_expert_parallel": True, "enforce_eager": False}
-    jobs = [
-        {
-            "name": exchange,
-            "model": str(made[0]["modelopt"]),
-            "options": options,
-            "tokens": TOKENS,
-            "environment": {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE_MODE": "1"},
-        }
-        for exchange in ("engine", "host")
-    ]
+    jobs = []
+    for exchange in ("engine", "host"):
+        environment = {"NVFP4_MOE_EXCHANGE": exchange, "NVFP4_MOE_MODE": "1"}
+        jobs.append(job(exchange, made[0]["modelopt"], options=options, environment=environment))
     return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
 
 
-@pytest.mark.skipif(on_gpu(), reason="over the host's exchange, which is for CPUs")
+@cpus_only
 @pytest.mark.parametrize("exchange", ["engine", "host"])
-def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(made, one_rank, summed, exchange):
-    import truth
-
+def test_tensor_parallel_ranks_add_up_as_near_to_the_truth(summed, judge, exchange):
     (run,) = ok(summed[exchange])["runs"]
-    judge_without_routers(truth.Truth(made[0]["twin"]), ok(one_rank["twin"])["runs"][0], run, exchange)
+    judge(run, exchange)
 
 
 def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
     """vLLM keeps them by hashes of its environment and of a config, which is a copy of the engine's where a model compiles
     an inner one (with_hf_config): made before the layers are, and of a dict of its own."""
-    from nvfp4_moe.vllm import ranks
     from vllm.compilation.caching import aot_compile_hash_factors
     from vllm.config import VllmConfig
 
@@ -350,8 +316,6 @@ def test_compiled_graphs_are_told_apart(fitting, monkeypatch):
 
 def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
     """Of a second engine in one process, whose layers have the names of the first's."""
-    from nvfp4_moe.vllm import plan, ranks
-
     monkeypatch.setattr(ranks, "_combine_of", {})
     monkeypatch.setattr(plan, "settings", lambda: types.SimpleNamespace(mode="0"))
     ranks.note_combine("model.layers.0.mlp.experts", "all_reduce")
@@ -361,7 +325,6 @@ def test_a_layer_that_is_planned_anew_is_none_over_ranks(fitting, monkeypatch):
 
 def test_a_release_that_hashes_otherwise_exchanges_by_itself(fitting, monkeypatch):
     import vllm.envs
-    from nvfp4_moe.vllm.ranks import NoExchange
 
     monkeypatch.setattr(vllm.envs, "compile_factors", lambda: {"VLLM_PP_LAYER_PARTITION": None})
     with pytest.raises(NoExchange, match="keeps compiled graphs by other names"):

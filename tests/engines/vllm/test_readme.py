@@ -9,7 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
-from judges import ok
+from jobs import job, ok
 
 ROOT = Path(__file__).resolve().parents[3]
 (BLOCK,) = re.findall(r"```sh\n(pip install vllm.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -38,6 +38,6 @@ def test_the_line_serves_a_model_through_the_library(made, serve):
     assert arguments.pop("model_tag") == "nvidia/Qwen3-30B-A3B-NVFP4"
     assert arguments == {"max_model_len": 8192}
     arguments["max_model_len"] = 128  # of the tiny model
-    result = ok(serve([{"name": "readme", "model": str(made[0]["modelopt"]), "options": arguments}])["readme"])
+    result = ok(serve([job("readme", made[0]["modelopt"], options=arguments)])["readme"])
     assert result["methods"] == ["NvFp4MoeModelOptMethod"] * 2 and all(result["layers"])
     assert all(prompt["tokens"] for prompt in result["runs"][0])

@@ -23,18 +23,8 @@ TOKENS = 400
 
 
 def deepseek_v3(experts: int, top_k: int, groups: int, kept: int) -> nv.RouterConfig:
-    return nv.RouterConfig(
-        experts,
-        top_k,
-        scoring="sigmoid",
-        renormalize=True,
-        renormalize_epsilon=1e-20,
-        routed_scaling_factor=2.5,
-        num_expert_group=groups,
-        topk_group=kept,
-        group_score="top2_sum",
-        correction_bias=True,
-    )
+    options = {"group_score": "top2_sum", "correction_bias": True}
+    return nv.RouterConfig(experts, top_k, "sigmoid", True, 1e-20, 2.5, groups, kept, **options)
 
 
 # The sizes are those of published models.
@@ -69,11 +59,19 @@ def theirs(config: nv.RouterConfig, logits, bias, function: str):
         return grouped_topk(logits, logits, config.top_k, **options)
 
 
-CASES = [(name, function) for name in ROUTERS for function in ("select_experts", "grouped_topk")]
+CASES = [(name, "select_experts") for name in ROUTERS]
 # grouped_topk multiplies by the score of each group; without groups and bias it is the plain router's softmax.
-CASES = [
-    (n, f) for n, f in CASES if f == "select_experts" or ROUTERS[n].num_expert_group > 1 or ROUTERS[n].correction_bias
-]
+CASES += [(name, "grouped_topk") for name, r in ROUTERS.items() if r.num_expert_group > 1 or r.correction_bias]
+
+
+def same_experts(ids, our_ids):
+    """bool (T,): whether a token has the same experts in some order."""
+    return torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+
+
+def in_their_order(ids, our_ids, our_weights):
+    """Our weights, float64, in the order of vLLM's ids."""
+    return our_weights.gather(1, (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)).double()
 
 
 @pytest.mark.parametrize(("name", "function"), CASES)
@@ -90,12 +88,11 @@ def test_chosen_experts_and_weights_are_vllm_s(name, function):
     # Two scores that float32 cannot tell apart are one number to vLLM's.
     apart = 2 * (error.amax(-1) + 4 * E24 * scores.abs().amax(-1) + 8 * E24)
     unclear |= (best.values[:, -2] - best.values[:, -1]) <= apart
-    same = torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+    same = same_experts(ids, our_ids)
     print(f"\n{name}, {function}: {int((~same).sum())} of {TOKENS} tokens differ, {int(unclear.sum())} have a tie")
     assert (same | unclear).all()
     assert int(unclear.sum()) < TOKENS / 4, "too many ties to say anything"
-    place = (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)
-    ours = our_weights.gather(1, place).double()
+    ours = in_their_order(ids, our_ids, our_weights)
     expected = ours.clone()
     units = 2.0 * (config.top_k + 2)
     if config.scoring == "softmax":  # exp(x - log Z), whose operands are rounded where ours are differences
@@ -113,16 +110,8 @@ def test_deepseek_v4_s_router(routing):
 
     experts, top_k, vocabulary = 256, 6, 512
     is_hash = routing == "hash"
-    config = nv.RouterConfig(
-        experts,
-        top_k,
-        scoring="sqrt_softplus",
-        renormalize=True,
-        renormalize_epsilon=1e-20,
-        routed_scaling_factor=1.5,
-        correction_bias=not is_hash,
-        hash_routing=is_hash,
-    )
+    options = {"correction_bias": not is_hash, "hash_routing": is_hash}
+    config = nv.RouterConfig(experts, top_k, "sqrt_softplus", True, 1e-20, 1.5, **options)
     random = torch.Generator().manual_seed(3)
     logits = numbers(TOKENS, experts, torch.float32, seed=9)
     bias = None if is_hash else torch.randn(experts, generator=random) * 0.1
@@ -151,7 +140,7 @@ def test_deepseek_v4_s_router(routing):
         same = torch.ones(TOKENS, dtype=torch.bool)
     else:
         best = (score + bias.double()).topk(top_k + 1, dim=-1).values
-        same = torch.tensor([set(a) == set(b) for a, b in zip(ids.tolist(), our_ids.tolist(), strict=True)])
+        same = same_experts(ids, our_ids)
         margins = (best[:, -2] - best[:, -1])[~same]
         print(f"\nbias: {int((~same).sum())} of {TOKENS} tokens differ, margins {margins.tolist()}")
         assert (margins <= 2 * (2.0**-12 + E24)).all()
@@ -161,6 +150,5 @@ def test_deepseek_v4_s_router(routing):
     error = ((weights.double() - truth).abs() / allowed)[same]
     print(f"\n{routing}: largest error of vLLM's weights {float(error.max()):.2e} of what float32 allows")
     assert (error <= 1).all(), "vLLM's kernel computes something else"
-    place = (ids[:, :, None] == our_ids[:, None, :]).int().argmax(-1)
-    ours = our_weights.gather(1, place).double()
+    ours = in_their_order(ids, our_ids, our_weights)
     assert ((ours - truth).abs() <= weight_bound(config, logits, ids, truth))[same].all()

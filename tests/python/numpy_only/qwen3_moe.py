@@ -37,14 +37,13 @@ def bf16_bits(x: np.ndarray) -> np.ndarray:
 
 def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """uint16 arrays as BF16."""
-    header, data = {}, b""
+    header, end = {}, 0
     for name, tensor in tensors.items():
-        begin = len(data)
-        data += tensor.tobytes()
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, len(data)]}
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    path.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *(t.tobytes() for t in tensors.values())]))
 
 
 def write_model(directory: Path) -> dict[str, np.ndarray]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
+import numpy as np
 import nvfp4_moe as nv
-from layers import config, weights
+from layers import config, on_threads, weights
 
 
 def on_ranks(world, body, connect=None):
@@ -21,11 +20,7 @@ def on_ranks(world, body, connect=None):
         except Exception as error:
             results[index] = error.with_traceback(None)  # whose frames would keep the exchange
 
-    threads = [threading.Thread(target=rank, args=(index,)) for index in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(world, rank)
     return results
 
 
@@ -34,6 +29,16 @@ def whole(results):
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def on_two(body, connect=None):
+    """body on two ranks, which succeeds on both."""
+    return whole(on_ranks(2, body, connect))
+
+
+def split(arrays, rank, world=2):
+    """A rank's tokens."""
+    return [np.array_split(array, world)[rank] for array in arrays]
 
 
 def open_over(exchange, **choices):

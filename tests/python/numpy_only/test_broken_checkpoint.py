@@ -21,10 +21,14 @@ def errors(path, layers=None):
     return [finding for finding in nv.inspect(path, layers)["findings"] if finding["severity"] == "error"]
 
 
+def change_config(path, **fields):
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | fields))
+
+
 @pytest.mark.attack("hostile files")
 def test_inspect_lists_a_missing_expert(packed, attacked):
-    config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "num_experts": 1000}))
+    change_config(packed, num_experts=1000)
     attacked()
     for layer, finding in enumerate(errors(packed)):
         assert (finding["id"], finding["layer"], finding["expert"]) == ("missing_expert", layer, EXPERTS)
@@ -38,11 +42,10 @@ def test_inspect_lists_a_missing_expert(packed, attacked):
 
 @pytest.mark.attack("hostile files")
 def test_inspect_lists_a_wrong_shape(packed, attacked):
-    config = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * HIDDEN}))
+    change_config(packed, hidden_size=2 * HIDDEN)
     attacked()
     found = errors(packed)
-    assert {(finding["id"], finding["layer"]) for finding in found} == {("shape_mismatch", 0), ("shape_mismatch", 1)}
+    assert [(finding["id"], finding["layer"]) for finding in found] == [("shape_mismatch", 0), ("shape_mismatch", 1)]
     assert all(finding["count"] == 3 * EXPERTS for finding in found)
 
 

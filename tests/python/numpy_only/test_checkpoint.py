@@ -7,6 +7,7 @@ import json
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+from layers import from_bf16
 from qwen3_moe import EXPERTS, HIDDEN, INTERMEDIATE, TOP_K
 
 
@@ -17,6 +18,7 @@ def test_inspect(model):
     assert {name: told["options"][name] for name in expected} == expected
     assert not [finding for finding in told["findings"] if finding["severity"] == "error"]
     assert nv.Checkpoint(str(model[0])).model()["options"] == told["options"]
+    assert nv.inspect(model[0], [])["statistics"] == {}
 
 
 @pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
@@ -31,8 +33,7 @@ def test_quantize_and_read_back(model, form, tmp_path):
     assert told["format"] == form and set(told["statistics"]) == {0, 1}
     for name, part in (("gate_proj", "gate"), ("up_proj", "up"), ("down_proj", "down")):
         ours = nv.load_expert(tmp_path / "out", 1, 3)[part]
-        bits = tensors[f"model.layers.1.mlp.experts.3.{name}.weight"]
-        x = (bits.astype(np.uint32) << 16).view(np.float32)
+        x = from_bf16(tensors[f"model.layers.1.mlp.experts.3.{name}.weight"])
         codes, scales, _ = nv.quantize(x, tensor_scale=ours["tensor_scale"])
         if form == "modelopt":  # compressed-tensors stores the reciprocal: a scale an ulp away may move a code
             assert (ours["codes"] == codes).all() and (ours["scales"] == scales).all()
@@ -52,7 +53,8 @@ def test_progress_cancels(model, tmp_path):
 
 
 def test_an_error_names_the_finding_behind_it(model, tmp_path):
-    nv.quantize_checkpoint(model[0], tmp_path, layers=[0])
+    done = nv.quantize_checkpoint(model[0], tmp_path, layers=[0])
+    assert [layer["layer"] for layer in done["layers"]] == [0]
     (file,) = tmp_path.glob("*.safetensors")
     data = bytearray(file.read_bytes())
     begin = 8 + int.from_bytes(data[:8], "little")

@@ -8,12 +8,15 @@ import numpy as np
 import nvfp4_moe as nv
 import pytest
 import qwen3_moe
-from layers import EXPERTS, HIDDEN, INTERMEDIATE, batch, config, layer, weights
-from rank_threads import on_ranks, open_over, whole
+from layers import EXPERTS, batch, biases, config, floats, layer, weights
+from rank_threads import on_ranks, on_two, open_over, split, whole
+
+BACKWARDS = list(reversed(range(EXPERTS)))
 
 
-def split(arrays, rank, world):
-    return [np.array_split(array, world)[rank] for array in arrays]
+def assert_whole(body, expected):
+    """What the two ranks give, one behind the other, has the bits of expected."""
+    np.testing.assert_array_equal(np.concatenate(on_two(body)), expected)
 
 
 class Mailboxes:
@@ -39,28 +42,24 @@ class Mailboxes:
 @pytest.mark.parametrize("over", ["threads", "callbacks"])
 @pytest.mark.parametrize("options", [{}, {"capacity": 7}, {"placement": [0, 5, 2, 3, 4, 1, 0, 2]}])
 def test_all_to_all_gives_the_bits_of_one_rank(over, options):
-    world = 2
     arrays = batch(13)
-    expected = layer().run(*arrays)
 
     def run(exchange):
         mine = open_over(exchange, **options)
-        assert (exchange.rank, exchange.world) == (mine.describe()["expert_parallel"]["rank"], world)
+        assert (exchange.rank, exchange.world) == (mine.describe()["expert_parallel"]["rank"], 2)
         assert mine.config.num_experts == EXPERTS and mine.max_tokens == 32
-        out = mine.run(*split(arrays, exchange.rank, world))
+        out = mine.run(*split(arrays, exchange.rank))
         load = mine.expert_load()
         mine.reset_expert_load()
         assert sum(mine.expert_load()) == 0
         return out, load, mine.status()
 
-    results = whole(on_ranks(world, run, Mailboxes(world).connect if over == "callbacks" else None))
-    np.testing.assert_array_equal(np.concatenate([out for out, _, _ in results]), expected)
-    counted = np.bincount(arrays[1].ravel(), minlength=EXPERTS).tolist()
-    assert [load for _, load, _ in results] == [counted] * world
+    outs, loads, states = zip(*on_two(run, Mailboxes(2).connect if over == "callbacks" else None), strict=True)
     one = layer()
-    one.run(*arrays)
+    np.testing.assert_array_equal(np.concatenate(outs), one.run(*arrays))
+    assert list(loads) == [np.bincount(arrays[1].ravel(), minlength=EXPERTS).tolist()] * 2
     for name, count in one.status().items():
-        assert sum(status[name] for _, _, status in results) == count, name
+        assert sum(status[name] for status in states) == count, name
 
 
 def test_all_reduce_gives_all_ranks_the_same():
@@ -71,84 +70,61 @@ def test_all_reduce_gives_all_ranks_the_same():
     np.testing.assert_allclose(outs[0], layer().run(*arrays), rtol=1e-5, atol=1e-6)
 
 
-def test_from_checkpoint_and_from_floats(tmp_path):
+def test_from_checkpoint(tmp_path):
     qwen3_moe.write_model(tmp_path)
-    path = str(tmp_path)
-    one = nv.MoeLayer.from_checkpoint(path, 0, max_tokens=8)
-    hidden_size, top_k, experts = one.config.hidden_size, one.config.top_k, one.config.num_experts
+    one = nv.MoeLayer.from_checkpoint(tmp_path, 0, max_tokens=8)
     random = np.random.default_rng(5)
     arrays = (
-        random.standard_normal((8, hidden_size), dtype=np.float32),
-        random.integers(0, experts, (8, top_k)),
-        random.random((8, top_k), dtype=np.float32),
+        random.standard_normal((8, one.config.hidden_size), dtype=np.float32),
+        random.integers(0, one.config.num_experts, (8, one.config.top_k)),
+        random.random((8, one.config.top_k), dtype=np.float32),
     )
 
     def run(exchange):
-        mine = nv.MoeLayer.from_checkpoint(path, 0, max_tokens=8, exchange=exchange)
-        return mine.run(*split(arrays, exchange.rank, 2))
+        mine = nv.MoeLayer.from_checkpoint(tmp_path, 0, max_tokens=8, exchange=exchange)
+        return mine.run(*split(arrays, exchange.rank))
 
-    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run))), one.run(*arrays))
-
-    floats = {
-        name: random.standard_normal(shape, dtype=np.float32) / 8
-        for name, shape in (("gate", (6, 48, 64)), ("up", (6, 48, 64)), ("down", (6, 64, 48)))
-    }
-    tokens = batch(6)
-    expected = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8).run(*tokens)
-
-    def run_floats(exchange):
-        mine = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8, exchange=exchange)
-        return mine.run(*split(tokens, exchange.rank, 2))
-
-    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run_floats))), expected)
+    assert_whole(run, one.run(*arrays))
 
 
 @pytest.mark.parametrize("placement", [None, [5, 0, 2, 3, 4, 1], [0, 5, 2, 3, 4, 1, 0, 2]])
-def test_arrays_of_a_rank_s_own_experts_are_enough(placement):
-    random = np.random.default_rng(3)
-    biases = tuple(random.standard_normal((EXPERTS, n), dtype=np.float32) for n in (INTERMEDIATE, INTERMEDIATE, HIDDEN))
-    floats = {
-        name: random.standard_normal((EXPERTS, *size), dtype=np.float32) / 8
-        for name, size in (("gate", (48, 64)), ("up", (48, 64)), ("down", (64, 48)))
-    }
-    tokens = batch(7)
-    biased = config(expert_biases=True)
-    expected = nv.MoeLayer.from_tensors(biased, **weights(), biases=biases, max_tokens=8).run(*tokens)
-    expected_floats = nv.MoeLayer.from_bf16(config(), **floats, max_tokens=8).run(*tokens)
+def test_arrays_of_all_experts_or_of_a_rank_s_own_will_do(placement):
+    tokens, biased = batch(7), config(expert_biases=True)
+    expected = nv.MoeLayer.from_tensors(biased, **weights(), biases=biases(), max_tokens=8).run(*tokens)
+    expected_floats = nv.MoeLayer.from_bf16(config(), **floats(), max_tokens=8).run(*tokens)
 
     def run(exchange):
         slots = list(range(EXPERTS)) if placement is None else placement
         here = slots[exchange.rank * len(slots) // 2 : (exchange.rank + 1) * len(slots) // 2]
         own = {name: tuple(part[here] for part in stack) for name, stack in weights().items()}
+        own_floats = {name: array[here] for name, array in floats().items()}
         options = {"max_tokens": 8, "exchange": exchange, "placement": placement}
-        mine = nv.MoeLayer.from_tensors(biased, **own, biases=tuple(bias[here] for bias in biases), **options)
-        made = nv.MoeLayer.from_bf16(config(), **{name: array[here] for name, array in floats.items()}, **options)
         short = {name: tuple(part[1:] for part in stack) for name, stack in own.items()}
         text = rf"rank 1: up, down: expected all {EXPERTS} experts .*, or the {len(here)} of this rank, got {len(here) - 1}"
         with pytest.raises(ValueError, match=text):
             nv.MoeLayer.from_tensors(config(), **(short if exchange.rank == 1 else own), **options)
-        part = split(tokens, exchange.rank, 2)
-        return mine.run(*part), made.run(*part)
+        made = nv.MoeLayer.from_tensors(biased, **own, biases=tuple(bias[here] for bias in biases()), **options)
+        layers = [made, *(nv.MoeLayer.from_bf16(config(), **w, **options) for w in (floats(), own_floats))]
+        return [mine.run(*split(tokens, exchange.rank)) for mine in layers]
 
-    outs = whole(on_ranks(2, run))
-    np.testing.assert_array_equal(np.concatenate([out for out, _ in outs]), expected)
-    np.testing.assert_array_equal(np.concatenate([out for _, out in outs]), expected_floats)
+    of_tensors, *of_floats = (np.concatenate(outs) for outs in zip(*on_two(run), strict=True))
+    np.testing.assert_array_equal(of_tensors, expected)
+    for out in of_floats:
+        np.testing.assert_array_equal(out, expected_floats)
 
 
 def test_arrays_of_all_experts_are_read_by_global_id_where_a_rank_has_as_many_slots():
     tokens = batch(7)
-    expected = nv.MoeLayer.from_tensors(config(), **weights(), max_tokens=8).run(*tokens)
-    backwards = list(reversed(range(EXPERTS)))
 
     def run(exchange):
-        mine = open_over(exchange, placement=[*range(EXPERTS), *backwards])
-        part = split(tokens, exchange.rank, 2)
+        mine = open_over(exchange, placement=[*range(EXPERTS), *BACKWARDS])
+        part = split(tokens, exchange.rank)
         before = mine.run(*part)
-        mine.rearrange_tensors([*backwards, *range(EXPERTS)], **weights())
+        mine.rearrange_tensors([*BACKWARDS, *range(EXPERTS)], **weights())
         np.testing.assert_array_equal(mine.run(*part), before)
         return before
 
-    np.testing.assert_array_equal(np.concatenate(whole(on_ranks(2, run))), expected)
+    assert_whole(run, layer().run(*tokens))
 
 
 def test_too_small_a_capacity_names_the_one_that_is_needed():
@@ -156,19 +132,16 @@ def test_too_small_a_capacity_names_the_one_that_is_needed():
 
     def run(exchange):
         mine = open_over(exchange, capacity=8)
-        with pytest.raises(
-            ValueError, match="capacity: expected at least 9 tokens, which rank 0 has for rank 0, got 8"
-        ):
+        text = "capacity: expected at least 9 tokens, which rank 0 has for rank 0, got 8"
+        with pytest.raises(ValueError, match=text):
             mine.run(hidden, np.zeros_like(ids), router_weights)
         return mine.run(hidden[:8], ids[:8], router_weights[:8])
 
-    whole(on_ranks(2, run))
+    on_two(run)
 
 
 @pytest.mark.parametrize("over", ["threads", "callbacks"])
 def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on(over):
-    mailboxes = Mailboxes(2)
-
     def run(exchange):
         other = exchange.rank == 1
         for device, options, error, text in (
@@ -177,12 +150,7 @@ def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on
             ("cpu" if other else "gpu", {}, ValueError, "rank 0: device: expected cpu or cuda:N, got gpu"),
             ("cpu", {"communicator": 0 if other else 1}, nv.Unsupported, "rank 0: nccl: expected a device"),
             ("cpu", {"communicator": 0}, ValueError, "rank 0: communicator: expected the address of an ncclComm_t"),
-            (
-                "cpu",
-                {"library": "libnccl.so.2", "communicator": None},
-                nv.Unsupported,
-                "rank 0: nccl: expected a device",
-            ),
+            ("cpu", {"library": "libnccl.so.2"}, nv.Unsupported, "rank 0: nccl: expected a device"),
         ):
             with pytest.raises(error, match=text):
                 exchange.use_nccl(device, **options)
@@ -194,7 +162,7 @@ def test_nccl_that_a_rank_cannot_have_is_refused_on_all_and_the_exchange_goes_on
                 exchange.use_peers(device)
         return open_over(exchange, combine="all_reduce").run(*batch(4))
 
-    first, second = whole(on_ranks(2, run, mailboxes.connect if over == "callbacks" else None))
+    first, second = on_two(run, Mailboxes(2).connect if over == "callbacks" else None)
     np.testing.assert_array_equal(first, second)
 
 
@@ -215,7 +183,7 @@ def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
 
     def run(exchange):
         first = open_over(exchange)
-        mine = split((hidden, ids, router_weights), exchange.rank, 2)
+        mine = split((hidden, ids, router_weights), exchange.rank)
         out = first.run(*mine)
         placement = nv.propose_placement(first.expert_load(), exchange.world, 4)
         second = open_over(exchange, placement=placement)
@@ -223,7 +191,7 @@ def test_a_proposal_from_the_load_evens_the_ranks_and_keeps_the_bits():
         np.testing.assert_array_equal(out, again)
         return again, first.status()["intermediate_blocks"], second.status()["intermediate_blocks"]
 
-    (out0, before0, after0), (out1, before1, after1) = whole(on_ranks(2, run))
+    (out0, before0, after0), (out1, before1, after1) = on_two(run)
     np.testing.assert_array_equal(np.concatenate([out0, out1]), expected)
     assert before1 == 0 and before0 == after0 + after1
     assert max(after0, after1) <= 0.6 * before0
@@ -243,65 +211,45 @@ def test_options_beside_no_exchange_are_refused():
         nv.ThreadGroup(0)
 
 
-def test_slots_are_given_other_experts_out_of_arrays():
-    tokens = batch(9)
-    random = np.random.default_rng(1)
-    sizes = {"gate": (32, 64), "up": (32, 64), "down": (64, 32)}
-    floats = {name: random.standard_normal((EXPERTS, *size), dtype=np.float32) / 8 for name, size in sizes.items()}
-    floats_config = nv.MoeConfig(EXPERTS, 2, 64, 32)
-    backwards = list(reversed(range(EXPERTS)))
+def assert_same_experts(one, other):
+    for local in range(one.num_local_experts):
+        got, expected = one.expert(local), other.expert(local)
+        for name in ("gate", "up", "down"):
+            np.testing.assert_array_equal(got[name]["codes"], expected[name]["codes"])
+            assert got[name]["tensor_scale"] == expected[name]["tensor_scale"]
+
+
+@pytest.mark.parametrize("kind", ["tensors", "biased tensors", "bf16"])
+def test_slots_are_given_other_experts_out_of_arrays(kind):
+    tokens, chosen = batch(9), config(expert_biases=kind == "biased tensors")
+    arrays = floats() if kind == "bf16" else weights()
+    own = {"biases": biases()} if kind == "biased tensors" else {}
+    fresh = nv.MoeLayer.from_bf16 if kind == "bf16" else nv.MoeLayer.from_tensors
+    short = {**arrays, "up": arrays["up"][:-1] if kind == "bf16" else tuple(part[:-1] for part in arrays["up"])}
 
     def run(exchange):
-        packed = open_over(exchange)
-        made = nv.MoeLayer.from_bf16(floats_config, **floats, max_tokens=9, exchange=exchange)
-        for mine, rearrange, arrays in (
-            (packed, packed.rearrange_tensors, weights()),
-            (made, made.rearrange_bf16, floats),
-        ):
-            fresh_class = nv.MoeLayer.from_tensors if mine is packed else nv.MoeLayer.from_bf16
-            before = mine.run(*tokens)
-            rearrange(backwards, **arrays)
-            np.testing.assert_array_equal(mine.run(*tokens), before)
-            fresh = fresh_class(mine.config, **arrays, max_tokens=9, exchange=exchange, placement=backwards)
-            for local in range(mine.expert_count):
-                got, expected = mine.expert(local), fresh.expert(local)
-                for name in ("gate", "up", "down"):
-                    np.testing.assert_array_equal(got[name]["codes"], expected[name]["codes"])
-                    assert got[name]["tensor_scale"] == expected[name]["tensor_scale"]
-            short = {**arrays, "up": arrays["up"][:-1] if mine is made else tuple(a[:-1] for a in arrays["up"])}
-            twice = [0, *backwards[1:-1], 0] if exchange.rank == 1 else backwards
-            for placement, wrong, text in (
-                (
-                    backwards,
-                    short if exchange.rank == 1 else arrays,
-                    "rank 1: .*up, down: expected as many experts in each",
-                ),
-                (twice, arrays, "rank 1: placement"),
-                (backwards[:-1], arrays, "rank 0: placement"),
-            ):
-                with pytest.raises(ValueError, match=text):
-                    rearrange(placement, **wrong)
-            np.testing.assert_array_equal(mine.run(*tokens), before)
-
-    whole(on_ranks(2, run))
-    with pytest.raises(nv.Unsupported, match="expected a layer over an exchange"):
-        layer().rearrange_tensors(backwards, **weights())
-
-
-def test_rearranged_experts_bring_their_biases():
-    random = np.random.default_rng(3)
-    biases = tuple(random.standard_normal((EXPERTS, n), dtype=np.float32) for n in (INTERMEDIATE, INTERMEDIATE, HIDDEN))
-    tokens = batch(6)
-
-    def run(exchange):
-        mine = nv.MoeLayer.from_tensors(
-            config(expert_biases=True), **weights(), biases=biases, max_tokens=8, exchange=exchange
-        )
+        mine = fresh(chosen, **arrays, **own, max_tokens=9, exchange=exchange)
+        rearrange = mine.rearrange_bf16 if kind == "bf16" else mine.rearrange_tensors
         before = mine.run(*tokens)
-        mine.rearrange_tensors(list(reversed(range(EXPERTS))), **weights(), biases=biases)
+        rearrange(BACKWARDS, **arrays, **own)
         np.testing.assert_array_equal(mine.run(*tokens), before)
-        with pytest.raises(ValueError, match=r"rank 0: biases: expected \(gate, up, down\)"):
-            mine.rearrange_tensors(list(range(EXPERTS)), **weights())
+        assert_same_experts(mine, fresh(chosen, **arrays, **own, max_tokens=9, exchange=exchange, placement=BACKWARDS))
+        is_wrong = exchange.rank == 1
+        for placement, wrong, text in (
+            (BACKWARDS, short if is_wrong else arrays, "rank 1: .*up, down: expected as many experts in each"),
+            ([0, *BACKWARDS[1:-1], 0] if is_wrong else BACKWARDS, arrays, "rank 1: placement"),
+            (BACKWARDS[:-1], arrays, "rank 0: placement"),
+        ):
+            with pytest.raises(ValueError, match=text):
+                rearrange(placement, **wrong, **own)
+        if own:
+            with pytest.raises(ValueError, match=r"rank 0: biases: expected \(gate, up, down\)"):
+                rearrange(BACKWARDS, **arrays)
         np.testing.assert_array_equal(mine.run(*tokens), before)
 
-    whole(on_ranks(2, run))
+    on_two(run)
+
+
+def test_a_layer_alone_is_not_rearranged():
+    with pytest.raises(nv.Unsupported, match="expected a layer over an exchange"):
+        layer().rearrange_tensors(BACKWARDS, **weights())

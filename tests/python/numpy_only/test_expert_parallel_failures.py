@@ -9,7 +9,7 @@ import nvfp4_moe as nv
 import pytest
 import qwen3_moe
 from layers import EXPERTS, batch, config, weights
-from rank_threads import on_ranks, open_over, whole
+from rank_threads import on_ranks, on_two, open_over
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_what_one_rank_gets_wrong_all_raise(change, text):
             open_over(exchange, **(change if exchange.rank == 1 else {}))
         return open_over(exchange)  # and nothing is broken by it
 
-    whole(on_ranks(2, run))
+    on_two(run)
 
 
 def test_a_run_that_one_rank_cannot_begin_ends_on_all_and_the_next_one_runs():
@@ -42,7 +42,7 @@ def test_a_run_that_one_rank_cannot_begin_ends_on_all_and_the_next_one_runs():
             mine.calibrate(hidden, ids, router_weights)
         return mine.run(hidden, ids, router_weights)
 
-    whole(on_ranks(2, run))
+    on_two(run)
 
 
 class Unreadable:
@@ -55,6 +55,23 @@ class Unreadable:
         return 1, 0
 
 
+def ends_on_all_at_once(run_right, run_wrong, kind, text, of_others):
+    """run_wrong on rank 1 raises kind with text, and of_others ends the run of the others long before their timeout; a run
+    can follow. Both: of a layer and its exchange."""
+
+    def run(exchange):
+        mine = open_over(exchange)
+        before = mine.run(*batch(4))
+        began = time.monotonic()
+        is_wrong = exchange.rank == 1
+        with pytest.raises(kind if is_wrong else nv.Error, match=text if is_wrong else of_others):
+            (run_wrong if is_wrong else run_right)(mine, exchange)
+        assert time.monotonic() - began < 30, "half of what ranks wait for each other"
+        np.testing.assert_array_equal(mine.run(*batch(4)), before)
+
+    on_two(run)
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
     [
@@ -63,65 +80,33 @@ class Unreadable:
         (Unreadable(), Exception, "its memory is elsewhere|topk_ids: expected an array, got .*Unreadable"),
     ],
 )
-def test_a_run_with_what_is_no_array_ends_on_all_at_once_and_the_next_one_runs(wrong, kind, text):
-    hidden, ids, router_weights = batch(4)
-
-    def run(exchange):
-        mine = open_over(exchange)
-        before = mine.run(hidden, ids, router_weights)
-        began = time.monotonic()
-        if exchange.rank == 1:
-            with pytest.raises(kind, match=text):
-                mine.run(hidden, wrong, router_weights)
-        else:
-            with pytest.raises(nv.Error, match=f"^rank 1: .*({text})"):
-                mine.run(hidden, ids, router_weights)
-        assert time.monotonic() - began < 30, "half of what ranks wait for each other"
-        np.testing.assert_array_equal(mine.run(hidden, ids, router_weights), before)
-
-    whole(on_ranks(2, run))
+def test_a_run_with_what_is_no_array_ends_on_all(wrong, kind, text):
+    hidden, _, router_weights = batch(4)
+    run_wrong = lambda mine, _: mine.run(hidden, wrong, router_weights)  # noqa: E731
+    ends_on_all_at_once(lambda mine, _: mine.run(*batch(4)), run_wrong, kind, text, f"^rank 1: .*({text})")
 
 
-def test_logits_that_one_rank_cannot_select_from_end_the_run_on_all():
+@pytest.mark.parametrize("wrong", [np.zeros((4, EXPERTS - 1), np.float32), np.array(["a"])], ids=["short", "text"])
+def test_logits_that_one_rank_cannot_select_from_end_the_run_on_all(wrong):
     """Over an exchange experts are selected before a run; who is told so must not wait for a rank with other troubles."""
-    hidden, ids, router_weights = batch(4)
     logits = np.random.default_rng(2).standard_normal((4, EXPERTS), dtype=np.float32)
-    router = nv.RouterConfig(EXPERTS, 2)
 
-    def run(exchange):
-        mine = open_over(exchange)
-        before = mine.run(hidden, ids, router_weights)
-        began = time.monotonic()
-        for wrong in (logits[:, :-1], np.array(["a"])):
-            with pytest.raises((nv.Error, TypeError)):
-                mine.run_logits(hidden, wrong if exchange.rank == 1 else logits, router)
-        assert time.monotonic() - began < 30, "half of what ranks wait for each other"
-        np.testing.assert_array_equal(mine.run(hidden, ids, router_weights), before)
+    def select(logits):
+        return lambda mine, _: mine.run_logits(batch(4)[0], logits, nv.RouterConfig(EXPERTS, 2))
 
-    whole(on_ranks(2, run))
+    ends_on_all_at_once(select(logits), select(wrong), (nv.Error, TypeError), None, None)
 
 
-def test_weights_that_are_no_arrays_end_the_opening_on_all():
-    def run(exchange):
-        mine = open_over(exchange)
-        before = mine.run(*batch(4))
-        backwards = list(reversed(range(EXPERTS)))
-        for change in ({"up": None}, {"down": (1, 2, 3)}, {"gate": "gate"}):
-            arrays = weights() | (change if exchange.rank == 1 else {})
-            raised = []
-            for act in (
-                lambda: nv.MoeLayer.from_tensors(config(), **arrays, max_tokens=32, exchange=exchange),  # noqa: B023
-                lambda: mine.rearrange_tensors(backwards, **arrays),  # noqa: B023
-            ):
-                with pytest.raises((nv.Error, TypeError, ValueError, RuntimeError)) as error:
-                    act()
-                raised.append(str(error.value))
-            assert exchange.rank == 1 or all("rank 1: " in text and next(iter(change)) in text for text in raised), (
-                raised
-            )
-        np.testing.assert_array_equal(mine.run(*batch(4)), before)
+@pytest.mark.parametrize("change", [{"up": None}, {"down": (1, 2, 3)}, {"gate": "gate"}], ids=str)
+@pytest.mark.parametrize("act", ["open", "rearrange"])
+def test_weights_that_are_no_arrays_end_the_opening_on_all(act, change):
+    def on(arrays):
+        if act == "rearrange":
+            return lambda mine, _: mine.rearrange_tensors(list(reversed(range(EXPERTS))), **arrays)
+        return lambda _, exchange: nv.MoeLayer.from_tensors(config(), **arrays, max_tokens=32, exchange=exchange)
 
-    whole(on_ranks(2, run))
+    raised = (nv.Error, TypeError, ValueError, RuntimeError)
+    ends_on_all_at_once(on(weights()), on(weights() | change), raised, None, f"rank 1: .*{next(iter(change))}")
 
 
 def test_what_python_refuses_before_an_opening_reaches_all_ranks(tmp_path):
@@ -145,7 +130,7 @@ def test_what_python_refuses_before_an_opening_reaches_all_ranks(tmp_path):
             nv.MoeLayer.from_checkpoint(tmp_path / ("nonesuch" if exchange.rank == 1 else ""), 0, exchange=exchange)
         return opened({}, max_tokens=8)
 
-    whole(on_ranks(2, run))
+    on_two(run)
 
 
 def test_a_rank_that_leaves_is_named():

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+from layers import bf16, from_bf16
 
 RNG = np.random.default_rng(1)
 X = RNG.standard_normal((6, 64)).astype(np.float32)
@@ -107,20 +108,10 @@ def test_nonfinite_rows(bad):
 
 
 def test_bf16_bits_and_float16():
-    bits = (X.view(np.uint32) >> 16).astype(np.uint16)
-    wide = (bits.astype(np.uint32) << 16).view(np.float32)
-    for a, b in ((bits, wide), (X.astype(np.float16), X.astype(np.float16).astype(np.float32))):
+    half = X.astype(np.float16)
+    for a, b in ((bf16(X), from_bf16(bf16(X))), (half, half.astype(np.float32))):
         for left, right in zip(nv.quantize(a), nv.quantize(b), strict=True):
             assert np.array_equal(left, right)
-
-
-def test_strided_and_read_only_arrays():
-    wide = RNG.standard_normal((6, 128)).astype(np.float32)
-    view = wide[:, ::2]
-    read_only = view.copy()
-    read_only.flags.writeable = False
-    for a in (view, read_only):
-        assert np.array_equal(nv.quantize(a)[0], nv.quantize(view.copy())[0])
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (128, 4), (129, 5), (300, 3), (33, 17), (0, 4)])
@@ -191,65 +182,55 @@ def test_thresholds_in_double_are_one_rounding():
     assert (nv.encode_e4m3(middles) == np.arange(0x7E) + np.arange(0x7E) % 2).all()
 
 
+CODES, SCALES = np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8)
+SWIZZLED = np.zeros(512, np.uint8)
+SIZES = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64}
 ERRORS = {
     r"x: expected K \(cols\) to be a multiple of 16, got 5": lambda: nv.quantize(X[:, :5]),
-    r"x: expected \(..., K\) bfloat16 .*, float16 or float32, got \(6, 64\) float64 on cpu": lambda: nv.quantize(
-        X.astype(np.float64)
-    ),
+    r"x: expected \(..., K\) bfloat16 .*, got \(6, 64\) float64 on cpu": lambda: nv.quantize(X.astype("d")),
     r"x: expected \(..., K\) .*, got \(\) float32": lambda: nv.quantize(np.float32(1)),
     'mode: expected one of weights, dynamic_token, static, compat, got "foo"': lambda: nv.quantize(X, mode="foo"),
     'search: expected one of max, mse, sweep, got "min"': lambda: nv.quantize(X, search="min"),
-    "search: sweep is for mode weights, got mode dynamic_token": lambda: nv.quantize(
-        X, mode="dynamic_token", search="sweep"
-    ),
-    "channel_weights: expected search mse or sweep, .* got max": lambda: nv.quantize(
-        X, channel_weights=np.ones(64, "f")
-    ),
-    r"channel_weights: expected \(64,\) float32 on cpu, got \(63,\) float32": lambda: nv.quantize(
-        X, search="sweep", channel_weights=np.ones(63, "f")
-    ),
-    "channel_weights: expected finite numbers of at least 0, got -1.0+ for column 0": lambda: nv.quantize(
-        X, search="sweep", channel_weights=-np.ones(64, "f")
-    ),
+    "search: sweep is for mode weights, got": lambda: nv.quantize(X, mode="dynamic_token", search="sweep"),
+    "channel_weights: expected search mse or sweep": lambda: nv.quantize(X, channel_weights=np.ones(64, "f")),
+    r"channel_weights: expected \(64,\) float32 on cpu, got \(63,\) float32": lambda: weighed(np.ones(63, "f")),
+    "channel_weights: expected .* at least 0, got -1.0+ for column 0": lambda: weighed(-np.ones(64, "f")),
     "tensor_scale: mode static needs one": lambda: nv.quantize(X, mode="static"),
     "tensor_scale: expected a positive finite float32": lambda: nv.quantize(X, tensor_scale=-1.0),
     "tensor_scale: expected a positive": lambda: nv.quantize(X, mode="compat", tensor_scale=1e-60),
-    r"scales: expected \(6, 4\) uint8 on cpu, got \(4, 6\) uint8 on cpu": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((4, 6), np.uint8), 1.0
+    r"scales: expected \(6, 4\) uint8 on cpu, got \(4, 6\) uint8": lambda: nv.dequantize(
+        CODES, SCALES.reshape(4, 6), 1.0
     ),
-    r"tensor_scale: expected one number or \(6,\) float32 on cpu, got \(4,\)": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), np.ones(4)
-    ),
-    "dtype: expected float32, bfloat16 or float16": lambda: nv.dequantize(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, "float64"
-    ),
-    r"codes: expected \(..., K/2\) uint8, got \(6, 64\) float32 on cpu": lambda: nv.dequantize(
-        X, np.zeros((6, 4), np.uint8), 1.0
-    ),
+    r"tensor_scale: expected one number or \(6,\) .* got \(4,\)": lambda: nv.dequantize(CODES, SCALES, np.ones(4)),
+    "dtype: expected float32, bfloat16 or float16": lambda: nv.dequantize(CODES, SCALES, 1.0, "float64"),
+    r"codes: expected \(..., K/2\) uint8, got \(6, 64\) float32 on cpu": lambda: nv.dequantize(X, SCALES, 1.0),
     "codes: expected 0 to 15, element 3 is 16": lambda: nv.pack_codes(np.array([[1, 2, 3, 16]], np.uint8)),
-    r"swizzled: expected \(..., 512\) uint8 for \(5, 4\) scales, got \(511,\)": lambda: nv.unswizzle_scales(
-        np.zeros(511, np.uint8), 5, 4
+    r"swizzled: expected \(..., 512\) .* got \(511,\)": lambda: nv.unswizzle_scales(SWIZZLED[1:], 5, 4),
+    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(-1, 4\)": lambda: nv.unswizzle_scales(SWIZZLED, -1, 4),
+    r"\(rows, scale_cols\): expected .* got \(1099511627776": lambda: nv.unswizzle_scales(SWIZZLED, 1 << 40, 1 << 40),
+    "matrices: expected": lambda: nv.unswizzle_scales(SWIZZLED, 1 << 30, 1 << 30),  # too large for any memory
+    "row_offsets: expected offsets from 0 to 6, got 0 to 7": lambda: nv.swizzle_experts(SCALES, [0, 7]),
+    "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(SCALES, [0, 5, 4, 6]),
+    r"block: expected none, or 1 to 2\^30 rows and columns": lambda: nv.convert_to_fp8(CODES, SCALES, 1.0, (0, 128)),
+    "device: expected cpu or cuda:N, got gpu": lambda: nv.explain(SIZES, device="gpu"),
+    "expected dynamic_token with activation_format int8_block": lambda: nv.explain(
+        {**SIZES, "activation_format": "int8_block", "activation_scale": "static"}
     ),
-    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(-1, 4\)": lambda: nv.unswizzle_scales(
-        np.zeros(512, np.uint8), -1, 4
-    ),
-    r"\(rows, scale_cols\): expected 0 to 2\^30 each, got \(1099511627776": lambda: nv.unswizzle_scales(
-        np.zeros(512, np.uint8), 1 << 40, 1 << 40
-    ),
-    "row_offsets: expected offsets from 0 to 6, got 0 to 7": lambda: nv.swizzle_experts(
-        np.zeros((6, 4), np.uint8), [0, 7]
-    ),
-    "row_offsets: expected not to decrease": lambda: nv.swizzle_experts(np.zeros((6, 4), np.uint8), [0, 5, 4, 6]),
-    "block: expected none, or 1 to 2\\^30 rows and columns, got": lambda: nv.convert_to_fp8(
-        np.zeros((6, 32), np.uint8), np.zeros((6, 4), np.uint8), 1.0, (0, 128)
-    ),
+    "hidden_size: expected a positive multiple of 16": lambda: nv.explain({**SIZES, "hidden_size": 63}),
+    "got num_expert": lambda: nv.explain({"num_expert": 8}),
+    "activation: expected one of swiglu": lambda: nv.explain({**SIZES, "activation": "gelu"}),
 }
+
+
+def weighed(channel_weights):
+    return nv.quantize(X, search="sweep", channel_weights=channel_weights)
 
 
 @pytest.mark.parametrize("message", ERRORS)
 def test_errors_name_the_argument(message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         ERRORS[message]()
+    assert isinstance(error.value, nv.BadInput if message.startswith("activation") else nv.InvalidArgument)
 
 
 @pytest.mark.parametrize(
@@ -273,16 +254,13 @@ def test_errors_are_the_built_in_ones_too(cls, status, builtin):
     assert type(error) is cls and str(error) == "what: expected this, got that"
 
 
-def test_every_failure_is_one_of_them(tmp_path):
-    with pytest.raises(nv.InvalidArgument):
-        nv.quantize(X[:, :5])
-    with pytest.raises(nv.InvalidArgument):
-        nv.explain({"num_expert": 8})
+def test_what_is_not_here_is_an_error_by_name(tmp_path):
     with pytest.raises(OSError, match="nowhere") as told:
         nv.inspect(tmp_path / "nowhere")
     assert isinstance(told.value, nv.IoError) and told.value.finding is None
-    with pytest.raises(NotImplementedError):
-        nv.explain({"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64}, device="cuda:999")
+    with pytest.raises(NotImplementedError, match="device cuda:999: ") as told:  # no machine has a thousand
+        nv.explain(SIZES, device="cuda:999")
+    assert isinstance(told.value, nv.Unsupported)
 
 
 def test_no_parameter_shadows_a_builtin():
@@ -300,8 +278,8 @@ def test_arrays_of_every_kind():
     it must."""
     expected = nv.quantize(X, mode="dynamic_token")
     crooked = np.frombuffer(b"\0" + X.tobytes(), np.float32, offset=1).reshape(X.shape)
-    assert not crooked.flags.aligned
-    for x in (np.asfortranarray(X), X[::-1].copy()[::-1], crooked):
+    assert not crooked.flags.aligned and not crooked.flags.writeable
+    for x in (np.asfortranarray(X), X[::-1].copy()[::-1], X.repeat(2, 1)[:, ::2], crooked):
         assert all(np.array_equal(a, b) for a, b in zip(nv.quantize(x, mode="dynamic_token"), expected, strict=True))
     codes, scales, rows = expected
     for given in (rows, rows.tolist(), rows.astype(np.float64), memoryview(rows)):
@@ -316,37 +294,20 @@ def test_arrays_of_every_kind():
     assert np.isnan(nv.dequantize(*nan_row)).all()
 
 
-def test_a_size_too_large_for_any_memory():
-    with pytest.raises(ValueError, match="matrices: expected"):
-        nv.unswizzle_scales(np.zeros(512, np.uint8), 1 << 30, 1 << 30)
-
-
 def test_explain():
-    options = {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 64}
-    choices = nv.explain(options)
+    choices = nv.explain(SIZES)
     assert sum(choice["chosen"] for choice in choices) == 1
     assert "reference" in [choice["backend"] for choice in choices] and all(choice["reason"] for choice in choices)
-    forced = nv.explain(options, backend="reference")
-    assert [choice["backend"] for choice in forced if choice["chosen"]] == ["reference"]
+
+    def chosen(options, **asked):
+        return [choice["backend"] for choice in nv.explain(options, **asked) if choice["chosen"]]
+
+    assert chosen(SIZES, backend="reference") == ["reference"]
     for name in ("int8_block", "fp8"):
-        forced = nv.explain({**options, "activation_format": name}, backend="cpu")
-        assert [choice["backend"] for choice in forced if choice["chosen"]] == ["cpu"]
-    every_field = dataclasses.asdict(nv.MoeConfig(**options))
+        assert chosen({**SIZES, "activation_format": name}, backend="cpu") == ["cpu"]
+    every_field = dataclasses.asdict(nv.MoeConfig(**SIZES))
     assert nv.explain(every_field) == choices
-    with_biases = nv.explain({**every_field, "expert_biases": True})
-    assert [choice["backend"] for choice in with_biases if choice["chosen"]] == ["cpu"]
-    with pytest.raises(ValueError, match="device: expected cpu or cuda:N, got gpu"):
-        nv.explain(options, device="gpu")
-    with pytest.raises(nv.Unsupported, match="device cuda:999: "):  # no machine has a thousand
-        nv.explain(options, device="cuda:999")
-    with pytest.raises(ValueError, match="expected dynamic_token with activation_format int8_block"):
-        nv.explain({**options, "activation_format": "int8_block", "activation_scale": "static"})
-    with pytest.raises(ValueError, match="hidden_size: expected a positive multiple of 16"):
-        nv.explain({**options, "hidden_size": 63})
-    with pytest.raises(ValueError, match="got num_expert"):
-        nv.explain({"num_expert": 8})
-    with pytest.raises(nv.BadInput, match="activation"):
-        nv.explain({**options, "activation": "gelu"})
+    assert chosen({**every_field, "expert_biases": True}) == ["cpu"]
 
 
 @pytest.mark.attack("hostile files")
@@ -357,5 +318,3 @@ def test_broken_files_are_bad_input(tmp_path, content, attacked):
     attacked()
     with pytest.raises(nv.BadInput, match="model.safetensors"):
         nv.inspect(tmp_path)
-    with pytest.raises(nv.Error):
-        nv.inspect(tmp_path / "nowhere")

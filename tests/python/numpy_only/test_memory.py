@@ -11,19 +11,12 @@ from pathlib import Path
 import numpy as np
 import nvfp4_moe as nv
 import pytest
-from layers import HIDDEN, batch, layer, matrices
+from layers import HIDDEN, aligned, batch, layer, matrices, on_threads
 
 
 def linear(max_tokens: int = 32) -> nv.Nvfp4Linear:
     parts = matrices(np.random.default_rng(5), 1, 48, HIDDEN)
     return nv.Nvfp4Linear.from_tensors(tuple(part[0] for part in parts), max_tokens=max_tokens)
-
-
-def aligned(size: int, offset: int = 0) -> np.ndarray:
-    """uint8 (size,) that lies `offset` bytes behind a multiple of 256."""
-    array = np.empty(size + 512, np.uint8)
-    begin = -array.ctypes.data % 256 + offset
-    return array[begin : begin + size]
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +73,6 @@ def test_the_last_layer_gives_it_back():
     """)
 
 
-def test_no_layer_no_workspace():
-    assert nv.release_workspaces() == 0 == nv.release_workspaces("cpu")
-
-
 def test_a_device_that_is_not_here_is_named():
     with pytest.raises(ValueError, match="device: expected cpu or cuda:N, got gpu"):
         nv.release_workspaces("gpu")
@@ -107,11 +96,8 @@ def test_releasing_disturbs_no_run():
             nv.release_workspaces()
 
     releasing = threading.Thread(target=release)
-    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-    for thread in (releasing, *threads):
-        thread.start()
-    for thread in threads:
-        thread.join()
+    releasing.start()
+    on_threads(4, work)
     ended.set()
     releasing.join()
     assert not wrong
@@ -180,17 +166,13 @@ def test_threads_with_workspaces_of_their_own():
     expected, wrong = one.run(*arrays), []
     nv.release_workspaces()
 
-    def work() -> None:
+    def work(_: int) -> None:
         workspace = aligned(one.workspace_bytes(16))
         for _ in range(50):
             if not np.array_equal(one.run(*arrays, workspace=workspace), expected):
                 wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(4, work)
     assert not wrong and nv.release_workspaces() == 0
 
 

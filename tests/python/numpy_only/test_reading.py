@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import nvfp4_moe as nv
 import pytest
+from layers import decoded, from_bf16, plain_layer, relative_l2, stacked
 from qwen3_moe import EXPERTS, HIDDEN, SHAPES, write_safetensors
 
 TOKENS = 12
@@ -19,47 +20,19 @@ def source(tmp_path):
     return tmp_path / "in"
 
 
-def floats(bits):
-    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-
-
-def decoded(matrix):
-    """The float64 weights of a matrix as load_expert gives it."""
-    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    e2m1 = np.concatenate([e2m1, -e2m1])
-    codes = np.stack([matrix["codes"] & 15, matrix["codes"] >> 4], -1).reshape(len(matrix["codes"]), -1)
-    byte = matrix["scales"].astype(np.int64)
-    exponent, mantissa = byte >> 3, byte & 7
-    scales = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10), mantissa * 2.0**-9)
-    return e2m1[codes] * np.repeat(scales, 16, 1) * matrix["tensor_scale"]
-
-
-def oracle(model, layer, hidden, ids, weights):
-    """The layer in float64, of each matrix as one tensor an expert quantizes it."""
-    experts = []
-    for expert in range(EXPERTS):
-        loaded = nv.load_expert(model[0], layer, expert)
-        experts.append([decoded(loaded[name]) for name in ("gate", "up", "down")])
-        for got, name in zip(experts[-1], SHAPES, strict=True):
-            want = floats(model[1][f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"])
-            assert np.linalg.norm(got - want) < 0.15 * np.linalg.norm(want)
-    out = np.zeros((TOKENS, HIDDEN))
-    for token in range(TOKENS):
-        for expert, weight in zip(ids[token], weights[token], strict=True):
-            gate, up, down = experts[expert]
-            g = gate @ hidden[token]
-            out[token] += weight * (down @ (g / (1 + np.exp(-g)) * (up @ hidden[token])))
-    return out
-
-
 def error(model, directory, layer=1, **reading):
+    """Relative, of a layer as it is read, to float64 of each matrix as one tensor an expert quantizes it."""
     random = np.random.default_rng(3)
-    hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16)
+    hidden = random.standard_normal((TOKENS, HIDDEN)).astype(np.float16).astype(np.float32)
     ids = np.stack([random.permutation(EXPERTS)[:2] for _ in range(TOKENS)]).astype(np.int32)
     weights = random.random(ids.shape).astype(np.float32)
+    stacks = stacked([nv.load_expert(model[0], layer, expert) for expert in range(EXPERTS)])
+    for expert in range(EXPERTS):
+        for stack, name in zip(stacks.values(), SHAPES, strict=True):
+            want = from_bf16(model[1][f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight"])
+            assert relative_l2(decoded(*(part[expert] for part in stack)), want) < 0.15
     opened = nv.MoeLayer.from_checkpoint(directory, layer, activation_format="bf16", row_format="fp32", **reading)
-    want = oracle(model, layer, hidden.astype(np.float64), ids, weights.astype(np.float64))
-    return np.linalg.norm(opened.run(hidden.astype(np.float32), ids, weights) - want) / np.linalg.norm(want)
+    return relative_l2(opened.run(hidden, ids, weights), plain_layer(stacks, hidden, ids, weights))
 
 
 def write_stacks(model, directory, order, **more):

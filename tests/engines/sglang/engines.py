@@ -1,0 +1,12 @@
+"""What the tests of whole engines ask of their device."""
+
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+HAS_TWO = not ON_GPU or torch.cuda.device_count() >= 2
+on_gpu_only = pytest.mark.skipif(not ON_GPU, reason="CUDA graphs need a GPU")
+on_cpu_only = pytest.mark.skipif(ON_GPU, reason="on a GPU SGLang has kernels of its own")
+two_devices = pytest.mark.skipif(not HAS_TWO, reason="two ranks need two GPUs")
+_TWO = {"variables": {} if ON_GPU else {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}, "tp_size": 2}
+TWO_RANKS = {"tp": ("modelopt", _TWO), "ep": ("modelopt", _TWO | {"ep_size": 2})} if HAS_TWO else {}

@@ -1,0 +1,52 @@
+"""Jobs of serve.py, and what of their results every model's tests ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+TOKENS = 12
+
+
+def on_gpu() -> bool:
+    return torch.cuda.is_available()
+
+
+def job(name: str, model, settings: dict | None = None, **fields) -> dict:
+    """settings: of the plugin, as additional_config has them."""
+    options = fields.pop("options", {}) | ({"additional_config": {"nvfp4_moe": settings}} if settings else {})
+    return {"name": name, "model": str(model), "tokens": TOKENS, "options": options} | fields
+
+
+def two_ranks(serve, model, **fields) -> dict[str, dict]:
+    """Two ranks: slices of each expert, and experts in two halves."""
+    if on_gpu() and torch.cuda.device_count() < 2:
+        pytest.skip("two ranks need two GPUs")
+    jobs = [
+        job(name, model, options={"tensor_parallel_size": 2} | more, **fields)
+        for name, more in (("slices", {}), ("experts", {"enable_expert_parallel": True}))
+    ]
+    return serve(jobs, {"VLLM_CPU_OMP_THREADS_BIND": "0|1"})
+
+
+def ok(result: dict) -> dict:
+    assert result["error"] is None, result["error"]
+    return result
+
+
+def method_of(form: str) -> str:
+    return f"NvFp4Moe{'ModelOpt' if form.startswith('modelopt') else 'CompressedTensors'}Method"
+
+
+def check_reloaded(result: dict) -> dict:
+    """New weights went into the layers that were there, and the last ones are the first again."""
+    ok(result)
+    assert all(handles == result["handles"][0] for handles in result["handles"])
+    assert result["runs"][-1] == result["runs"][0], "back at the first weights"
+    return result
+
+
+def check_dummy(result: dict, method: str) -> None:
+    assert ok(result)["methods"] == [method] * 2
+    values = [value for said in result["runs"][0] for step in said["logprobs"] for value in step.values()]
+    assert values and all(value == value and abs(value) < 1e6 for value in values)

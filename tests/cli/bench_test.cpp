@@ -13,7 +13,9 @@
 #include "cli/bench/timed_layer.h"
 #include "cli/run_tool.h"
 #include "moe/registry.h"
+#include "support/backends.h"
 #include "support/checkpoint_builder.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::cli {
@@ -21,12 +23,8 @@ namespace {
 
 using testing::Each;
 
-nlohmann::json bench(std::vector<std::string> words) {
-  words.insert(words.begin(), "bench");
-  words.insert(words.end(), {"--seconds", "0", "--json", "--quiet"});
-  const test::ToolRun run = test::run_tool(words);
-  EXPECT_EQ(run.exit_code, 0) << run.err;
-  return run.json();
+nlohmann::json bench(const std::vector<std::string>& words) {
+  return test::json_of(test::joined({{"bench"}, words, {"--seconds", "0", "--quiet"}}));
 }
 
 TEST(Bench, ConfigurationsTakeTurns) {
@@ -45,8 +43,14 @@ TEST(Bench, ConfigurationsTakeTurns) {
         expected.push_back(std::string(name) + " " + tokens + " " + round);
   EXPECT_EQ(order, expected);
 
+  EXPECT_EQ(json["checked"], true);
   ASSERT_EQ(json["timings"].size(), 8u);
   for (const auto& row : json["timings"]) {
+    EXPECT_GT(row["min_us"], 0.0);
+    EXPECT_LE(row["min_us"], row["median_us"]);
+    EXPECT_LE(row["median_us"], row["p90_us"]);
+    EXPECT_GT(row["read_gb_per_s"], 0.0);
+    EXPECT_GE(row["runs"], 5);
     std::vector<double> medians;
     for (const auto& round : json["rounds"]) {
       if (round["backend"] == row["backend"] && round["activation_format"] == row["activation_format"] &&
@@ -124,13 +128,8 @@ TEST(Bench, SharesAreOfWhatWasMeasuredBesideThem) {
 }
 
 TEST(Peaks, EveryKernelForAnInstructionSetHasOne) {
-  MoeOptions options;
-  options.num_experts = 2;
-  options.top_k = 1;
-  options.hidden_size = 64;
-  options.intermediate_size = 64;
-  for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+  MoeOptions options = test::sizes_of(2, 1, 64, 64);
+  for (const ActivationFormat format : test::kActivationFormats) {
     options.activation_format = format;
     const auto config = MoeConfig::make(options);
     ASSERT_OK(config);
@@ -187,10 +186,7 @@ TEST(ReadBandwidth, GrowsWithTheCacheAndStaysWithinMemory) {
 }
 
 TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
-  MoeOptions options;
-  options.num_experts = 64;
-  options.top_k = 6;
-  options.hidden_size = 16;
+  const MoeOptions options = test::sizes_of(64, 6, 16);
   const ExpertRange range{8, 24};  // 24 local experts: four batches of one token
   std::vector<int32_t> oldest;
   for (int32_t id = 8; id < 32; ++id) oldest.push_back(id);
@@ -209,10 +205,7 @@ TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
 }
 
 TEST(TimedLayer, OtherNamesKeepTheRouting) {
-  MoeOptions options;
-  options.num_experts = 16;
-  options.top_k = 4;
-  options.hidden_size = 16;
+  const MoeOptions options = test::sizes_of(16, 4, 16);
   std::vector<int32_t> oldest;
   for (int32_t id = 15; id >= 0; --id) oldest.push_back(id);
   const RandomTokens before = random_tokens(options, {0, 16}, 5, 7);
@@ -224,12 +217,6 @@ TEST(TimedLayer, OtherNamesKeepTheRouting) {
     EXPECT_EQ(back.try_emplace(after.ids[i], before.ids[i]).first->second, before.ids[i]);
   }
   EXPECT_EQ(before.weights, after.weights);
-}
-
-TEST(TimedLayer, Median) {
-  EXPECT_EQ(median({3}), 3);
-  EXPECT_EQ(median({5, 1, 3}), 3);
-  EXPECT_EQ(median({4, 1, 2, 100}), 3);
 }
 
 }  // namespace

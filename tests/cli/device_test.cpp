@@ -2,9 +2,8 @@
 // run, replay, verify, bench, explain and doctor on it.
 #include "cli/run_tool.h"
 #include "moe/layer.h"
-#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
-#include "support/support.h"
+#include "support/write_tensors.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -18,13 +17,9 @@ struct Tiny {
     BuilderOptions options;
     options.layers = 1;
     EXPECT_OK(CheckpointBuilder(options).write(path));
-    TensorInfo info{.name = "hidden", .dtype = DType::kF32, .shape = {9, options.hidden_size}};
     std::vector<float> hidden(static_cast<size_t>(9 * options.hidden_size));
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
-    Result<SafetensorsWriter> writer = SafetensorsWriter::create(states, {info}, {});
-    EXPECT_OK(writer);
-    EXPECT_OK(writer->write(std::as_bytes(std::span(hidden))));
-    EXPECT_OK(writer->finish());
+    write_tensors(states, {tensor("hidden", DType::kF32, {9, options.hidden_size}, hidden)});
   }
 };
 Tiny& tiny() {
@@ -51,9 +46,8 @@ TEST(DeviceOption, IsJudgedByEveryVerbThatRunsLayers) {
 }
 
 TEST(DeviceOption, ExplainTellsKernelsByTokens) {
-  const ToolRun run = run_tool({"explain", "--shape", "A", "--tokens", "300", "--json"});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
-  const nlohmann::json variants = run.json()["variants"];
+  const nlohmann::json run = json_of({"explain", "--shape", "A", "--tokens", "300"});
+  const nlohmann::json variants = run["variants"];
   ASSERT_FALSE(variants.empty());
   int64_t next = 1;  // each begins where the one before ends
   for (const auto& row : variants) {

@@ -1,14 +1,13 @@
 // Nothing that a file's names, a path or an argument says reaches the terminal as more than text.
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "cli/run_tool.h"
 #include "core/printable.h"
-#include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/checkpoint_builder.h"
-#include "support/support.h"
+#include "support/hostile_safetensors.h"
+#include "support/write_tensors.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -38,20 +37,13 @@ void expect_safe(const std::string& text, const std::string& what) {
 class HostileNames : public testing::Test {
  protected:
   void SetUp() override {
-    BuilderOptions options;
-    options.model_type = "qwen3_moe";
-    CheckpointBuilder builder(options);
     model_ = dir_.file("m\x1B[31m\xC2\x9B\xE2\x80\xAE");
-    ASSERT_OK(builder.write(model_));
-    std::vector<TensorInfo> tensors;
-    for (const std::string& name : hostile_names()) {
-      tensors.push_back({name, DType::kU8, {1}});
-      tensors.push_back({"model.layers.0.mlp.experts.0.up_proj." + name, DType::kU8, {1}});
-    }
-    auto writer = SafetensorsWriter::create(model_ + "/more.safetensors", tensors, {});
-    ASSERT_OK(writer);
-    ASSERT_OK(writer->write(std::vector<std::byte>(tensors.size())));
-    ASSERT_OK(writer->finish());
+    ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe"}).write(model_));
+    std::vector<NamedTensor> tensors;
+    for (const std::string& name : hostile_names())
+      for (const char* module : {"", "model.layers.0.mlp.experts.0.up_proj."})
+        tensors.push_back(tensor(module + name, DType::kU8, {1}, std::vector<uint8_t>(1)));
+    write_tensors(model_ + "/more.safetensors", tensors);
   }
   void expect_safe_run(const std::vector<std::string>& arguments, int exit_code) {
     const ToolRun run = run_tool(arguments);
@@ -106,10 +98,7 @@ ATTACK_TEST_F(kHostileNames, HostileNames, ErrorsAndUsageShowThemEscaped) {
 
 ATTACK_TEST_F(kHostileNames, HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageThatIs) {
   const std::string header = "{\"a\xFF\x9B\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
-  std::ofstream file(model_ + "/bad.safetensors", std::ios::binary);
-  for (size_t i = 0; i < 8; ++i) file.put(static_cast<char>(header.size() >> 8 * i));
-  file << header << '\0';
-  file.close();
+  std::ofstream(model_ + "/bad.safetensors", std::ios::binary) << safetensors_bytes(header, 1);
   expect_safe_run({"inspect", model_}, 4);
 }
 

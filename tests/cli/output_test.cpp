@@ -4,10 +4,9 @@
 #include <fstream>
 
 #include "cli/run_tool.h"
-#include "safetensors/safetensors.h"
 #include "support/attack.h"
 #include "support/checkpoint_builder.h"
-#include "support/support.h"
+#include "support/write_tensors.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -24,20 +23,11 @@ struct Inputs {
   explicit Inputs(int64_t tokens = 2) {
     BuilderOptions options;
     EXPECT_OK(CheckpointBuilder(options).write(model));
-    TensorInfo hidden;
-    hidden.name = "hidden";
-    hidden.dtype = DType::kF32;
-    hidden.shape = {tokens, options.hidden_size};
     const std::vector<float> values(static_cast<size_t>(tokens * options.hidden_size), 0.5f);
-    auto writer = SafetensorsWriter::create(states, {hidden}, {});
-    EXPECT_OK(writer);
-    EXPECT_OK(writer->write(std::as_bytes(std::span(values))));
-    EXPECT_OK(writer->finish());
+    write_tensors(states, {tensor("hidden", DType::kF32, {tokens, options.hidden_size}, values)});
   }
   ToolRun run(const std::vector<std::string>& more) const {
-    std::vector<std::string> words = {"run", model, "--layer", "0", "--input", states};
-    words.insert(words.end(), more.begin(), more.end());
-    return run_tool(words);
+    return run_tool(joined({{"run", model, "--layer", "0", "--input", states}, more}));
   }
 };
 
@@ -136,9 +126,7 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
   // With dumps asked for by the environment too: there is nothing to write down.
   const std::string dumps = inputs.dir.file("dumps");
   ASSERT_TRUE(fs::create_directory(dumps));
-  const ToolRun dumped = run_tool({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out},
-                                  {{"NVFP4_MOE_DUMP", dumps}});
-  EXPECT_EQ(dumped.exit_code, 0) << dumped.err;
+  run_ok({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out}, {{"NVFP4_MOE_DUMP", dumps}});
   EXPECT_TRUE(fs::is_empty(dumps));
   expect_refused(inputs.run({"--dump", inputs.dir.file("dump")}), "--dump: expected an input of at least one token");
 }

@@ -11,57 +11,36 @@ namespace {
 using testing::HasSubstr;
 using testing::StartsWith;
 
-struct PlantedCase {
-  Plant fault;
-  const char* projection;  // "" where the whole layer is off
-};
-
-class PlantedFaults : public testing::TestWithParam<PlantedCase> {};
-
-// The checkpoint is legal as a file; only the original knows that it is wrong.
-ATTACK_TEST_P(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
+// The checkpoint is legal as a file; only the original knows that it is wrong. tests/verify has the other faults.
+ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   const TempDir dir;
-  BuilderOptions options;
-  options.hidden_size = options.intermediate_size = 64;  // square, so that transposed scales keep a legal shape
-  options.format = SourceFormat::kFloat;
+  BuilderOptions options{.format = SourceFormat::kFloat};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("original")));
   options.format = SourceFormat::kModelOpt;
-  CheckpointBuilder sound(options);
-  const int64_t layer = sound.layers().back();
+  CheckpointBuilder sound(options), planted(options);
   ASSERT_OK(sound.write(dir.file("sound")));
-  const ToolRun pass =
-      run_tool({"verify", dir.file("sound"), "--against", dir.file("original"), "--tokens", "2", "--quiet"});
-  ASSERT_EQ(pass.exit_code, 0) << pass.out << pass.err;
-
-  CheckpointBuilder planted(options);
-  planted.plant(GetParam().fault, layer, 3);
+  const int64_t layer = sound.layers().back();
+  planted.plant(Plant::kFlippedCode, layer, 3);
   ASSERT_OK(planted.write(dir.file("planted")));
-  const ToolRun run =
-      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--quiet"});
+  const auto words = [&](const char* model) -> std::vector<std::string> {
+    return {"verify", dir.file(model), "--against", dir.file("original"), "--tokens", "2", "--quiet"};
+  };
+  run_ok(words("sound"));
+  const ToolRun run = run_tool(words("planted"));
   attacked();
   ASSERT_EQ(run.exit_code, 1) << run.out << run.err;
-  EXPECT_THAT(run.out, HasSubstr("FAIL"));
   EXPECT_THAT(run.err, StartsWith("nvfp4-moe: check failed: "));
   EXPECT_EQ(count_lines(run.err), 1) << run.err;
-  EXPECT_THAT(run.out + run.err, HasSubstr("layer " + std::to_string(layer)));
-  if (*GetParam().projection != '\0') {
-    EXPECT_THAT(run.out, HasSubstr("expert 3"));
-    const std::string tensor = sound.tensor_name(layer, 3, GetParam().projection, "codes");
-    EXPECT_THAT(run.out, HasSubstr(tensor));
-    // A row and a column, "(12, 34)", unless the fault is one number that all weights share.
-    if (GetParam().fault != Plant::kReciprocalTensorScale) {
-      EXPECT_THAT(run.out, testing::ContainsRegex(tensor + ".*\\([0-9]+, [0-9]+\\)"));
-    }
-  }
+  EXPECT_THAT(run.out, HasSubstr("FAIL"));
+  EXPECT_THAT(run.out, HasSubstr("layer " + std::to_string(layer)));
+  EXPECT_THAT(run.out, HasSubstr("expert 3"));
+  EXPECT_THAT(run.out,  // a row and a column
+              testing::ContainsRegex(sound.tensor_name(layer, 3, "gate", "codes") + ".*\\([0-9]+, [0-9]+\\)"));
   // The layer that nobody touched passes.
-  const nlohmann::json json =
-      run_tool({"verify", dir.file("planted"), "--against", dir.file("original"), "--tokens", "2", "--quiet", "--json"})
-          .json();
+  const nlohmann::json json = run_tool(joined({words("planted"), {"--json"}})).json();
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["failed_layers"], 1);
-  for (const auto& check : json["checks"]) {
-    EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
-  }
+  for (const auto& check : json["checks"]) EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
 }
 
 // A tensor that no format has: every verb says which option decides, and takes it.
@@ -86,8 +65,7 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
     EXPECT_NE(refused.exit_code, 0);
     EXPECT_THAT(refused.out + refused.err, HasSubstr("model.layers.0.mlp.experts.output_scale"));
     verb.insert(verb.end(), {"--accept-tensor", "*.other", "--accept-tensor", "*.output_scale"});
-    const ToolRun accepted = run_tool(verb);
-    EXPECT_EQ(accepted.exit_code, 0) << accepted.out << accepted.err;
+    run_ok(verb);
   }
   const ToolRun wrong = run_tool({"inspect", in, "--gate-up-order", "sideways"});
   EXPECT_EQ(wrong.exit_code, 2);
@@ -110,17 +88,6 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   EXPECT_EQ(run.json()["error"]["finding"], "block_scale_nan");
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, PlantedFaults,
-    testing::Values(PlantedCase{Plant::kFlippedCode, "gate"}, PlantedCase{Plant::kScaleTimesTwo, "up"},
-                    PlantedCase{Plant::kSwappedGateUp, "gate"}, PlantedCase{Plant::kTransposedScales, "down"},
-                    PlantedCase{Plant::kReciprocalTensorScale, "down"}, PlantedCase{Plant::kShiftedExperts, ""}),
-    [](const auto& parameter) {
-      std::string name = to_string(parameter.param.fault);
-      std::erase_if(name, [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
-      return name;
-    });
-
 // A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said of it.
 ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
   const std::tuple<Plant, SourceFormat, const char*> cases[] = {
@@ -133,9 +100,7 @@ ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings
   for (const auto& [fault, format, id] : cases) {
     SCOPED_TRACE(std::string(id) + " " + to_string(format));
     const TempDir dir;
-    BuilderOptions options;
-    options.format = format;
-    CheckpointBuilder builder(options);
+    CheckpointBuilder builder({.format = format});
     builder.plant(fault, 1, 3);
     ASSERT_OK(builder.write(dir.file("model")));
     const ToolRun text = run_tool({"inspect", dir.file("model"), "--quiet"});
@@ -180,9 +145,8 @@ ATTACK_TEST(kHostileFiles, Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNob
 TEST(Verify, NamesWhatItDidNotCheck) {
   const TempDir dir;
   ASSERT_OK(CheckpointBuilder({.format = SourceFormat::kModelOpt}).write(dir.file("sound")));
-  const ToolRun alone = run_tool({"verify", dir.file("sound"), "--tokens", "4", "--json"});
-  EXPECT_EQ(alone.exit_code, 0) << alone.err;
-  const nlohmann::json unchecked = alone.json()["unchecked"];
+  const nlohmann::json alone = json_of({"verify", dir.file("sound"), "--tokens", "4"});
+  const nlohmann::json unchecked = alone["unchecked"];
   ASSERT_EQ(unchecked.size(), 2u) << unchecked;
   EXPECT_EQ(unchecked[0]["what"], "weights");
   EXPECT_THAT(unchecked[0]["why"].get<std::string>(), HasSubstr("without --against only illegal bytes are errors"));

@@ -6,18 +6,13 @@
 #include <set>
 
 #include "cli/bench/timed_ranks.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-MoeOptions sizes() {
-  MoeOptions options;
-  options.num_experts = 32;
-  options.top_k = 4;
-  options.hidden_size = 16;
-  return options;
-}
+MoeOptions sizes() { return test::sizes_of(32, 4, 16); }
 
 constexpr int kWorld = 4;
 constexpr int64_t kTokens = 256;

@@ -10,6 +10,7 @@
 #include "cli/run_tool.h"
 #include "parallel/balance.h"
 #include "support/checkpoint_builder.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
@@ -23,7 +24,7 @@ std::string packed_in(const TempDir& dir, std::vector<std::string> words) {
   const std::string floats = dir.file("floats"), made = dir.file("packed");
   words.insert(words.begin(), {"synthesize", floats, "--top-k", "2", "--intermediate", "64", "--vocab", "64"});
   EXPECT_EQ(run_tool(words).exit_code, 0);
-  EXPECT_EQ(run_tool({"quantize", floats, made}).exit_code, 0);
+  run_ok({"quantize", floats, made});
   return made;
 }
 
@@ -37,8 +38,7 @@ const std::string& packed() {
 // Over ranks: threads of the tool, and processes of mpirun.
 TEST(Ranks, VerifyOverRanksGivesTheBitsOfOne) {
   for (const std::string combine : {"all_to_all", "all_reduce"}) {
-    const ToolRun run = run_tool({"verify", packed(), "--ep", "3", "--combine", combine, "--json"});
-    ASSERT_EQ(run.exit_code, 0) << run.err << run.out;
+    const ToolRun run = run_ok({"verify", packed(), "--ep", "3", "--combine", combine, "--json"});
     const nlohmann::json report = run.json();
     ASSERT_EQ(report["checks"].size(), 2u);
     for (const auto& check : report["checks"]) {
@@ -53,9 +53,7 @@ TEST(Ranks, VerifyOverRanksGivesTheBitsOfOne) {
 
 TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   const auto refused = [](const std::vector<std::string>& more, const std::map<std::string, std::string>& env = {}) {
-    std::vector<std::string> arguments = {"verify", packed(), "--ep", "3"};
-    arguments.insert(arguments.end(), more.begin(), more.end());
-    const ToolRun run = run_tool(arguments, env);
+    const ToolRun run = run_tool(joined({{"verify", packed(), "--ep", "3"}, more}), env);
     EXPECT_NE(run.exit_code, 0);
     return run.err;
   };
@@ -103,10 +101,8 @@ const std::string& narrow() {
   return path;
 }
 
-std::vector<std::string> bench_words(std::vector<std::string> more) {
-  more.insert(more.begin(),
-              {"bench", narrow(), "--seconds", "0", "--runs", "3", "--threads", "1", "--json", "--quiet"});
-  return more;
+std::vector<std::string> bench_words(const std::vector<std::string>& more) {
+  return joined({{"bench", narrow(), "--seconds", "0", "--runs", "3", "--threads", "1", "--json", "--quiet"}, more});
 }
 
 void expect_times(const nlohmann::json& row, size_t ranks) {
@@ -118,9 +114,7 @@ void expect_times(const nlohmann::json& row, size_t ranks) {
 }
 
 TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
-  const ToolRun run = run_tool(bench_words({"--ep", "3", "--tokens", "1,6"}));
-  ASSERT_EQ(run.exit_code, 0) << run.err;
-  const nlohmann::json report = run.json();
+  const nlohmann::json report = run_ok(bench_words({"--ep", "3", "--tokens", "1,6"})).json();
   EXPECT_EQ(report["ranks"], 3);
   EXPECT_EQ(report["over"], "threads");
   EXPECT_EQ(report["checked"], true);
@@ -164,8 +158,7 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
 // Of 6 tokens each of 3 ranks has 2, and under hot routing all go to rank 0.
 TEST(Ranks, BenchCountsTheBytesOfEachRank) {
   const ToolRun run =
-      run_tool(bench_words({"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+      run_ok(bench_words({"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
   const nlohmann::json report = run.json();
   const nlohmann::json& to_all = report["timings"][2]["rank_sent_bytes"];
   EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes})) << to_all;
@@ -180,11 +173,10 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
 }
 
 TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
-  const ToolRun run = run_tool(bench_words({"--ep", "2", "--tokens", "4", "--routing", "uniform", "--rounds", "2",
-                                            "--activation-format", "nvfp4,bf16"}),
-                               {{"NVFP4_MOE_CHECK", "1"}});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
-  const nlohmann::json report = run.json();
+  const nlohmann::json report = run_ok(bench_words({"--ep", "2", "--tokens", "4", "--routing", "uniform", "--rounds",
+                                                    "2", "--activation-format", "nvfp4,bf16"}),
+                                       {{"NVFP4_MOE_CHECK", "1"}})
+                                    .json();
   int refused = 0, timed = 0;
   for (const auto& row : report["timings"]) {
     if (row["refused"].is_null()) {
@@ -206,10 +198,10 @@ TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
 TEST(Ranks, BenchBalancesTheLoadOfACell) {
   constexpr int kWorld = 3;
   constexpr int64_t kTokens = 6, kExperts = 9;
-  const ToolRun run = run_tool(bench_words({"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance",
-                                            "--slots-per-rank", "4", "--activation-format", "nvfp4"}));
-  ASSERT_EQ(run.exit_code, 0) << run.err;
-  const nlohmann::json report = run.json();
+  const nlohmann::json report =
+      run_ok(bench_words({"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance", "--slots-per-rank",
+                          "4", "--activation-format", "nvfp4"}))
+          .json();
   EXPECT_EQ(report["slots_per_rank"], 4);
   std::vector<std::string> order;
   for (const auto& row : report["timings"])
@@ -222,10 +214,7 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
       "hot all_to_all balanced", "hot all_reduce balanced"};
   ASSERT_EQ(order, expected);
 
-  MoeOptions sizes;
-  sizes.num_experts = kExperts;
-  sizes.top_k = kTopK;
-  sizes.hidden_size = kHidden;
+  const MoeOptions sizes = test::sizes_of(kExperts, kTopK, kHidden);
   const Placement contiguous = *Placement::contiguous(kExperts, kWorld);
   const auto batches =
       cli::rank_batches(sizes, contiguous, cli::RankRouting::kHot, kTokens, 42, report["copies"].get<size_t>());
@@ -284,15 +273,11 @@ TEST(Ranks, BenchSaysWhatItCannot) {
 // Own experts have the shared expert where all_reduce has it, and not where all_to_all does.
 TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
   const TempDir dir;
-  BuilderOptions options;
-  options.model_type = "deepseek_v3";
-  options.layers = 1;
-  CheckpointBuilder builder(options);
+  CheckpointBuilder builder({.model_type = "deepseek_v3", .layers = 1});
   ASSERT_TRUE(builder.has_shared());
   ASSERT_OK(builder.write(dir.file("model")));
-  const ToolRun run = run_tool({"bench", dir.file("model"), "--ep", "2", "--tokens", "2", "--seconds", "0", "--runs",
-                                "3", "--routing", "uniform", "--json", "--quiet"});
-  ASSERT_EQ(run.exit_code, 0) << run.err;
+  const ToolRun run = run_ok({"bench", dir.file("model"), "--ep", "2", "--tokens", "2", "--seconds", "0", "--runs", "3",
+                              "--routing", "uniform", "--json", "--quiet"});
   const nlohmann::json rows = run.json()["timings"];
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[1]["combine"], "own_experts");
@@ -308,23 +293,18 @@ class RanksOnEmulatedGpus : public ::testing::Test {
   void SetUp() override {
     if (!has_mpi()) GTEST_SKIP() << kNoMpi;
   }
-  ToolRun run(std::vector<std::string> words) {
-    const std::string nccl = dir_.file("libnccl.so.2");
+  nlohmann::json run(std::vector<std::string> words) {
     std::error_code there;
-    std::filesystem::create_symlink(NVFP4_MOE_FAKE_NCCL, nccl, there);
+    std::filesystem::create_symlink(NVFP4_MOE_FAKE_NCCL, dir_.file("libnccl.so.2"), there);
     words.insert(words.begin() + 1, {narrow(), "--ep", "2", "--device", "cuda:0", "--quiet", "--json"});
-    const std::string folder = std::filesystem::path(nccl).parent_path().string();
-    const ToolRun made = run_under_mpi(words,
-                                       {{"LD_LIBRARY_PATH", folder},
-                                        { "PTXEMU_CC",
-                                          "8.0" }},
-                                       NVFP4_MOE_EMULATED_TOOL);
+    const std::map<std::string, std::string> env = {{"LD_LIBRARY_PATH", dir_.path().string()}, { "PTXEMU_CC", "8.0" }};
+    const ToolRun made = run_under_mpi(words, env, NVFP4_MOE_EMULATED_TOOL);
     EXPECT_EQ(made.exit_code, 0) << made.err << made.out;
-    return made;
+    return made.json();
   }
 #else
   void SetUp() override { GTEST_SKIP() << "built without the emulator of CUDA (NVFP4_MOE_EMULATE)"; }
-  ToolRun run(const std::vector<std::string>&) { return {}; }
+  nlohmann::json run(const std::vector<std::string>&) { return {}; }
 #endif
 
  private:
@@ -333,7 +313,7 @@ class RanksOnEmulatedGpus : public ::testing::Test {
 
 TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
   for (const std::string combine : {"all_to_all", "all_reduce"}) {
-    const nlohmann::json report = run({"verify", "--tokens", "6", "--combine", combine}).json();
+    const nlohmann::json report = run({"verify", "--tokens", "6", "--combine", combine});
     EXPECT_EQ(report["device"], "cuda:0");
     EXPECT_EQ(report["over"], "nccl");
     ASSERT_TRUE(report.contains("checks")) << report.dump();
@@ -350,8 +330,7 @@ TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
 
 TEST_F(RanksOnEmulatedGpus, BenchTellsWhatTheExchangeAdds) {
   const nlohmann::json report = run({"bench", "--tokens", "2", "--routing", "hot", "--combine", "all_to_all",
-                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"})
-                                    .json();
+                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"});
   ASSERT_TRUE(report.contains("timings")) << report.dump();
   std::vector<std::string> order;
   for (const auto& row : report["timings"]) {

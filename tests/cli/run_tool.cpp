@@ -7,20 +7,11 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
 
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 // Everything the child writes into a terminal whose other end is `descriptor`.
 std::string drain(int descriptor) {
@@ -49,8 +40,7 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
     out = open(where == Stdout::kFull ? "/dev/full" : out_path.c_str(), O_WRONLY | O_CREAT, 0600);
   }
   const int err = open(err_path.c_str(), O_WRONLY | O_CREAT, 0600);
-  std::vector<std::string> words = {tool.empty() ? NVFP4_MOE_TOOL : tool};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+  std::vector<std::string> words = joined({{tool.empty() ? NVFP4_MOE_TOOL : tool}, arguments});
 
   const pid_t child = fork();
   if (child == 0) {
@@ -75,9 +65,24 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
   int status = 0;
   waitpid(child, &status, 0);
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  if (where == Stdout::kFile) result.out = contents(out_path);
-  result.err = contents(err_path);
+  if (where == Stdout::kFile) result.out = read_file(out_path);
+  result.err = read_file(err_path);
   return result;
+}
+
+ToolRun run_ok(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env) {
+  ToolRun run = run_tool(arguments, env);
+  EXPECT_EQ(run.exit_code, 0) << testing::PrintToString(arguments) << run.out << run.err;
+  return run;
+}
+nlohmann::json json_of(std::vector<std::string> arguments, const std::map<std::string, std::string>& env) {
+  arguments.push_back("--json");
+  return run_ok(arguments, env).json();
+}
+std::vector<std::string> joined(const std::vector<std::vector<std::string>>& lists) {
+  std::vector<std::string> all;
+  for (const std::vector<std::string>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
 }
 
 bool has_mpi() {
@@ -92,15 +97,13 @@ ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::s
                       const std::string& tool) {
 #ifdef NVFP4_MOE_MPI_ADAPTER
   env.insert({"NVFP4_MOE_MPI", NVFP4_MOE_MPI_ADAPTER});
-  std::vector<std::string> rank = {tool.empty() ? NVFP4_MOE_TOOL : tool};
-  rank.insert(rank.end(), arguments.begin(), arguments.end());
+  const std::vector<std::string> rank = joined({{tool.empty() ? NVFP4_MOE_TOOL : tool}, arguments});
   // Memory between the ranks, loopback between mpirun and them.
-  std::vector<std::string> words = {
+  const std::vector<std::string> options = {
       "--allow-run-as-root", "--oversubscribe", "--bind-to",          "none", "--mca", "btl",
       "self,vader",          "--mca",           "oob_tcp_if_include", "lo",   "-n",    "1"};
-  words.insert(words.end(), rank.begin(), rank.end());
-  for (const char* word : {":", "-n", "1", "sh", "-c", "exec \"$0\" \"$@\" >/dev/null"}) words.push_back(word);
-  words.insert(words.end(), rank.begin(), rank.end());
+  const std::vector<std::string> words =
+      joined({options, rank, {":", "-n", "1", "sh", "-c", "exec \"$0\" \"$@\" >/dev/null"}, rank});
   return run_tool(words, env, Stdout::kFile, NVFP4_MOE_MPIEXEC);
 #else
   static_cast<void>(arguments), static_cast<void>(env), static_cast<void>(tool);

@@ -6,8 +6,8 @@
 #include "durability/crash_images.h"
 #include "durability/small_model.h"
 #include "io/output_file.h"
-#include "safetensors/safetensors.h"
 #include "support/attack.h"
+#include "support/write_tensors.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -140,12 +140,7 @@ ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
   };
   check("text", [](const std::string& path) { EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n'))); });
   check("safetensors", [](const std::string& path) {
-    TensorInfo info{.name = "t", .shape = {5000}};
-    auto writer = SafetensorsWriter::create(path, {info}, {});
-    ASSERT_OK(writer);
-    const std::vector<std::byte> bytes(5000, std::byte{7});
-    EXPECT_OK(writer->write(bytes));
-    EXPECT_OK(writer->finish());
+    write_tensors(path, {tensor("t", DType::kU8, {5000}, std::vector<uint8_t>(5000, 7))});
   });
 }
 

@@ -105,9 +105,8 @@ Function* real(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
 }
 
-int opened(const char* name, const char* path, int flags, mode_t mode) {
+int opened(const char* path, int flags, mode_t mode) {
   static auto* const function = real<int(const char*, int, ...)>("open");
-  (void)name;
   const std::scoped_lock lock(state().mutex);
   const std::string full = absolute(path);
   if ((flags & O_CREAT) != 0 && faulty("open", full)) {
@@ -192,35 +191,29 @@ int64_t InjectedFault::hit() const { return state().hit; }
 
 }  // namespace nvfp4_moe::internal::test
 
-using nvfp4_moe::internal::test::CallKind;
+using namespace nvfp4_moe::internal::test;
 
 // The C library's functions, for everything in this process.
 extern "C" {
 
+// The mode is passed in a register, and read only if the flags ask for it.
 int open(const char* path, int flags, ...) {
   va_list arguments;
   va_start(arguments, flags);
   const auto mode = static_cast<mode_t>(va_arg(arguments, unsigned));
   va_end(arguments);
-  return nvfp4_moe::internal::test::opened("open", path, flags, mode);
+  return opened(path, flags, mode);
 }
+int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 
-int open64(const char* path, int flags, ...) {
-  va_list arguments;
-  va_start(arguments, flags);
-  const auto mode = static_cast<mode_t>(va_arg(arguments, unsigned));
-  va_end(arguments);
-  return nvfp4_moe::internal::test::opened("open64", path, flags, mode);
-}
-
-FILE* fopen(const char* path, const char* mode) { return nvfp4_moe::internal::test::opened_stream(path, mode); }
-FILE* fopen64(const char* path, const char* mode) { return nvfp4_moe::internal::test::opened_stream(path, mode); }
+FILE* fopen(const char* path, const char* mode) { return opened_stream(path, mode); }
+FILE* fopen64(const char* path, const char* mode) { return opened_stream(path, mode); }
 
 ssize_t write(int fd, const void* data, size_t size) {
-  static auto* const function = nvfp4_moe::internal::test::real<ssize_t(int, const void*, size_t)>("write");
-  auto& s = nvfp4_moe::internal::test::state();
+  static auto* const function = real<ssize_t(int, const void*, size_t)>("write");
+  auto& s = state();
   const std::scoped_lock lock(s.mutex);
-  if (!s.fault_folder.empty() && nvfp4_moe::internal::test::faulty("write", nvfp4_moe::internal::test::path_of(fd))) {
+  if (!s.fault_folder.empty() && faulty("write", path_of(fd))) {
     if (s.fault.error != 0) {
       errno = s.fault.error;
       return -1;
@@ -232,37 +225,34 @@ ssize_t write(int fd, const void* data, size_t size) {
   const auto file = s.open.find(fd);
   if (written > 0 && !s.folder.empty() && file != s.open.end()) {
     const auto end = static_cast<uint64_t>(::lseek(fd, 0, SEEK_CUR));
-    nvfp4_moe::internal::test::record({CallKind::kWrite, file->second.path, "", file->second.file,
-                                       end - static_cast<uint64_t>(written),
-                                       std::string(static_cast<const char*>(data), static_cast<size_t>(written))});
+    record({CallKind::kWrite, file->second.path, "", file->second.file, end - static_cast<uint64_t>(written),
+            std::string(static_cast<const char*>(data), static_cast<size_t>(written))});
   }
   errno = reason;
   return written;
 }
 
 int ftruncate(int fd, off_t size) {
-  static auto* const function = nvfp4_moe::internal::test::real<int(int, off_t)>("ftruncate");
-  auto& s = nvfp4_moe::internal::test::state();
+  static auto* const function = real<int(int, off_t)>("ftruncate");
+  auto& s = state();
   const std::scoped_lock lock(s.mutex);
   const int result = function(fd, size);
   const auto file = s.open.find(fd);
   if (result == 0 && !s.folder.empty() && file != s.open.end())
-    nvfp4_moe::internal::test::record(
-        {CallKind::kTruncate, file->second.path, "", file->second.file, static_cast<uint64_t>(size), ""});
+    record({CallKind::kTruncate, file->second.path, "", file->second.file, static_cast<uint64_t>(size), ""});
   return result;
 }
 
-int fsync(int fd) { return nvfp4_moe::internal::test::synced(fd); }
-int fdatasync(int fd) { return nvfp4_moe::internal::test::synced(fd); }
+int fsync(int fd) { return synced(fd); }
+int fdatasync(int fd) { return synced(fd); }
 
 int close(int fd) {
-  static auto* const function = nvfp4_moe::internal::test::real<int(int)>("close");
-  auto& s = nvfp4_moe::internal::test::state();
+  static auto* const function = real<int(int)>("close");
+  auto& s = state();
   const std::scoped_lock lock(s.mutex);
   s.open.erase(fd);
   const bool fault = !s.fault_folder.empty() && s.fault.call == "close" &&
-                     (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_WRONLY &&
-                     nvfp4_moe::internal::test::faulty("close", nvfp4_moe::internal::test::path_of(fd));
+                     (::fcntl(fd, F_GETFL) & O_ACCMODE) == O_WRONLY && faulty("close", path_of(fd));
   const int result = function(fd);
   if (!fault) return result;
   errno = s.fault.error;
@@ -270,34 +260,32 @@ int close(int fd) {
 }
 
 int rename(const char* from, const char* to) {
-  static auto* const function = nvfp4_moe::internal::test::real<int(const char*, const char*)>("rename");
-  auto& s = nvfp4_moe::internal::test::state();
+  static auto* const function = real<int(const char*, const char*)>("rename");
+  auto& s = state();
   const std::scoped_lock lock(s.mutex);
-  const std::string source = nvfp4_moe::internal::test::absolute(from),
-                    target = nvfp4_moe::internal::test::absolute(to);
-  if (nvfp4_moe::internal::test::faulty("rename", source)) {
+  const std::string source = absolute(from), target = absolute(to);
+  if (faulty("rename", source)) {
     errno = s.fault.error;
     return -1;
   }
   const int result = function(from, to);
-  if (result == 0 && nvfp4_moe::internal::test::below(s.folder, source)) {
-    nvfp4_moe::internal::test::record({CallKind::kRename, source, target, s.files[source], 0, ""});
+  if (result == 0 && below(s.folder, source)) {
+    record({CallKind::kRename, source, target, s.files[source], 0, ""});
     s.files[target] = s.files[source];
     s.files.erase(source);
   }
   return result;
 }
 
-int unlink(const char* path) { return nvfp4_moe::internal::test::removed(path); }
+int unlink(const char* path) { return removed(path); }
 
 int mkdir(const char* path, mode_t mode) {
-  static auto* const function = nvfp4_moe::internal::test::real<int(const char*, mode_t)>("mkdir");
-  auto& s = nvfp4_moe::internal::test::state();
+  static auto* const function = real<int(const char*, mode_t)>("mkdir");
+  auto& s = state();
   const std::scoped_lock lock(s.mutex);
   const int result = function(path, mode);
-  const std::string full = nvfp4_moe::internal::test::absolute(path);
-  if (result == 0 && nvfp4_moe::internal::test::below(s.folder, full))
-    nvfp4_moe::internal::test::record({CallKind::kMakeFolder, full, "", -1, 0, ""});
+  const std::string full = absolute(path);
+  if (result == 0 && below(s.folder, full)) record({CallKind::kMakeFolder, full, "", -1, 0, ""});
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include "core/random.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal {
@@ -46,11 +47,7 @@ void put_pair(Nvfp4Buffers& matrix, int64_t row, int64_t pair, uint8_t code) {
 
 CaseData exact_case(ActivationFormat format, int64_t tokens) {
   Case spec;
-  spec.name = "exact sums";
-  spec.options.num_experts = kExperts;
-  spec.options.top_k = kTopK;
-  spec.options.hidden_size = kHidden;
-  spec.options.intermediate_size = kIntermediate;
+  spec.options = test::sizes_of(kExperts, kTopK, kHidden, kIntermediate);
   spec.options.activation_format = format;
   spec.options.row_format = RowFormat::kFp32;
   spec.range = {0, kExperts};

@@ -3,44 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
-#include "cases/cases.h"
-#include "judge/judge.h"
+#include "layer/format_error.h"
 #include "support/backends.h"
-#include "support/case_run.h"
 #include "support/spec_oracle.h"
-#include "support/support.h"
 
 namespace nvfp4_moe::internal {
 namespace {
-
-// A layer with rows and output in fp32, so that what shows is the format's error and no rounding after it; the same
-// weights in every format.
-std::vector<float> same_weights_in(const Backend& backend, ActivationFormat format, DataKind kind) {
-  Case spec;
-  spec.name = "fp8_error";
-  spec.options.num_experts = 8;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 512;
-  spec.options.intermediate_size = 256;
-  spec.options.row_format = RowFormat::kFp32;
-  spec.range = {0, 8};
-  spec.tokens = 48;
-  spec.data = kind;
-  spec.out_dtype = DType::kF32;
-  auto data = make_case(spec);
-  EXPECT_OK(data);
-  data->spec.options.activation_format = format;
-  data->config = *MoeConfig::make(data->spec.options);
-  test::CaseRun host(backend, *data);
-  EXPECT_TRUE(host.ok());
-  return test::to_floats(host.run(*data), DType::kF32);
-}
 
 class Fp8Layer : public test::BackendTest {
  protected:
@@ -52,14 +25,8 @@ class Fp8Layer : public test::BackendTest {
 TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
   if (declined()) GTEST_SKIP() << backend().name << " declines fp8";
   for (const auto& [kind, share] : {std::pair(DataKind::kNormal, 0.4), std::pair(DataKind::kOutliers, 0.5)}) {
-    const std::vector<float> truth = same_weights_in(kReferenceBackend, ActivationFormat::kBf16, kind);
-    const auto error = [&, kind = kind](ActivationFormat format) {
-      const std::vector<float> actual = same_weights_in(backend(), format, kind);
-      const Comparison c = compare(truth.data(), actual.data(), 48, 512);
-      EXPECT_EQ(c.nonfinite_mismatches, 0);
-      return c.relative_l2;
-    };
-    const double fp8 = error(ActivationFormat::kFp8), nvfp4 = error(ActivationFormat::kNvfp4);
+    const double fp8 = test::format_error(backend(), ActivationFormat::kFp8, kind);
+    const double nvfp4 = test::format_error(backend(), ActivationFormat::kNvfp4, kind);
     RecordProperty(std::string("fp8_relative_l2_") + to_string(kind), std::to_string(fp8));
     RecordProperty(std::string("nvfp4_relative_l2_") + to_string(kind), std::to_string(nvfp4));
     EXPECT_LE(fp8, share * nvfp4) << to_string(kind);

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "support/backends.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal {
@@ -17,12 +19,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
-MoeOptions small() {
-  MoeOptions options;
-  options.num_experts = 8;
-  options.top_k = 2;
-  options.hidden_size = 64;
-  options.intermediate_size = 48;
+using Scale = ActivationScale;
+using Inner = IntermediateScale;
+using Format = ActivationFormat;
+
+MoeOptions small() { return test::sizes_of(8, 2, 64, 48); }
+MoeOptions of(Scale scale, Inner inner, Format format = Format::kNvfp4, float headroom = 1) {
+  MoeOptions options = small();
+  options.activation_scale = scale;
+  options.intermediate_scale = inner;
+  options.activation_format = format;
+  options.static_headroom = headroom;
+  return options;
+}
+MoeOptions fixed_by(Activation activation, float limit, Format format = Format::kNvfp4) {
+  MoeOptions options = of(Scale::kDynamicToken, Inner::kFixed, format);
+  options.activation = activation;
+  options.swiglu_limit = limit;
   return options;
 }
 
@@ -33,187 +46,130 @@ ActivationScales resolved(const MoeOptions& options, const LayerScales& scales =
   EXPECT_OK(result);
   return result.ok() ? *result : ActivationScales{-1, -1};
 }
-std::string declined(const MoeOptions& options, const LayerScales& scales = {}) {
-  const auto config = MoeConfig::make(options);
-  EXPECT_OK(config);
-  const auto result = resolve_activation_scales(*config, scales);
-  EXPECT_FALSE(result.ok());
-  EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
-  return result.status().message();
-}
 
-TEST(ActivationScalesOfALayer, DynamicNeedsNothing) {
-  const ActivationScales scales = resolved(small());
-  EXPECT_EQ(scales.hidden, 0);
-  EXPECT_EQ(scales.intermediate, 0);
-}
+constexpr auto kDynamic = Scale::kDynamicToken;
+constexpr auto kInnerDynamic = Inner::kDynamicToken;
 
-TEST(ActivationScalesOfALayer, StaticIsRoundedUpToAPowerOfTwoTimesHeadroom) {
-  MoeOptions options = small();
-  options.activation_scale = ActivationScale::kStatic;
-  EXPECT_EQ(resolved(options, {0.0021f, {}}).hidden, 0x1p-8f);
-  EXPECT_EQ(resolved(options, {0x1p-9f, {}}).hidden, 0x1p-9f);
-  options.static_headroom = 16;
-  EXPECT_EQ(resolved(options, {0.0021f, {}}).hidden, 0x1p-4f);
-}
-
-TEST(ActivationScalesOfALayer, CompatIsTheNumberAsItIs) {
-  MoeOptions options = small();
-  options.activation_scale = ActivationScale::kCompat;
-  options.intermediate_scale = IntermediateScale::kCompat;
-  const ActivationScales scales = resolved(options, {0.0021f, 0.0123f});
-  EXPECT_EQ(scales.hidden, 0.0021f);
-  EXPECT_EQ(scales.intermediate, 0.0123f);
-}
-
-TEST(ActivationScalesOfALayer, FixedComesFromTheCallerFirst) {
-  MoeOptions options = small();
-  options.activation = Activation::kSwigluClamped;
-  options.swiglu_limit = 10;
-  options.intermediate_scale = IntermediateScale::kFixed;
-  options.intermediate_fixed = 0.25f;
-  EXPECT_EQ(resolved(options, {{}, 0.01f}).intermediate, 0.25f);
-}
-
-TEST(ActivationScalesOfALayer, FixedFromTheClampIsTheLeastThatCannotSaturate) {
-  MoeOptions options = small();
-  options.intermediate_scale = IntermediateScale::kFixed;
-  const auto with = [&](Activation activation, float limit) {
-    options.activation = activation;
-    options.swiglu_limit = limit;
-    return resolved(options, {{}, 0.01f}).intermediate;
+TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
+  const float sixth = 0x1p-3f / 6;
+  const struct {
+    MoeOptions options;
+    LayerScales given;
+    float hidden, intermediate;
+  } cases[] = {
+      {small(), {}, 0, 0},
+      // static: rounded up to a power of two, times headroom, and at least the least normal number.
+      {of(Scale::kStatic, kInnerDynamic), {0.0021f, {}}, 0x1p-8f, 0},
+      {of(Scale::kStatic, kInnerDynamic), {0x1p-9f, {}}, 0x1p-9f, 0},
+      {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 16), {0.0021f, {}}, 0x1p-4f, 0},
+      {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p-3f), {0x1p-140f, {}}, 0x1p-126f, 0},
+      {of(Scale::kStatic, kInnerDynamic, Format::kNvfp4, 0x1p20f), {0x1p107f, {}}, 0x1p127f, 0},
+      {of(Scale::kCompat, Inner::kCompat), {0.0021f, 0.0123f}, 0.0021f, 0.0123f},  // as they are
+      // fixed of a checkpoint: sixteenfold room.
+      {of(kDynamic, Inner::kFixed), {{}, 0.0021f}, 0, 0x1p-4f},
+      {of(kDynamic, Inner::kFixed), {{}, 0x1p123f}, 0, 0x1p127f},
+      // fixed of a clamp: the least that cannot saturate.
+      {fixed_by(Activation::kSwigluClamped, 10), {{}, 0.01f}, 0, 0x1p-4f},  // 100 / 2688 = 0.0372
+      {fixed_by(Activation::kSwigluStep, 7), {{}, 0.01f}, 0, 0x1p-5f},      // 49 / 2688 = 0.0182
+      {fixed_by(Activation::kSwigluOai, 7), {{}, 0.01f}, 0, 0x1p-5f},       // 56 / 2688 = 2^-5.58
+      {fixed_by(Activation::kSwigluOai, 9), {{}, 0.01f}, 0, 0x1p-4f},       // 90 / 2688 = 0.0335
+      {fixed_by(Activation::kSwigluClamped, 586), {}, 0, 0x1p7f},           // a block of 0.75 becomes 0
+      {fixed_by(Activation::kSwigluClamped, 478, Format::kFp8), {}, 0, 0x1p9f},
+      {fixed_by(Activation::kSwigluClamped, 10, Format::kFp8), {}, 0, 0x1p-2f},  // 100 / 448
+      // Weights only, and int8 blocks, have none.
+      {of(Scale::kStatic, Inner::kFixed, Format::kBf16), {}, 0, 0},
+      {of(kDynamic, kInnerDynamic, Format::kInt8Block), {0.01f, 0.02f}, 0, 0},
+      // Rows of fp8 hold 448 times their scale and not 2688 times it.
+      {of(kDynamic, kInnerDynamic, Format::kFp8), {0.01f, 0.02f}, 0, 0},
+      {of(Scale::kStatic, Inner::kFixed, Format::kFp8), {0.01f, 0.02f}, 0x1p-4f, 16 * 0x1p-3f},  // 0.06, 0.12
+      {of(Scale::kStatic, kInnerDynamic, Format::kFp8), {sixth, {}}, 0x1p-2f, 0},  // fp32 rounds the sixth up ...
+      {of(Scale::kStatic, kInnerDynamic, Format::kFp8), {std::nextafter(sixth, 0.0f), {}}, 0x1p-3f, 0},
+      {of(Scale::kStatic, kInnerDynamic, Format::kFp8, 0x1p20f), {0x1p104f, {}}, 0x1p127f, 0},
   };
-  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-4f);  // 100 / 2688 = 0.0372
-  EXPECT_EQ(with(Activation::kSwigluStep, 7), 0x1p-5f);      // 49 / 2688 = 0.0182
-  EXPECT_EQ(with(Activation::kSwigluOai, 7), 0x1p-5f);       // 56 / 2688 = 2^-5.58
-  EXPECT_EQ(with(Activation::kSwigluOai, 9), 0x1p-4f);       // 90 / 2688 = 0.0335
-  // Whatever L: what the activation reaches is <= 2688 s, and not <= 2688 s/2. Below L = 0.2785 it is silu's minimum,
-  // found here by a walk over g, that counts.
+  for (const auto& c : cases) {
+    SCOPED_TRACE(&c - cases);
+    const ActivationScales scales = resolved(c.options, c.given);
+    EXPECT_EQ(scales.hidden, c.hidden);
+    EXPECT_EQ(scales.intermediate, c.intermediate);
+  }
+}
+
+TEST(ActivationScalesOfALayer, AFixedOneComesFromTheCallerFirst) {
+  for (const Format format : {Format::kNvfp4, Format::kFp8})
+    for (const float limit : {10.0f, 480.0f}) {
+      MoeOptions options = fixed_by(Activation::kSwigluClamped, limit, format);
+      options.intermediate_fixed = 0.25f;
+      EXPECT_EQ(resolved(options, {{}, 0.01f}).intermediate, 0.25f);
+    }
+}
+
+// Whatever L: what the activation reaches is <= 2688 s, and not <= 2688 s/2. Below L = 0.2785 it is silu's minimum, found
+// here by a walk over g, that counts.
+TEST(ActivationScalesOfALayer, AFixedOneOfAClampIsTheLeastThatCannotSaturate) {
   double depth = 0;
   for (double g = -3; g < 0; g += 1e-4) depth = std::max(depth, -g / (1 + std::exp(-g)));
   for (float limit = 0.03f; limit < 580; limit *= 1.37f) {
-    const double s = with(Activation::kSwigluClamped, limit), bound = std::max(double{limit}, depth) * limit;
+    const double s = resolved(fixed_by(Activation::kSwigluClamped, limit)).intermediate;
+    const double bound = std::max(double{limit}, depth) * limit;
     EXPECT_LE(bound, 2688 * s) << limit;
     EXPECT_GT(bound, 2688 * s / 2) << limit;
   }
+  MoeOptions options = fixed_by(Activation::kSwigluClamped, 10);
   options.router_weight = RouterWeight::kBeforeDown;
   options.max_router_weight = 2.5f;
-  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-3f);  // 250 / 2688 = 0.093
-  options.max_router_weight = 0.5f;                          // a weight below one may still be one in another token
-  EXPECT_EQ(with(Activation::kSwigluClamped, 10), 0x1p-4f);
+  EXPECT_EQ(resolved(options).intermediate, 0x1p-3f);  // 250 / 2688 = 0.093
+  options.max_router_weight = 0.5f;                    // a weight below one may still be one in another token
+  EXPECT_EQ(resolved(options).intermediate, 0x1p-4f);
 }
 
-TEST(ActivationScalesOfALayer, FixedFromTheCheckpointHasSixteenfoldRoom) {
-  MoeOptions options = small();
-  options.intermediate_scale = IntermediateScale::kFixed;
-  EXPECT_EQ(resolved(options, {{}, 0.0021f}).intermediate, 0x1p-4f);
-}
-
-TEST(ActivationScalesOfALayer, NothingToGoByIsDeclined) {
-  MoeOptions options = small();
-  options.activation_scale = ActivationScale::kStatic;
-  EXPECT_THAT(declined(options), HasSubstr("activation_scale static: expected a checkpoint with gate/up input_scale"));
-  EXPECT_THAT(declined(options, {0.0f, {}}), HasSubstr("finite positive"));
-  EXPECT_THAT(declined(options, {std::numeric_limits<float>::infinity(), {}}), HasSubstr("finite positive"));
-  options = small();
-  options.intermediate_scale = IntermediateScale::kFixed;
-  EXPECT_THAT(declined(options, {1.0f, {}}), HasSubstr("intermediate_scale fixed"));
-  options.intermediate_scale = IntermediateScale::kCompat;
-  EXPECT_THAT(declined(options, {1.0f, std::nanf("")}), HasSubstr("intermediate_scale compat"));
-}
-
-TEST(ActivationScalesOfALayer, ScalesBeyondAFloatAreDeclined) {
-  MoeOptions options = small();
-  options.activation_scale = ActivationScale::kStatic;
-  options.static_headroom = 0x1p20f;
-  EXPECT_EQ(resolved(options, {0x1p107f, {}}).hidden, 0x1p127f);
-  EXPECT_EQ(
-      declined(options, {0x1.8p107f, {}}),
-      "activation_scale static: gate/up input_scale x static_headroom: expected a row scale of at most 2^127, got "
-      "2.43388915e+32 times 1048576");
-  EXPECT_THAT(declined(options, {3e38f, {}}), HasSubstr("at most 2^127"));
-  options.activation_format = ActivationFormat::kFp8;  // six times as much
-  EXPECT_EQ(resolved(options, {0x1p104f, {}}).hidden, 0x1p127f);
-  EXPECT_THAT(declined(options, {0x1p105f, {}}), HasSubstr("at most 2^127"));
-  options = small();
-  options.intermediate_scale = IntermediateScale::kFixed;
-  EXPECT_EQ(resolved(options, {{}, 0x1p123f}).intermediate, 0x1p127f);
-  EXPECT_THAT(declined(options, {{}, 0x1.2p123f}),
-              HasSubstr("intermediate_scale fixed: down input_scale x 16: expected a row scale of at most 2^127"));
-  options.intermediate_scale = IntermediateScale::kCompat;
-  for (const float no : {0x1p-127f, 0x1.8p126f})
-    EXPECT_THAT(declined(options, {{}, no}), HasSubstr("down input_scale within [2^-126, 2^126]")) << no;
-}
-
-TEST(ActivationScalesOfALayer, StaticIsAtLeastTheLeastNormalNumber) {
-  MoeOptions options = small();
-  options.activation_scale = ActivationScale::kStatic;
-  options.static_headroom = 0x1p-3f;
-  EXPECT_EQ(resolved(options, {0x1p-140f, {}}).hidden, 0x1p-126f);
-}
-
-// A limit that stands for "none" would make every h a 0.
-TEST(ActivationScalesOfALayer, FixedFromAClampThatIsNoneIsDeclined) {
-  MoeOptions options = small();
-  options.intermediate_scale = IntermediateScale::kFixed;
-  options.activation = Activation::kSwigluClamped;
-  options.swiglu_limit = 1e19f;
-  EXPECT_EQ(declined(options),
-            "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, 9.99999996e+37, "
-            "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or take "
-            "intermediate_scale dynamic_token");
-  options.swiglu_limit = std::numeric_limits<float>::max();  // its square is no float
-  EXPECT_THAT(declined(options), HasSubstr("swiglu_limit 3.40282347e+38"));
-  options.swiglu_limit = 586.0f;  // 2^7: a block of 0.75 becomes 0
-  EXPECT_EQ(resolved(options).intermediate, 0x1p7f);
-  options.swiglu_limit = 587.0f;
-  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
-  options.activation_format = ActivationFormat::kFp8;  // 2^-10 of a scale becomes 0, and 448 of it is the range
-  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
-  options.swiglu_limit = 478.0f;
-  EXPECT_EQ(resolved(options).intermediate, 0x1p9f);
-  options.swiglu_limit = 480.0f;
-  EXPECT_THAT(declined(options), HasSubstr("leaves values of 1 above 0"));
-  options.intermediate_fixed = 0x1p-3f;
-  EXPECT_EQ(resolved(options).intermediate, 0x1p-3f);
-}
-
-TEST(ActivationScalesOfALayer, WeightOnlyAsksForNone) {
-  MoeOptions options = small();
-  options.activation_format = ActivationFormat::kBf16;
-  options.activation_scale = ActivationScale::kStatic;
-  options.intermediate_scale = IntermediateScale::kFixed;
-  EXPECT_EQ(resolved(options).hidden, 0);
-}
-
-TEST(ActivationScalesOfALayer, Int8BlocksHaveTheirOwn) {
-  MoeOptions options = small();
-  options.activation_format = ActivationFormat::kInt8Block;
-  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0);
-  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 0);
-}
-
-// The same numbers of the checkpoint under fp8, whose rows hold 448 times their scale and not 2688 times it.
-TEST(ActivationScalesOfALayer, Fp8HoldsASixthOfTheRange) {
-  MoeOptions options = small();
-  options.activation_format = ActivationFormat::kFp8;
-  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0);
-  options.activation_scale = ActivationScale::kStatic;
-  options.intermediate_scale = IntermediateScale::kFixed;
-  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).hidden, 0x1p-4f);             // 0.06
-  EXPECT_EQ(resolved(options, {0.01f, 0.02f}).intermediate, 16 * 0x1p-3f);  // 0.12
-  EXPECT_EQ(resolved(options, {0x1p-3f / 6, 0.02f}).hidden, 0x1p-2f);       // fp32 rounds the sixth up ...
-  EXPECT_EQ(resolved(options, {std::nextafter(0x1p-3f / 6, 0.0f), 0.02f}).hidden, 0x1p-3f);  // ... and this is below it
-  options.activation = Activation::kSwigluClamped;
-  options.swiglu_limit = 10.0f;
-  EXPECT_EQ(resolved(options, {0.01f, {}}).intermediate, 0x1p-2f);  // 100 / 448
-  options.intermediate_fixed = 0x1p-9f;
-  EXPECT_EQ(resolved(options, {0.01f, {}}).intermediate, 0x1p-9f);
+TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
+  const float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max();
+  const MoeOptions of_static = of(Scale::kStatic, kInnerDynamic), of_fixed = of(kDynamic, Inner::kFixed),
+                   of_compat = of(kDynamic, Inner::kCompat);
+  const auto of_headroom = [](Format format) { return of(Scale::kStatic, kInnerDynamic, format, 0x1p20f); };
+  const auto clamped = [](float limit, Format format) { return fixed_by(Activation::kSwigluClamped, limit, format); };
+  const struct {
+    MoeOptions options;
+    LayerScales given;
+    const char* words;
+  } cases[] = {
+      {of_static, {}, "activation_scale static: expected a checkpoint with gate/up input_scale"},
+      {of_static, {0.0f, {}}, "finite positive"},
+      {of_static, {inf, {}}, "finite positive"},
+      {of_fixed, {1.0f, {}}, "intermediate_scale fixed"},
+      {of_compat, {1.0f, std::nanf("")}, "intermediate_scale compat"},
+      // Beyond a float.
+      {of_headroom(Format::kNvfp4),
+       {0x1.8p107f, {}},
+       "activation_scale static: gate/up input_scale x static_headroom: expected a row scale of at most 2^127, got "
+       "2.43388915e+32 times 1048576"},
+      {of_headroom(Format::kNvfp4), {3e38f, {}}, "at most 2^127"},
+      {of_headroom(Format::kFp8), {0x1p105f, {}}, "at most 2^127"},  // six times as much
+      {of_fixed,
+       {{}, 0x1.2p123f},
+       "intermediate_scale fixed: down input_scale x 16: expected a row scale of at most 2^127"},
+      {of_compat, {{}, 0x1p-127f}, "down input_scale within [2^-126, 2^126]"},
+      {of_compat, {{}, 0x1.8p126f}, "down input_scale within [2^-126, 2^126]"},
+      // A limit that stands for "none" would make every h a 0.
+      {clamped(1e19f, Format::kNvfp4),
+       {},
+       "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, 9.99999996e+37, "
+       "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or take "
+       "intermediate_scale dynamic_token"},
+      {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square is no float
+      {clamped(587, Format::kNvfp4), {}, "leaves values of 1 above 0"},
+      {clamped(587, Format::kFp8), {}, "leaves values of 1 above 0"},  // 2^-10 of a scale becomes 0
+      {clamped(480, Format::kFp8), {}, "leaves values of 1 above 0"},
+  };
+  for (const auto& c : cases) {
+    const Status status = resolve_activation_scales(*MoeConfig::make(c.options), c.given).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << c.words;
+    EXPECT_THAT(status.message(), HasSubstr(c.words));
+  }
 }
 
 TEST(LayerLayout, PlacesWhatItMeasures) {
-  for (ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+  for (ActivationFormat format : test::kActivationFormats) {
     for (int64_t shared : {0, 32}) {
       MoeOptions options = small();
       options.activation_format = format;
@@ -295,9 +251,8 @@ TEST(LayerLimitsOfABackend, RowsFitInt32) {
   const auto config = MoeConfig::make(small());
   ASSERT_OK(config);
   EXPECT_OK(check_layer_limits(*config, {0, 8}, {1 << 20}));
-  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {-1}).ok());
-  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {int64_t{1} << 31}).ok());
-  EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {std::numeric_limits<int64_t>::max()}).ok());
+  for (const int64_t tokens : {int64_t{-1}, int64_t{1} << 31, std::numeric_limits<int64_t>::max()})
+    EXPECT_FALSE(check_layer_limits(*config, {0, 8}, {tokens}).ok()) << tokens;
 }
 
 }  // namespace

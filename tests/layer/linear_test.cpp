@@ -18,6 +18,7 @@
 #include "judge/judge.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/sizes.h"
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
@@ -116,18 +117,21 @@ std::vector<uint8_t> make_x(int64_t tokens, int64_t cols, DType dtype, bool with
   return x;
 }
 
-class LinearOfBackend : public test::BackendTest {};
+class LinearOfBackend : public test::BackendTest {
+ protected:
+  // Asked with the smallest layer of the same activations.
+  bool declined(ActivationFormat format) const {
+    MoeOptions smallest = test::sizes_of(1, 1, 16, 16);
+    smallest.activation_format = format;
+    return test::declines(backend(), *MoeConfig::make(smallest));
+  }
+};
 
 TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
   const struct { int64_t rows, cols, tokens; } shapes[] = {{48, 80, 1}, {80, 208, 5}, {33, 64, 17}, {96, 128, 34}};
-  for (ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+  for (const ActivationFormat format : test::kActivationFormats) {
     const bool fp8 = format == ActivationFormat::kFp8;
-    MoeOptions smallest;
-    smallest.num_experts = smallest.top_k = 1;
-    smallest.hidden_size = smallest.intermediate_size = 16;
-    smallest.activation_format = format;
-    if (test::declines(backend(), *MoeConfig::make(smallest))) continue;
+    if (declined(format)) continue;
     for (ActivationScale scale : {ActivationScale::kDynamicToken, ActivationScale::kStatic, ActivationScale::kCompat}) {
       if (format == ActivationFormat::kInt8Block && scale != ActivationScale::kDynamicToken) continue;  // not legal
       if (fp8 && scale == ActivationScale::kCompat) continue;  // not legal either
@@ -194,11 +198,7 @@ TEST_P(LinearOfBackend, LiesWithinTheBoundOfTheExactValue) {
 // One row of x for each k shows the weights themselves, in fp32: every code under every block scale under every shift,
 // which the largest scale of a matrix sets. Small ones are subnormal in E4M3.
 TEST_P(LinearOfBackend, EveryFp8Weight) {
-  MoeOptions smallest;
-  smallest.num_experts = smallest.top_k = 1;
-  smallest.hidden_size = smallest.intermediate_size = 16;
-  smallest.activation_format = ActivationFormat::kFp8;
-  if (test::declines(backend(), *MoeConfig::make(smallest))) GTEST_SKIP() << backend().name << " declines fp8";
+  if (declined(ActivationFormat::kFp8)) GTEST_SKIP() << backend().name << " declines fp8";
   constexpr int64_t kCols = 32;
   std::vector<uint8_t> x(kCols * kCols * sizeof(float));
   for (size_t k = 0; k < kCols; ++k) {

@@ -14,6 +14,7 @@
 #include "core/random.h"
 #include "support/backends.h"
 #include "support/case_run.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal {
@@ -25,10 +26,7 @@ constexpr float kBad[] = {kQuietNan, kInfinity, -kInfinity, -kQuietNan};
 // Experts 8 to 23 of 32 are here.
 Case spec_of(RouterWeight mode, int64_t top_k, int64_t tokens, DType out) {
   Case spec;
-  spec.options.num_experts = 32;
-  spec.options.top_k = top_k;
-  spec.options.hidden_size = 80;
-  spec.options.intermediate_size = 48;
+  spec.options = test::sizes_of(32, top_k, 80, 48);
   spec.options.router_weight = mode;
   if (mode == RouterWeight::kBeforeDown) spec.options.max_router_weight = 2.0f;
   spec.options.batch_invariant = true;
@@ -89,44 +87,6 @@ class NonfiniteCounts : public test::BackendTest {
     return output;
   }
 };
-
-// Which weights count, in numbers: of rows, whatever is done with them. Ids of other ranks, -1 and ids of no expert have
-// no row here, and change nothing in out.
-TEST_P(NonfiniteCounts, WeightsOfRowsCountUnderEveryRouterWeight) {
-  for (const RouterWeight mode : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput})
-    for (const int64_t shared_size : {0, 32}) {
-      SCOPED_TRACE(std::string(to_string(mode)) + " shared " + std::to_string(shared_size));
-      const int64_t top_k = mode == RouterWeight::kOnInput ? 1 : 2;
-      Case spec = spec_of(mode, top_k, 7, DType::kBf16);
-      spec.options.shared_intermediate_size = shared_size;
-      spec.shared_weights = shared_size > 0;
-      auto data = make_case(spec);
-      ASSERT_OK(data);
-      for (int64_t t = 0; t < spec.tokens; ++t)
-        for (int64_t k = 0; k < top_k; ++k) data->set_id(t, k, 8 + (t + k) % 16);
-      test::CaseRun layer(backend(), *data);
-      ASSERT_TRUE(layer.ok());
-      EXPECT_EQ(expect_counts(layer, *data).status.nonfinite_outputs, 0u);
-
-      weight(*data, 0, 0) = kQuietNan;
-      weight(*data, 2, top_k - 1) = -kInfinity;
-      data->set_id(3, 0, 7), weight(*data, 3, 0) = kQuietNan;    // another rank's
-      data->set_id(4, 0, -1), weight(*data, 4, 0) = kInfinity;   // none
-      data->set_id(5, 0, 32), weight(*data, 5, 0) = -kInfinity;  // no expert
-      Output output = expect_counts(layer, *data);
-      EXPECT_EQ(output.status.nonfinite_weights, 2u);
-      EXPECT_EQ(output.status.bad_expert_ids, 1u);
-      EXPECT_EQ(output.status.nonfinite_outputs, 2u * 80);
-      if (shared_size == 0) continue;
-      data->shared_weights[2] = kInfinity;  // of a token that is not finite already
-      data->shared_weights[6] = kQuietNan;
-      output = expect_counts(layer, *data);
-      EXPECT_EQ(output.status.nonfinite_weights, 4u);
-      EXPECT_EQ(output.status.nonfinite_outputs, 3u * 80);
-      data->shared_weights.clear();
-      EXPECT_EQ(expect_counts(layer, *data).status.nonfinite_weights, 2u);
-    }
-}
 
 // Each assignment's weight by itself: no place is left out or counted twice, beyond those that are read at once too.
 TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
@@ -204,8 +164,7 @@ TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
 }
 
 TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
-  for (const ActivationFormat format :
-       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8})
+  for (const ActivationFormat format : test::kActivationFormats)
     for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
       SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(dtype));
       Case spec = spec_of(RouterWeight::kAfterDown, 2, 40, dtype);
@@ -225,7 +184,8 @@ TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
     }
 }
 
-// Anything anywhere, in batches of one to thousands; the run after it, of what is clean, counts nothing, and one of no
+// Anything anywhere, under every router_weight, in batches of one to thousands: ids of other ranks, -1 and ids of no expert
+// have no row here, and their weights do not count; the run after it, of what is clean, counts nothing, and one of no
 // tokens does not either.
 TEST_P(NonfiniteCounts, RandomPlaces) {
   Random random(20);

@@ -61,8 +61,7 @@ class OnInput : public test::BackendTest {
     return other;
   }
   void for_layers(int64_t shared_size, const std::function<void(const CaseData&)>& body) {
-    for (const ActivationFormat format :
-         {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8})
+    for (const ActivationFormat format : test::kActivationFormats)
       for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32}) {
         SCOPED_TRACE(std::string(to_string(format)) + " " + to_string(dtype));
         const auto data = make_case(spec_of(format, dtype, shared_size));

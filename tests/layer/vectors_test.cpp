@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "support/backends.h"
 #include "support/case_run.h"
 #include "support/read_tensor.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal {
@@ -65,7 +65,7 @@ class Vectors {
       const auto matrix = [&](const std::string& name) {
         return Nvfp4Buffers{expert(name + ".codes", e), expert(name + ".scales", e)};
       };
-      data.experts.push_back({matrix("gate"), matrix("up"), matrix("down"), {}});
+      data.experts.push_back({matrix("gate"), matrix("up"), matrix("down"), {}, {}, {}, {}});
       const auto index = static_cast<size_t>(e);
       data.tensor_scales.push_back(
           {floats("gate.tensor_scale")[index], floats("up.tensor_scale")[index], floats("down.tensor_scale")[index]});
@@ -79,69 +79,55 @@ class Vectors {
 
 struct Layer {
   const char* name;
-  std::function<void(MoeOptions&)> choose;
+  ActivationFormat format = ActivationFormat::kNvfp4;
+  Activation activation = Activation::kSwiglu;
+  float limit = 0;
+  RouterWeight router_weight = RouterWeight::kAfterDown;
+  RowFormat row_format = RowFormat::kBf16;
+  ActivationScale activation_scale = ActivationScale::kDynamicToken;
+  IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
+
+  MoeOptions options() const {
+    MoeOptions o = test::sizes_of(kExperts, kTopK, kHidden, kIntermediate);
+    o.activation_format = format;
+    o.activation = activation;
+    if (limit > 0) o.swiglu_limit = limit;
+    o.router_weight = router_weight;
+    o.row_format = row_format;
+    o.activation_scale = activation_scale;
+    o.intermediate_scale = intermediate_scale;
+    return o;
+  }
 };
-const std::vector<Layer>& layers() {
-  static const std::vector<Layer> all = {
-      {"w4a4", [](MoeOptions&) {}},
-      {"w4a4_clamped_fixed_before_down",
-       [](MoeOptions& o) {
-         o.activation = Activation::kSwigluClamped;
-         o.swiglu_limit = 2;
-         o.intermediate_scale = IntermediateScale::kFixed;  // 4 / 2688 -> 2^-9
-         o.router_weight = RouterWeight::kBeforeDown;
-       }},
-      {"w4a4_oai_static",
-       [](MoeOptions& o) {
-         o.activation = Activation::kSwigluOai;
-         o.swiglu_limit = 1.5f;
-         o.activation_scale = ActivationScale::kStatic;
-       }},
-      {"w4a4_rows_fp32", [](MoeOptions& o) { o.row_format = RowFormat::kFp32; }},
-      {"w4a16_clamped",
-       [](MoeOptions& o) {
-         o.activation_format = ActivationFormat::kBf16;
-         o.activation = Activation::kSwigluClamped;
-         o.swiglu_limit = 1.5f;
-       }},
-      {"w4a16_step_before_down",
-       [](MoeOptions& o) {
-         o.activation_format = ActivationFormat::kBf16;
-         o.activation = Activation::kSwigluStep;
-         o.swiglu_limit = 1;
-         o.router_weight = RouterWeight::kBeforeDown;
-       }},
-      {"w4a8", [](MoeOptions& o) { o.activation_format = ActivationFormat::kInt8Block; }},
-      {"w4a8_clamped_before_down",
-       [](MoeOptions& o) {
-         o.activation_format = ActivationFormat::kInt8Block;
-         o.activation = Activation::kSwigluClamped;
-         o.swiglu_limit = 2;
-         o.router_weight = RouterWeight::kBeforeDown;
-       }},
-      {"w4a8_rows_fp32",
-       [](MoeOptions& o) {
-         o.activation_format = ActivationFormat::kInt8Block;
-         o.row_format = RowFormat::kFp32;
-       }},
-  };
-  return all;
-}
+constexpr ActivationFormat kBf16 = ActivationFormat::kBf16, kInt8 = ActivationFormat::kInt8Block;
+constexpr RouterWeight kBefore = RouterWeight::kBeforeDown;
+constexpr Layer kLayers[] = {
+    {"w4a4"},
+    {.name = "w4a4_clamped_fixed_before_down",
+     .activation = Activation::kSwigluClamped,
+     .limit = 2,
+     .router_weight = kBefore,
+     .intermediate_scale = IntermediateScale::kFixed},  // 4 / 2688 -> 2^-9
+    {.name = "w4a4_oai_static",
+     .activation = Activation::kSwigluOai,
+     .limit = 1.5f,
+     .activation_scale = ActivationScale::kStatic},
+    {.name = "w4a4_rows_fp32", .row_format = RowFormat::kFp32},
+    {"w4a16_clamped", kBf16, Activation::kSwigluClamped, 1.5f},
+    {"w4a16_step_before_down", kBf16, Activation::kSwigluStep, 1, kBefore},
+    {"w4a8", kInt8},
+    {"w4a8_clamped_before_down", kInt8, Activation::kSwigluClamped, 2, kBefore},
+    {.name = "w4a8_rows_fp32", .format = kInt8, .row_format = RowFormat::kFp32},
+};
 
 class LayerVectors : public test::BackendTest {};
 
 TEST_P(LayerVectors, AgreeWithTorch) {
   const Vectors vectors;
   ASSERT_TRUE(vectors.ok()) << vectors.status().message();
-  for (const Layer& layer : layers()) {
+  for (const Layer& layer : kLayers) {
     SCOPED_TRACE(layer.name);
-    MoeOptions options;
-    options.num_experts = kExperts;
-    options.top_k = kTopK;
-    options.hidden_size = kHidden;
-    options.intermediate_size = kIntermediate;
-    layer.choose(options);
-    const CaseData data = vectors.data(options);
+    const CaseData data = vectors.data(layer.options());
     if (test::declines(backend(), data.config)) continue;
     const std::vector<uint8_t> expected = vectors.bytes(std::string("out.") + layer.name);
     test::CaseRun host(backend(), data);

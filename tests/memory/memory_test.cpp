@@ -71,28 +71,6 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               testing::ElementsAre("request 3: input/output error: no thread"));
 }
 
-ATTACK_TEST(kAllocations, Memory, WorkersThatRunOutOfItAreReportedByTheCaller) {
-  const auto pool = make_thread_pool(4);
-  for (int round = 0; round < 50; ++round) {
-    std::atomic<int> running{0};
-    attacked();
-    EXPECT_THROW(pool->parallel_for(64, 1,
-                                    [&](int64_t begin, int64_t) {
-                                      running.fetch_add(1);
-                                      if (begin % 3 == round % 3) {
-                                        running.fetch_sub(1);
-                                        throw std::bad_alloc();
-                                      }
-                                      running.fetch_sub(1);
-                                    }),
-                 std::bad_alloc);
-    EXPECT_EQ(running.load(), 0);
-    std::atomic<int64_t> sum{0};
-    pool->parallel_for(64, 1, [&](int64_t begin, int64_t end) { sum.fetch_add(end - begin); });
-    EXPECT_EQ(sum.load(), 64);  // the pool goes on
-  }
-}
-
 // A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small container.
 std::string under_a_limit() {
   long pages = 0;
@@ -142,26 +120,32 @@ ATTACK_TEST(kAllocations, Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) 
       testing::ExitedWithCode(0), "");
 }
 
-// With every request failing a run gives the same bits: it makes none, of malloc or of the system.
+// With every request failing, from the very first run, a run gives the same bits: it makes none, of malloc or of the system.
 TEST(Memory, ARunAsksForNothing) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
-  const TinyLayer tiny;
   const auto threads = make_thread_pool(2);
-  for (const Backend* backend : runnable_backends()) {
-    LayerOptions options = tiny_layer_options();
-    options.executor = threads.get();
-    const auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
-    ASSERT_OK(layer);
-    const Buffer workspace = workspace_of(**layer);
-    TinyBatch batch(tiny.options, 9), starved(tiny.options, 9);
-    ASSERT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
-    const Batch call = starved.batch();
-    fail_memory(1, Failing::kAllFrom);
-    const Status status = (*layer)->run(call, workspace.data(), workspace.size_bytes());
-    const MemoryRequests requests = stop_failing();
-    EXPECT_OK(status);
-    EXPECT_EQ(requests.asked, 0) << backend->name;
-    EXPECT_TRUE(same_bits(batch.out, starved.out)) << backend->name;
+  for (const ActivationFormat format : kActivationFormats) {
+    MoeOptions moe_options = tiny_options();
+    moe_options.activation_format = format;
+    moe_options.shared_intermediate_size = 32;
+    const TinyLayer tiny(moe_options);
+    for (const Backend* backend : runnable_backends()) {
+      for (const bool pool : {false, true}) {
+        LayerOptions options = tiny_layer_options();
+        if (pool) options.executor = threads.get();
+        const auto layer = open_tiny(tiny, options, backend);
+        const Buffer workspace = workspace_of(*layer);
+        TinyBatch batch(tiny.options, 9), starved(tiny.options, 9);
+        const Batch call = starved.batch();
+        fail_memory(1, Failing::kAllFrom);
+        const Status status = run_in(workspace, *layer, call);
+        const MemoryRequests requests = stop_failing();
+        EXPECT_OK(status);
+        EXPECT_EQ(requests.asked, 0) << backend->name << " " << to_string(format) << (pool ? " pool" : " serial");
+        ASSERT_OK(run_in(workspace, *layer, batch.batch()));
+        EXPECT_TRUE(same_bits(batch.out, starved.out)) << backend->name;
+      }
+    }
   }
 }
 
@@ -171,7 +155,7 @@ ATTACK_TEST_P(kAllocations, MemorySweep, EndsWellWhateverFails) {
   expect_clean_sweeps(GetParam(), {.every_to = 60, .step = 41});
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, kOperations), operation_name);
+INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, operation_count()), operation_name_of);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

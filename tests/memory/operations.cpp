@@ -8,9 +8,9 @@
 #include "moe/c_layer.h"
 #include "moe/packed_cache.h"
 #include "moe/repro.h"
-#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/gguf_builder.h"
+#include "support/write_tensors.h"
 #include "verify/calibrate.h"
 #include "verify/verify.h"
 
@@ -214,14 +214,7 @@ OperationFiles::OperationFiles() {
   CheckpointBuilder builder(builder_options(SourceFormat::kModelOpt));
   builder.plant(Plant::kNanBlockScale, 0, 1);
   EXPECT_OK(builder.write(broken()));
-  TensorInfo hidden;
-  hidden.name = "hidden";
-  hidden.dtype = DType::kBf16;
-  hidden.shape = {2, 64};
-  auto states_file = SafetensorsWriter::create(states(), {hidden}, {});
-  EXPECT_OK(states_file);
-  EXPECT_OK(states_file->write(std::vector<std::byte>(256)));
-  EXPECT_OK(states_file->finish());
+  write_tensors(states(), {tensor("hidden", DType::kBf16, {2, 64}, std::vector<uint16_t>(128))});
   const auto checkpoint = Checkpoint::open(packed());
   EXPECT_OK(checkpoint);
   CalibrateOptions calibration;
@@ -233,38 +226,61 @@ OperationFiles::OperationFiles() {
   }
 }
 
+namespace {
+
+using Files = OperationFiles;
+enum class Leaves { kNothing, kFiles };  // what is removed before the next run
+
+constexpr struct {
+  const char* name;
+  Status (*run)(const Files&, Arrays&);
+  Leaves leaves = Leaves::kNothing;
+  Code expected = Code::kOk;
+} kOperations[] = {
+    {"inspect", [](const Files& f, Arrays&) { return inspect(f.packed()); }},
+    {"inspect_floats", [](const Files& f, Arrays&) { return inspect(f.floats()); }},
+    {"inspect_gguf", [](const Files& f, Arrays&) { return inspect(f.gguf()); }},
+    {"open_gguf", [](const Files& f, Arrays&) { return open_layer_of(f.gguf(), "", 2); }},
+    {"open_checkpoint", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), "", 2); }},
+    {"open_broken_checkpoint", [](const Files& f, Arrays&) { return open_layer_of(f.broken(), "", 2); },
+     Leaves::kNothing, Code::kBadInput},
+    {"open_floats", [](const Files& f, Arrays&) { return open_layer_of(f.floats(), "", 2); }},
+    {"open_into_cache", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); },
+     Leaves::kFiles},
+    {"open_from_cache", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); }},
+    {"open_missing", [](const Files& f, Arrays&) { return inspect(f.out() + "/none"); }, Leaves::kNothing, Code::kIo},
+    {"arrays_cpu", [](const Files&, Arrays& a) { return use_arrays(a, "cpu", false); }},
+    {"arrays_reference", [](const Files&, Arrays& a) { return use_arrays(a, "reference", false); }},
+    {"arrays_host_threads", [](const Files&, Arrays& a) { return use_arrays(a, "auto", true); }},
+    {"linear", [](const Files&, Arrays& a) { return use_linear(a); }},
+    {"plan", [](const Files&, Arrays& a) { return plan(a); }},
+    {"repro", [](const Files& f, Arrays& a) { return write_and_replay(a, f.repro()); }, Leaves::kFiles},
+    {"quantize", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt); }, Leaves::kFiles},
+    {"quantize_compressed", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kCompressedTensors); },
+     Leaves::kFiles},
+    {"quantize_calibrated", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt, f.moments()); },
+     Leaves::kFiles},
+    {"verify", [](const Files& f, Arrays&) { return verify(f); }},
+    {"calibrate", [](const Files& f, Arrays&) { return calibrate(f); }, Leaves::kFiles},
+    {"synthesize", [](const Files& f, Arrays&) { return synthesize(f.out()); }, Leaves::kFiles},
+};
+
+}  // namespace
+
+size_t operation_count() { return std::size(kOperations); }
+const char* operation_name(size_t number) { return kOperations[number].name; }
+
 std::vector<Operation> operations(const OperationFiles& files) {
   const auto arrays = std::make_shared<Arrays>();
   const auto clear = [&files] {
-    std::filesystem::remove_all(files.out());
-    std::filesystem::remove_all(files.cache());
-    std::filesystem::remove(files.repro());
-    std::filesystem::remove(files.new_moments());
+    for (const std::string& path : {files.out(), files.cache(), files.repro(), files.new_moments()})
+      std::filesystem::remove_all(path);
   };
-  return {
-      {"inspect", [&] { return inspect(files.packed()); }, {}},
-      {"inspect_floats", [&] { return inspect(files.floats()); }, {}},
-      {"inspect_gguf", [&] { return inspect(files.gguf()); }, {}},
-      {"open_gguf", [&] { return open_layer_of(files.gguf(), "", 2); }, {}},
-      {"open_checkpoint", [&] { return open_layer_of(files.packed(), "", 2); }, {}},
-      {"open_broken_checkpoint", [&] { return open_layer_of(files.broken(), "", 2); }, {}, Code::kBadInput},
-      {"open_floats", [&] { return open_layer_of(files.floats(), "", 2); }, {}},
-      {"open_into_cache", [&] { return open_layer_of(files.packed(), files.cache(), 2); }, clear},
-      {"open_from_cache", [&] { return open_layer_of(files.packed(), files.cache(), 2); }, {}},
-      {"open_missing", [&] { return inspect(files.out() + "/none"); }, {}, Code::kIo},
-      {"arrays_cpu", [arrays] { return use_arrays(*arrays, "cpu", false); }, {}},
-      {"arrays_reference", [arrays] { return use_arrays(*arrays, "reference", false); }, {}},
-      {"arrays_host_threads", [arrays] { return use_arrays(*arrays, "auto", true); }, {}},
-      {"linear", [arrays] { return use_linear(*arrays); }, {}},
-      {"plan", [arrays] { return plan(*arrays); }, {}},
-      {"repro", [arrays, &files] { return write_and_replay(*arrays, files.repro()); }, clear},
-      {"quantize", [&] { return quantize(files, OutputFormat::kModelOpt); }, clear},
-      {"quantize_compressed", [&] { return quantize(files, OutputFormat::kCompressedTensors); }, clear},
-      {"quantize_calibrated", [&] { return quantize(files, OutputFormat::kModelOpt, files.moments()); }, clear},
-      {"verify", [&] { return verify(files); }, {}},
-      {"calibrate", [&] { return calibrate(files); }, clear},
-      {"synthesize", [&] { return synthesize(files.out()); }, clear},
-  };
+  std::vector<Operation> all;
+  for (const auto& one : kOperations)
+    all.push_back({one.name, [run = one.run, arrays, &files] { return run(files, *arrays); },
+                   one.leaves == Leaves::kFiles ? std::function<void()>(clear) : nullptr, one.expected});
+  return all;
 }
 
 }  // namespace nvfp4_moe::internal::test

@@ -27,6 +27,9 @@ class OperationFiles {
   TempDir dir_;
 };
 
+// How many there are, and their names, without making their files.
+size_t operation_count();
+const char* operation_name(size_t number);
 std::vector<Operation> operations(const OperationFiles& files);
 
 }  // namespace nvfp4_moe::internal::test

@@ -5,11 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "core/activation_precision.h"
-#include "moe/layer.h"
-#include "moe/packed_cache.h"
+#include "moe/cached_model.h"
 #include "moe/registry.h"
-#include "moe/tiny.h"
-#include "support/support.h"
 
 namespace nvfp4_moe::internal {
 namespace {
@@ -105,32 +102,23 @@ TEST(ActivationChoice, RefusesNamesThatItDoesNotKnow) {
               HasSubstr("declared: expected bf16, nvfp4 or fp8, got int8_block"));
 }
 
+class ActivationChoiceInCache : public test::CachedModel {};
+
 // "auto" is resolved before the cache's key is made: a layer in another format is another entry.
-TEST(ActivationChoice, TheFormatOfAutoIsPartOfTheCachesKey) {
-  const auto checkpoint = Checkpoint::open(NVFP4_MOE_SOURCE_DIR "/tests/vectors/modelopt_qwen3_moe");
-  ASSERT_OK(checkpoint);
-  const int64_t layer = checkpoint->model().layers.at(0);
-  const test::TempDir directory;
-  const CacheOptions cache{directory.file("cache")};
-  CacheOutcome outcome;
-  const auto open = [&](std::optional<MoeOptions> options) {
-    auto opened =
-        open_checkpoint_layer(*checkpoint, layer, options, {}, test::tiny_layer_options(), cache, {}, &outcome);
-    EXPECT_OK(opened);
-    return std::move(*opened);
-  };
-  const auto chosen = open({});
+TEST_F(ActivationChoiceInCache, TheFormatOfAutoIsPartOfTheKey) {
+  const auto chosen = open();
   EXPECT_EQ(chosen->config()->activation_format, ActivationFormat::kInt8Block);  // W4A4 is declared, on a host
   EXPECT_THAT(chosen->describe_json(), HasSubstr("W4A4 is declared and int8_block is more precise"));
-  MoeOptions options = *checkpoint->layer_options(layer);
+  MoeOptions options = stored();
   EXPECT_EQ(options.activation_format, ActivationFormat::kNvfp4);
   EXPECT_THAT(open(options)->describe_json(), HasSubstr("it was asked for; declared: nvfp4 (quant_algo NVFP4)"));
-  EXPECT_FALSE(outcome.hit);
+  EXPECT_FALSE(outcome_.hit);
+  EXPECT_THAT(outcome_.reason, HasSubstr("expected key"));
   options.activation_format = ActivationFormat::kInt8Block;
   open(options);
-  EXPECT_FALSE(outcome.hit);  // the entry is of the format that was asked for last
-  open({});
-  EXPECT_TRUE(outcome.hit);
+  EXPECT_FALSE(outcome_.hit);  // the entry is of the format that was asked for last
+  open();
+  EXPECT_TRUE(outcome_.hit);
 }
 
 }  // namespace

@@ -1,17 +1,21 @@
-// The tiny layer as the C interface's structs.
+// Layers as the C interface's structs: the tiny layer, and a case of the case table.
 #pragma once
 
 #include <algorithm>
 #include <string>
 #include <vector>
 
+#include "cases/cases.h"
 #include "moe/tiny.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 
 namespace nvfp4_moe::internal::test {
 
-struct CLayer {
-  TinyLayer tiny;
+inline constexpr nvfp4_moe_status kOk = NVFP4_MOE_STATUS_OK, kInvalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
+inline constexpr nvfp4_moe_dtype kF32 = NVFP4_MOE_DTYPE_F32;
+
+// The arrays of all experts, one after the other, and the structs that lead to them.
+struct CExperts {
   std::vector<uint8_t> arrays[6];  // (E, ...) gate, up, down: codes, block scales
   std::vector<float> scales[3];    // (E)
   nvfp4_moe_expert shared = nvfp4_moe::make<nvfp4_moe_expert>();
@@ -19,50 +23,56 @@ struct CLayer {
   nvfp4_moe_layer_tensors tensors = nvfp4_moe::make<nvfp4_moe_layer_tensors>();
   nvfp4_moe_layer_options options = nvfp4_moe::make<nvfp4_moe_layer_options>();
 
-  static nvfp4_moe_expert expert(const Expert& e) {
+  static nvfp4_moe_expert expert(const ExpertSource& e) {
     auto c = nvfp4_moe::make<nvfp4_moe_expert>();
-    c.gate_codes = e.gate.codes.data();
-    c.gate_block_scales = e.gate.block_scales.data();
+    c.gate_codes = e.gate.codes;
+    c.gate_block_scales = e.gate.block_scales;
     c.gate_tensor_scale = e.gate.tensor_scale;
-    c.up_codes = e.up.codes.data();
-    c.up_block_scales = e.up.block_scales.data();
+    c.up_codes = e.up.codes;
+    c.up_block_scales = e.up.block_scales;
     c.up_tensor_scale = e.up.tensor_scale;
-    c.down_codes = e.down.codes.data();
-    c.down_block_scales = e.down.block_scales.data();
+    c.down_codes = e.down.codes;
+    c.down_block_scales = e.down.block_scales;
     c.down_tensor_scale = e.down.tensor_scale;
     return c;
   }
+  static nvfp4_moe_expert expert(const Expert& e) { return expert(e.source()); }
 
-  explicit CLayer(const MoeOptions& layer_options = tiny_options()) : tiny(layer_options) {
-    for (const Expert& e : tiny.experts) {
-      int i = 0;
-      for (const Matrix* m : {&e.gate, &e.up, &e.down}) {
-        arrays[2 * i].insert(arrays[2 * i].end(), m->codes.begin(), m->codes.end());
-        arrays[2 * i + 1].insert(arrays[2 * i + 1].end(), m->block_scales.begin(), m->block_scales.end());
-        scales[i++].push_back(m->tensor_scale);
-      }
-    }
-    const MoeOptions& o = tiny.options;
+  explicit CExperts(const MoeOptions& o) {
     config.num_experts = o.num_experts;
     config.top_k = o.top_k;
     config.hidden_size = o.hidden_size;
     config.intermediate_size = o.intermediate_size;
     config.shared_intermediate_size = o.shared_intermediate_size;
-    tensors.gate_codes = arrays[0].data();
-    tensors.gate_block_scales = arrays[1].data();
-    tensors.gate_tensor_scales = scales[0].data();
-    tensors.up_codes = arrays[2].data();
-    tensors.up_block_scales = arrays[3].data();
-    tensors.up_tensor_scales = scales[1].data();
-    tensors.down_codes = arrays[4].data();
-    tensors.down_block_scales = arrays[5].data();
-    tensors.down_tensor_scales = scales[2].data();
-    if (!tiny.shared.empty()) {
-      shared = expert(tiny.shared[0]);
-      tensors.shared = &shared;
-    }
+    config.activation = static_cast<int32_t>(o.activation);
+    config.swiglu_limit = o.swiglu_limit.value_or(0.0f);
+    config.activation_format = static_cast<int32_t>(o.activation_format);
+    config.expert_biases = o.expert_biases ? 1 : 0;
     options.max_tokens = 16;
     options.threads = 1;
+  }
+  void add(const ExpertSource& source) {
+    size_t i = 0;
+    for (const Nvfp4View* m : {&source.gate, &source.up, &source.down}) {
+      arrays[2 * i].insert(arrays[2 * i].end(), m->codes, m->codes + m->rows * m->cols / 2);
+      arrays[2 * i + 1].insert(arrays[2 * i + 1].end(), m->block_scales, m->block_scales + m->rows * m->cols / 16);
+      if (m->rows > 0) scales[i].push_back(m->tensor_scale);
+      ++i;
+    }
+    const auto start = [](const auto& array) { return array.empty() ? nullptr : array.data(); };
+    tensors.gate_codes = start(arrays[0]);
+    tensors.gate_block_scales = start(arrays[1]);
+    tensors.gate_tensor_scales = start(scales[0]);
+    tensors.up_codes = start(arrays[2]);
+    tensors.up_block_scales = start(arrays[3]);
+    tensors.up_tensor_scales = start(scales[1]);
+    tensors.down_codes = start(arrays[4]);
+    tensors.down_block_scales = start(arrays[5]);
+    tensors.down_tensor_scales = start(scales[2]);
+  }
+  void set_shared(const ExpertSource& source) {
+    shared = expert(source);
+    tensors.shared = &shared;
   }
   nvfp4_moe::Layer open() const { return nvfp4_moe::Layer(config, tensors, options); }
   nvfp4_moe_status try_open() const {
@@ -72,9 +82,44 @@ struct CLayer {
     nvfp4_moe_layer_close(layer);
     return code;
   }
-  std::vector<float> expected(TinyBatch& batch) const {
-    LayerOptions layer_options = tiny_layer_options();
-    return run_tiny(*MoeLayer::open(tiny.config(), tiny.source(), layer_options).value(), batch);
+};
+
+struct CLayer : CExperts {
+  TinyLayer tiny;
+
+  explicit CLayer(const MoeOptions& layer_options = tiny_options()) : CExperts(layer_options), tiny(layer_options) {
+    for (const Expert& e : tiny.experts) add(e.source());
+    if (!tiny.shared.empty()) set_shared(tiny.shared[0].source());
+  }
+  std::vector<float> expected(TinyBatch& batch) const { return run_tiny(*open_tiny(tiny), batch); }
+};
+
+// gate's and up's biases as halves of one (E, 2I) array, as models store them. data lives longer.
+struct CCase : CExperts {
+  std::vector<float> gate_up_biases, down_biases;
+
+  explicit CCase(const CaseData& data) : CExperts(data.spec.options) {
+    const ExpertRange& range = data.spec.range;
+    for (int64_t e = 0; e < range.count; ++e) {
+      add(data.expert(e));
+      const ExpertBuffers& b = data.experts[static_cast<size_t>(e)];
+      for (const std::vector<float>* biases : {&b.gate_bias, &b.up_bias})
+        gate_up_biases.insert(gate_up_biases.end(), biases->begin(), biases->end());
+      down_biases.insert(down_biases.end(), b.down_bias.begin(), b.down_bias.end());
+    }
+    if (data.spec.options.shared_intermediate_size > 0) set_shared(data.expert(kSharedExpert));
+    if (data.spec.options.expert_biases) {
+      const int64_t gates = gate_rows(data.spec.options.activation, data.spec.options.intermediate_size);
+      tensors.gate_biases = gates > 0 ? gate_up_biases.data() : nullptr;
+      tensors.up_biases = gate_up_biases.data() + gates;
+      tensors.down_biases = down_biases.data();
+      tensors.gate_up_biases_stride =
+          (gates + data.spec.options.intermediate_size) * static_cast<int64_t>(sizeof(float));
+    }
+    options.max_tokens = std::max<int64_t>(data.spec.tokens, 1);
+    options.backend = "cpu";
+    options.first_expert = range.first;
+    options.expert_count = range.count;
   }
 };
 

@@ -166,12 +166,8 @@ ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
       fs::copy(kept, model_);
     }
     const std::string shard = model_ + "/model.safetensors";
-    const auto checkpoint = Checkpoint::open(model_);
-    ASSERT_OK(checkpoint);
-    const TensorIndex::Ref ref =
-        checkpoint->index().find(checkpoint->tensor_name(checkpoint->model().layers.at(0), 0, "up"));
-    ASSERT_NE(ref.info, nullptr);
-    const uint64_t at = ref.file->offset(*ref.info);  // a code, far from the sample in the middle
+    // A code, far from the sample in the middle.
+    const uint64_t at = place_of(checkpoint(), checkpoint().tensor_name(0, 0, "up"));
     const size_t size = fs::file_size(shard);
     const int file = ::open(shard.c_str(), O_RDWR | O_CLOEXEC);
     ASSERT_GE(file, 0);

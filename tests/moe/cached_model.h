@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,13 +23,28 @@ class CachedModel : public testing::Test {
     cache_.directory = directory_.file("cache/below");
     options_ = tiny_layer_options();
   }
-  std::unique_ptr<MoeLayer> open(CacheOutcome* outcome = nullptr) {
-    const auto checkpoint = Checkpoint::open(model_);
-    EXPECT_OK(checkpoint);
-    auto layer = open_checkpoint_layer(*checkpoint, checkpoint->model().layers.at(0), {}, slice_, options_, cache_, {},
-                                       outcome == nullptr ? &outcome_ : outcome);
+  Checkpoint checkpoint() const {
+    auto opened = Checkpoint::open(model_);
+    EXPECT_OK(opened);
+    return std::move(*opened);
+  }
+  // The first layer: as its checkpoint says, or with these options.
+  std::unique_ptr<MoeLayer> open(const std::optional<MoeOptions>& options = {}) {
+    const Checkpoint opened = checkpoint();
+    auto layer =
+        open_checkpoint_layer(opened, opened.model().layers.at(0), options, slice_, options_, cache_, {}, &outcome_);
     EXPECT_OK(layer);
     return layer.ok() ? std::move(*layer) : nullptr;
+  }
+  MoeOptions stored() const {
+    const Checkpoint opened = checkpoint();
+    return *opened.layer_options(opened.model().layers.at(0));
+  }
+  // Where a tensor's bytes begin in its file.
+  static uint64_t place_of(const Checkpoint& opened, const std::string& name) {
+    const TensorIndex::Ref ref = opened.index().find(name);
+    EXPECT_NE(ref.info, nullptr) << name;
+    return ref.file->offset(*ref.info);
   }
   std::vector<float> run(const MoeLayer& layer) {
     TinyBatch batch(layer.config().options(), 4);

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "moe/c_layer.h"
-#include "moe/tiny.h"
 #include "moe/weight_uses.h"
 #include "support/backends.h"
 
@@ -18,13 +17,12 @@ using testing::HasSubstr;
 
 TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
   const TinyLayer tiny;
-  for (const Backend* backend : test::runnable_backends()) {
+  for (const Backend* backend : runnable_backends()) {
     const auto pool = make_thread_pool(2);
     LayerOptions options = tiny_layer_options();
     options.executor = pool.get();
-    auto opened = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
-    ASSERT_OK(opened);
-    const MoeLayer& layer = **opened;
+    const auto opened = open_tiny(tiny, options, backend);
+    const MoeLayer& layer = *opened;
     TinyBatch first(tiny.options, 9, 1), second(tiny.options, 16, 2);
     const std::vector<float> expected[2] = {run_tiny(layer, first), run_tiny(layer, second)};
 
@@ -34,8 +32,7 @@ TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
       const Buffer workspace = workspace_of(layer);
       for (int i = 0; i < 50; ++i) {
         batch.out.assign(batch.out.size(), -1.0f);
-        const Status status = layer.run(batch.batch(), workspace.data(), workspace.size_bytes());
-        if (!status.ok() || !same_bits(batch.out, expected[seed - 1])) ++failures;
+        if (!run_in(workspace, layer, batch.batch()).ok() || !same_bits(batch.out, expected[seed - 1])) ++failures;
       }
     };
     std::thread one(stream, 1, 9), two(stream, 2, 16);
@@ -49,24 +46,20 @@ TEST(Replace, IsByteIdenticalToAFreshLoad) {
   MoeOptions options = tiny_options();
   options.shared_intermediate_size = 32;
   const TinyLayer before(options, 7), after(options, 8);
-  for (const Backend* backend : test::runnable_backends()) {
-    auto changed = MoeLayer::open_on(*backend, before.config(), before.source(), tiny_layer_options());
-    auto fresh = MoeLayer::open_on(*backend, after.config(), after.source(), tiny_layer_options());
-    ASSERT_OK(changed);
-    ASSERT_OK(fresh);
-    const std::byte* place = (*changed)->weights().bytes.data();
+  for (const Backend* backend : runnable_backends()) {
+    const auto changed = open_tiny(before, tiny_layer_options(), backend);
+    const auto fresh = open_tiny(after, tiny_layer_options(), backend);
+    const std::byte* place = changed->weights().bytes.data();
     for (int64_t e = 0; e < 4; ++e)
-      ASSERT_OK((*changed)->replace_expert(e, after.experts[static_cast<size_t>(e)].source()));
-    ASSERT_OK((*changed)->replace_expert(kSharedExpert, after.shared[0].source()));
-    const PackedWeights& a = (*changed)->weights();
-    const PackedWeights& b = (*fresh)->weights();
+      ASSERT_OK(changed->replace_expert(e, after.experts[static_cast<size_t>(e)].source()));
+    ASSERT_OK(changed->replace_expert(kSharedExpert, after.shared[0].source()));
+    const PackedWeights &a = changed->weights(), &b = fresh->weights();
     EXPECT_EQ(a.bytes.data(), place);
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
     EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0) << backend->name;
     EXPECT_EQ(a.tensor_scales, b.tensor_scales);
     TinyBatch batch(options, 5);
-    const std::vector<float> out = run_tiny(**changed, batch);
-    EXPECT_TRUE(same_bits(out, run_tiny(**fresh, batch)));
+    EXPECT_TRUE(same_bits(run_tiny(*changed, batch), run_tiny(*fresh, batch)));
   }
 }
 
@@ -75,9 +68,8 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
   Interrupting executor;
   LayerOptions options = tiny_layer_options();
   options.executor = &executor;
-  auto opened = MoeLayer::open(tiny.config(), tiny.source(), options);
-  ASSERT_OK(opened);
-  MoeLayer& layer = **opened;
+  const auto opened = open_tiny(tiny, options);
+  MoeLayer& layer = *opened;
   TinyBatch batch(tiny.options, 4);
   const std::vector<float> expected = run_tiny(layer, batch);
   Status during, unpacked;
@@ -146,27 +138,24 @@ TEST(Replace, UnpackGivesOneExpertWhole) {
   EXPECT_GT(replaced.load(), 0);
 }
 
-TEST(Replace, ABadExpertChangesNothing) {
+TEST(Replace, ABadExpertOrStreamChangesNothing) {
   const TinyLayer tiny;
-  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
+  const auto layer = open_tiny(tiny);
   TinyBatch batch(tiny.options, 4);
-  const std::vector<float> expected = run_tiny(**layer, batch);
+  const std::vector<float> expected = run_tiny(*layer, batch);
   Expert bad = tiny.experts[1];
   bad.down.block_scales.back() = 0xFF;
-  EXPECT_EQ((*layer)->replace_expert(0, bad.source()).code(), Code::kBadInput);
-  EXPECT_EQ((*layer)->replace_expert(4, tiny.experts[1].source()).code(), Code::kInvalidArgument);
-  EXPECT_EQ((*layer)->replace_expert(kSharedExpert, tiny.experts[1].source()).code(), Code::kInvalidArgument);
-  EXPECT_TRUE(same_bits(run_tiny(**layer, batch), expected));
-}
-
-TEST(Replace, OfAHostsLayerTakesNoStream) {
-  const TinyLayer tiny;
-  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  const Status refused = (*layer)->replace_expert_on_stream(0, tiny.experts[1].source(), nullptr);
+  EXPECT_EQ(layer->replace_expert(0, bad.source()).code(), Code::kBadInput);
+  const ExpertSource good = tiny.experts[1].source();
+  ExpertBuffers buffers;
+  for (const int64_t none : {int64_t{4}, int64_t{-2}, int64_t{kSharedExpert}}) {
+    EXPECT_EQ(layer->replace_expert(none, good).code(), Code::kInvalidArgument);
+    EXPECT_EQ(layer->unpack_expert(none, buffers).code(), Code::kInvalidArgument);
+  }
+  const Status refused = layer->replace_expert_on_stream(0, good, nullptr);
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_THAT(refused.message(), HasSubstr("expected no stream"));
+  EXPECT_TRUE(same_bits(run_tiny(*layer, batch), expected));
 }
 
 // Threads whose uses overlap without end leave no moment of rest by themselves.

@@ -16,11 +16,11 @@ using namespace test;
 
 ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
   const TinyLayer tiny;
-  for (const Backend* backend : test::runnable_backends()) {
+  for (const Backend* backend : runnable_backends()) {
     ScopedEnv threads("NVFP4_MOE_THREADS", "3");
     LayerOptions options = tiny_layer_options();
     options.executor = nullptr;
-    auto layer = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options).value();
+    auto layer = open_tiny(tiny, options, backend);
     TinyBatch batch(tiny.options, 9);
     const std::vector<float> expected = run_tiny(*layer, batch);
 
@@ -63,7 +63,7 @@ ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   large.hidden_size = 512;
   large.intermediate_size = 512;
   const TinyLayer tiny(large);
-  auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options()).value();
+  auto layer = open_tiny(tiny);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (size_t i = 0; !stop; ++i) EXPECT_OK(layer->replace_expert(0, tiny.experts[i % 2].source()));
@@ -95,7 +95,7 @@ ATTACK_TEST(kForks, ForkedChild, OfARunFinishesIt) {
   } executor;
   LayerOptions options = tiny_layer_options();
   options.executor = &executor;
-  auto layer = MoeLayer::open(tiny.config(), tiny.source(), options).value();
+  auto layer = open_tiny(tiny, options);
   TinyBatch batch(tiny.options, 9);
   const std::vector<float> expected = run_tiny(*layer, batch);
   executor.fork_next = true;
@@ -178,7 +178,7 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
   Backend device = kReferenceBackend;
   device.memory = &memory;
   const TinyLayer tiny;
-  auto layer = MoeLayer::open_on(device, tiny.config(), tiny.source(), tiny_layer_options()).value();
+  auto layer = open_tiny(tiny, tiny_layer_options(), &device);
   TinyBatch batch(tiny.options, 4);
   const Buffer workspace = workspace_of(*layer);
   const auto calls = [&] {

@@ -1,5 +1,4 @@
-// Repros: what is written runs again; what is wrong in a file is told. And the environment variables around them.
-// Long because each way in which a file can be wrong has its case.
+// Repros: what is written runs again; what is wrong in a file is told.
 #include "moe/repro.h"
 
 #include <sys/stat.h>
@@ -45,11 +44,8 @@ struct Written {
     tiny.scales = {0.0123f, 0.3f};
     LayerOptions options = tiny_layer_options();
     options.range = {1, 3};
-    auto opened = MoeLayer::open_on(kReferenceBackend, tiny.config(), tiny.source(), options);
-    EXPECT_OK(opened);
-    layer = std::move(*opened);
-    const Buffer workspace = workspace_of(*layer);
-    EXPECT_OK(layer->run(call(), workspace.data(), workspace.size_bytes()));
+    layer = open_tiny(tiny, options, &kReferenceBackend);
+    EXPECT_OK(run_in(workspace_of(*layer), *layer, call()));
     EXPECT_OK(write_repro(path, *layer, call(), with_output));
   }
   Batch call() {
@@ -64,7 +60,7 @@ TEST(ConfigJson, GoesBothWays) {
   options.swiglu_limit = 0.1f;
   options.intermediate_fixed = 0x1p-20f;
   options.max_router_weight = 2.7f;
-  options.batch_invariant = true;
+  options.batch_invariant = options.expert_biases = true;
   for (const RouterWeight weight : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
     options.router_weight = weight;
     const auto back = moe_options_from_json(to_json(options));
@@ -75,31 +71,23 @@ TEST(ConfigJson, GoesBothWays) {
 }
 
 ATTACK_TEST(kHostileNumbers, ConfigJson, RefusesWhatIsNotOne) {
-  const auto changed = [](const char* key, nlohmann::json value) {
+  const auto changed = [](const char* key, const nlohmann::json& value) {
     auto json = nlohmann::json::parse(to_json(tiny_options()));
-    json[key] = std::move(value);
+    json[key] = value;
     return json.dump();
   };
-  const std::string cases[] = {"",
-                               "{",
-                               "[]",
-                               "null",
-                               "{}",
-                               changed("num_experts", "4"),
-                               changed("num_experts", 4.5),
-                               changed("num_experts", 1e30),
-                               changed("num_experts", 18446744073709551615u),
-                               changed("activation", "relu"),
-                               changed("activation", 3),
-                               changed("swiglu_alpha", nullptr),
-                               changed("swiglu_alpha", 1e300),
-                               changed("router_weight", "on_output"),
-                               changed("router_weight", 2),
-                               changed("batch_invariant", 1),
-                               changed("another", 1),
-                               "{\"top_k\": 1, " + changed("top_k", 1).substr(1),  // a name twice
-                               changed("swiglu_alpha", -3.5e38)};
-  for (const std::string& text : cases) {
+  std::vector<std::string> texts = {"", "{", "[]", "null", "{}"};
+  texts.push_back("{\"top_k\": 1, " + changed("top_k", 1).substr(1));  // a name twice
+  for (const nlohmann::json& value :
+       {nlohmann::json("4"), nlohmann::json(4.5), nlohmann::json(1e30), nlohmann::json(18446744073709551615u)})
+    texts.push_back(changed("num_experts", value));
+  for (const nlohmann::json& value : {nlohmann::json(nullptr), nlohmann::json(1e300), nlohmann::json(-3.5e38)})
+    texts.push_back(changed("swiglu_alpha", value));
+  for (const char* key : {"activation", "router_weight", "batch_invariant", "another"})
+    texts.push_back(changed(key, 1));
+  texts.push_back(changed("activation", "relu"));
+  texts.push_back(changed("router_weight", "on_output"));
+  for (const std::string& text : texts) {
     attacked();
     EXPECT_EQ(moe_options_from_json(text).status().code(), Code::kBadInput) << text;
   }
@@ -115,7 +103,7 @@ TEST(Repro, IsReadableByItsUserOnly) {
 
 TEST(Repro, RunsAgainWithTheSameBits) {
   const Written written;
-  for (const Backend* backend : test::runnable_backends()) {
+  for (const Backend* backend : runnable_backends()) {
     const auto report = replay(written.path, backend->name, &serial_executor());
     ASSERT_OK(report);
     EXPECT_EQ(report->backend, backend->name);
@@ -197,17 +185,17 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
       std::erase_if(infos, [&](const TensorInfo& info) { return info.name == name; });
     };
   };
-  const auto reshaped = [](const char* name, std::vector<int64_t> shape) {
-    return [name, shape](Infos& infos, Metadata&) {
+  const auto changed = [](const char* name, const std::function<void(TensorInfo&)>& change) {
+    return [name, change](Infos& infos, Metadata&) {
       for (auto& info : infos)
-        if (info.name == name) info.shape = shape;
+        if (info.name == name) change(info);
     };
   };
-  const auto retyped = [](const char* name, DType dtype) {
-    return [name, dtype](Infos& infos, Metadata&) {
-      for (auto& info : infos)
-        if (info.name == name) info.dtype = dtype;
-    };
+  const auto reshaped = [&](const char* name, std::vector<int64_t> shape) {
+    return changed(name, [shape](TensorInfo& info) { info.shape = shape; });
+  };
+  const auto retyped = [&](const char* name, DType dtype) {
+    return changed(name, [dtype](TensorInfo& info) { info.dtype = dtype; });
   };
   const auto metadata = [](const char* key, std::string value) {
     return [key, value](Infos&, Metadata& data) { data[key] = value; };
@@ -262,17 +250,13 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
     EXPECT_EQ(report.status().code(), Code::kBadInput) << c.text << ": " << report.status().message();
     EXPECT_THAT(report.status().message(), HasSubstr(c.text));
   }
-  Edit bad_scale;
-  bad_scale.tensor = "expert.1.up.block_scales";
-  bad_scale.bytes = [](std::vector<std::byte>& bytes) { bytes[9] = std::byte{0xFF}; };
-  attacked();
-  EXPECT_EQ(replay(edited(written, bad_scale), "reference").status().code(), Code::kBadInput);
-  Edit bad_tensor_scale;
-  bad_tensor_scale.tensor = "tensor_scales";
-  bad_tensor_scale.bytes = [](std::vector<std::byte>& bytes) { std::memset(bytes.data(), 0xFF, 4); };
-  attacked();
-  EXPECT_EQ(replay(edited(written, bad_tensor_scale), "reference").status().code(), Code::kBadInput);
-
+  for (const char* name : {"expert.1.up.block_scales", "tensor_scales"}) {
+    Edit bad_scales;
+    bad_scales.tensor = name;
+    bad_scales.bytes = [](std::vector<std::byte>& bytes) { std::memset(bytes.data(), 0xFF, 4); };
+    attacked();
+    EXPECT_EQ(replay(edited(written, bad_scales), "reference").status().code(), Code::kBadInput);
+  }
   EXPECT_FALSE(replay(written.directory.file("missing"), "reference").ok());
   std::filesystem::resize_file(written.path, 1000);
   attacked();
@@ -281,146 +265,14 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
 
 TEST(Repro, RefusesToWriteBadBatches) {
   Written written;
-  Batch batch = written.call();
-  batch.hidden = nullptr;
-  EXPECT_EQ(write_repro(written.directory.file("no"), *written.layer, batch, false).code(), Code::kInvalidArgument);
-  batch = written.call();
-  batch.tokens = 0;
-  EXPECT_EQ(write_repro(written.directory.file("no"), *written.layer, batch, false).code(), Code::kInvalidArgument);
-  EXPECT_FALSE(write_repro(written.directory.file("no/such/directory"), *written.layer, written.call(), false).ok());
-  EXPECT_FALSE(std::filesystem::exists(written.directory.file("no")));
-}
-
-// ---- the environment
-
-// The reference with a fault in its result: token 1's sign is wrong.
-Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                   const RunContext& context) {
-  NVFP4_MOE_TRY(kReferenceBackend.run(weights, plan, batch, workspace, context));
-  auto* out = static_cast<float*>(batch.out);
-  for (int64_t i = 64; i < 128; ++i) out[i] = -out[i];
-  return {};
-}
-Backend like_reference(const char* name) {
-  Backend backend = kReferenceBackend;
-  backend.name = name;
-  return backend;
-}
-
-TEST(Environment, CheckFindsAWrongKernel) {
-  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
-  const TinyLayer tiny;
-  TinyBatch batch(tiny.options, 4);
-  Backend wrong = like_reference("wrong");
-  wrong.run = run_wrongly;
-  auto layer = MoeLayer::open_on(wrong, tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  const Buffer workspace = workspace_of(**layer);
-  const Status status = (*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes());
-  EXPECT_EQ(status.code(), Code::kCheckFailed);
-  EXPECT_THAT(status.message(), HasSubstr("wrong"));
-  EXPECT_THAT((*layer)->describe_json(), HasSubstr("NVFP4_MOE_CHECK"));
-
-  const Backend right = like_reference("right");
-  layer = MoeLayer::open_on(right, tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  EXPECT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
-  EXPECT_OK((*layer)->run(Batch{}, workspace.data(), workspace.size_bytes()));
-  // A replaced expert is replaced in the reference too.
-  EXPECT_OK((*layer)->replace_expert(0, tiny.experts[3].source()));
-  EXPECT_OK((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()));
-}
-
-TEST(Environment, CheckFindsAWrongPacking) {
-  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
-  const TinyLayer tiny;
-  Backend wrong = like_reference("wrong");
-  // Runs on other weights than it unpacks: the down projection's scale is off by 2.
-  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                 const RunContext& context) -> Status {
-    PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,
-                        Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {})};
-    for (auto& scales : other.tensor_scales) scales.down *= 2;
-    return kReferenceBackend.run(other, plan, batch, workspace, context);
-  };
-  auto layer = MoeLayer::open_on(wrong, tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  TinyBatch batch(tiny.options, 4);
-  const Buffer workspace = workspace_of(**layer);
-  EXPECT_EQ((*layer)->run(batch.batch(), workspace.data(), workspace.size_bytes()).code(), Code::kCheckFailed);
-}
-
-std::string dump_seen_by_run;  // the dump directory, for the fake below
-TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
-  const TempDir directory;
-  const ScopedEnv dump("NVFP4_MOE_DUMP", directory.path().string());
-  dump_seen_by_run = directory.path().string();
-  const TinyLayer tiny;
-  Backend backend = like_reference("dumping");
-  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                   const RunContext& context) -> Status {
-    int files = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {
-      ++files;
-      const auto file = SafetensorsFile::open(entry.path().string());
-      EXPECT_OK(file);
-      EXPECT_NE(file->find("hidden"), nullptr);
-      EXPECT_EQ(file->find("output"), nullptr);
-    }
-    EXPECT_EQ(files, 1);
-    return kReferenceBackend.run(weights, plan, batch, workspace, context);
-  };
-  auto layer = MoeLayer::open_on(backend, tiny.config(), tiny.source(), tiny_layer_options());
-  ASSERT_OK(layer);
-  TinyBatch batch(tiny.options, 4);
-  run_tiny(**layer, batch);
-  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
-    const auto report = replay(entry.path().string(), "reference", &serial_executor());
-    ASSERT_OK(report);
-    EXPECT_TRUE(report->same_bits.value());
-    EXPECT_EQ(report->recorded_backend, "dumping");
-  }
-}
-
-TEST(Environment, ChoosesTheBackendWhereTheOptionDoesNot) {
-  const TinyLayer tiny;
-  const ScopedEnv forced("NVFP4_MOE_BACKEND", "reference");
-  LayerOptions options = tiny_layer_options();
-  EXPECT_STREQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->backend().name, "reference");
-  options.backend = test::runnable_backends().front()->name;
-  EXPECT_STREQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->backend().name, options.backend.c_str());
-}
-
-TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
-  const std::pair<const char*, const char*> cases[] = {{"NVFP4_MOE_THREADS", "0"},      {"NVFP4_MOE_THREADS", "-1"},
-                                                       {"NVFP4_MOE_THREADS", "many"},   {"NVFP4_MOE_THREADS", "2x"},
-                                                       {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_LOG", "loud"},
-                                                       {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
-  const TinyLayer tiny;
-  for (const auto& [name, value] : cases) {
-    const ScopedEnv variable(name, value);
-    const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
-    EXPECT_EQ(layer.status().code(), Code::kInvalidArgument) << name;
-    EXPECT_THAT(layer.status().message(), HasSubstr(name));
-  }
-  const ScopedEnv threads("NVFP4_MOE_THREADS", "3");
-  LayerOptions options = tiny_layer_options();
-  options.executor = nullptr;
-  EXPECT_EQ(MoeLayer::open(tiny.config(), tiny.source(), options).value()->executor().threads(), 3);
-}
-
-TEST(Log, GoesToTheCallbackUpToTheLevel) {
-  std::vector<std::string> lines;
-  set_log_callback(
-      [](int, const char* text, void* user) { static_cast<std::vector<std::string>*>(user)->push_back(text); }, &lines);
-  set_log_level(LogLevel::kWarning);
-  log_line(LogLevel::kError, "one");
-  log_line(LogLevel::kInfo, "two");
-  set_log_level(LogLevel::kInfo);
-  log_line(LogLevel::kInfo, "three");
-  set_log_callback(nullptr, nullptr);
-  log_line(LogLevel::kError, "four");
-  EXPECT_THAT(lines, testing::ElementsAre("one", "three"));
+  const std::string path = written.directory.file("no");
+  Batch no_hidden = written.call(), no_tokens = written.call();
+  no_hidden.hidden = nullptr;
+  no_tokens.tokens = 0;
+  for (const Batch& batch : {no_hidden, no_tokens})
+    EXPECT_EQ(write_repro(path, *written.layer, batch, false).code(), Code::kInvalidArgument);
+  EXPECT_FALSE(write_repro(path + "/such/directory", *written.layer, written.call(), false).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "core/float_formats.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
@@ -40,14 +41,7 @@ struct Expert {
   ExpertSource source() const { return {gate.view(), up.view(), down.view()}; }
 };
 
-inline MoeOptions tiny_options() {
-  MoeOptions options;
-  options.num_experts = 4;
-  options.top_k = 2;
-  options.hidden_size = 64;
-  options.intermediate_size = 48;
-  return options;
-}
+inline MoeOptions tiny_options() { return test::sizes_of(4, 2, 64, 48); }
 
 struct TinyLayer {
   MoeOptions options;
@@ -66,17 +60,13 @@ struct TinyLayer {
   LayerSource source() const {
     LayerSource source;
     source.scales = scales;
-    source.expert = [this](int64_t e) -> Result<LoadedExpert> {
+    const auto loaded = [](const Expert& expert) -> Result<LoadedExpert> {
       LoadedExpert loaded;
-      loaded.source = experts[static_cast<size_t>(e)].source();
+      loaded.source = expert.source();
       return loaded;
     };
-    if (!shared.empty())
-      source.shared_expert = [this]() -> Result<LoadedExpert> {
-        LoadedExpert loaded;
-        loaded.source = shared[0].source();
-        return loaded;
-      };
+    source.expert = [this, loaded](int64_t e) { return loaded(experts[static_cast<size_t>(e)]); };
+    if (!shared.empty()) source.shared_expert = [this, loaded] { return loaded(shared[0]); };
     return source;
   }
 };
@@ -108,23 +98,32 @@ struct TinyBatch {
     out.assign(static_cast<size_t>(tokens * options.hidden_size), -77.0f);
   }
   Batch batch() {
-    Batch b;
-    b.tokens = tokens;
-    b.hidden = hidden.data();
-    b.topk_ids = ids.data();
-    b.topk_weights = weights.data();
-    b.out = out.data();
-    b.out_dtype = DType::kF32;
-    return b;
+    return {.tokens = tokens,
+            .hidden = hidden.data(),
+            .topk_ids = ids.data(),
+            .topk_weights = weights.data(),
+            .out = out.data(),
+            .out_dtype = DType::kF32};
   }
 };
 
+// Opened on that backend, or on the one that the options name; null, with a failure, if it does not open.
+inline std::unique_ptr<MoeLayer> open_tiny(const TinyLayer& tiny, const LayerOptions& options = tiny_layer_options(),
+                                           const Backend* backend = nullptr) {
+  auto layer = backend == nullptr ? MoeLayer::open(tiny.config(), tiny.source(), options)
+                                  : MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
+  EXPECT_OK(layer);
+  return layer.ok() ? std::move(*layer) : nullptr;
+}
+
 inline Buffer workspace_of(const MoeLayer& layer) { return allocate_pages(layer.workspace_bytes()).value(); }
+inline Status run_in(const Buffer& workspace, const MoeLayer& layer, const Batch& batch) {
+  return layer.run(batch, workspace.data(), workspace.size_bytes());
+}
 
 // Runs on a fresh workspace and returns the output.
 inline std::vector<float> run_tiny(const MoeLayer& layer, TinyBatch& batch) {
-  const Buffer workspace = workspace_of(layer);
-  EXPECT_OK(layer.run(batch.batch(), workspace.data(), workspace.size_bytes()));
+  EXPECT_OK(run_in(workspace_of(layer), layer, batch.batch()));
   return batch.out;
 }
 

@@ -15,20 +15,6 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-void expect_same_status(const RunStatus& expected, const RunStatus& actual) {
-  EXPECT_EQ(expected.bad_expert_ids, actual.bad_expert_ids);
-  EXPECT_EQ(expected.nonfinite_tokens, actual.nonfinite_tokens);
-  EXPECT_EQ(expected.nonfinite_rows, actual.nonfinite_rows);
-  EXPECT_EQ(expected.hidden_blocks, actual.hidden_blocks);
-  EXPECT_EQ(expected.hidden_saturated, actual.hidden_saturated);
-  EXPECT_EQ(expected.hidden_zeroed, actual.hidden_zeroed);
-  EXPECT_EQ(expected.intermediate_blocks, actual.intermediate_blocks);
-  EXPECT_EQ(expected.intermediate_saturated, actual.intermediate_saturated);
-  EXPECT_EQ(expected.intermediate_zeroed, actual.intermediate_zeroed);
-  EXPECT_EQ(expected.nonfinite_weights, actual.nonfinite_weights);
-  EXPECT_EQ(expected.nonfinite_outputs, actual.nonfinite_outputs);
-}
-
 class ReferenceAgainstContract : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(ReferenceAgainstContract, EveryBit) {
@@ -42,7 +28,7 @@ TEST_P(ReferenceAgainstContract, EveryBit) {
     ASSERT_TRUE(run.ok());
     const std::vector<float> actual = test::to_floats(run.run(*data), spec.out_dtype);
     const test::OracleResult oracle = test::oracle_layer(*data);
-    expect_same_status(oracle.status, *run.buffers().status);
+    test::expect_same_status(oracle.status, *run.buffers().status);
     int64_t different = 0;
     for (size_t i = 0; i < actual.size(); ++i) {
       const bool same = (std::isnan(actual[i]) && std::isnan(oracle.out[i])) || actual[i] == oracle.out[i];

@@ -138,19 +138,7 @@ class StepPair {
           << what << " " << row << " elements " << 2 * i << " and " << 2 * i + 1;
   }
 
-  void compare_status() {
-    EXPECT_EQ(expected().status->bad_expert_ids, actual().status->bad_expert_ids);
-    EXPECT_EQ(expected().status->nonfinite_tokens, actual().status->nonfinite_tokens);
-    EXPECT_EQ(expected().status->nonfinite_rows, actual().status->nonfinite_rows);
-    EXPECT_EQ(expected().status->hidden_blocks, actual().status->hidden_blocks);
-    EXPECT_EQ(expected().status->hidden_saturated, actual().status->hidden_saturated);
-    EXPECT_EQ(expected().status->hidden_zeroed, actual().status->hidden_zeroed);
-    EXPECT_EQ(expected().status->intermediate_blocks, actual().status->intermediate_blocks);
-    EXPECT_EQ(expected().status->intermediate_saturated, actual().status->intermediate_saturated);
-    EXPECT_EQ(expected().status->intermediate_zeroed, actual().status->intermediate_zeroed);
-    EXPECT_EQ(expected().status->nonfinite_weights, actual().status->nonfinite_weights);
-    EXPECT_EQ(expected().status->nonfinite_outputs, actual().status->nonfinite_outputs);
-  }
+  void compare_status() { test::expect_same_status(*expected().status, *actual().status); }
 
   // ---- the exact value of a GEMM element and its sum |p|
 

@@ -5,6 +5,7 @@
 
 #include "moe/layer.h"
 #include "moe/registry.h"
+#include "support/sizes.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
@@ -51,11 +52,7 @@ std::string HardwareParam<cpu::Kernels>::name() const {
 }
 
 std::string why_not_here(const Backend& backend) {
-  MoeOptions plain;
-  plain.num_experts = 2;
-  plain.top_k = 1;
-  plain.hidden_size = 64;
-  plain.intermediate_size = 64;
+  const MoeOptions plain = test::sizes_of(2, 1, 64, 64);
   const auto device = device_facts(first_device(backend));
   return device.ok() ? backend.supports(*MoeConfig::make(plain), *device).message() : device.status().message();
 }

@@ -96,6 +96,9 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
 // its order.
 std::vector<const Backend*> runnable_backends();
 
+inline constexpr ActivationFormat kActivationFormats[] = {ActivationFormat::kNvfp4, ActivationFormat::kBf16,
+                                                          ActivationFormat::kInt8Block, ActivationFormat::kFp8};
+
 // Activation formats that no cuda backend takes.
 inline bool is_of_hosts(ActivationFormat format) { return format == ActivationFormat::kInt8Block; }
 

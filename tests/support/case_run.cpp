@@ -180,6 +180,20 @@ void CaseRun::copy_arrays(const CaseRun& from) {
   upload_workspace();
 }
 
+void expect_same_status(const RunStatus& expected, const RunStatus& actual) {
+  EXPECT_EQ(expected.bad_expert_ids, actual.bad_expert_ids);
+  EXPECT_EQ(expected.nonfinite_tokens, actual.nonfinite_tokens);
+  EXPECT_EQ(expected.nonfinite_rows, actual.nonfinite_rows);
+  EXPECT_EQ(expected.hidden_blocks, actual.hidden_blocks);
+  EXPECT_EQ(expected.hidden_saturated, actual.hidden_saturated);
+  EXPECT_EQ(expected.hidden_zeroed, actual.hidden_zeroed);
+  EXPECT_EQ(expected.intermediate_blocks, actual.intermediate_blocks);
+  EXPECT_EQ(expected.intermediate_saturated, actual.intermediate_saturated);
+  EXPECT_EQ(expected.intermediate_zeroed, actual.intermediate_zeroed);
+  EXPECT_EQ(expected.nonfinite_weights, actual.nonfinite_weights);
+  EXPECT_EQ(expected.nonfinite_outputs, actual.nonfinite_outputs);
+}
+
 std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype) {
   const size_t width = static_cast<size_t>(bits(dtype)) / 8;
   std::vector<float> values(bytes.size() / width);

@@ -66,6 +66,9 @@ class CaseRun {
   LayerBuffers buffers_;
 };
 
+// Every count of a run.
+void expect_same_status(const RunStatus& expected, const RunStatus& actual);
+
 // (tokens, channels) of a dtype as floats.
 std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype);
 // Bitwise equal, any NaN equal to any other; else the first difference in words.

@@ -65,12 +65,21 @@ float rounded_to(float value, DType dtype) {
 // (rows, cols) elements of `size` bytes to (cols, rows).
 std::vector<uint8_t> transposed(const std::vector<uint8_t>& in, int64_t rows, int64_t cols, int64_t size) {
   std::vector<uint8_t> out(in.size());
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c)
       std::memcpy(out.data() + (c * rows + r) * size, in.data() + (r * cols + c) * size, static_cast<size_t>(size));
-    }
-  }
   return out;
+}
+
+std::string key_of(int64_t layer, int64_t expert, const std::string& projection) {
+  return std::to_string(layer) + "/" + std::to_string(expert) + "/" + projection;
+}
+
+void quantize(BuiltMatrix& m) {
+  QuantizeCounts counts;
+  const Status status = quantize_weights(m.weights, m.rows, m.cols, m.tensor_scale, ScaleSearch::kMax, m.codes.data(),
+                                         m.scales.data(), counts);
+  if (!status.ok()) throw std::runtime_error(status.message());
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
@@ -105,9 +114,8 @@ const CheckpointBuilder::Names& CheckpointBuilder::names() const {
       {"llama4", "language_model.model.", "feed_forward", false, "shared_expert", true, "llama4_text"},
       {"motif", "model.", "moe", false, nullptr, false, nullptr},
   };
-  for (const Names& row : table) {
+  for (const Names& row : table)
     if (options_.model_type == row.model_type) return row;
-  }
   throw std::invalid_argument("no model type " + options_.model_type);
 }
 
@@ -204,36 +212,29 @@ void CheckpointBuilder::make_config() {
       config_["quantization_config"] = {{"quant_method", type == "deepseek_v4" ? "fp8" : "mxfp4"}};
       if (type == "deepseek_v4") config_["quantization_config"]["scale_fmt"] = "ue8m0";
       break;
+    case SourceFormat::kGgufNvfp4:
     case SourceFormat::kFloat: break;
   }
 }
 
 void CheckpointBuilder::generate() {
   Noise noise(options_.seed);
-  const auto key = [](int64_t l, int64_t e, const std::string& p) {
-    return std::to_string(l) + "/" + std::to_string(e) + "/" + p;
-  };
   for (const int64_t layer : layers_) {
     for (int64_t e = has_shared() ? -1 : 0; e < options_.num_experts; ++e) {
       const float input_scale = 0.01f * static_cast<float>(e + 2);
       for (const char* projection : {"gate", "up", "down"}) {
-        BuiltMatrix& m = matrices_[key(layer, e, projection)];
+        BuiltMatrix& m = matrices_[key_of(layer, e, projection)];
         const bool down = std::string(projection) == "down";
         m.rows = down ? options_.hidden_size : options_.intermediate_size;
         m.cols = down ? options_.intermediate_size : options_.hidden_size;
         m.codes.resize(static_cast<size_t>(m.rows * m.cols / 2));
         m.input_scale = down ? 2 * input_scale : input_scale;
-        if (options_.format == SourceFormat::kMxfp4) {
+        if (const bool mxfp4 = options_.format == SourceFormat::kMxfp4; mxfp4 || options_.random_codes) {
           for (uint8_t& byte : m.codes) byte = static_cast<uint8_t>(noise.bits() >> 56);
-          m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 32)));
-          for (uint8_t& byte : m.scales) byte = static_cast<uint8_t>(117 + noise.bits() % 6);
-          continue;
-        }
-        if (options_.random_codes) {
-          for (uint8_t& byte : m.codes) byte = static_cast<uint8_t>(noise.bits() >> 56);
-          m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
-          for (uint8_t& byte : m.scales) byte = static_cast<uint8_t>(0x50 + noise.bits() % 0x2F);
-          m.tensor_scale = 1e-4f;
+          m.scales.resize(static_cast<size_t>(m.rows * (m.cols / (mxfp4 ? 32 : 16))));
+          for (uint8_t& byte : m.scales)
+            byte = static_cast<uint8_t>(mxfp4 ? 117 + noise.bits() % 6 : 0x50 + noise.bits() % 0x2F);
+          if (!mxfp4) m.tensor_scale = 1e-4f;
           continue;
         }
         double amax = 0;
@@ -244,23 +245,17 @@ void CheckpointBuilder::generate() {
         }
         m.tensor_scale = tensor_scale_from_amax(amax);
         m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
-        QuantizeCounts counts;
-        const Status status = quantize_weights(m.weights, m.rows, m.cols, m.tensor_scale, ScaleSearch::kMax,
-                                               m.codes.data(), m.scales.data(), counts);
-        if (!status.ok()) throw std::runtime_error(status.message());
+        quantize(m);
       }
       // Both producers give gate and up one scale; here the larger one, and up is quantized with it.
-      BuiltMatrix& gate = matrices_[key(layer, e, "gate")];
-      BuiltMatrix& up = matrices_[key(layer, e, "up")];
+      BuiltMatrix& gate = matrix(layer, e, "gate");
+      BuiltMatrix& up = matrix(layer, e, "up");
       if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4) continue;
       if (options_.random_codes) continue;
       const float both = std::max(gate.tensor_scale, up.tensor_scale);
       for (BuiltMatrix* m : {&gate, &up}) {
-        QuantizeCounts counts;
         m->tensor_scale = both;
-        const Status status = quantize_weights(m->weights, m->rows, m->cols, both, ScaleSearch::kMax, m->codes.data(),
-                                               m->scales.data(), counts);
-        if (!status.ok()) throw std::runtime_error(status.message());
+        quantize(*m);
       }
     }
     if (!stacked() || options_.format == SourceFormat::kFloat) continue;
@@ -272,30 +267,22 @@ void CheckpointBuilder::generate() {
 }
 
 BuiltMatrix& CheckpointBuilder::matrix(int64_t layer, int64_t expert, const std::string& projection) {
-  return matrices_.at(std::to_string(layer) + "/" + std::to_string(expert) + "/" + projection);
+  return matrices_.at(key_of(layer, expert, projection));
 }
 
 std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert, const std::string& projection,
                                            const std::string& part) const {
   const Names& row = names();
-  std::string suffix;
-  switch (options_.format) {
-    case SourceFormat::kModelOpt:
-    case SourceFormat::kModelOptStacked:
-      suffix = part == "codes"          ? "weight"
-               : part == "scales"       ? "weight_scale"
-               : part == "tensor_scale" ? "weight_scale_2"
-                                        : "input_scale";
-      break;
-    case SourceFormat::kCompressedTensors:
-      suffix = part == "codes"          ? "weight_packed"
-               : part == "scales"       ? "weight_scale"
-               : part == "tensor_scale" ? "weight_global_scale"
-                                        : "input_global_scale";
-      break;
-    case SourceFormat::kMxfp4: suffix = part == "codes" ? "weight" : "scale"; break;
-    case SourceFormat::kFloat: suffix = "weight"; break;
-  }
+  const auto suffix_of = [&]() -> std::string {
+    if (options_.format == SourceFormat::kFloat) return "weight";
+    if (options_.format == SourceFormat::kMxfp4) return part == "codes" ? "weight" : "scale";
+    const bool compressed = options_.format == SourceFormat::kCompressedTensors;
+    if (part == "codes") return compressed ? "weight_packed" : "weight";
+    if (part == "scales") return "weight_scale";
+    if (part == "tensor_scale") return compressed ? "weight_global_scale" : "weight_scale_2";
+    return compressed ? "input_global_scale" : "input_scale";
+  };
+  const std::string suffix = suffix_of();
   const std::string block = std::string(row.prefix) + "layers." + std::to_string(layer) + "." + row.block + ".";
   if (stacked() && expert >= 0) {
     const std::string base = block + "experts." + (projection == "down" ? "down_proj" : "gate_up_proj");
@@ -383,26 +370,17 @@ void CheckpointBuilder::render() {
   const Names& row = names();
   const RawTensor vector{DType::kBf16, {8}, std::vector<uint8_t>(16)};
   for (const int64_t layer : layers_) {
-    if (has_shared()) {
-      for (const char* projection : {"gate", "up", "down"}) {
-        if (options_.format == SourceFormat::kModelOptStacked) {  // beside stacks, shared experts stay floats
-          const BuiltMatrix& m = matrix(layer, -1, projection);
-          tensors_[tensor_name(layer, -1, projection, "codes")] = {
+    for (const char* projection : {"gate", "up", "down"}) {
+      for (int64_t e = has_shared() ? -1 : 0; e < (stacked() ? 0 : options_.num_experts); ++e) {
+        const BuiltMatrix& m = matrix(layer, e, projection);
+        if (options_.format == SourceFormat::kModelOptStacked)  // beside stacks, shared experts stay floats
+          tensors_[tensor_name(layer, e, projection, "codes")] = {
               DType::kBf16, {m.rows, m.cols}, float_bytes(m.weights, DType::kBf16)};
-        } else {
-          render_matrix(layer, -1, projection, matrix(layer, -1, projection));
-        }
+        else
+          render_matrix(layer, e, projection, m);
       }
     }
-    if (stacked()) {
-      render_stacked(layer);
-    } else {
-      for (int64_t e = 0; e < options_.num_experts; ++e) {
-        for (const char* projection : {"gate", "up", "down"}) {
-          render_matrix(layer, e, projection, matrix(layer, e, projection));
-        }
-      }
-    }
+    if (stacked()) render_stacked(layer);
     const std::string stem = std::string(row.prefix) + "layers." + std::to_string(layer) + ".";
     tensors_[stem + row.block + ".gate.weight"] = vector;
     tensors_[stem + "self_attn.q_proj.weight"] = vector;
@@ -443,6 +421,16 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
     const size_t at = tensor.bytes.size() > 4 ? static_cast<size_t>(expert) * 4 : 0;
     std::memcpy(tensor.bytes.data() + at, &value, 4);
   };
+  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  static const std::map<Plant, float> input_scales = {
+      {Plant::kZeroInputScale, 0.0f}, {Plant::kDenormalInputScale, 1e-40f}, {Plant::kInfiniteInputScale, kInf},
+      {Plant::kNanInputScale, kNan},  {Plant::kNegativeInputScale, -0.5f},  {Plant::kOneInputScale, 1.0f}};
+  static const std::map<Plant, float> tensor_scales = {
+      {Plant::kNanTensorScale, kNan}, {Plant::kZeroTensorScale, 0.0f}, {Plant::kNegativeTensorScale, -1e-4f}};
+  if (const auto found = input_scales.find(fault); found != input_scales.end())
+    set_scalar("down", "input_scale", found->second);
+  if (const auto found = tensor_scales.find(fault); found != tensor_scales.end())
+    set_scalar("gate", "tensor_scale", found->second);
   switch (fault) {
     case Plant::kFlippedCode: gate.codes[5] ^= 0x02; break;
     case Plant::kScaleTimesTwo: up.scales[3] = static_cast<uint8_t>(up.scales[3] + 8); break;
@@ -470,17 +458,8 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       break;
     }
     case Plant::kMissingInputScale: tensors().erase(tensor_name(layer, expert, "down", "input_scale")); break;
-    case Plant::kZeroInputScale: set_scalar("down", "input_scale", 0.0f); break;
-    case Plant::kDenormalInputScale: set_scalar("down", "input_scale", 1e-40f); break;
-    case Plant::kInfiniteInputScale: set_scalar("down", "input_scale", std::numeric_limits<float>::infinity()); break;
-    case Plant::kNanInputScale: set_scalar("down", "input_scale", std::numeric_limits<float>::quiet_NaN()); break;
-    case Plant::kNegativeInputScale: set_scalar("down", "input_scale", -0.5f); break;
-    case Plant::kOneInputScale: set_scalar("down", "input_scale", 1.0f); break;
     case Plant::kNanBlockScale: up.scales[1] = 0x7F; break;
     case Plant::kNegativeBlockScale: up.scales[1] |= 0x80; break;
-    case Plant::kNanTensorScale: set_scalar("gate", "tensor_scale", std::numeric_limits<float>::quiet_NaN()); break;
-    case Plant::kZeroTensorScale: set_scalar("gate", "tensor_scale", 0.0f); break;
-    case Plant::kNegativeTensorScale: set_scalar("gate", "tensor_scale", -1e-4f); break;
     case Plant::kGateUpMismatch: up.tensor_scale *= 1.5f; break;
     case Plant::kWrongShape: {
       RawTensor& tensor = raw("up", "scales");
@@ -497,6 +476,7 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
     }
     case Plant::kZeroScaleOverCodes: down.scales[2] = 0; break;
     case Plant::kAllZeroScales: std::fill(down.scales.begin(), down.scales.end(), uint8_t{0}); break;
+    default: break;
   }
   // Faults in the numbers show where the tensors are rendered already.
   if (rendered_ && !stacked()) {

@@ -1,17 +1,10 @@
 // The table of hostile checkpoint directories: headers, tensors, and index files; see hostile_safetensors.h.
 #include "support/hostile_safetensors.h"
 
-#include <fstream>
-#include <stdexcept>
+#include "support/gguf_builder.h"
 
 namespace nvfp4_moe::internal::test {
 namespace {
-
-std::string length_bytes(uint64_t length) {
-  std::string bytes;
-  for (int i = 0; i < 8; ++i) bytes += static_cast<char>(length >> (8 * i) & 0xFF);
-  return bytes;
-}
 
 std::string repeat(const std::string& text, size_t count) {
   std::string out;
@@ -75,44 +68,37 @@ const std::string kGood = "{" + tensor("x", "\"U8\"", "[4]", "[0,4]") + "}";
 void add_lengths(Table& table) {
   table.file("empty_file", "", {"expected at least 8 bytes", "got 0"});
   table.file("seven_bytes", std::string(7, '\0'), {"expected at least 8 bytes", "got 7"});
-  table.file("length_without_header", length_bytes(16), {"expected 16 bytes", "got 0", "cut off"});
-  table.file("length_zero", length_bytes(0), {"header length", "got 0"});
-  table.file("length_zero_with_data", length_bytes(0) + "{}", {"header length", "got 0"});
-  table.file("length_one", length_bytes(1) + "{", {"header length", "got 1"});
-  table.file("length_all_ones", length_bytes(~uint64_t{0}) + kGood, {"header length", "got 18446744073709551615"});
-  table.file("length_minus_eight", length_bytes(~uint64_t{7}) + kGood, {"header length", "got 18446744073709551608"});
-  table.file("length_sign_bit", length_bytes(uint64_t{1} << 63) + kGood, {"header length", "9223372036854775808"});
-  table.file("length_over_limit", length_bytes((uint64_t{100} << 20) + 1) + kGood,
+  table.file("length_without_header", le64(16), {"expected 16 bytes", "got 0", "cut off"});
+  table.file("length_zero", le64(0), {"header length", "got 0"});
+  table.file("length_one", le64(1) + "{", {"header length", "got 1"});
+  table.file("length_all_ones", le64(~uint64_t{0}) + kGood, {"header length", "got 18446744073709551615"});
+  table.file("length_minus_eight", le64(~uint64_t{7}) + kGood, {"header length", "got 18446744073709551608"});
+  table.file("length_sign_bit", le64(uint64_t{1} << 63) + kGood, {"header length", "9223372036854775808"});
+  table.file("length_over_limit", le64((uint64_t{100} << 20) + 1) + kGood,
              {"header length", "expected 2 to 104857600", "got 104857601"});
-  table.file("length_at_limit_without_bytes", length_bytes(uint64_t{100} << 20) + kGood,
+  table.file("length_at_limit_without_bytes", le64(uint64_t{100} << 20) + kGood,
              {"expected 104857600 bytes", "cut off"});
   table.file("length_big_endian", std::string("\0\0\0\0\0\0\0\2{}", 10), {"header length"});
-  table.file("length_one_too_many", length_bytes(kGood.size() + 5) + kGood + "data", {"cut off"});
-  table.file("length_one_too_few", length_bytes(kGood.size() - 1) + kGood + "data", {"header: byte"});
-  table.file("header_cut_in_half", length_bytes(kGood.size()) + kGood.substr(0, kGood.size() / 2), {"cut off"});
+  table.file("length_one_too_many", le64(kGood.size() + 5) + kGood + "data", {"cut off"});
+  table.file("length_one_too_few", le64(kGood.size() - 1) + kGood + "data", {"header: byte"});
+  table.file("header_cut_in_half", le64(kGood.size()) + kGood.substr(0, kGood.size() / 2), {"cut off"});
 }
 
 void add_json(Table& table) {
   table.header("header_begins_with_space", " " + kGood, {"expected '{'"}, 4);
   table.header("header_array", "[]", {"expected '{'", "got '['"});
-  table.header("header_string", "\"x\"", {"expected '{'"});
   table.header("header_null", "null", {"expected '{'", "got 'n'"});
   table.header("header_zeros", std::string(16, '\0'), {"expected '{'", "got '\\x00'"});
   table.header("header_byte_order_mark", "\xEF\xBB\xBF{}", {"expected '{'"});
   table.header("header_is_pickle", "\x80\x02}q", {"expected '{'", "\\x80"});
   table.header("json_cut", "{\"x\":", {"header: byte"});
   table.header("json_no_quotes", "{x:1}", {"header: byte", "syntax error"});
-  table.header("json_single_quotes", "{'x':1}", {"header: byte"});
   table.header("json_trailing_comma", "{\"__metadata__\":{},}", {"header: byte"});
-  table.header("json_comment", "{}/* x */", {"header: byte"});
   table.header("json_trailing_text", "{} x", {"header: byte"});
-  table.header("json_two_objects", "{}{}", {"header: byte"});
   table.header("json_nul_padding", std::string("{}\0\0", 4), {"byte 2: NUL"});
   table.header("json_text_behind_nul", std::string("{}\0{\"x\":1}", 10), {"byte 2: NUL"});
-  table.header("json_unterminated_string", "{\"x", {"header: byte"});
   table.header("json_nan", "{\"x\":NaN}", {"header: byte"});
   table.header("json_number_overflow", "{\"x\":1e999}", {"header: byte", "number overflow"});
-  table.header("json_bad_escape", "{\"\\q\":1}", {"header: byte"});
   table.header("json_control_character", "{\"a\nb\":1}", {"header: byte"});
   table.header("utf8_stray_byte", "{\"a\xFF\":1}", {"byte 3: invalid UTF-8"});
   table.header("utf8_overlong", "{\"a\xC0\xAF\":1}", {"byte 3: invalid UTF-8"});
@@ -146,7 +132,6 @@ void add_json(Table& table) {
 
 void add_fields(Table& table) {
   table.header("metadata_array", "{\"__metadata__\":[]}", {"__metadata__", "expected an object", "an array of 0"});
-  table.header("metadata_null", "{\"__metadata__\":null}", {"__metadata__", "expected an object", "got null"});
   table.header("metadata_nested", "{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", {"__metadata__: 'a'", "an object of 1"});
   table.header("tensor_is_number", "{\"x\":1}", {"tensor 'x'", "expected an object", "got 1"});
   table.header("tensor_is_array", "{\"x\":[0,4]}", {"tensor 'x'", "expected an object"}, 4);
@@ -166,7 +151,6 @@ void add_fields(Table& table) {
   table.one_tensor("dtype_lower_case", "\"u8\"", "[4]", "[0,4]", 4, {"dtype", "got \"u8\""});
   table.one_tensor("dtype_with_nul", "\"U8\\u0000\"", "[4]", "[0,4]", 4, {"dtype", "U8\\x00"});
   table.one_tensor("dtype_number", "8", "[4]", "[0,4]", 4, {"dtype", "expected a string", "got 8"});
-  table.one_tensor("dtype_empty", "\"\"", "[4]", "[0,4]", 4, {"dtype", "got \"\""});
 }
 
 void add_shapes(Table& table) {
@@ -239,7 +223,6 @@ void add_indexes(Table& table) {
   table.index("index_array", "[]", {"expected an object with weight_map"});
   table.index("index_without_map", "{\"metadata\":{}}", {"expected weight_map"});
   table.index("index_map_array", "{\"weight_map\":[]}", {"weight_map", "an array of 0"});
-  table.index("index_map_null", "{\"weight_map\":null}", {"weight_map", "got null"});
   table.index("index_map_empty", "{\"weight_map\":{}}", {"weight_map", "an object of 0"});
   table.index("index_metadata_array", "{\"metadata\":[],\"weight_map\":{" + good + "}}", {"metadata", "an array of 0"});
   table.index("index_duplicate_tensor", map(good + ",\"a\":\"two.safetensors\""), {"duplicate key 'a'"});
@@ -295,7 +278,7 @@ void add_indexes(Table& table) {
 }  // namespace
 
 std::string safetensors_bytes(const std::string& header, size_t data_bytes) {
-  return length_bytes(header.size()) + header + std::string(data_bytes, '\0');
+  return le64(header.size()) + header + std::string(data_bytes, '\0');
 }
 
 const std::vector<HostileCase>& hostile_cases() {
@@ -319,9 +302,7 @@ void write_hostile_case(const std::filesystem::path& dir, const HostileCase& hos
       std::filesystem::create_directories(dir / file.name);
       continue;
     }
-    std::ofstream out(dir / file.name, std::ios::binary);
-    out << file.bytes;
-    if (!out.flush()) throw std::runtime_error("cannot write " + (dir / file.name).string());
+    write_file((dir / file.name).string(), file.bytes);
   }
 }
 

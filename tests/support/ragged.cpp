@@ -8,17 +8,14 @@
 #include "judge/judge.h"
 #include "moe/registry.h"
 #include "support/case_run.h"
+#include "support/sizes.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
 
 Case ragged_case(const Ragged& ragged, ActivationFormat format) {
   Case spec;
-  spec.name = "ragged";
-  spec.options.num_experts = ragged.experts;
-  spec.options.top_k = ragged.top_k;
-  spec.options.hidden_size = 1040;
-  spec.options.intermediate_size = 720;
+  spec.options = test::sizes_of(ragged.experts, ragged.top_k, 1040, 720);
   spec.options.activation_format = format;
   spec.options.row_format = RowFormat::kFp32;
   spec.range = {0, ragged.experts};

@@ -216,6 +216,17 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
   return x_row;
 }
 
+// Zeros and whether a number is not finite; returns the largest magnitude.
+Real begin_row(const std::vector<double>& x, OracleRow& row) {
+  row.values.assign(x.size(), 0.0);
+  Real amax = 0;
+  for (double value : x) {
+    if (!std::isfinite(value)) row.nonfinite = true;
+    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
+  }
+  return amax;
+}
+
 }  // namespace
 
 double oracle_e2m1(int code) {
@@ -262,12 +273,7 @@ double oracle_activation_in_double(const MoeOptions& options, double g, double u
 
 OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat) {
   OracleRow x_row;
-  x_row.values.assign(x.size(), 0.0);
-  Real amax = 0;
-  for (double value : x) {
-    if (!std::isfinite(value)) x_row.nonfinite = true;
-    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
-  }
+  const Real amax = begin_row(x, x_row);
   if (x_row.nonfinite) return x_row;
   x_row.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 2688);
   const float encode = 1.0f / x_row.scale;
@@ -302,12 +308,7 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
 
 OracleRow oracle_quantize_fp8(const std::vector<double>& x, float given) {
   OracleRow x_row;
-  x_row.values.assign(x.size(), 0.0);
-  Real amax = 0;
-  for (double value : x) {
-    if (!std::isfinite(value)) x_row.nonfinite = true;
-    amax = std::max(amax, static_cast<Real>(std::fabs(value)));
-  }
+  const Real amax = begin_row(x, x_row);
   if (x_row.nonfinite) return x_row;
   x_row.scale = given != 0 ? given : amax == 0 ? 1.0f : power_of_two_above(amax / 448);
   for (size_t b = 0; b < x.size(); b += 16) {
@@ -356,8 +357,7 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
 
 OracleRow oracle_quantize_int8(const std::vector<double>& x) {
   OracleRow x_row;
-  x_row.values.assign(x.size(), 0.0);
-  for (double value : x) x_row.nonfinite = x_row.nonfinite || !std::isfinite(value);
+  begin_row(x, x_row);
   if (x_row.nonfinite) return x_row;
   for (size_t b = 0; b < x.size(); b += 16) {
     Real amax = 0;

@@ -1,5 +1,6 @@
 // Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (tests/vectors/make_checkpoint_vectors.py): they
 // load, unpack to their own bytes, and run as the reference says.
+#include "support/backends.h"
 #include "support/support.h"
 #include "verify/verify.h"
 
@@ -8,8 +9,7 @@ namespace {
 
 TEST(Producers, TheirCheckpointsVerify) {
   for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
-    for (const ActivationFormat format :
-         {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
+    for (const ActivationFormat format : test::kActivationFormats) {
       VerifyOptions options;
       options.states.tokens = 24;
       options.choose_format = false;
@@ -23,7 +23,9 @@ TEST(Producers, TheirCheckpointsVerify) {
         EXPECT_EQ(layer.packed->experts, layer.options.num_experts);
         EXPECT_EQ(layer.options.activation_format, format);
         ASSERT_EQ(layer.fp8.has_value(), format == ActivationFormat::kFp8);
-        if (layer.fp8) EXPECT_GT(layer.fp8->inexact, layer.fp8->weights / 10);
+        if (layer.fp8) {
+          EXPECT_GT(layer.fp8->inexact, layer.fp8->weights / 10);
+        }
       }
     }
   }

@@ -7,25 +7,18 @@
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
 #include "core/float_formats.h"
-#include "safetensors/safetensors.h"
 #include "support/checkpoint_builder.h"
 #include "support/read_tensor.h"
-#include "support/support.h"
+#include "support/sizes.h"
+#include "support/write_tensors.h"
 #include "verify/calibrate.h"
 
 namespace nvfp4_moe::internal {
 namespace {
 
-using test::TempDir;
+using namespace test;
 
-MoeOptions layer() {
-  MoeOptions o;
-  o.num_experts = 6;
-  o.top_k = 3;
-  o.hidden_size = 256;
-  o.intermediate_size = 64;
-  return o;
-}
+MoeOptions layer() { return test::sizes_of(6, 3, 256, 64); }
 
 // Weights that are shares of 1 would all be 1 for one expert a token, and a layer that ignores them would pass.
 TEST(States, SeededWeightsOfOnInputDiffer) {
@@ -73,32 +66,13 @@ TEST(States, SeededOnesAreDeterministicWithOutliersAndDistinctIds) {
   EXPECT_LT(skipped, 142);
 }
 
-template <class T>
-void add(std::vector<TensorInfo>& infos, std::vector<std::vector<std::byte>>& data, const std::string& name,
-         DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape), .end = values.size() * sizeof(T)};
-  infos.push_back(info);
-  const auto bytes = std::as_bytes(std::span(values));
-  data.emplace_back(bytes.begin(), bytes.end());
-}
-
-void write(const std::string& path, std::vector<TensorInfo> infos, const std::vector<std::vector<std::byte>>& data) {
-  auto writer = SafetensorsWriter::create(path, std::move(infos), {});
-  ASSERT_OK(writer);
-  for (const auto& d : data) ASSERT_OK(writer->write(d));
-  ASSERT_OK(writer->finish());
-}
-
 TEST(States, AreReadByLayerOrForAll) {
   TempDir dir;
-  std::vector<TensorInfo> infos;
-  std::vector<std::vector<std::byte>> data;
-  std::vector<float> shared(4 * 256, 0.5f), own(2 * 256, -2.0f), weights(12, 0.25f);
-  add(infos, data, "hidden", DType::kF32, {4, 256}, shared);
-  add(infos, data, "layers.1.hidden", DType::kF32, {2, 256}, own);
-  add(infos, data, "topk_ids", DType::kI64, {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 2, 2});
-  add(infos, data, "topk_weights", DType::kF32, {4, 3}, weights);
-  write(dir.file("s.safetensors"), infos, data);
+  const std::vector<float> shared(4 * 256, 0.5f), own(2 * 256, -2.0f), weights(12, 0.25f);
+  const std::vector<int64_t> ids = {0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 2, 2};
+  write_tensors(dir.file("s.safetensors"),
+                {tensor("hidden", DType::kF32, {4, 256}, shared), tensor("layers.1.hidden", DType::kF32, {2, 256}, own),
+                 tensor("topk_ids", DType::kI64, {4, 3}, ids), tensor("topk_weights", DType::kF32, {4, 3}, weights)});
   StatesOptions options;
   options.tokens = 3;
   const auto zero = load_states(dir.file("s.safetensors"), layer(), 0, options);
@@ -118,23 +92,28 @@ TEST(States, AreReadByLayerOrForAll) {
 
 TEST(States, WhatDoesNotFitIsRefusedByName) {
   TempDir dir;
-  const auto message = [&](const std::string& name, DType dtype, std::vector<int64_t> shape, size_t bytes) {
-    std::vector<TensorInfo> infos;
-    std::vector<std::vector<std::byte>> data;
-    if (name != "hidden") add(infos, data, "hidden", DType::kF32, {4, 256}, std::vector<float>(1024));
-    add(infos, data, name, dtype, std::move(shape), std::vector<uint8_t>(bytes, 0x11));
-    write(dir.file("s.safetensors"), infos, data);
+  const struct {
+    const char *name, *words;
+    DType dtype;
+    int64_t cols;
+  } cases[] = {
+      {"hidden", "expected (tokens, 256)", DType::kF32, 128},
+      {"hidden", "BF16, F16 or F32", DType::kI32, 256},
+      {"topk_ids", "expected -1 to 5", DType::kI32, 3},
+      {"topk_ids", "expected (4, 3)", DType::kI32, 2},
+      {"topk_ids", "I32 or I64", DType::kF32, 3},
+      {"topk_weights", "F32", DType::kI32, 3},
+  };
+  for (const auto& [name, words, dtype, cols] : cases) {
+    std::vector<NamedTensor> tensors = {
+        tensor(name, dtype, {4, cols}, std::vector<int32_t>(static_cast<size_t>(4 * cols), 6))};
+    if (name != std::string("hidden"))
+      tensors.push_back(tensor("hidden", DType::kF32, {4, 256}, std::vector<float>(1024)));
+    write_tensors(dir.file("s.safetensors"), tensors);
     const Status status = load_states(dir.file("s.safetensors"), layer(), 0, {}).status();
     EXPECT_EQ(status.code(), Code::kBadInput);
-    return status.message();
-  };
-  EXPECT_NE(message("hidden", DType::kF32, {4, 128}, 2048).find("expected (tokens, 256)"), std::string::npos);
-  EXPECT_NE(message("hidden", DType::kI32, {4, 256}, 4096).find("BF16, F16 or F32"), std::string::npos);
-  EXPECT_NE(message("topk_ids", DType::kI32, {4, 3}, 48).find("expected -1 to 5"), std::string::npos);
-  EXPECT_NE(message("topk_ids", DType::kI32, {4, 2}, 32).find("expected (4, 3)"), std::string::npos);
-  EXPECT_NE(message("topk_ids", DType::kF32, {4, 3}, 48).find("I32 or I64"), std::string::npos);
-  EXPECT_NE(message("topk_weights", DType::kI32, {4, 3}, 48).find("F32"), std::string::npos);
-
+    EXPECT_THAT(status.message(), testing::HasSubstr(words));
+  }
   EXPECT_FALSE(load_states(dir.file("none.safetensors"), layer(), 0, {}).ok());
 }
 
@@ -205,9 +184,9 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
     EXPECT_EQ(got.hidden_amax, static_cast<float>(hidden));
     EXPECT_NEAR(got.intermediate_amax, intermediate, intermediate * 0x1p-7) << "one rounding to bf16";
     const std::string prefix = "layers." + std::to_string(got.layer) + ".";
-    EXPECT_EQ(test::read_tensor<int64_t>(*moments, *moments->find(prefix + "rows")), rows);
-    const auto of_hidden = test::read_tensor<float>(*moments, *moments->find(prefix + "hidden_moments"));
-    const auto of_intermediate = test::read_tensor<float>(*moments, *moments->find(prefix + "intermediate_moments"));
+    EXPECT_EQ(read_tensor<int64_t>(*moments, *moments->find(prefix + "rows")), rows);
+    const auto of_hidden = read_tensor<float>(*moments, *moments->find(prefix + "hidden_moments"));
+    const auto of_intermediate = read_tensor<float>(*moments, *moments->find(prefix + "intermediate_moments"));
     ASSERT_EQ(of_hidden.size(), hidden_moments.size());
     ASSERT_EQ(of_intermediate.size(), intermediate_moments.size());
     const auto mean = [&](const std::vector<double>& sums, size_t i, size_t cols) {
@@ -227,7 +206,7 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
 // Llama-4: the routed experts quantize hidden times its router weight, a shared expert hidden itself.
 TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
   TempDir dir;
-  test::CheckpointBuilder builder({.model_type = "llama4", .format = SourceFormat::kModelOptStacked});
+  CheckpointBuilder builder({.model_type = "llama4", .format = SourceFormat::kModelOptStacked});
   ASSERT_OK(builder.write(dir.file("llama4")));
   const auto checkpoint = Checkpoint::open(dir.file("llama4"));
   ASSERT_OK(checkpoint);
@@ -291,10 +270,7 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
   options.moments = dir_.file("new");
   std::vector<float> hidden(2 * 128, 1.0f);
   hidden[130] = INFINITY;
-  std::vector<TensorInfo> infos;
-  std::vector<std::vector<std::byte>> data;
-  add(infos, data, "hidden", DType::kF32, {2, 128}, hidden);
-  write(dir_.file("s.safetensors"), infos, data);
+  write_tensors(dir_.file("s.safetensors"), {tensor("hidden", DType::kF32, {2, 128}, hidden)});
   options.layers = {};
   options.input = dir_.file("s.safetensors");
   const Status status = calibrate(*checkpoint, options).status();

@@ -35,6 +35,17 @@ struct Quantized {
   }
 };
 
+// With room for codes and scales of these weights, and the tensor scale that their largest gives.
+Quantized unquantized(std::vector<float> w, int64_t rows = 64) {
+  Quantized q;
+  q.rows = rows;
+  q.s = tensor_scale_from_amax(row_amax(w));
+  q.w = std::move(w);
+  q.codes.resize(q.w.size() / 2);
+  q.scales.resize(q.w.size() / 16);
+  return q;
+}
+
 enum class Data { kNormal, kHeavyTails, kWideBlocks, kBf16Grid, kWithZeros };
 
 std::vector<float> draw(Data data, size_t count, uint32_t seed) {
@@ -142,20 +153,15 @@ TEST(HalfStep, EveryProducersQuantizerPasses) {
 }
 
 TEST(HalfStep, OurQuantizersPass) {
-  for (const auto& [search, weighted] : std::vector<std::pair<ScaleSearch, bool>>{{ScaleSearch::kMax, false},
-                                                                                  {ScaleSearch::kMse, false},
-                                                                                  {ScaleSearch::kSweep, false},
-                                                                                  {ScaleSearch::kMse, true},
-                                                                                  {ScaleSearch::kSweep, true}}) {
+  using S = ScaleSearch;
+  for (const auto& [search, weighted] :
+       {std::pair(S::kMax, false), std::pair(S::kMse, false), std::pair(S::kSweep, false), std::pair(S::kMse, true),
+        std::pair(S::kSweep, true)}) {
     for (const Data data : kAllData) {
-      Quantized q;
+      Quantized q = unquantized(draw(data, 64 * 256, 11));
       // Every other column, outliers with it, counts for nothing.
       std::vector<float> weights(weighted ? static_cast<size_t>(q.cols) : 0);
       for (size_t c = 0; c < weights.size(); c += 2) weights[c] = static_cast<float>(c % 13);
-      q.w = draw(data, static_cast<size_t>(q.rows * q.cols), 11);
-      q.s = tensor_scale_from_amax(row_amax(q.w));
-      q.codes.resize(q.w.size() / 2);
-      q.scales.resize(q.w.size() / 16);
       QuantizeCounts counts;
       double sum_sq = 0, sum_sq_error = 0;
       ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, search, q.codes.data(), q.scales.data(), counts, &sum_sq,
@@ -178,12 +184,7 @@ TEST(HalfStep, OurQuantizersPass) {
 
 // A full search over all 126 scales clips where that pays; only the squared error explains it.
 TEST(HalfStep, AFullSweepOfScalesPasses) {
-  Quantized q;
-  q.rows = 16;
-  q.w = draw(Data::kHeavyTails, static_cast<size_t>(q.rows * q.cols), 5);
-  q.s = tensor_scale_from_amax(row_amax(q.w));
-  q.codes.resize(q.w.size() / 2);
-  q.scales.resize(q.w.size() / 16);
+  Quantized q = unquantized(draw(Data::kHeavyTails, 16 * 256, 5), 16);
   for (size_t b = 0; b < q.scales.size(); ++b) {
     double best = 1e300;
     for (int byte = 1; byte < 0x7F; ++byte) {
@@ -207,11 +208,7 @@ TEST(HalfStep, AFullSweepOfScalesPasses) {
 
 // A producer that divides in bf16: counted, accepted in numbers; one such weight alone is a fault.
 TEST(HalfStep, Bf16DivisionIsToldApart) {
-  Quantized q;
-  q.w = draw(Data::kNormal, static_cast<size_t>(q.rows * q.cols), 3);
-  q.s = tensor_scale_from_amax(row_amax(q.w));
-  q.codes.resize(q.w.size() / 2);
-  q.scales.resize(q.w.size() / 16);
+  Quantized q = unquantized(draw(Data::kNormal, 64 * 256, 3));
   const auto bf16 = [](float x) { return bf16_to_float(bf16_from_float(x)); };
   QuantizeCounts counts;
   ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, ScaleSearch::kMax, q.codes.data(), q.scales.data(), counts));

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -25,18 +26,21 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kHidden = 128, kInter = 64;
 
+SynthesizeOptions sizes(int64_t layers, int64_t hidden) {
+  return {.layers = layers,
+          .num_experts = 6,
+          .top_k = 3,
+          .hidden_size = hidden,
+          .intermediate_size = kInter,
+          .vocab_size = 32};
+}
+
 // One pair of original and NVFP4 checkpoint for all tests; those that damage a file work on a copy.
 struct Models {
   TempDir dir;
   std::string original = dir.file("original"), nvfp4 = dir.file("nvfp4"), ct = dir.file("ct"), mse = dir.file("mse");
   Models() {
-    SynthesizeOptions o{.layers = 2,
-                        .num_experts = 6,
-                        .top_k = 3,
-                        .hidden_size = kHidden,
-                        .intermediate_size = kInter,
-                        .vocab_size = 32};
-    EXPECT_OK(synthesize_checkpoint(original, o));
+    EXPECT_OK(synthesize_checkpoint(original, sizes(2, kHidden)));
     QuantizeOptions q;
     EXPECT_OK(quantize_checkpoint(original, nvfp4, q));
     q.format = OutputFormat::kCompressedTensors;
@@ -83,6 +87,7 @@ void change(const std::string& dir, const std::string& tensor,
   put_bytes(dir, tensor, bytes);
 }
 
+void flip_signs(uint8_t& pair) { pair ^= 0x88; }
 void double_scale(uint8_t& scale) { scale = static_cast<uint8_t>(scale < 0x70 ? scale + 8 : scale - 8); }
 
 void swap_gate_and_up(const std::string& dir, int64_t expert) {
@@ -124,6 +129,13 @@ void shift_experts(const std::string& dir) {
     }
   }
 }
+
+// A fault in a checkpoint's files, and words of the lines that name it.
+struct FaultCase {
+  const char* name;
+  std::function<void(const std::string& dir)> damage;
+  std::vector<std::vector<std::string>> lines;
+};
 
 class Verify : public ::testing::Test {
  protected:
@@ -274,46 +286,46 @@ class ChangedAfter : public Verify {
     EXPECT_EQ(times, 1) << done;
     return report;
   }
-  Result<VerifyReport> packed_before(const std::function<void(const std::string& dir)>& fault) {
-    return verify_changed("layer 1 expert 5: pack", fault, options());
-  }
 };
 
-TEST_F(ChangedAfter, OneFlippedCode) {
-  const std::string tensor = expert_tensor(3, "w3.weight");
-  const auto report = packed_before([&](const std::string& d) {
-    change(d, tensor, [](auto& codes) { codes[20 * kHidden / 2 + 33] ^= 0x40; });  // high nibble: column 67
-  });
-  expect_named(report, {"packed weights", "layer 1", "expert 3", "up", tensor, "(20, 67)", "code"});
-  EXPECT_EQ(report->layers[1].packed->differing_bytes, 1u);
-  EXPECT_EQ(report->layers[1].packed->faulty_tensors, 1);
-}
-
-TEST_F(ChangedAfter, BlockScaleTimesTwo) {
-  const auto report = packed_before([](const std::string& d) {
-    change(d, expert_tensor(3, "w2.weight_scale"), [](auto& scales) { double_scale(scales[100 * kInter / 16 + 2]); });
-  });
-  expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "(100, 32)", "block_scale"});
-}
-
-TEST_F(ChangedAfter, SwappedGateAndUp) {
-  const auto report = packed_before([](const std::string& d) { swap_gate_and_up(d, 3); });
-  expect_named(report, {"layer 1", "expert 3", "gate", expert_tensor(3, "w1"), "(0, "});
-  expect_named(report, {"layer 1", "expert 3", "up", expert_tensor(3, "w3"), "(0, "});
-  EXPECT_FALSE(report->layers[1].run->passed()) << "the run notices too";
-}
-
-TEST_F(ChangedAfter, TransposedScales) {
-  const auto report =
-      packed_before([](const std::string& d) { transpose_scales(d, expert_tensor(3, "w2.weight_scale"), kHidden); });
-  expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "block_scale"});
-}
-
-TEST_F(ChangedAfter, HalfTheTensorScale) {
-  const auto report = packed_before([](const std::string& d) {
-    change_tensor_scale(d, expert_tensor(3, "w2.weight_scale_2"), [](float scale) { return scale / 2; });
-  });
-  expect_named(report, {"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "tensor_scale"});
+TEST_F(ChangedAfter, IsNamedByItsPlace) {
+  const FaultCase cases[] = {
+      {"code",
+       [](const std::string& d) {  // high nibble: column 67
+         change(d, expert_tensor(3, "w3.weight"), [](auto& codes) { codes[20 * kHidden / 2 + 33] ^= 0x40; });
+       },
+       {{"packed weights", "layer 1", "expert 3", "up", expert_tensor(3, "w3.weight"), "(20, 67)", "code"}}},
+      {"block scale",
+       [](const std::string& d) {
+         change(d, expert_tensor(3, "w2.weight_scale"),
+                [](auto& scales) { double_scale(scales[100 * kInter / 16 + 2]); });
+       },
+       {{"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "(100, 32)", "block_scale"}}},
+      {"swapped gate and up",
+       [](const std::string& d) { swap_gate_and_up(d, 3); },
+       {{"layer 1", "expert 3", "gate", expert_tensor(3, "w1"), "(0, "},
+        {"layer 1", "expert 3", "up", expert_tensor(3, "w3"), "(0, "}}},
+      {"transposed scales",
+       [](const std::string& d) { transpose_scales(d, expert_tensor(3, "w2.weight_scale"), kHidden); },
+       {{"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "block_scale"}}},
+      {"half the tensor scale",
+       [](const std::string& d) {
+         change_tensor_scale(d, expert_tensor(3, "w2.weight_scale_2"), [](float scale) { return scale / 2; });
+       },
+       {{"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "tensor_scale"}}},
+  };
+  for (const FaultCase& one : cases) {
+    SCOPED_TRACE(one.name);
+    const auto report = verify_changed("layer 1 expert 5: pack", one.damage, options());
+    for (const auto& words : one.lines) expect_named(report, words);
+    if (&one == &cases[0]) {
+      EXPECT_EQ(report->layers[1].packed->differing_bytes, 1u);
+      EXPECT_EQ(report->layers[1].packed->faulty_tensors, 1);
+    }
+    if (&one == &cases[2]) {
+      EXPECT_FALSE(report->layers[1].run->passed()) << "the run notices too";
+    }
+  }
 }
 
 TEST_F(ChangedAfter, ExpertRangeOffByOne) {
@@ -327,20 +339,13 @@ TEST_F(ChangedAfter, ExpertRangeOffByOne) {
 
 // Row 17 of down makes channel 17. The packed layer is compared before the files change, and run afterwards.
 TEST_F(ChangedAfter, AnotherResultIsNamedByTokenAndChannel) {
-  struct Fault {
+  const struct {
     const char* name;
     std::function<void(uint8_t* codes, uint8_t* scales)> of_row;
-  };
-  const Fault faults[] = {{"sign",
-                           [](uint8_t* codes, uint8_t*) {
-                             for (int i = 0; i < kInter / 2; ++i) codes[i] ^= 0x88;
-                           }},
-                          {"double",
-                           [](uint8_t*, uint8_t* scales) {
-                             for (int i = 0; i < kInter / 16; ++i) double_scale(scales[i]);
-                           }},
-                          {"zero", [](uint8_t* codes, uint8_t*) { std::memset(codes, 0, kInter / 2); }}};
-  for (const Fault& fault : faults) {
+  } faults[] = {{"sign", [](uint8_t* codes, uint8_t*) { std::for_each_n(codes, kInter / 2, flip_signs); }},
+                {"double", [](uint8_t*, uint8_t* scales) { std::for_each_n(scales, kInter / 16, double_scale); }},
+                {"zero", [](uint8_t* codes, uint8_t*) { std::memset(codes, 0, kInter / 2); }}};
+  for (const auto& fault : faults) {
     SCOPED_TRACE(fault.name);
     const auto report = verify_changed(
         "layer 1 expert 5: unpack and compare",
@@ -367,7 +372,9 @@ TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
   ASSERT_OK(config);
   for (const char* backend : {"auto", "reference"}) {
     for (const double where : {0.02, 0.4, 0.77}) {
-      LayerOptions o{.backend = backend, .range = {0, 6}};
+      LayerOptions o;
+      o.backend = backend;
+      o.range = {0, 6};
       o.limits.max_tokens = 1;
       const auto layer = MoeLayer::open(*config, *layer_source(*checkpoint, 1), o);
       ASSERT_OK(layer);
@@ -385,71 +392,65 @@ TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
 
 // ---- planted in the checkpoint, found against the original
 
-class FileFault : public Verify {};
-
-TEST_F(FileFault, OneFlippedCode) {
-  const std::string tensor = expert_tensor(4, "w1.weight");
-  const std::string dir = damaged([&](const std::string& d) {
-    change(d, tensor, [](auto& codes) { codes[30 * kHidden / 2 + 11] ^= 0x04; });  // low nibble: column 22
-  });
-  const auto report = verify(dir, against());
-  expect_named(report, {"original", "layer 1", "expert 4", "gate", tensor, "(30, 22)"});
-  EXPECT_EQ(report->layers[1].original->broken_half_steps, 1u);
-  // Without the original nothing can know.
-  EXPECT_TRUE(verify(dir, options())->passed());
+TEST_F(Verify, AFaultInTheFilesIsFoundAgainstTheOriginal) {
+  const FaultCase cases[] = {
+      {"code",
+       [](const std::string& d) {  // low nibble: column 22
+         change(d, expert_tensor(4, "w1.weight"), [](auto& codes) { codes[30 * kHidden / 2 + 11] ^= 0x04; });
+       },
+       {{"original", "layer 1", "expert 4", "gate", expert_tensor(4, "w1.weight"), "(30, 22)"}}},
+      {"block scale",
+       [](const std::string& d) {
+         change(d, expert_tensor(4, "w2.weight_scale"),
+                [](auto& scales) { double_scale(scales[100 * kInter / 16 + 3]); });
+       },
+       {{"original", "layer 1", "expert 4", "down", expert_tensor(4, "w2"), "(100, "}}},
+      {"swapped gate and up",
+       [](const std::string& d) { swap_gate_and_up(d, 2); },
+       {{"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up seem swapped"},
+        {"layer 1", "expert 2", "up", expert_tensor(2, "w3"), "(0, "}}},
+      {"transposed scales",
+       [](const std::string& d) { transpose_scales(d, expert_tensor(0, "w3.weight_scale"), kInter); },
+       {{"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "seem transposed"}}},
+      {"reciprocal tensor scale",
+       [](const std::string& d) {
+         change_tensor_scale(d, expert_tensor(5, "w2.weight_scale_2"), [](float scale) { return 1 / scale; });
+       },
+       {{"layer 1", "expert 5", expert_tensor(5, "w2")}}},
+      {"experts off by one",
+       shift_experts,
+       {{"layer 1", "expert 0", "gate", expert_tensor(0, "w1"), "(0, ", "matches the original's expert 1"}}},
+  };
+  for (const FaultCase& one : cases) {
+    SCOPED_TRACE(one.name);
+    const std::string dir = damaged(one.damage);
+    const auto report = verify(dir, against());
+    for (const auto& words : one.lines) expect_named(report, words);
+    const OriginalCheck& original = *report->layers[1].original;
+    if (&one == &cases[0]) {
+      EXPECT_EQ(original.broken_half_steps, 1u);
+      EXPECT_TRUE(verify(dir, options())->passed()) << "without the original nothing can know";
+    }
+    if (&one == &cases[1]) {
+      EXPECT_EQ(original.faults.front().col / 16, 3);
+    }
+    if (&one == &cases[5]) {
+      EXPECT_EQ(original.faulty_tensors, 18);
+    }
+  }
 }
 
-TEST_F(FileFault, BlockScaleTimesTwo) {
-  const std::string tensor = expert_tensor(4, "w2.weight_scale");
-  const std::string dir = damaged([&](const std::string& d) {
-    change(d, tensor, [](auto& scales) { double_scale(scales[100 * kInter / 16 + 3]); });
-  });
-  const auto report = verify(dir, against());
-  expect_named(report, {"original", "layer 1", "expert 4", "down", expert_tensor(4, "w2"), "(100, "});
-  const WeightFault& fault = report->layers[1].original->faults.front();
-  EXPECT_GE(fault.col, 48);
-  EXPECT_LT(fault.col, 64);
-}
-
-TEST_F(FileFault, SwappedGateAndUp) {
-  const auto report = verify(damaged([](const std::string& d) { swap_gate_and_up(d, 2); }), against());
-  expect_named(report, {"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up seem swapped"});
-  expect_named(report, {"layer 1", "expert 2", "up", expert_tensor(2, "w3"), "(0, "});
-}
-
-TEST_F(FileFault, TransposedScales) {
-  const std::string tensor = expert_tensor(0, "w3.weight_scale");
-  expect_named(verify(damaged([&](const std::string& d) { transpose_scales(d, tensor, kInter); }), against()),
-               {"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "seem transposed"});
-}
-
-TEST_F(FileFault, ReciprocalTensorScale) {
-  const std::string dir = damaged([](const std::string& d) {
-    change_tensor_scale(d, expert_tensor(5, "w2.weight_scale_2"), [](float scale) { return 1 / scale; });
-  });
-  expect_named(verify(dir, against()), {"layer 1", "expert 5", expert_tensor(5, "w2")});
-}
-
-TEST_F(FileFault, ExpertsOffByOne) {
-  const auto report = verify(damaged(shift_experts), against());
-  expect_named(report,
-               {"layer 1", "expert 0", "gate", expert_tensor(0, "w1"), "(0, ", "matches the original's expert 1"});
-  EXPECT_EQ(report->layers[1].original->faulty_tensors, 18);
-}
-
-TEST_F(FileFault, NanBlockScaleStopsTheLayerAsAFinding) {
-  const std::string tensor = expert_tensor(1, "w1.weight_scale");
-  const std::string dir =
-      damaged([&](const std::string& d) { change(d, tensor, [](auto& scales) { scales[40] = 0x7F; }); });
-  const auto report = verify(dir, options());
+TEST_F(Verify, ANanBlockScaleStopsTheLayerAsAFinding) {
+  const auto report = verify(damaged([](const std::string& d) {
+                               change(d, expert_tensor(1, "w1.weight_scale"), [](auto& scales) { scales[40] = 0x7F; });
+                             }),
+                             options());
   expect_named(report, {"layer 1", "expert 1", "block_scale_nan"});
   EXPECT_FALSE(report->layers[1].run.has_value());
 }
 
-TEST_F(FileFault, AnotherModelsOriginal) {
-  SynthesizeOptions o{
-      .layers = 1, .num_experts = 6, .top_k = 3, .hidden_size = 64, .intermediate_size = kInter, .vocab_size = 32};
-  ASSERT_OK(synthesize_checkpoint(dir_.file("other"), o));
+TEST_F(Verify, AnotherModelsOriginalFails) {
+  ASSERT_OK(synthesize_checkpoint(dir_.file("other"), sizes(1, 64)));
   VerifyOptions options = against();
   options.against = dir_.file("other");
   const auto report = verify(models().nvfp4, options);

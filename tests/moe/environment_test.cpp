@@ -1,0 +1,140 @@
+// The environment's variables: each does what it says, and a bad value is an error that names it. And the log.
+#include <filesystem>
+
+#include "moe/repro.h"
+#include "moe/tiny.h"
+#include "safetensors/safetensors.h"
+#include "support/backends.h"
+
+namespace nvfp4_moe::internal {
+namespace {
+
+using namespace test;
+using testing::HasSubstr;
+
+// The reference with a fault in its result: token 1's sign is wrong.
+Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
+                   const RunContext& context) {
+  NVFP4_MOE_TRY(kReferenceBackend.run(weights, plan, batch, workspace, context));
+  auto* out = static_cast<float*>(batch.out);
+  for (int64_t i = 64; i < 128; ++i) out[i] = -out[i];
+  return {};
+}
+Backend like_reference(const char* name) {
+  Backend backend = kReferenceBackend;
+  backend.name = name;
+  return backend;
+}
+
+TEST(Environment, CheckFindsAWrongKernel) {
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  const TinyLayer tiny;
+  TinyBatch batch(tiny.options, 4);
+  Backend wrong = like_reference("wrong");
+  wrong.run = run_wrongly;
+  auto layer = open_tiny(tiny, tiny_layer_options(), &wrong);
+  const Buffer workspace = workspace_of(*layer);
+  const Status status = run_in(workspace, *layer, batch.batch());
+  EXPECT_EQ(status.code(), Code::kCheckFailed);
+  EXPECT_THAT(status.message(), HasSubstr("wrong"));
+  EXPECT_THAT(layer->describe_json(), HasSubstr("NVFP4_MOE_CHECK"));
+
+  const Backend right = like_reference("right");
+  layer = open_tiny(tiny, tiny_layer_options(), &right);
+  EXPECT_OK(run_in(workspace, *layer, batch.batch()));
+  EXPECT_OK(run_in(workspace, *layer, Batch{}));
+  // A replaced expert is replaced in the reference too.
+  EXPECT_OK(layer->replace_expert(0, tiny.experts[3].source()));
+  EXPECT_OK(run_in(workspace, *layer, batch.batch()));
+}
+
+TEST(Environment, CheckFindsAWrongPacking) {
+  const ScopedEnv check("NVFP4_MOE_CHECK", "1");
+  const TinyLayer tiny;
+  Backend wrong = like_reference("wrong");
+  // Runs on other weights than it unpacks: the down projection's scale is off by 2.
+  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
+                 const RunContext& context) -> Status {
+    PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,
+                        Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {})};
+    for (auto& scales : other.tensor_scales) scales.down *= 2;
+    return kReferenceBackend.run(other, plan, batch, workspace, context);
+  };
+  const auto layer = open_tiny(tiny, tiny_layer_options(), &wrong);
+  TinyBatch batch(tiny.options, 4);
+  EXPECT_EQ(run_in(workspace_of(*layer), *layer, batch.batch()).code(), Code::kCheckFailed);
+}
+
+std::string dump_seen_by_run;  // the dump directory, for the fake below
+TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
+  const TempDir directory;
+  const ScopedEnv dump("NVFP4_MOE_DUMP", directory.path().string());
+  dump_seen_by_run = directory.path().string();
+  const TinyLayer tiny;
+  Backend backend = like_reference("dumping");
+  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
+                   const RunContext& context) -> Status {
+    int files = 0;
+    for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {
+      ++files;
+      const auto file = SafetensorsFile::open(entry.path().string());
+      EXPECT_OK(file);
+      EXPECT_NE(file->find("hidden"), nullptr);
+      EXPECT_EQ(file->find("output"), nullptr);
+    }
+    EXPECT_EQ(files, 1);
+    return kReferenceBackend.run(weights, plan, batch, workspace, context);
+  };
+  TinyBatch batch(tiny.options, 4);
+  run_tiny(*open_tiny(tiny, tiny_layer_options(), &backend), batch);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    const auto report = replay(entry.path().string(), "reference", &serial_executor());
+    ASSERT_OK(report);
+    EXPECT_TRUE(report->same_bits.value());
+    EXPECT_EQ(report->recorded_backend, "dumping");
+  }
+}
+
+TEST(Environment, ChoosesTheBackendWhereTheOptionDoesNot) {
+  const TinyLayer tiny;
+  const ScopedEnv forced("NVFP4_MOE_BACKEND", "reference");
+  LayerOptions options = tiny_layer_options();
+  EXPECT_STREQ(open_tiny(tiny, options)->backend().name, "reference");
+  options.backend = runnable_backends().front()->name;
+  EXPECT_STREQ(open_tiny(tiny, options)->backend().name, options.backend.c_str());
+}
+
+TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
+  const std::pair<const char*, const char*> cases[] = {{"NVFP4_MOE_THREADS", "0"},      {"NVFP4_MOE_THREADS", "-1"},
+                                                       {"NVFP4_MOE_THREADS", "many"},   {"NVFP4_MOE_THREADS", "2x"},
+                                                       {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_LOG", "loud"},
+                                                       {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
+  const TinyLayer tiny;
+  for (const auto& [name, value] : cases) {
+    const ScopedEnv variable(name, value);
+    const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options());
+    EXPECT_EQ(layer.status().code(), Code::kInvalidArgument) << name;
+    EXPECT_THAT(layer.status().message(), HasSubstr(name));
+  }
+  const ScopedEnv threads("NVFP4_MOE_THREADS", "3");
+  LayerOptions options = tiny_layer_options();
+  options.executor = nullptr;
+  EXPECT_EQ(open_tiny(tiny, options)->executor().threads(), 3);
+}
+
+TEST(Log, GoesToTheCallbackUpToTheLevel) {
+  std::vector<std::string> lines;
+  set_log_callback(
+      [](int, const char* text, void* user) { static_cast<std::vector<std::string>*>(user)->push_back(text); }, &lines);
+  set_log_level(LogLevel::kWarning);
+  log_line(LogLevel::kError, "one");
+  log_line(LogLevel::kInfo, "two");
+  set_log_level(LogLevel::kInfo);
+  log_line(LogLevel::kInfo, "three");
+  set_log_callback(nullptr, nullptr);
+  log_line(LogLevel::kError, "four");
+  EXPECT_THAT(lines, testing::ElementsAre("one", "three"));
+}
+
+}  // namespace
+}  // namespace nvfp4_moe::internal

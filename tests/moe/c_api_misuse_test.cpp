@@ -272,7 +272,7 @@ TEST(CApiMisuse, DeviceFormats) {
   };
   constexpr int32_t kWeights = NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, kStatic = NVFP4_MOE_QUANTIZE_MODE_STATIC;
   for (const char* device : {"cuda:-1", "cuda:", "cuda:1x", "cpu", "0", "", static_cast<const char*>(nullptr)})
-    EXPECT_EQ(quantize(device, kWeights, x, 16, 0), invalid) << (device ? device : "null");
+    expect_invalid({quantize(device, kWeights, x, 16, 0)});
   expect_invalid(
       {quantize("cuda:0", 4, x, 16, 0), quantize("cuda:0", kWeights, x, 16, 0, 3),
        quantize("cuda:0", kStatic, x, 16, 1, NVFP4_MOE_SEARCH_MSE), quantize("cuda:0", kWeights, nullptr, 16, 0),

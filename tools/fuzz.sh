@@ -12,7 +12,8 @@ targets=(safetensors gguf config plan c_api index cache repro exchange)
 each=$((seconds / ${#targets[@]}))
 [ "$each" -ge 1 ] || { echo "fuzz.sh: expected at least ${#targets[@]} seconds, got $seconds" >&2; exit 2; }
 
-mkdir -p build
+mkdir -p build/fuzz
+python3 tests/fuzz/make_fuzz_corpus.py build/fuzz/seeds
 for step in "cmake --preset asan" "cmake --build build/asan -j ${NVFP4_MOE_JOBS:-$(nproc)} --target ${targets[*]/%/_fuzz}"; do
   $step >build/fuzz.log 2>&1 || { tail -40 build/fuzz.log >&2; exit 1; }
 done
@@ -27,9 +28,9 @@ fuzz() {
     c_api | exchange) options+=(-max_len=2048) ;;
     cache) options+=(-max_len=512) ;;
     gguf) options+=(-max_len=4096) ;;
-    *) options+=(-max_len=8192 -dict=tests/fuzz/json.dict) ;;
+    *) options+=(-max_len=8192 -dict=build/fuzz/seeds/json.dict) ;;
   esac
-  "build/asan/tests/${target}_fuzz" "${options[@]}" "$corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 || code=$?
+  "build/asan/tests/${target}_fuzz" "${options[@]}" "$corpus" "build/fuzz/seeds/$target" >"$log" 2>&1 || code=$?
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   coverage=$(grep -oE 'cov: [0-9]+ ft: [0-9]+' "$log" | tail -1) || true
   printf '%-12s %4d s  %10s runs  %s  %s\n' "$target" "$each" "${runs:-?}" "${coverage:-no coverage}" \

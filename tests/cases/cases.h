@@ -52,6 +52,21 @@ struct Case {
   uint64_t seed = 1;
 };
 
+inline void set_sizes(MoeOptions& options, int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
+  options.num_experts = experts;
+  options.top_k = top_k;
+  options.hidden_size = hidden;
+  options.intermediate_size = intermediate;
+}
+// A layer of all its experts.
+inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t tokens) {
+  Case spec;
+  set_sizes(spec.options, experts, top_k, hidden, intermediate);
+  spec.range = {0, experts};
+  spec.tokens = tokens;
+  return spec;
+}
+
 // Every named choice with several shapes, routings and data; every routing, data kind and tile-sized token count with
 // each activation format. A few hundred small cases: hidden 64 to 256, intermediate 48 to 128.
 const std::vector<Case>& case_table();

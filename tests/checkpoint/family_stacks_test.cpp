@@ -1,23 +1,14 @@
-// Stacks of experts under names of their own, with and without the word `experts`, gate and up apart, one above the other or in
-// alternate rows: the same experts as one tensor each, and what is wrong with a stack by name.
-#include <cstring>
+// Stacks of experts under names of their own hold the same experts as one tensor each.
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/float_experts.h"
 #include "support/attack.h"
-#include "support/checkpoint_builder.h"
-#include "support/support.h"
 
-namespace nvfp4_moe::internal::family_stacks_test {
+namespace nvfp4_moe::internal::test::family_stacks_test {
 namespace {
 
 using nlohmann::json;
-using test::attacked;
-using test::CheckpointBuilder;
-using test::RawTensor;
-using test::TempDir;
-using testing::HasSubstr;
 using Layers = std::vector<int64_t>;
 
 constexpr int64_t kExperts = 4, kHidden = 64, kIntermediate = 32;
@@ -64,28 +55,6 @@ std::vector<Layout> layouts() {
   };
 }
 
-// (rows, cols) of 2-byte elements to (cols, rows).
-std::vector<uint8_t> turned(const std::vector<uint8_t>& in, int64_t rows, int64_t cols) {
-  std::vector<uint8_t> out(in.size());
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = 0; c < cols; ++c) std::memcpy(&out[(c * rows + r) * 2], &in[(r * cols + c) * 2], 2);
-  return out;
-}
-
-std::vector<uint8_t> joined(std::vector<uint8_t> gate, const std::vector<uint8_t>& up, bool alternate) {
-  if (!alternate) {
-    gate.insert(gate.end(), up.begin(), up.end());
-    return gate;
-  }
-  std::vector<uint8_t> out;
-  const size_t row = static_cast<size_t>(kHidden) * 2;
-  for (size_t at = 0; at < gate.size(); at += row) {
-    out.insert(out.end(), gate.begin() + static_cast<int64_t>(at), gate.begin() + static_cast<int64_t>(at + row));
-    out.insert(out.end(), up.begin() + static_cast<int64_t>(at), up.begin() + static_cast<int64_t>(at + row));
-  }
-  return out;
-}
-
 CheckpointBuilder plain_builder() {
   return CheckpointBuilder({.model_type = "qwen3_moe",
                             .format = SourceFormat::kFloat,
@@ -97,30 +66,25 @@ CheckpointBuilder plain_builder() {
 // The plain checkpoint's experts, restacked.
 CheckpointBuilder stacked_builder(const Layout& layout) {
   CheckpointBuilder builder = plain_builder();
-  for (const auto& [key, value] : layout.config.items()) builder.config()[key] = value;
+  builder.config().update(layout.config);
+  const GateUpOrder order = layout.alternate ? GateUpOrder::kInterleaved : GateUpOrder::kGateFirst;
   for (int64_t layer = 0; layer < 2; ++layer) {
-    RawTensor gate_up{DType::kBf16, {}, {}}, up = gate_up, down = gate_up;
+    const auto take = [&](int64_t expert, const char* projection) {
+      return builder.tensors().extract(builder.tensor_name(layer, expert, projection, "codes")).mapped().bytes;
+    };
+    const auto append = [](RawTensor& stack, const std::vector<uint8_t>& bytes) {
+      stack.bytes.insert(stack.bytes.end(), bytes.begin(), bytes.end());
+    };
+    RawTensor gate_up{DType::kBf16, {kExperts, kIntermediate, kHidden}, {}}, up = gate_up;
+    RawTensor down{DType::kBf16, {kExperts, kHidden, kIntermediate}, {}};
+    if (layout.up.empty()) gate_up.shape[1] *= 2;
     for (int64_t e = 0; e < kExperts; ++e) {
-      std::vector<uint8_t> parts[3];
-      for (int p = 0; p < 3; ++p) {
-        const char* const names[] = {"gate", "up", "down"};
-        parts[p] = builder.tensors().extract(builder.tensor_name(layer, e, names[p], "codes")).mapped().bytes;
-      }
-      if (!layout.up.empty()) {
-        gate_up.bytes.insert(gate_up.bytes.end(), parts[0].begin(), parts[0].end());
-        up.bytes.insert(up.bytes.end(), parts[1].begin(), parts[1].end());
-      } else {
-        std::vector<uint8_t> both = joined(parts[0], parts[1], layout.alternate);
-        if (layout.k_first) both = turned(both, 2 * kIntermediate, kHidden);
-        gate_up.bytes.insert(gate_up.bytes.end(), both.begin(), both.end());
-      }
-      if (layout.k_first) parts[2] = turned(parts[2], kHidden, kIntermediate);
-      down.bytes.insert(down.bytes.end(), parts[2].begin(), parts[2].end());
+      const std::vector<uint8_t> gate = take(e, "gate"), above = take(e, "up");
+      append(gate_up, layout.up.empty() ? joined(gate, above, kHidden * 2, order) : gate);
+      append(up, above);
+      append(down, take(e, "down"));
     }
-    const int64_t rows = layout.up.empty() ? 2 * kIntermediate : kIntermediate;
-    gate_up.shape = layout.k_first ? Layers{kExperts, kHidden, rows} : Layers{kExperts, rows, kHidden};
-    up.shape = {kExperts, kIntermediate, kHidden};
-    down.shape = layout.k_first ? Layers{kExperts, kIntermediate, kHidden} : Layers{kExperts, kHidden, kIntermediate};
+    if (layout.k_first) turn_stack(gate_up), turn_stack(down);
     std::string stem = layout.stem;
     stem[stem.find(".0.") + 1] = static_cast<char>('0' + layer);
     builder.tensors()[stem + "." + layout.gate_up] = gate_up;
@@ -131,28 +95,17 @@ CheckpointBuilder stacked_builder(const Layout& layout) {
 }
 
 TEST(FamilyStacks, StacksUnderOtherNamesAreTheSameExperts) {
-  CheckpointBuilder plain = plain_builder();
-  TempDir plain_dir;
-  ASSERT_OK(plain.write(plain_dir.path().string()));
-  const Result<Checkpoint> expected = Checkpoint::open(plain_dir.path().string());
-  ASSERT_OK(expected);
+  const Opened expected(plain_builder());
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);
-    CheckpointBuilder builder = stacked_builder(layout);
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.path().string()));
-    const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-    ASSERT_OK(checkpoint);
+    const Opened checkpoint(stacked_builder(layout));
     EXPECT_EQ(checkpoint->model().layers, (Layers{0, 1}));
     EXPECT_EQ(checkpoint->tensor_name(0, 1, "up"),
               layout.stem + "." + (layout.up.empty() ? layout.gate_up : layout.up));
     for (int64_t e = 0; e < kExperts; ++e) {
-      Result<FloatExpert> ours = float_expert(*checkpoint, 1, e), theirs = float_expert(*expected, 1, e);
-      ASSERT_OK(ours);
-      ASSERT_OK(theirs);
-      const std::pair<FloatWeights*, FloatWeights*> pairs[] = {
-          {&ours->gate, &theirs->gate}, {&ours->up, &theirs->up}, {&ours->down, &theirs->down}};
-      for (const auto& [our, their] : pairs) {
+      auto ours = must(float_expert(*checkpoint, 1, e)), theirs = must(float_expert(*expected, 1, e));
+      for (const auto& [our, their] :
+           {std::pair{&ours->gate, &theirs->gate}, {&ours->up, &theirs->up}, {&ours->down, &theirs->down}}) {
         ASSERT_OK(our->fetch());
         ASSERT_OK(their->fetch());
         std::vector<float> a(static_cast<size_t>(our->cols)), b = a;
@@ -200,9 +153,7 @@ ATTACK_TEST(kPlantedFaults, FamilyStacks, WrongStacksAreFoundByName) {
     CheckpointBuilder builder = stacked_builder(layout);
     builder.tensors()[layout.stem + (layout.stem.ends_with("experts") ? ".0" : ".experts.0") + ".gate_proj.weight"] = {
         DType::kBf16, {1}, {0, 0}};
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.path().string()));
-    EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("experts under several names"));
+    EXPECT_THAT(refusal_of_open(builder).message(), HasSubstr("experts under several names"));
     attacked();
   }
 }
@@ -232,44 +183,21 @@ TEST(FamilyStacks, ThreeStacksOfNvfp4) {
       }
     }
   }
-  TempDir plain_dir, dir;
-  ASSERT_OK(plain.write(plain_dir.path().string()));
-  ASSERT_OK(stacked.write(dir.path().string()));
-  const Result<Checkpoint> expected = Checkpoint::open(plain_dir.path().string());
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(expected);
-  ASSERT_OK(checkpoint);
+  const Opened expected(plain), checkpoint(stacked);
   EXPECT_EQ(checkpoint->model().format, SourceFormat::kModelOptStacked);
   EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "model.layers.1.moe.up_proj.weight");
-  for (int64_t e = 0; e < kExperts; ++e) {
-    const Result<LoadedExpert> ours = checkpoint->expert(1, e), theirs = expected->expert(1, e);
-    ASSERT_OK(ours);
-    ASSERT_OK(theirs);
-    const std::pair<const Nvfp4View*, const Nvfp4View*> pairs[] = {{&ours->source.gate, &theirs->source.gate},
-                                                                   {&ours->source.up, &theirs->source.up},
-                                                                   {&ours->source.down, &theirs->source.down}};
-    for (const auto& [our, their] : pairs) {
-      EXPECT_EQ(our->tensor_scale, their->tensor_scale);
-      for (int64_t r = 0; r < our->rows; ++r) {
-        EXPECT_EQ(std::memcmp(our->row_codes(r), their->row_codes(r), static_cast<size_t>(our->cols / 2)), 0);
-        EXPECT_EQ(std::memcmp(our->row_scales(r), their->row_scales(r), static_cast<size_t>(our->cols / 16)), 0);
-      }
-    }
-  }
+  for (int64_t e = 0; e < kExperts; ++e) expect_same(checkpoint->expert(1, e), expected->expert(1, e));
   EXPECT_TRUE(checkpoint->validate(1, {0, kExperts})->empty());
 }
 
 TEST(FamilyStacks, LimitsOfALayerAreItsOwn) {
   CheckpointBuilder builder = stacked_builder(layouts()[1]);
   builder.config()["swiglu_limits"] = {0, 7.0};
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->layer_options(0)->activation, Activation::kSwiglu);
   EXPECT_EQ(checkpoint->layer_options(1)->activation, Activation::kSwigluStep);
   EXPECT_EQ(checkpoint->layer_options(1)->swiglu_limit, 7.0f);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal::family_stacks_test
+}  // namespace nvfp4_moe::internal::test::family_stacks_test

@@ -1,27 +1,17 @@
-// GGUF as a checkpoint: each planted fault is told under its id, what reading costs, files that are cut or written to
-// while they are read, splits, and the same model through the C interface. The values are compared with the gguf package's
-// in tests/python/test_gguf.py.
+// GGUF as a checkpoint. tests/python/test_gguf.py compares the values with the gguf package's.
 #include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <set>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "nvfp4_moe/nvfp4_moe.hpp"
 #include "support/attack.h"
 #include "support/gguf_builder.h"
-#include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::attacked;
-using test::gguf_model;
-using test::GgufBuilder;
-using test::TempDir;
-using testing::HasSubstr;
 
 constexpr int64_t kHidden = 128, kIntermediate = 64;
 constexpr size_t kUp = 3, kScale = 1,
@@ -30,6 +20,11 @@ constexpr size_t kExpertBytes = kIntermediate * kHidden / 64 * 36;
 
 void put_float(std::string& bytes, size_t index, float value) {
   std::memcpy(bytes.data() + index * sizeof(value), &value, sizeof(value));
+}
+
+Result<Checkpoint> opened(const TempDir& dir, const GgufBuilder& builder) {
+  write_file(dir.file("model.gguf"), builder.bytes());
+  return must(Checkpoint::open(dir.file("model.gguf")));
 }
 
 struct Fault {
@@ -75,9 +70,7 @@ ATTACK_TEST_P(kPlantedFaults, GgufFault, IsToldByItsOwnId) {
   ASSERT_EQ(tensors[kUp].name, "blk.0.ffn_up_exps.weight");
   fault.plant(tensors[kUp].bytes, tensors[kUp + kScale].bytes, tensors[kUp + kInputScale].bytes);
   TempDir dir;
-  test::write_file(dir.file("model.gguf"), builder.bytes());
-  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = opened(dir, builder);
   attacked();
   const auto told = [&](int64_t layer) {
     std::vector<Finding> out;
@@ -107,11 +100,8 @@ TEST(Gguf, CodesUnderAZeroScaleBecomeZero) {
   builder.tensors()[kUp].bytes[3] = 0;
   builder.tensors()[kUp].bytes[4 + 3 * 8] = 0x77;
   TempDir dir;
-  test::write_file(dir.file("model.gguf"), builder.bytes());
-  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
-  ASSERT_OK(checkpoint);
-  const auto loaded = checkpoint->expert(0, 0);
-  ASSERT_OK(loaded);
+  const auto checkpoint = opened(dir, builder);
+  const auto loaded = must(checkpoint->expert(0, 0));
   for (int b = 0; b < 8; ++b) EXPECT_EQ(loaded->source.up.row_codes(0)[24 + b], 0);
   EXPECT_NE(loaded->source.up.row_codes(0)[0] | loaded->source.up.row_codes(0)[1], 0);
 }
@@ -120,9 +110,7 @@ TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
   GgufBuilder builder = gguf_model({.type = GgufBuilder::kMxfp4});
   builder.tensors()[1].bytes[0] = static_cast<char>(0xFF);
   TempDir dir;
-  test::write_file(dir.file("model.gguf"), builder.bytes());
-  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = opened(dir, builder);
   EXPECT_EQ(checkpoint->expert(0, 0).status().finding(), "block_scale_nan");
   EXPECT_OK(checkpoint->expert(0, 1));
 }
@@ -131,27 +119,16 @@ TEST(Gguf, AnMxfp4ScaleOf255IsRefused) {
 TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
-    test::write_file(dir.file("model.gguf"), gguf_model({.type = type, .intermediate = 192}).bytes());
-    const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
-    ASSERT_OK(checkpoint);
-    const auto whole = checkpoint->expert(1, 2);
-    ASSERT_OK(whole);
+    const auto checkpoint = opened(dir, gguf_model({.type = type, .intermediate = 192}));
+    const auto whole = must(checkpoint->expert(1, 2));
     const Nvfp4View& down = whole->source.down;
     for (const IntermediateSlice slice : {IntermediateSlice{0, 64}, {16, 16}, {48, 96}, {176, 16}}) {
-      const auto part = checkpoint->expert(1, 2, slice);
-      ASSERT_OK(part);
+      const auto part = must(checkpoint->expert(1, 2, slice));
       ASSERT_EQ(part->source.down.cols, slice.count);
       ASSERT_EQ(part->source.gate.rows, slice.count);
-      for (int64_t r = 0; r < down.rows; ++r) {
-        EXPECT_EQ(std::memcmp(part->source.down.row_codes(r), down.row_codes(r) + slice.first / 2,
-                              static_cast<size_t>(slice.count / 2)),
-                  0);
-      }
-      for (int64_t r = 0; r < slice.count; ++r) {
-        EXPECT_EQ(std::memcmp(part->source.gate.row_codes(r), whole->source.gate.row_codes(slice.first + r),
-                              static_cast<size_t>(kHidden / 2)),
-                  0);
-      }
+      const int64_t first = slice.first, last = first + slice.count;
+      EXPECT_EQ(codes_of(part->source.down), cut(codes_of(down), 96, 0, kHidden, first / 2, last / 2));
+      EXPECT_EQ(codes_of(part->source.gate), cut(codes_of(whole->source.gate), 64, first, last, 0, 64));
     }
     EXPECT_EQ(checkpoint->expert(1, 2, {8, 16}).status().code(), Code::kInvalidArgument);
   }
@@ -160,11 +137,8 @@ TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
 TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
   TempDir dir;
   GgufBuilder builder = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
-  test::write_file(dir.file("model.gguf"), builder.bytes());
-  const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
-  ASSERT_OK(checkpoint);
-  const auto loaded = checkpoint->expert(0, 1);
-  ASSERT_OK(loaded);
+  const auto checkpoint = opened(dir, builder);
+  const auto loaded = must(checkpoint->expert(0, 1));
   const std::string& blocks = builder.tensors()[kUp].bytes;
   const size_t row_bytes = 2048 / 64 * 36;
   for (int64_t r = 0; r < 1024; ++r) {
@@ -181,9 +155,8 @@ ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
   for (const uint32_t type : {GgufBuilder::kNvfp4, GgufBuilder::kMxfp4}) {
     TempDir dir;
     const std::string path = dir.file("model.gguf");
-    test::write_file(path, gguf_model({.type = type}).bytes());
-    const auto checkpoint = Checkpoint::open(path);
-    ASSERT_OK(checkpoint);
+    write_file(path, gguf_model({.type = type}).bytes());
+    const auto checkpoint = must(Checkpoint::open(path));
     const auto whole = std::filesystem::file_size(path);
     for (const uintmax_t size : {whole - 1, whole / 2, uintmax_t{100}, uintmax_t{0}}) {
       std::filesystem::resize_file(path, size);
@@ -209,7 +182,7 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
       }
       builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
       for (const auto& tensor : model.tensors()) builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
-      test::write_file(dir.file("model.gguf"), builder.bytes());
+      write_file(dir.file("model.gguf"), builder.bytes());
       attacked();
       const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
       if (!checkpoint.ok()) {
@@ -218,8 +191,7 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
       }
       EXPECT_FALSE(checkpoint->check_layout(0, {}).ok()) << field << " " << value;
       EXPECT_FALSE(checkpoint->expert(0, 0).ok());
-      const auto found = checkpoint->validate(0, {});
-      ASSERT_OK(found);
+      const auto found = must(checkpoint->validate(0, {}));
       EXPECT_LE(found->size(), 8u);
     }
   }
@@ -227,24 +199,23 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
 
 TEST(Gguf, ThePathsOfOneModelAreTheSame) {
   TempDir dir;
-  test::write_file(dir.file("model.gguf"), gguf_model().bytes());
+  write_file(dir.file("model.gguf"), gguf_model().bytes());
   for (const std::string& path : {dir.path().string(), dir.file("model.gguf")}) {
-    const auto checkpoint = Checkpoint::open(path);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(Checkpoint::open(path));
     EXPECT_EQ(checkpoint->index().directory(), dir.path().string());
     EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
     EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "blk.1.ffn_up_exps.weight");
     EXPECT_EQ(checkpoint->expert_bytes(), 2 * 3 * (4 * kExpertBytes + 2 * 4 * sizeof(float)));
   }
   // safetensors beside it come first: the directory is their model's.
-  test::write_file(dir.file("model.safetensors"), "");
+  write_file(dir.file("model.safetensors"), "");
   EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("model.safetensors"));
   EXPECT_OK(Checkpoint::open(dir.file("model.gguf")));
 }
 
 TEST(Gguf, LoadsThroughTheCInterface) {
   TempDir dir;
-  test::write_file(dir.file("model.gguf"), gguf_model().bytes());
+  write_file(dir.file("model.gguf"), gguf_model().bytes());
   nvfp4_moe_checkpoint* checkpoint = nullptr;
   ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint), NVFP4_MOE_STATUS_OK);
   char* text = nullptr;
@@ -264,4 +235,4 @@ TEST(Gguf, LoadsThroughTheCInterface) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

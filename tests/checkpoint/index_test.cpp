@@ -1,39 +1,15 @@
 // Which of several copies of a tensor is read: the one that model.safetensors.index.json names.
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "io/output_file.h"
 #include "safetensors/safetensors.h"
-#include "support/checkpoint_builder.h"
-#include "support/support.h"
 
-namespace nvfp4_moe::internal::index_test {
+namespace nvfp4_moe::internal::test::index_test {
 namespace {
 
 using nlohmann::json;
-using test::CheckpointBuilder;
-using test::RawTensor;
-using test::TempDir;
-using testing::HasSubstr;
 using Tensors = std::map<std::string, RawTensor>;
-
-Status write_shard(const std::string& path, const Tensors& tensors) {
-  std::vector<TensorInfo> infos;
-  for (const auto& [name, tensor] : tensors) {
-    TensorInfo info{name, tensor.dtype, tensor.shape};
-    info.end = tensor.bytes.size();
-    infos.push_back(std::move(info));
-  }
-  NVFP4_MOE_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::create(path, infos, {}));
-  for (const auto& [name, tensor] : tensors) NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(tensor.bytes))));
-  return writer.finish();
-}
-
-const Finding* find(const std::vector<Finding>& findings, const std::string& id) {
-  for (const Finding& finding : findings)
-    if (finding.id == id) return &finding;
-  return nullptr;
-}
 
 // The model's tensors in base.safetensors, with others' bytes for those of `overlay`, which lie right in overlay.safetensors;
 // and `leftovers`, which the index does not name.
@@ -53,8 +29,8 @@ struct Repository {
       map[name] = "overlay.safetensors";
     }
     base.insert(leftovers.begin(), leftovers.end());
-    NVFP4_MOE_TRY(write_shard(dir.file("base.safetensors"), base));
-    if (!overlay.empty()) NVFP4_MOE_TRY(write_shard(dir.file("overlay.safetensors"), overlay));
+    NVFP4_MOE_TRY(write_tensors(dir.file("base.safetensors"), base));
+    if (!overlay.empty()) NVFP4_MOE_TRY(write_tensors(dir.file("overlay.safetensors"), overlay));
     if (!index) return {};
     return write_text_file(dir.file("model.safetensors.index.json"), json{{"weight_map", map}}.dump());
   }
@@ -67,22 +43,18 @@ TEST(Index, DecidesBetweenSupersededCopies) {
     model.overlay[name] = model.builder.tensors().at(name);
   }
   ASSERT_OK(model.write(true));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(model.dir.path().string());
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
   const Finding* finding = find(checkpoint->findings(), "superseded_tensor");
   ASSERT_NE(finding, nullptr);
   EXPECT_EQ(finding->count, 3);
   EXPECT_EQ(finding->severity, Severity::kWarning);
-  const Result<LoadedExpert> loaded = checkpoint->expert(0, 3);
-  ASSERT_OK(loaded);
+  const auto loaded = must(checkpoint->expert(0, 3));
   const std::vector<uint8_t>& right = model.builder.matrix(0, 3, "up").codes;
   EXPECT_EQ(std::memcmp(loaded->source.up.row_codes(0), right.data(), right.size()), 0);
 
   // Without an index nothing says which copy is meant.
   std::filesystem::remove(model.dir.file("model.safetensors.index.json"));
-  const Status refused = Checkpoint::open(model.dir.path().string()).status();
-  EXPECT_EQ(refused.code(), Code::kBadInput);
-  EXPECT_THAT(refused.message(), HasSubstr("holds it too"));
+  EXPECT_THAT(Checkpoint::open(model.dir.path().string()), Refused(Code::kBadInput, "holds it too"));
 }
 
 // Leftovers that resemble experts: stacks of the float original, FP8 scales, plain weights, a further layer.
@@ -95,8 +67,7 @@ TEST(Index, LeavesOutWhatItDoesNotName) {
     Repository model;
     model.leftovers[name] = {DType::kBf16, {2, 2}, std::vector<uint8_t>(8, 0x3F)};
     ASSERT_OK(model.write(true));
-    const Result<Checkpoint> checkpoint = Checkpoint::open(model.dir.path().string());
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
     const Finding* finding = find(checkpoint->findings(), "unindexed_tensor");
     ASSERT_NE(finding, nullptr);
     EXPECT_EQ(finding->tensor, name);
@@ -112,11 +83,10 @@ TEST(Index, ATensorThatItForgotIsNotCalledMissing) {
   model.leftovers[name] = model.builder.tensors().at(name);
   model.builder.tensors().erase(name);
   ASSERT_OK(model.write(true));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(model.dir.path().string());
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
   EXPECT_THAT(checkpoint->expert(1, 3).status().message(),
               HasSubstr(name + ": expected () or (1) F32, got one that model.safetensors.index.json does not name"));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal::index_test
+}  // namespace nvfp4_moe::internal::test::index_test

@@ -1,42 +1,11 @@
-// Layouts that real producers write and the builder does not: names with the projection first, gate and up of a shared
-// expert in one tensor, layers in different formats, stacks whose shape fits both orders of their axes.
-#include <cstring>
+// Layouts that real producers write and the builder does not, and those that are refused.
+#include <algorithm>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/float_experts.h"
-#include "checkpoint/read_all.h"
-#include "support/checkpoint_builder.h"
-#include "support/support.h"
 
-namespace nvfp4_moe::internal::layouts_test {
+namespace nvfp4_moe::internal::test::layouts_test {
 namespace {
-
-using test::BuilderOptions;
-using test::BuiltMatrix;
-using test::CheckpointBuilder;
-using test::codes_of;
-using test::RawTensor;
-using test::scales_of;
-using test::TempDir;
-using testing::HasSubstr;
-
-void expect_same(const Nvfp4View& view, const BuiltMatrix& built) {
-  EXPECT_EQ(codes_of(view), built.codes);
-  EXPECT_EQ(scales_of(view), built.scales);
-  EXPECT_EQ(view.tensor_scale, built.tensor_scale);
-}
-void expect_same(const Nvfp4View& view, const Nvfp4View& other) {
-  EXPECT_EQ(codes_of(view), codes_of(other));
-  EXPECT_EQ(scales_of(view), scales_of(other));
-  EXPECT_EQ(view.tensor_scale, other.tensor_scale);
-}
-
-const Finding* find(const std::vector<Finding>& findings, const std::string& id) {
-  for (const Finding& finding : findings) {
-    if (finding.id == id) return &finding;
-  }
-  return nullptr;
-}
 
 // "experts.7.gate_proj." -> "experts.gate_proj.7.", as ModelOpt writes Qwen3-VL-MoE.
 void turn_names(CheckpointBuilder& builder, int64_t layer) {
@@ -57,19 +26,12 @@ TEST(Layouts, ProjectionBeforeTheExpertsNumber) {
   CheckpointBuilder builder({.model_type = "qwen3_moe"});
   builder.config()["model_type"] = "qwen3_vl_moe";
   for (const int64_t layer : builder.layers()) turn_names(builder, layer);
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, builder.layers());
   EXPECT_EQ(checkpoint->tensor_name(1, 5, "down"), "model.layers.1.mlp.experts.down_proj.5.weight");
   EXPECT_EQ(find(checkpoint->findings(), "missing_expert"), nullptr);
   for (int64_t e = 0; e < 8; ++e) {
-    const Result<LoadedExpert> loaded = checkpoint->expert(1, e);
-    ASSERT_OK(loaded);
-    expect_same(loaded->source.gate, builder.matrix(1, e, "gate"));
-    expect_same(loaded->source.up, builder.matrix(1, e, "up"));
-    expect_same(loaded->source.down, builder.matrix(1, e, "down"));
+    expect_same(checkpoint->expert(1, e), builder, 1, e);
   }
   EXPECT_TRUE(checkpoint->validate(1, {0, 8})->empty());
   EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
@@ -95,11 +57,7 @@ TEST(Layouts, OneLayerHasOneKindOfNames) {
   for (const auto& c : cases) {
     CheckpointBuilder builder({.model_type = "qwen3_moe"});
     builder.tensors()[c.added] = {DType::kU8, {1}, {0}};
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.path().string()));
-    EXPECT_EQ(Checkpoint::open(dir.path().string()).status().message(),
-              "layer 0: experts under several names, " + c.says)
-        << c.added;
+    EXPECT_EQ(refusal_of_open(builder).message(), "layer 0: experts under several names, " + c.says) << c.added;
   }
 }
 
@@ -131,25 +89,13 @@ TEST(Layouts, SharedExpertWithGateAndUpInOneTensor) {
       fuse_shared(builder, layer);
       plain.matrix(layer, -1, "up").tensor_scale = plain.matrix(layer, -1, "gate").tensor_scale;
     }
-    TempDir dir;
-    ASSERT_OK(builder.write(dir.file("fused")));
-    ASSERT_OK(plain.write(dir.file("plain")));
-    const Result<Checkpoint> fused = Checkpoint::open(dir.file("fused"));
-    const Result<Checkpoint> apart = Checkpoint::open(dir.file("plain"));
-    ASSERT_OK(fused);
-    ASSERT_OK(apart);
+    const Opened fused(builder), apart(plain);
     EXPECT_EQ(find(fused->findings(), "shared_expert_not_loaded"), nullptr);
     const int64_t layer = builder.layers().front();
     EXPECT_EQ(fused->layer_options(layer)->shared_intermediate_size, 32);
     EXPECT_OK(fused->check_layout(layer, {0, 8}));
     for (const IntermediateSlice slice : {IntermediateSlice{}, {16, 16}}) {
-      const Result<LoadedExpert> ours = fused->shared_expert(layer, slice);
-      const Result<LoadedExpert> theirs = apart->shared_expert(layer, slice);
-      ASSERT_OK(ours);
-      ASSERT_OK(theirs);
-      expect_same(ours->source.gate, theirs->source.gate);
-      expect_same(ours->source.up, theirs->source.up);
-      expect_same(ours->source.down, theirs->source.down);
+      expect_same(fused->shared_expert(layer, slice), apart->shared_expert(layer, slice));
     }
   }
 }
@@ -171,18 +117,9 @@ TEST(Layouts, MinimaxM3SharedExpert) {
     tensors[stem + "gate_up_proj.weight"] = both;
     tensors[stem + "down_proj.weight"] = down;
   }
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().shared_experts, 1);
-  const Result<LoadedExpert> shared = checkpoint->shared_expert(1);
-  const Result<LoadedExpert> same = checkpoint->expert(1, 2);
-  ASSERT_OK(shared);
-  ASSERT_OK(same);
-  expect_same(shared->source.gate, same->source.gate);
-  expect_same(shared->source.up, same->source.up);
-  expect_same(shared->source.down, same->source.down);
+  expect_same(checkpoint->shared_expert(1), checkpoint->expert(1, 2));
 }
 
 TEST(Layouts, LayersThatAreNotSupportedAreNamedAndTheOthersOpen) {
@@ -195,10 +132,7 @@ TEST(Layouts, LayersThatAreNotSupportedAreNamedAndTheOthersOpen) {
       codes.bytes.resize(codes.bytes.size() * 2);
     }
   }
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 2}));
   const Finding* finding = find(checkpoint->findings(), "layer_not_supported");
   ASSERT_NE(finding, nullptr);
@@ -209,8 +143,7 @@ TEST(Layouts, LayersThatAreNotSupportedAreNamedAndTheOthersOpen) {
   const Status refused = checkpoint->expert(0, 0).status();
   EXPECT_EQ(refused.code(), Code::kUnsupported);
   EXPECT_EQ(refused.message(), "layer 0: model.layers.0.mlp.experts.0.gate_proj.weight: FP8 experts are not NVFP4");
-  const Result<LoadedExpert> loaded = checkpoint->expert(2, 7);
-  ASSERT_OK(loaded);
+  const auto loaded = must(checkpoint->expert(2, 7));
   expect_same(loaded->source.up, builder.matrix(2, 7, "up"));
 }
 
@@ -227,10 +160,7 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
   }
   builder.config()["quantization_config"] = {
       {"quant_method", "modelopt"}, {"quant_algo", "mixed_precision"}, {"quantized_layers", layers}};
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(checkpoint->layer_options(1)->activation_format, ActivationFormat::kNvfp4);
   EXPECT_EQ(checkpoint->layer_options(2)->activation_format, ActivationFormat::kBf16);
@@ -246,10 +176,7 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   groups["group_0"]["targets"] = {"re:.*mlp.experts.*"};
   groups["group_1"]["targets"] = {"re:.*self_attn.*", "re:.*shared_expert.*"};
   const auto open = [&] {
-    const TempDir dir;
-    EXPECT_OK(builder.write(dir.path().string()));
-    Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-    EXPECT_OK(checkpoint);
+    const Opened checkpoint(builder);
     return std::pair(checkpoint->layer_options(0)->shared_intermediate_size, checkpoint->findings());
   };
   EXPECT_EQ(open().first, 32);
@@ -259,21 +186,6 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   const Finding* finding = find(findings, "shared_expert_not_loaded");
   ASSERT_NE(finding, nullptr);
   EXPECT_THAT(finding->actual, HasSubstr("bf16 activations next to routed experts with nvfp4"));
-}
-
-// (E, rows, cols) of two-byte elements to (E, cols, rows).
-void turn_stack(RawTensor& tensor) {
-  const int64_t stack = tensor.shape[0], rows = tensor.shape[1], cols = tensor.shape[2];
-  std::vector<uint8_t> out(tensor.bytes.size());
-  for (int64_t e = 0; e < stack; ++e) {
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < cols; ++c)
-        std::memcpy(&out[static_cast<size_t>(2 * ((e * cols + c) * rows + r))],
-                    &tensor.bytes[static_cast<size_t>(2 * ((e * rows + r) * cols + c))], 2);
-    }
-  }
-  tensor.bytes = out;
-  std::swap(tensor.shape[1], tensor.shape[2]);
 }
 
 // 2 I = H makes gate_up_proj square, I = H makes down_proj square: the other of the two says which axis is K.
@@ -293,17 +205,9 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
           if (turned) turn_stack(builder.tensors().at(builder.tensor_name(layer, 0, projection, "codes")));
         }
       }
-      TempDir dir;
-      ASSERT_OK(builder.write(dir.path().string()));
-      const Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-      ASSERT_OK(checkpoint);
-      const Result<LoadedExpert> loaded = checkpoint->expert(1, 1);
-      ASSERT_OK(loaded);
-      expect_same(loaded->source.gate, builder.matrix(1, 1, "gate"));
-      expect_same(loaded->source.up, builder.matrix(1, 1, "up"));
-      expect_same(loaded->source.down, builder.matrix(1, 1, "down"));
-      Result<FloatExpert> floats = float_expert(*checkpoint, 1, 1);
-      ASSERT_OK(floats);
+      const Opened checkpoint(builder);
+      expect_same(checkpoint->expert(1, 1), builder, 1, 1);
+      auto floats = must(float_expert(*checkpoint, 1, 1));
       std::vector<float> row(64);
       ASSERT_OK(floats->up.fetch());
       floats->up.read_row(3, row.data());
@@ -312,5 +216,72 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   }
 }
 
+// gate and up in NVFP4, down in FP8: a layer that is not supported, not one with a tensor missing.
+TEST(RefusedLayouts, ADownProjectionInFp8IsNamedAsSuch) {
+  for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {
+    CheckpointBuilder builder({.model_type = "qwen3_moe", .format = format});
+    for (int64_t e = 0; e < 8; ++e) {
+      auto node = builder.tensors().extract(builder.tensor_name(1, e, "down", "codes"));
+      RawTensor& codes = node.mapped();
+      codes.dtype = DType::kF8E4M3;
+      codes.shape[1] *= 2;
+      codes.bytes.resize(codes.bytes.size() * 2);
+      node.key() = "model.layers.1.mlp.experts." + std::to_string(e) + ".down_proj.weight";
+      builder.tensors().insert(std::move(node));
+      builder.tensors().erase("model.layers.1.mlp.experts." + std::to_string(e) + ".down_proj.weight_global_scale");
+    }
+    const Opened checkpoint(builder);
+    EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0}));
+    EXPECT_THAT(checkpoint->expert(1, 0).status().message(),
+                HasSubstr("'model.layers.1.mlp.experts.0.down_proj.weight', FP8 experts are not NVFP4"));
+    EXPECT_OK(checkpoint->expert(0, 0));
+  }
+}
+
+// One expert of a layer in another format is named by what is stored.
+TEST(RefusedLayouts, AnExpertInAnotherFormatIsNotCalledMissing) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe", .format = SourceFormat::kCompressedTensors});
+  auto node = builder.tensors().extract(builder.tensor_name(1, 5, "down", "codes"));
+  node.mapped().dtype = DType::kF8E4M3;
+  node.key() = "model.layers.1.mlp.experts.5.down_proj.weight";
+  builder.tensors().insert(std::move(node));
+  const Opened checkpoint(builder);
+  const auto& findings = checkpoint->findings();
+  const auto finding =
+      std::find_if(findings.begin(), findings.end(), [](const Finding& found) { return found.id == "missing_expert"; });
+  ASSERT_NE(finding, findings.end());
+  EXPECT_EQ(finding->expert, 5);
+  EXPECT_THAT(finding->actual,
+              HasSubstr("model.layers.1.mlp.experts.5.down_proj.weight in another format, (64, 16) F8_E4M3"));
+}
+
+// The number of experts is the config's for all layers: one that was pruned apart is named as such.
+TEST(RefusedLayouts, ALayerWithFewerExpertsIsNamedAsSuch) {
+  CheckpointBuilder builder({.model_type = "qwen3_moe"});
+  for (const int64_t e : {6, 7}) {
+    for (const char* projection : {"gate", "up", "down"})
+      for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"})
+        builder.tensors().erase(builder.tensor_name(1, e, projection, part));
+  }
+  builder.tensors()["model.layers.1.mlp.gate.weight"] = {DType::kBf16, {6, 64}, std::vector<uint8_t>(6 * 64 * 2)};
+  const Opened checkpoint(builder);
+  EXPECT_THAT(checkpoint->check_layout(1, {0, 8}).message(), HasSubstr("a layer of 6 experts, as its router has"));
+  EXPECT_OK(checkpoint->check_layout(0, {0, 8}));
+}
+
+// MLX's words and its `scales`, as mlx-lm converts a model.
+TEST(RefusedLayouts, MlxIsRefusedByName) {
+  for (const char* stem : {"model.layers.0.mlp.switch_mlp.", "model.layers.0.mlp.experts."}) {
+    CheckpointBuilder builder({.model_type = "qwen3_moe", .format = SourceFormat::kFloat, .layers = 1});
+    std::erase_if(builder.tensors(),
+                  [](const auto& tensor) { return tensor.first.find(".experts.") != std::string::npos; });
+    builder.tensors()[stem + std::string("gate_proj.weight")] = {DType::kU32, {1, 1, 8}, std::vector<uint8_t>(32)};
+    builder.tensors()[stem + std::string("gate_proj.scales")] = {DType::kU8, {1, 1, 4}, std::vector<uint8_t>(4)};
+    builder.config()["quantization"] = {{"group_size", 16}, {"bits", 4}, {"mode", "nvfp4"}};
+    builder.config()["quantization_config"] = builder.config()["quantization"];
+    EXPECT_THAT(refusal_of_open(builder), Refused(Code::kUnsupported, "MLX's layout"));
+  }
+}
+
 }  // namespace
-}  // namespace nvfp4_moe::internal::layouts_test
+}  // namespace nvfp4_moe::internal::test::layouts_test

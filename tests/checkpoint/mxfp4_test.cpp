@@ -4,19 +4,12 @@
 #include <cmath>
 #include <random>
 
+#include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-double code_value(int code) {
-  static const double kMagnitudes[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  return (code & 8) != 0 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
-}
-double e4m3_value(int byte) {
-  const int exponent = byte >> 3;
-  return exponent == 0 ? std::ldexp(byte & 7, -9) : std::ldexp(8 + (byte & 7), exponent - 10);
-}
 int code_at(const std::vector<uint8_t>& codes, int64_t i) {
   const int byte = codes[static_cast<size_t>(i / 2)];
   return i % 2 == 0 ? byte & 15 : byte >> 4;
@@ -26,7 +19,7 @@ struct Cast {
   std::vector<uint8_t> codes, scales;
   Mxfp4Cast facts;
   double value(int64_t i) const {
-    return code_value(code_at(codes, i)) * e4m3_value(scales[static_cast<size_t>(i / 16)]) *
+    return oracle_e2m1(code_at(codes, i)) * oracle_e4m3(scales[static_cast<size_t>(i / 16)]) *
            static_cast<double>(facts.tensor_scale);
   }
 };
@@ -51,12 +44,11 @@ TEST(Mxfp4, ExactForEveryTopExponentAndSpreadUpTo17) {
       for (int i = 0; i < 16; ++i) codes.push_back(static_cast<uint8_t>(random() >> 50));
       codes.back() = 0x77;
     }
-    Result<Cast> cast = cast_row(codes, scales);
-    ASSERT_OK(cast);
+    auto cast = must(cast_row(codes, scales));
     EXPECT_EQ(cast->facts.rounded_blocks, 0u);
     EXPECT_EQ(cast->codes, codes);
     for (int64_t i = 0; i < static_cast<int64_t>(codes.size()) * 2; ++i) {
-      ASSERT_EQ(cast->value(i), std::ldexp(code_value(code_at(codes, i)), scales[static_cast<size_t>(i / 32)] - 127))
+      ASSERT_EQ(cast->value(i), std::ldexp(oracle_e2m1(code_at(codes, i)), scales[static_cast<size_t>(i / 32)] - 127))
           << "top " << top << " element " << i;
     }
     if (top >= 9) {  // tensor scale 2^(k_max - 8), the largest block scale 2^8
@@ -71,13 +63,12 @@ TEST(Mxfp4, BelowThatOneRoundingToTheSmallestScale) {
     std::vector<uint8_t> codes(32, 0);
     codes[0] = 0x07;  // the block that sets k_max: a 6
     for (int c = 0; c < 16; ++c) codes[static_cast<size_t>(16 + c / 2)] |= static_cast<uint8_t>(c << (c % 2 * 4));
-    Result<Cast> cast = cast_row(codes, {140, static_cast<uint8_t>(140 - spread)});
-    ASSERT_OK(cast);
+    auto cast = must(cast_row(codes, {140, static_cast<uint8_t>(140 - spread)}));
     const double unit = std::ldexp(1.0, 140 - 127 - 8 - 9);  // the value of code 1.0 under scale 2^-9
     for (int c = 0; c < 16; ++c) {
-      const double exact = std::ldexp(code_value(c), 140 - spread - 127);
+      const double exact = std::ldexp(oracle_e2m1(c), 140 - spread - 127);
       double best = 1e30;  // the nearest of the 16 values that the smallest scale offers
-      for (int other = 0; other < 16; ++other) best = std::min(best, std::abs(code_value(other) * unit - exact));
+      for (int other = 0; other < 16; ++other) best = std::min(best, std::abs(oracle_e2m1(other) * unit - exact));
       EXPECT_EQ(std::abs(cast->value(32 + c) - exact), best) << spread << " code " << c;
     }
     EXPECT_EQ(cast->facts.rounded_blocks, 1u);  // the second half of that block is zeros: exact
@@ -94,16 +85,14 @@ TEST(Mxfp4, ZerosUnderAnyScaleCostNothing) {
   std::vector<uint8_t> codes(16 * 3, 0);
   codes[0] = 0x80;  // a -0 under a huge scale
   codes[16] = 0x21;
-  Result<Cast> cast = cast_row(codes, {250, 120, 0});
-  ASSERT_OK(cast);
+  auto cast = must(cast_row(codes, {250, 120, 0}));
   EXPECT_EQ(cast->facts.tensor_scale, std::ldexp(1.0f, 120 - 127 - 8));
   EXPECT_EQ(cast->facts.rounded_blocks, 0u);
   EXPECT_EQ(cast->value(32), std::ldexp(0.5, -7));
   EXPECT_EQ(cast->value(33), std::ldexp(1.0, -7));
   EXPECT_EQ(cast->value(1), 0.0);
   EXPECT_EQ(cast->codes[0], 0);
-  Result<Cast> zeros = cast_row(std::vector<uint8_t>(32, 0), {254, 0});
-  ASSERT_OK(zeros);
+  auto zeros = must(cast_row(std::vector<uint8_t>(32, 0), {254, 0}));
   EXPECT_TRUE(std::isnormal(zeros->facts.tensor_scale));
 }
 
@@ -114,4 +103,4 @@ TEST(Mxfp4, ANanScaleIsRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
-// Nemotron-H's config: how its layers are listed, what the experts' width is, and which of several quantizations is theirs.
-// Whole checkpoints: tests/quantize/synthesize_test.cpp, and tests/python/test_nemotron.py with transformers' own model.
-#include <gmock/gmock.h>
+// Nemotron-H's config. Whole checkpoints: tests/quantize/synthesize_test.cpp, tests/python/test_nemotron.py.
 
 #include <nlohmann/json.hpp>
 
@@ -9,11 +7,10 @@
 #include "checkpoint/quant_config.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using nlohmann::json;
-using testing::HasSubstr;
 
 // Of the shape of Nemotron-3 Nano, with four layers.
 json config() {
@@ -36,8 +33,7 @@ json config() {
 Result<ModelInfo> parse(const json& text) { return parse_model_config(text.dump(), ""); }
 
 TEST(Nemotron, NanoHasExpertsOfTheModelsWidth) {
-  const auto model = parse(config());
-  ASSERT_OK(model);
+  const auto model = must(parse(config()));
   EXPECT_EQ(model->family, "nemotron_h");
   EXPECT_EQ(model->layers, (std::vector<int64_t>{1, 3}));
   const MoeOptions& options = model->options;
@@ -63,8 +59,7 @@ TEST(Nemotron, UltraHasALatentWidthAndAListOfLayersAlone) {
     for (const char* key : {"layers_block_type", "layer_types"}) {
       json one = ultra;
       one[key] = list;
-      const auto model = parse(one);
-      ASSERT_OK(model);
+      const auto model = must(parse(one));
       EXPECT_EQ(model->num_hidden_layers, 5);
       EXPECT_EQ(model->layers, (std::vector<int64_t>{1, 3}));
       EXPECT_EQ(model->options.hidden_size, 2048);
@@ -99,8 +94,7 @@ TEST(Nemotron, WhatDisagreesOrIsUnknownIsTold) {
   one.erase("n_shared_experts");
   EXPECT_THAT(parse(one).status().message(), HasSubstr("n_shared_experts: missing"));
   one["n_shared_experts"] = nullptr;
-  const auto without = parse(one);
-  ASSERT_OK(without);
+  const auto without = must(parse(one));
   EXPECT_EQ(without->options.shared_intermediate_size, 0);
   one = {{"model_type", "qwen3_moe"},   {"hidden_act", "silu"}, {"num_hidden_layers", 2},   {"hidden_size", 64},
          {"moe_intermediate_size", 32}, {"num_experts", 4},     {"num_experts_per_tok", 2}, {"moe_latent_size", 32}};
@@ -121,8 +115,7 @@ TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
   }
   for (const char* projection : {"in_proj", "out_proj"})
     layers[std::string("backbone.layers.0.mixer.") + projection] = {{"quant_algo", "FP8"}};
-  auto model = parse(mixed);
-  ASSERT_OK(model);
+  auto model = must(parse(mixed));
   EXPECT_EQ(model->quant_algo, "NVFP4");
   const char* const up = "backbone.layers.3.mixer.experts.0.up_proj";
   EXPECT_EQ(model->quantization->of(up)->activation_format, ActivationFormat::kNvfp4);
@@ -159,4 +152,4 @@ TEST(Nemotron, NamesComeApartAndTogether) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,25 +1,10 @@
 // Tensors in an experts' module that no format has: the layer is refused by name unless they are harmless or accepted.
 #include "checkpoint/other_tensors.h"
 
-#include <cstring>
+#include "checkpoint/experts.h"
 
-#include "checkpoint/checkpoint.h"
-#include "support/checkpoint_builder.h"
-#include "support/support.h"
-
-namespace nvfp4_moe::internal::other_tensors_test {
+namespace nvfp4_moe::internal::test::other_tensors_test {
 namespace {
-
-using test::BuilderOptions;
-using test::CheckpointBuilder;
-using test::TempDir;
-using testing::HasSubstr;
-
-const Finding* find(const std::vector<Finding>& findings, const std::string& id) {
-  for (const Finding& finding : findings)
-    if (finding.id == id) return &finding;
-  return nullptr;
-}
 
 // A checkpoint with two layers, and further tensors.
 Result<Checkpoint> open_with(const BuilderOptions& options, const std::vector<std::string>& names,
@@ -46,23 +31,19 @@ TEST(OtherTensors, OneThatMayChangeTheResultRefusesTheLayerByName) {
         kExpert + "up_proj.weight_global_scale"}) {
     SCOPED_TRACE(name);
     TempDir dir;
-    const Result<Checkpoint> checkpoint = open_with(kQwen, {name}, {}, dir);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(open_with(kQwen, {name}, {}, dir));
     const Finding* finding = find(checkpoint->findings(), "unknown_expert_tensor");
     ASSERT_NE(finding, nullptr);
     EXPECT_EQ(finding->severity, Severity::kError);
     EXPECT_EQ(finding->tensor, name);
     EXPECT_EQ(finding->layer, 1);
     EXPECT_THAT(finding->actual, HasSubstr("accept_tensors, --accept-tensor"));
-    const Status refused = checkpoint->expert(1, 0).status();
-    EXPECT_EQ(refused.code(), Code::kUnsupported);
-    EXPECT_THAT(refused.message(), HasSubstr(name));
+    EXPECT_THAT(checkpoint->expert(1, 0), Refused(Code::kUnsupported, name));
     EXPECT_FALSE(checkpoint->check_layout(1, {0, 8}).ok());
     EXPECT_NE(find(*checkpoint->validate(1, {0, 8}), "unknown_expert_tensor"), nullptr);
     EXPECT_OK(checkpoint->expert(0, 3));
 
-    const Result<Checkpoint> accepted = Checkpoint::open(dir.path().string(), {.accept_tensors = {"*nothing*", name}});
-    ASSERT_OK(accepted);
+    const auto accepted = must(Checkpoint::open(dir.path().string(), {.accept_tensors = {"*nothing*", name}}));
     EXPECT_OK(accepted->expert(1, 3));
     EXPECT_EQ(find(accepted->findings(), "unknown_expert_tensor"), nullptr);
     const Finding* listed = find(accepted->findings(), "accepted_tensor");
@@ -77,28 +58,19 @@ TEST(OtherTensors, AcceptedOnesAreCountedAndLeaveTheExpertsAsTheyAre) {
   for (int e = 0; e < 8; ++e)
     names.push_back("model.layers.0.mlp.experts." + std::to_string(e) + ".up_proj.output_scale");
   TempDir dir, plain_dir;
-  const Result<Checkpoint> plain = open_with(kQwen, {}, {}, plain_dir);
-  const Result<Checkpoint> accepted = open_with(kQwen, names, {.accept_tensors = {"*.output_scale"}}, dir);
-  ASSERT_OK(plain);
-  ASSERT_OK(accepted);
+  const auto plain = must(open_with(kQwen, {}, {}, plain_dir));
+  const auto accepted = must(open_with(kQwen, names, {.accept_tensors = {"*.output_scale"}}, dir));
   const Finding* listed = find(accepted->findings(), "accepted_tensor");
   ASSERT_NE(listed, nullptr);
   EXPECT_EQ(listed->count, 8);
   EXPECT_EQ(listed->examples.size(), Finding::kMaxExamples);
-  const Result<LoadedExpert> ours = accepted->expert(0, 5), theirs = plain->expert(0, 5);
-  ASSERT_OK(ours);
-  ASSERT_OK(theirs);
-  for (int64_t r = 0; r < ours->source.up.rows; ++r)
-    EXPECT_EQ(std::memcmp(ours->source.up.row_codes(r), theirs->source.up.row_codes(r),
-                          static_cast<size_t>(ours->source.up.cols / 2)),
-              0);
+  expect_same(accepted->expert(0, 5), plain->expert(0, 5));
 }
 
 TEST(OtherTensors, HarmlessOnesAreANote) {
   for (const char* part : {"k_scale", "v_scale", "weight_shape", "input_global_scale"}) {
     TempDir dir;
-    const Result<Checkpoint> checkpoint = open_with(kQwen, {kExpert + "up_proj." + part}, {}, dir);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(open_with(kQwen, {kExpert + "up_proj." + part}, {}, dir));
     EXPECT_OK(checkpoint->expert(1, 3));
     const Finding* finding = find(checkpoint->findings(), "harmless_expert_tensor");
     ASSERT_NE(finding, nullptr) << part;
@@ -114,12 +86,8 @@ TEST(OtherTensors, WeightsUnderAnotherNameAreNamedAsSuch) {
     builder.tensors()[std::string("model.layers.0.mlp.experts.gate_up_proj.") + part] = {DType::kU8, {8, 2}, {}};
   for (auto& [name, tensor] : builder.tensors())
     if (tensor.bytes.empty()) tensor.bytes.resize(16);
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  const Status refused = Checkpoint::open(dir.path().string()).status();
-  EXPECT_EQ(refused.code(), Code::kUnsupported);
-  EXPECT_THAT(refused.message(),
-              HasSubstr("model.layers.0.mlp.experts.gate_up_proj.weight: weights under a name that"));
+  EXPECT_THAT(refusal_of_open(builder),
+              Refused(Code::kUnsupported, "model.layers.0.mlp.experts.gate_up_proj.weight: weights under a name that"));
 }
 
 // Only the experts' modules are read.
@@ -143,12 +111,10 @@ TEST(OtherTensors, OfASharedExpertThatIsLoadedRefuseTheLayer) {
   for (const std::string& name : {stem + "up_proj.output_scale", stem + "lora_A", stem + "down_proj.lora_B.weight"}) {
     SCOPED_TRACE(name);
     TempDir dir;
-    const Result<Checkpoint> checkpoint = open_with(options, {name}, {}, dir);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(open_with(options, {name}, {}, dir));
     EXPECT_THAT(checkpoint->expert(1, 0).status().message(), HasSubstr(name));
     EXPECT_OK(checkpoint->expert(0, 0));
-    const Result<Checkpoint> accepted = Checkpoint::open(dir.path().string(), {.accept_tensors = {name}});
-    ASSERT_OK(accepted);
+    const auto accepted = must(Checkpoint::open(dir.path().string(), {.accept_tensors = {name}}));
     EXPECT_OK(accepted->shared_expert(1));
   }
 }
@@ -163,8 +129,7 @@ TEST(OtherTensors, ASharedExpertOfAwqOrSvdquantIsNotLoaded) {
     for (const char* layer : {"0", "1"})
       names.push_back("model.layers." + std::string(layer) + ".mlp.shared_expert.up_proj." + part);
     TempDir dir;
-    const Result<Checkpoint> checkpoint = open_with(options, names, {}, dir);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(open_with(options, names, {}, dir));
     EXPECT_OK(checkpoint->expert(1, 3));
     EXPECT_EQ(checkpoint->layer_options(1)->shared_intermediate_size, 0);
     EXPECT_EQ(checkpoint->shared_expert(1).status().code(), Code::kUnsupported);
@@ -188,4 +153,4 @@ TEST(OtherTensors, PatternsMatchWholeNames) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal::other_tensors_test
+}  // namespace nvfp4_moe::internal::test::other_tensors_test

@@ -1,5 +1,4 @@
-// What loading reads, counted byte by byte by the system: one rank of eight, one slice of eight, the scalars; and that
-// no file is mapped.
+// What loading reads, counted byte by byte by the system; no file is mapped.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -7,15 +6,12 @@
 #include <cstdio>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/read_all.h"
+#include "checkpoint/experts.h"
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::CheckpointBuilder;
-using test::TempDir;
 
 // Bytes that this process has read by system calls, from any file, from the page cache too; without what reading the
 // count reads.
@@ -51,8 +47,7 @@ class Residency : public testing::TestWithParam<SourceFormat> {
                                .intermediate_size = 256,
                                .random_codes = true});
     ASSERT_OK(builder.write(dir_.path().string()));
-    Result<Checkpoint> opened = Checkpoint::open(dir_.path().string());
-    ASSERT_OK(opened);
+    auto opened = must(Checkpoint::open(dir_.path().string()));
     checkpoint_.emplace(*std::move(opened));
     total_ = checkpoint_->index().size_bytes();
   }
@@ -65,9 +60,8 @@ TEST_P(Residency, OneRankOfEightTouchesLessThanASeventh) {
   const ReadCounter counter;
   uint64_t sum = 0;
   for (int64_t e = 8; e < 12; ++e) {
-    Result<LoadedExpert> loaded = checkpoint_->expert(0, e);
-    ASSERT_OK(loaded);
-    sum += test::read_all(*loaded);
+    auto loaded = must(checkpoint_->expert(0, e));
+    sum += read_all(*loaded);
   }
   EXPECT_GT(sum, 0u);
   EXPECT_LE(counter.read_bytes(), total_ / 8) << "of " << total_;
@@ -92,10 +86,9 @@ TEST_P(Residency, ScalarsOfAllExpertsAreReadAlone) {
 TEST_P(Residency, NoFileIsMapped) {
   ASSERT_OK(checkpoint_->layer_scales(0));
   ASSERT_OK(checkpoint_->validate(0, {}));
-  Result<LoadedExpert> loaded = checkpoint_->expert(0, 17);
-  ASSERT_OK(loaded);
-  EXPECT_GT(test::read_all(*loaded), 0u);
-  for (const auto& file : checkpoint_->index().files()) EXPECT_FALSE(test::is_mapped(file->path())) << file->path();
+  auto loaded = must(checkpoint_->expert(0, 17));
+  EXPECT_GT(read_all(*loaded), 0u);
+  for (const auto& file : checkpoint_->index().files()) EXPECT_FALSE(is_mapped(file->path())) << file->path();
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Residency,
@@ -110,20 +103,15 @@ INSTANTIATE_TEST_SUITE_P(Formats, Residency,
 // A slice's rows of gate and up lie together. Its columns of down lie in every row: an eighth of the bytes, which are
 // read with what lies between them.
 TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
-  CheckpointBuilder builder({.model_type = "qwen3_moe",
-                             .layers = 1,
-                             .num_experts = 2,
-                             .hidden_size = 512,
-                             .intermediate_size = 1024,
-                             .random_codes = true});
-  TempDir dir;
-  ASSERT_OK(builder.write(dir.path().string()));
-  Result<Checkpoint> checkpoint = Checkpoint::open(dir.path().string());
-  ASSERT_OK(checkpoint);
+  const Opened checkpoint(CheckpointBuilder({.model_type = "qwen3_moe",
+                                             .layers = 1,
+                                             .num_experts = 2,
+                                             .hidden_size = 512,
+                                             .intermediate_size = 1024,
+                                             .random_codes = true}));
   const ReadCounter counter;
-  Result<LoadedExpert> loaded = checkpoint->expert(0, 1, {256, 128});
-  ASSERT_OK(loaded);
-  EXPECT_GT(test::read_all(*loaded), 0u);
+  auto loaded = must(checkpoint->expert(0, 1, {256, 128}));
+  EXPECT_GT(read_all(*loaded), 0u);
   constexpr uint64_t kMatrix = 512 * 1024 / 2 + 512 * 1024 / 16;  // codes and block scales
   EXPECT_LE(counter.read_bytes(), 2 * kMatrix / 8 + kMatrix + 3 * 4);
   const auto& down = loaded->source.down;
@@ -131,4 +119,4 @@ TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

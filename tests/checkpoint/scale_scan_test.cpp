@@ -7,7 +7,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(ScaleScan, AgreesWithAPlainLoop) {
@@ -62,4 +62,4 @@ TEST(ScaleScan, PowersOfTwo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

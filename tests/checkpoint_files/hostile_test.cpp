@@ -6,14 +6,8 @@
 #include "support/hostile_safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::attacked;
-using test::HostileCase;
-using test::read_file;
-using test::TempDir;
-using testing::HasSubstr;
 
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
@@ -28,10 +22,10 @@ void expect_presentable(const std::string& message) {
 
 ATTACK_TEST(kHostileFiles, HostileTable, IsRefusedInOneLineEach) {
   TempDir dir;
-  for (const HostileCase& hostile : test::hostile_cases()) {
+  for (const HostileCase& hostile : hostile_cases()) {
     SCOPED_TRACE(hostile.name);
     const std::filesystem::path path = dir.path() / hostile.name;
-    test::write_hostile_case(path, hostile);
+    write_hostile_case(path, hostile);
     const auto index = TensorIndex::open(path.string());
     attacked();
     std::filesystem::remove_all(path);
@@ -42,23 +36,23 @@ ATTACK_TEST(kHostileFiles, HostileTable, IsRefusedInOneLineEach) {
     const Status& status = index.status();
     EXPECT_EQ(status.code(), Code::kBadInput) << status.message();
     expect_presentable(status.message());
-    EXPECT_THAT(status.message(), testing::StartsWith(path.string()));
+    EXPECT_THAT(status.message(), StartsWith(path.string()));
     for (const std::string& word : hostile.words) EXPECT_THAT(status.message(), HasSubstr(word));
   }
 }
 
 TEST(HostileTable, HasEnoughCasesWithNamesOfTheirOwn) {
   std::set<std::string> names;
-  for (const HostileCase& hostile : test::hostile_cases()) EXPECT_TRUE(names.insert(hostile.name).second);
+  for (const HostileCase& hostile : hostile_cases()) EXPECT_TRUE(names.insert(hostile.name).second);
   EXPECT_GE(names.size(), 60u);
 }
 
 // What the table bends is right before it is bent: else a case could be refused for another reason.
 TEST(HostileTable, TheGoodFilesAreGood) {
   const std::string header = "{\"x\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}";
-  const std::string file = test::safetensors_bytes(header, 4);
+  const std::string file = safetensors_bytes(header, 4);
   EXPECT_OK(parse_safetensors_header(as_bytes(file), file.size()));
-  const std::string padded = test::safetensors_bytes(header + " \n\t ", 4);
+  const std::string padded = safetensors_bytes(header + " \n\t ", 4);
   EXPECT_OK(parse_safetensors_header(as_bytes(padded), padded.size()));
 }
 
@@ -109,4 +103,4 @@ ATTACK_TEST(kHostileFiles, HostileHeader, DisturbedBytesNeverBreakTheTiling) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

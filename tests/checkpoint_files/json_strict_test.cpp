@@ -10,11 +10,8 @@
 #include "io/output_file.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::TempDir;
-using testing::HasSubstr;
 
 std::string refusal(std::string_view text, const JsonLimits& limits = {}) {
   const Result<Json> parsed = parse_json_strict(text, limits);
@@ -27,8 +24,7 @@ TEST(JsonStrict, BuildsTheSameTreeAsNlohmann) {
   for (const char* text :
        {R"({"a":[1,-2,3.5,true,null,"x",{"b":[]}],"é":"名\u0041\n","c":{"d":{"e":[[],[[1]]]}}})", "[]", " {} \n", "12",
         "\"x\"", "null", R"([{"a":1},{"a":2}])", "18446744073709551615", R"({"":{"":""}})"}) {
-    const Result<Json> parsed = parse_json_strict(text);
-    ASSERT_OK(parsed);
+    const auto parsed = must(parse_json_strict(text));
     EXPECT_EQ(parsed->dump(), nlohmann::json::parse(text).dump());
   }
 }
@@ -38,9 +34,9 @@ TEST(JsonStrict, NamesPositionAndReason) {
   EXPECT_EQ(refusal(R"({"x":{"a":1},"y":{"a":1,"b":2,"\u0061":3}})"), "byte 38: duplicate key 'a'");
   EXPECT_EQ(refusal("{\"a\":1}\xC3"), "byte 7: invalid UTF-8 in JSON");
   EXPECT_EQ(refusal(std::string_view("{}\0", 3)), "byte 2: NUL byte in JSON");
-  EXPECT_THAT(refusal("{} {}"), testing::StartsWith("byte 4: syntax error"));
-  EXPECT_THAT(refusal(""), testing::StartsWith("byte 1: syntax error"));
-  EXPECT_THAT(refusal("[1,]"), testing::StartsWith("byte 4: syntax error"));
+  EXPECT_THAT(refusal("{} {}"), StartsWith("byte 4: syntax error"));
+  EXPECT_THAT(refusal(""), StartsWith("byte 1: syntax error"));
+  EXPECT_THAT(refusal("[1,]"), StartsWith("byte 4: syntax error"));
   EXPECT_THAT(refusal("[-Infinity]"), HasSubstr("syntax error at '-Infinity'"));
   EXPECT_THAT(refusal("[01]"), HasSubstr("byte 3"));
   EXPECT_THAT(refusal("[\"" + std::string(100000, 'x')), HasSubstr("missing closing quote"));
@@ -49,7 +45,7 @@ TEST(JsonStrict, NamesPositionAndReason) {
 
 TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
   EXPECT_THAT(refusal(R"({"a": 1, "rope": {"type": None}})"),
-              testing::StartsWith("byte 27: syntax error at 'None', key 'rope.type': "));
+              StartsWith("byte 27: syntax error at 'None', key 'rope.type': "));
   EXPECT_THAT(refusal(R"({"limits": [0.0, nan]})"), HasSubstr("syntax error at 'nan', key 'limits[1]': "));
   EXPECT_THAT(refusal(R"({"x": True, "y": 1})"), HasSubstr("syntax error at 'True', key 'x': "));
   EXPECT_THAT(refusal(R"({"x": 1)"), HasSubstr("syntax error at the end of the text"));
@@ -61,9 +57,8 @@ TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
 TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
   JsonLimits limits;
   limits.non_finite = true;
-  const Result<Json> parsed = parse_json_strict(
-      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})", limits);
-  ASSERT_OK(parsed);
+  const auto parsed = must(parse_json_strict(
+      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})", limits));
   EXPECT_EQ((*parsed)["a"][1].get<double>(), std::numeric_limits<double>::infinity());
   EXPECT_EQ((*parsed)["b"].get<double>(), -std::numeric_limits<double>::infinity());
   EXPECT_TRUE(std::isnan((*parsed)["c"].get<double>()));
@@ -80,8 +75,7 @@ TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
                            "[1.NaN]", "[NaN.5]", "[Infinity2]", "[- Infinity]", "{NaN:1}", "[NaN NaN]", "[1e400]"})
     EXPECT_FALSE(parse_json_strict(text, limits).ok()) << text;
   for (const char* text : {"[NaN]", "[Infinity]", "[-Infinity]"}) EXPECT_FALSE(parse_json_strict(text).ok()) << text;
-  const Result<Json> alone = parse_json_strict(" -Infinity ", limits);
-  ASSERT_OK(alone);
+  const auto alone = must(parse_json_strict(" -Infinity ", limits));
   EXPECT_TRUE(std::isinf(alone->get<double>()));
 }
 
@@ -94,8 +88,7 @@ TEST(JsonStrict, NoNumberIsTakenForAWord) {
     for (int j = 0; j < 10; ++j) text += "," + std::to_string(i) + "E" + std::to_string(j);
   EXPECT_FALSE(parse_json_strict(text + "]", limits).ok());  // no form is left, and so it is refused
   text.resize(text.size() - 4);
-  const Result<Json> parsed = parse_json_strict(text + "]", limits);
-  ASSERT_OK(parsed);
+  const auto parsed = must(parse_json_strict(text + "]", limits));
   EXPECT_TRUE(std::isnan((*parsed)[0].get<double>()));
   for (size_t i = 1; i < parsed->size(); ++i) EXPECT_TRUE(std::isfinite((*parsed)[i].get<double>())) << i;
 }
@@ -136,13 +129,12 @@ TEST(JsonStrict, FilesNameTheirPath) {
   TempDir dir;
   EXPECT_EQ(read_json_file(dir.file("none.json")).status().code(), Code::kIo);
   EXPECT_OK(write_text_file(dir.file("x.json"), "{\"a\":1}"));
-  const auto good = read_json_file(dir.file("x.json"));
-  ASSERT_OK(good);
+  const auto good = must(read_json_file(dir.file("x.json")));
   EXPECT_EQ((*good)["a"], 1);
   EXPECT_OK(write_text_file(dir.file("x.json"), "{"));
   const Status status = read_json_file(dir.file("x.json")).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
-  EXPECT_THAT(status.message(), testing::StartsWith(dir.file("x.json") + ": byte"));
+  EXPECT_THAT(status.message(), StartsWith(dir.file("x.json") + ": byte"));
   JsonLimits small;
   small.max_bytes = 0;
   EXPECT_THAT(read_json_file(dir.file("x.json"), small).status().message(), HasSubstr("at most 0 bytes, got 1"));
@@ -183,4 +175,4 @@ TEST(DescribeJson, NamesKindAndSize) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -7,7 +7,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 using nlohmann::ordered_json;
@@ -115,4 +115,4 @@ TEST(Json, ValuesOfAnotherTypeAreDefaults) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

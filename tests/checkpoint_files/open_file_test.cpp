@@ -12,11 +12,8 @@
 #include "safetensors/safetensors.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::TempDir;
-using testing::HasSubstr;
 
 struct Reader {
   const char* name;
@@ -50,8 +47,7 @@ TEST(OpenRegularFile, AnythingElseIsRefusedByItsKind) {
 TEST(OpenRegularFile, LinksAreFollowedWhereAUserNamesThem) {
   const TempDir dir;
   std::vector<TensorInfo> none;
-  auto writer = SafetensorsWriter::create(dir.file("x.safetensors"), none, {});
-  ASSERT_OK(writer);
+  auto writer = must(SafetensorsWriter::create(dir.file("x.safetensors"), none, {}));
   ASSERT_OK(writer->finish());
   std::filesystem::create_symlink("x.safetensors", dir.path() / "link");
   for (const Reader& reader : readers(dir)) {
@@ -68,4 +64,4 @@ TEST(OpenRegularFile, LinksAreFollowedWhereAUserNamesThem) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

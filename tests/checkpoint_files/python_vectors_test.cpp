@@ -5,12 +5,8 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::read_file;
-using test::read_tensor;
-using test::TempDir;
 
 const std::string kVectors = NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/";
 
@@ -24,8 +20,7 @@ std::string hex(std::span<const std::byte> bytes) {
 }
 
 TEST(PythonSafetensors, IsReadAsThePackageMeantIt) {
-  const auto file = SafetensorsFile::open(kVectors + "python.safetensors");
-  ASSERT_OK(file);
+  const auto file = must(SafetensorsFile::open(kVectors + "python.safetensors"));
   const auto expected = nlohmann::json::parse(read_file(kVectors + "python.expected.json"));
   EXPECT_EQ(nlohmann::json(file->header().metadata), expected["metadata"]);
   ASSERT_EQ(file->header().tensors.size(), expected["tensors"].size());
@@ -40,16 +35,14 @@ TEST(PythonSafetensors, IsReadAsThePackageMeantIt) {
 
 // The same tensors in the same order give the package's file byte for byte, so the package reads what is written here.
 TEST(PythonSafetensors, IsWrittenByteForByte) {
-  const auto file = SafetensorsFile::open(kVectors + "python.safetensors");
-  ASSERT_OK(file);
+  const auto file = must(SafetensorsFile::open(kVectors + "python.safetensors"));
   TempDir dir;
   std::vector<TensorInfo> tensors = file->header().tensors;
-  auto writer = SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata);
-  ASSERT_OK(writer);
+  auto writer = must(SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata));
   for (const TensorInfo& info : tensors) ASSERT_OK(writer->write(read_tensor(*file, info)));
   ASSERT_OK(writer->finish());
   EXPECT_EQ(read_file(dir.file("copy.safetensors")), read_file(kVectors + "python.safetensors"));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

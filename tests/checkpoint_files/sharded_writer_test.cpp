@@ -8,12 +8,10 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::TempDir;
-using testing::HasSubstr;
 
 // Five tensors of 40, 40, 0, 100 and 8 bytes; shards of at most 80 bytes: {a, b, empty}, {large}, {scalar}.
 std::vector<TensorInfo> five_tensors() {
@@ -49,22 +47,20 @@ std::vector<std::string> write_needed(ShardedWriter& writer, const std::string& 
 }
 
 void expect_whole(const TempDir& dir) {
-  const auto index = TensorIndex::open(dir.path().string());
-  ASSERT_OK(index);
+  const auto index = must(TensorIndex::open(dir.path().string()));
   ASSERT_EQ(index->files().size(), 3u);
   ASSERT_EQ(index->tensors().size(), 5u);
   for (const auto& [name, size] : kSizes) {
     const auto ref = index->find(name);
     ASSERT_NE(ref.info, nullptr) << name;
     ASSERT_EQ(ref.info->size_bytes(), size) << name;
-    EXPECT_EQ(test::read_tensor(*ref.file, *ref.info), content(name)) << name;
+    EXPECT_EQ(read_tensor(*ref.file, *ref.info), content(name)) << name;
   }
 }
 
 TEST(ShardedWriter, PlansStreamsAndIndexes) {
   TempDir dir;
-  auto writer = open_writer(dir);
-  ASSERT_OK(writer);
+  auto writer = must(open_writer(dir));
   EXPECT_EQ(writer->shards(), 3u);
   EXPECT_EQ(writer->complete_shards(), 0u);
   EXPECT_EQ(writer->data_bytes(), 188u);
@@ -83,18 +79,15 @@ TEST(ShardedWriter, PlansStreamsAndIndexes) {
 TEST(ShardedWriter, ResumesBehindTheCompleteShards) {
   TempDir dir;
   {
-    auto writer = open_writer(dir);
-    ASSERT_OK(writer);
+    auto writer = must(open_writer(dir));
     write_needed(*writer, "scalar");  // interrupted before the last tensor
-    const Status early = writer->finish();
-    EXPECT_EQ(early.code(), Code::kInvalidArgument);
-    EXPECT_THAT(early.message(), HasSubstr("tensor 'scalar': expected 8 bytes for () F64, got 0"));
+    EXPECT_THAT(writer->finish(),
+                Refused(Code::kInvalidArgument, "tensor 'scalar': expected 8 bytes for () F64, got 0"));
   }
   EXPECT_TRUE(fs::exists(dir.file("model-00002-of-00003.safetensors")));
   EXPECT_FALSE(fs::exists(partial_path(dir.file("model-00003-of-00003.safetensors"))));
   EXPECT_FALSE(TensorIndex::open(dir.path().string()).ok());  // no index, and a shard is missing
-  auto writer = open_writer(dir);
-  ASSERT_OK(writer);
+  auto writer = must(open_writer(dir));
   EXPECT_EQ(writer->complete_shards(), 2u);
   EXPECT_OK(writer->write("a", content("a")));  // not needed: ignored
   EXPECT_EQ(write_needed(*writer), std::vector<std::string>{"scalar"});
@@ -105,16 +98,14 @@ TEST(ShardedWriter, ResumesBehindTheCompleteShards) {
 TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
   TempDir dir;
   for (const char* options : {"max", "mse"}) {
-    auto writer = open_writer(dir, {{"scales", options}});
-    ASSERT_OK(writer);
+    auto writer = must(open_writer(dir, {{"scales", options}}));
     EXPECT_EQ(writer->complete_shards(), 0u);
     EXPECT_EQ(write_needed(*writer).size(), 5u);
     ASSERT_OK(writer->finish());
   }
   // The same options: complete, and a shard cut short is made again.
   fs::resize_file(dir.file("model-00002-of-00003.safetensors"), 100);
-  auto writer = open_writer(dir, {{"scales", "mse"}});
-  ASSERT_OK(writer);
+  auto writer = must(open_writer(dir, {{"scales", "mse"}}));
   EXPECT_EQ(writer->complete_shards(), 2u);
   EXPECT_FALSE(fs::exists(dir.file("model.safetensors.index.json")));  // what is not whole has no index
   EXPECT_EQ(write_needed(*writer), std::vector<std::string>{"large"});
@@ -124,8 +115,7 @@ TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
 
 TEST(ShardedWriter, RefusesWrongOrderAndSizes) {
   TempDir dir;
-  auto writer = open_writer(dir);
-  ASSERT_OK(writer);
+  auto writer = must(open_writer(dir));
   EXPECT_THAT(writer->write("b", content("b")).message(), HasSubstr("expected bytes of tensor 'a' next, got 'b'"));
   EXPECT_THAT(writer->write("nothing", {}).message(), HasSubstr("tensor 'nothing': not in the list"));
   EXPECT_THAT(writer->write("a", content("large")).message(), HasSubstr("expected 40 bytes for (10) F32, got 100"));
@@ -139,11 +129,10 @@ TEST(ShardedWriter, RefusesWrongOrderAndSizes) {
 
 TEST(ShardedWriter, NoTensorsStillMakesAnEmptyShard) {
   TempDir dir;
-  auto writer = ShardedWriter::create(dir.path().string(), {}, 10, {});
-  ASSERT_OK(writer);
+  auto writer = must(ShardedWriter::create(dir.path().string(), {}, 10, {}));
   ASSERT_OK(writer->finish());
   EXPECT_TRUE(fs::exists(dir.file("model-00001-of-00001.safetensors")));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -9,15 +9,10 @@
 #include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::AsNobody;
-using test::attacked;
-using test::CheckpointBuilder;
-using test::TempDir;
-using testing::HasSubstr;
 
 constexpr const char* kPointer =
     "version https://git-lfs.github.com/spec/v1\n"
@@ -109,4 +104,4 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, GitLfsPointersWithWhatToDo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -11,7 +11,6 @@ namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-using testing::StartsWith;
 
 // A tiny checkpoint on disk, made once.
 const std::string& sound_checkpoint() {

@@ -9,7 +9,6 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 using testing::HasSubstr;
-using testing::StartsWith;
 
 // The checkpoint is legal as a file; only the original knows that it is wrong. tests/verify has the other faults.
 ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {

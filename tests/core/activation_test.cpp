@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 long double sigmoid(long double x) { return 1 / (1 + std::exp(-x)); }
@@ -43,4 +43,4 @@ TEST(GatedActivation, KeepsNanAndInfinity) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -11,7 +11,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 void expect_covers(Executor& executor, int64_t count, int64_t grain) {
@@ -142,4 +142,4 @@ TEST(Executor, SerialRunsOnTheCallerInOrder) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,4 @@
-// The codecs against lists of representable values (formats/grid.h): every code, every rounding boundary of all four
-// formats and its neighbours, from float and from double.
+// The codecs against lists of representable values (formats/grid.h).
 #include "core/float_formats.h"
 
 #include <cmath>
@@ -9,10 +8,8 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Grid;
 
 constexpr double kDoubleInf = std::numeric_limits<double>::infinity();
 constexpr float kFloatInf = std::numeric_limits<float>::infinity();
@@ -29,16 +26,16 @@ struct Format {
 
 std::vector<Format> formats() {
   return {
-      {"e2m1", test::e2m1_grid(), 8, [](float x) -> unsigned { return e2m1_from_float(x); },
+      {"e2m1", e2m1_grid(), 8, [](float x) -> unsigned { return e2m1_from_float(x); },
        [](double x) -> unsigned { return e2m1_from_double(x); },
        [](unsigned c) -> double { return e2m1_to_float(static_cast<uint8_t>(c)); }},
-      {"e4m3", test::e4m3_grid(), 0x80, [](float x) -> unsigned { return e4m3_from_float(x); },
+      {"e4m3", e4m3_grid(), 0x80, [](float x) -> unsigned { return e4m3_from_float(x); },
        [](double x) -> unsigned { return e4m3_from_double(x); },
        [](unsigned c) -> double { return e4m3_to_float(static_cast<uint8_t>(c)); }},
-      {"bf16", test::bf16_grid(), 0x8000, [](float x) -> unsigned { return bf16_from_float(x); },
+      {"bf16", bf16_grid(), 0x8000, [](float x) -> unsigned { return bf16_from_float(x); },
        [](double x) -> unsigned { return bf16_from_double(x); },
        [](unsigned c) -> double { return bf16_to_float(static_cast<uint16_t>(c)); }},
-      {"fp16", test::fp16_grid(), 0x8000, [](float x) -> unsigned { return fp16_from_float(x); },
+      {"fp16", fp16_grid(), 0x8000, [](float x) -> unsigned { return fp16_from_float(x); },
        [](double x) -> unsigned { return fp16_from_double(x); },
        [](unsigned c) -> double { return fp16_to_float(static_cast<uint16_t>(c)); }},
   };
@@ -46,11 +43,11 @@ std::vector<Format> formats() {
 
 TEST(FloatFormats, GridsAreTheFormats) {
   const std::vector<double> e2m1 = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-  EXPECT_EQ(test::e2m1_grid().magnitudes, e2m1);
-  EXPECT_EQ(test::e4m3_grid().magnitudes.back(), 448);
-  EXPECT_EQ(test::e4m3_grid().magnitudes[1], 0x1p-9);
-  EXPECT_EQ(test::bf16_grid().magnitudes.back(), 0x1.FEp127);
-  EXPECT_EQ(test::fp16_grid().magnitudes.back(), 65504);
+  EXPECT_EQ(e2m1_grid().magnitudes, e2m1);
+  EXPECT_EQ(e4m3_grid().magnitudes.back(), 448);
+  EXPECT_EQ(e4m3_grid().magnitudes[1], 0x1p-9);
+  EXPECT_EQ(bf16_grid().magnitudes.back(), 0x1.FEp127);
+  EXPECT_EQ(fp16_grid().magnitudes.back(), 65504);
 }
 
 TEST(FloatFormats, EveryFiniteValueDecodesAndComesBack) {
@@ -211,4 +208,4 @@ TEST(FloatFormats, PackAndUnpackAllBytes) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

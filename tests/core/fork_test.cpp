@@ -1,5 +1,4 @@
-// Forked children: a pool whose threads stayed in the parent, mutexes that other threads held, and the number that
-// tells a child from its parent.
+// Forked children: pools, mutexes that other threads held, and the number that tells a child from its parent.
 #include "core/fork.h"
 
 #include <atomic>
@@ -12,7 +11,7 @@
 #include "support/forked_child.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 int64_t sum_of(Executor& executor, int64_t count) {
@@ -31,10 +30,10 @@ ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
     });
   int wrong = 0;
   for (int fork = 0; fork < 40; ++fork)
-    wrong += test::in_forked_child([&] {
+    wrong += in_forked_child([&] {
                if (sum_of(*pool, 100) != 4950 || pool->threads() != 1) return 1;
                pool.reset();
-               if (test::kThreadSanitizer) return 0;  // refuses threads in a forked child
+               if (kThreadSanitizer) return 0;  // refuses threads in a forked child
                const auto own = make_thread_pool(3);
                return sum_of(*own, 100) == 4950 && own->threads() == 3 ? 0 : 2;
              }) != 0;
@@ -46,9 +45,9 @@ ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
 
 ATTACK_TEST(kForks, Fork, TheNumberGrowsFromParentToChild) {
   const uint32_t here = fork_count();
-  EXPECT_EQ(test::in_forked_child([&] {
+  EXPECT_EQ(in_forked_child([&] {
               if (fork_count() != here + 1 || forking_thread() != std::this_thread::get_id()) return 1;
-              return test::in_forked_child([&] { return fork_count() == here + 2 ? 0 : 1; });
+              return in_forked_child([&] { return fork_count() == here + 2 ? 0 : 1; });
             }),
             0);
   EXPECT_EQ(fork_count(), here);
@@ -68,7 +67,7 @@ ATTACK_TEST(kForks, Fork, WaitsForAMutexAndLeavesWhatItGuardsWhole) {
     }
   });
   for (int fork = 0; fork < 20; ++fork)
-    EXPECT_EQ(test::in_forked_child([&] {
+    EXPECT_EQ(in_forked_child([&] {
                 const std::lock_guard lock(mutex);
                 return first == second ? 0 : 1;
               }),
@@ -86,7 +85,7 @@ ATTACK_TEST(kForks, Fork, GoesAroundAMutexThatMayBeHeldForLong) {
     while (!let_go) std::this_thread::yield();
   });
   while (!held) std::this_thread::yield();
-  EXPECT_EQ(test::in_forked_child([&] {
+  EXPECT_EQ(in_forked_child([&] {
               const std::lock_guard lock(mutex);
               return 0;
             }),
@@ -99,7 +98,7 @@ ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
   for (const auto at_fork : {ForkMutex::AtFork::kWaitedFor, ForkMutex::AtFork::kAbandoned}) {
     ForkMutex mutex(at_fork);
     mutex.lock();
-    EXPECT_EQ(test::in_forked_child([&] {
+    EXPECT_EQ(in_forked_child([&] {
                 mutex.unlock();
                 const std::lock_guard again(mutex);
                 return 0;
@@ -124,7 +123,7 @@ ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
       }
     });
   for (int fork = 0; fork < 20; ++fork)
-    EXPECT_EQ(test::in_forked_child([&] {
+    EXPECT_EQ(in_forked_child([&] {
                 const std::lock_guard lock(outer);
                 return 0;
               }),
@@ -139,11 +138,11 @@ ATTACK_TEST(kForks, InEveryChild, ActsInChildrenAloneAndNoLongerThanItIsThere) {
   {
     const InEveryChild first(act, &acts);
     const InEveryChild second(act, &acts);
-    EXPECT_EQ(test::in_forked_child([&] { return acts; }), 2);
+    EXPECT_EQ(in_forked_child([&] { return acts; }), 2);
     EXPECT_EQ(acts, 0);
   }
-  EXPECT_EQ(test::in_forked_child([&] { return acts; }), 0);
+  EXPECT_EQ(in_forked_child([&] { return acts; }), 0);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

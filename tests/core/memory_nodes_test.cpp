@@ -1,18 +1,14 @@
 // The list of memory nodes, and pages that come from all of them in turn.
 #include "core/memory_nodes.h"
 
-#include <gmock/gmock.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
 
 TEST(MemoryNodes, ListsAreLinuxs) {
   EXPECT_THAT(parse_node_list("0"), ElementsAre(0));
@@ -43,4 +39,4 @@ TEST(MemoryNodes, PagesAreInterleavedOverTheNodesOfThisHost) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

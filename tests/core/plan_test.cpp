@@ -1,15 +1,13 @@
 // Workspace layouts: placement, guards, and what check_workspace refuses.
 #include "core/plan.h"
 
-#include <gmock/gmock.h>
-
 #include <limits>
 #include <vector>
 
 #include "core/buffer.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // Takes arrays of these sizes in bytes from an arena.
@@ -39,8 +37,7 @@ TEST(Arena, ArraysAreAlignedDisjointAndInOrder) {
 }
 
 TEST(Arena, PlacesWhereItMeasured) {
-  auto buffer = allocate_pages(4096);
-  ASSERT_OK(buffer);
+  auto buffer = must(allocate_pages(4096));
   Arena arena(buffer->data());
   EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<float>("a", "", 10)), buffer->data());
   EXPECT_EQ(reinterpret_cast<std::byte*>(arena.take<int64_t>("b", "", 2)), buffer->data() + 256);
@@ -104,8 +101,7 @@ TEST(Buffer, ReleasesOnceAndMoves) {
 }
 
 TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
-  auto buffer = allocate_pages(10000);
-  ASSERT_OK(buffer);
+  auto buffer = must(allocate_pages(10000));
   for (size_t i = 0; i < 10000; ++i) ASSERT_EQ(buffer->data()[i], std::byte{0});
   const Status refused = allocate_pages(size_t{1} << 60, "packed weights of layer 12").status();
   EXPECT_EQ(refused.code(), Code::kOutOfMemory);
@@ -117,4 +113,4 @@ TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

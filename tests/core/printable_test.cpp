@@ -4,7 +4,7 @@
 #include "core/status.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(Printable, TextStaysAsItIs) {
@@ -60,4 +60,4 @@ TEST(Printable, MessagesOfAStatusAreWhoeverMadeThem) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -3,7 +3,7 @@
 #include "core/dtype.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 Result<int> half(int value) {
@@ -45,4 +45,4 @@ TEST(DType, NamesGoBothWays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -51,8 +51,7 @@ class InstructionSetLayer : public test::BackendTest {
       if (spec.options.activation_format != one && spec.options.activation_format != other) continue;
       if (&backend() == &portable_backend && spec.options.hidden_size > 64) continue;  // with itself
       SCOPED_TRACE(spec.name);
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
+      const auto data = test::must(make_case(spec));
       test::CaseRun portable(portable_backend, *data), run(backend(), *data);
       ASSERT_TRUE(portable.ok() && run.ok());
       ASSERT_EQ(test::difference(portable.run(*data), run.run(*data), spec.out_dtype, spec.options.hidden_size), "");

@@ -1,5 +1,4 @@
-// What instruction sets do with rows of elements (rows.h), function by function: portable's bits over every type and
-// choice, elements of every magnitude among them.
+// What instruction sets do with rows of elements (rows.h): portable's bits, function by function.
 #include <algorithm>
 #include <bit>
 #include <cmath>

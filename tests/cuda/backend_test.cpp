@@ -1,23 +1,20 @@
 // What the cuda backend takes and declines, judged from device facts alone, and the device string.
 #include "backend/backend.h"
 
-#include <gtest/gtest.h>
-
 #include "cases/cases.h"
 #include "moe/layer.h"
 #include "moe/registry.h"
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(CudaBackend, TakesEveryCaseButThoseOfHosts) {
   for (const Case& spec : case_table()) {
-    const auto config = MoeConfig::make(spec.options);
-    ASSERT_OK(config);
-    const Status status = kCudaBackend.supports(*config, test::gpu_of(80));
-    if (!test::is_of_hosts(spec.options)) {
+    const auto config = must(MoeConfig::make(spec.options));
+    const Status status = kCudaBackend.supports(*config, gpu_of(80));
+    if (!is_of_hosts(spec.options)) {
       EXPECT_OK(status);
       continue;
     }
@@ -28,18 +25,16 @@ TEST(CudaBackend, TakesEveryCaseButThoseOfHosts) {
 }
 
 TEST(CudaBackend, DeclinesHostsAndOlderDevicesByName) {
-  const auto config = MoeConfig::make(case_table().front().options);
-  ASSERT_OK(config);
+  const auto config = must(MoeConfig::make(case_table().front().options));
   EXPECT_EQ(kCudaBackend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  const Status old = kCudaBackend.supports(*config, test::gpu_of(75));
+  const Status old = kCudaBackend.supports(*config, gpu_of(75));
   EXPECT_EQ(old.code(), Code::kUnsupported);
   EXPECT_NE(old.message().find("7.5"), std::string::npos) << old.message();
-  EXPECT_OK(kCudaBackend.supports(*config, test::gpu_of(120)));
+  EXPECT_OK(kCudaBackend.supports(*config, gpu_of(120)));
 }
 
 TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
-  const auto config = MoeConfig::make(case_table().front().options);
-  ASSERT_OK(config);
+  const auto config = must(MoeConfig::make(case_table().front().options));
   for (const auto& [capability, backend] : {std::pair(80, &kCudaBackend),
                                             {89, &kCudaBackend},
                                             {90, &kSm90Backend},
@@ -47,14 +42,12 @@ TEST(CudaBackend, IsChosenOnADeviceAndNeverOnAHost) {
                                             {103, &kSm100Backend},
                                             {110, &kCudaBackend},
                                             {120, &kSm120Backend}}) {
-    const auto on_device = choose_backend(*config, test::gpu_of(capability), "auto");
-    ASSERT_OK(on_device);
+    const auto on_device = must(choose_backend(*config, gpu_of(capability), "auto"));
     EXPECT_EQ(*on_device, backend) << capability;
   }
-  EXPECT_EQ(*choose_backend(*config, test::gpu_of(90), "cuda"), &kCudaBackend);
-  EXPECT_EQ(choose_backend(*config, test::gpu_of(80), "sm90").status().code(), Code::kUnsupported);
-  const auto on_host = choose_backend(*config, host_facts(), "auto");
-  ASSERT_OK(on_host);
+  EXPECT_EQ(*choose_backend(*config, gpu_of(90), "cuda"), &kCudaBackend);
+  EXPECT_EQ(choose_backend(*config, gpu_of(80), "sm90").status().code(), Code::kUnsupported);
+  const auto on_host = must(choose_backend(*config, host_facts(), "auto"));
   EXPECT_EQ(*on_host, &kCpuBackend);
   EXPECT_EQ(choose_backend(*config, host_facts(), "cuda").status().code(), Code::kUnsupported);
 }
@@ -63,7 +56,7 @@ TEST(CudaBackend, ExplainWarnsOfWhatNoChipRanAndOfShortSums) {
   MoeOptions options = case_table().front().options;
   const auto reason = [&](int capability, ActivationFormat format, const char* forced) {
     options.activation_format = format;
-    for (const BackendReport& report : explain(*MoeConfig::make(options), test::gpu_of(capability), forced))
+    for (const BackendReport& report : explain(*MoeConfig::make(options), gpu_of(capability), forced))
       if (report.chosen) return report.reason;
     return std::string();
   };
@@ -79,13 +72,11 @@ TEST(CudaBackend, ExplainWarnsOfWhatNoChipRanAndOfShortSums) {
 // plan is pure: it needs no device, and a larger limit never needs less.
 TEST(CudaBackend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
-    if (test::is_of_hosts(spec.options)) continue;
-    const auto config = MoeConfig::make(spec.options);
-    ASSERT_OK(config);
+    if (is_of_hosts(spec.options)) continue;
+    const auto config = must(MoeConfig::make(spec.options));
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
-      const auto plan = kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, test::gpu_of(90));
-      ASSERT_OK(plan);
+      const auto plan = must(kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu_of(90)));
       EXPECT_EQ(plan->steps.size(), 6u);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
@@ -96,12 +87,11 @@ TEST(CudaBackend, PlansWithoutADevice) {
 TEST(Device, NamesAreCheckedBeforeTheMachineIsAsked) {
   for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:00001", "CUDA:0", "cpu:0"})
     EXPECT_EQ(device_facts(name).status().code(), Code::kInvalidArgument) << name;
-  const auto host = device_facts("cpu");
-  ASSERT_OK(host);
+  const auto host = must(device_facts("cpu"));
   EXPECT_EQ(*host, host_facts());
   // No machine has a thousand devices.
   EXPECT_EQ(device_facts("cuda:999").status().code(), Code::kUnsupported);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
-// One kernel decision lives in one place: the configuration of a run's GEMMs is changed in its plan, and every step
-// follows. Tiles of another size, rows that come another way, counters and flags that move with them: the bits stay.
-#include <gtest/gtest.h>
+// Another configuration of a run's GEMMs in its plan moves every step, and no bit.
 
 #include <array>
 #include <string>
@@ -15,7 +13,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // How many configurations an architecture has, by the format of activations: 0 if that one has no table of its own.
@@ -33,7 +31,7 @@ struct Architecture {
 
 constexpr std::array kNames = {"cuda", "sm90", "sm100", "sm120"};
 
-class Configurations : public ::testing::TestWithParam<int> {};
+class Configurations : public testing::TestWithParam<int> {};
 
 // Cases that no configuration may split along K: there the order of every sum is fixed. Of every size, format, routing
 // and kind of data in the table.
@@ -45,25 +43,24 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
       {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), static_cast<int>(sm100::kBf16GemmConfigs.size())},
       {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];
-  const std::string reason = test::why_not_here(*of.backend);
+  const std::string reason = why_not_here(*of.backend);
   if (!reason.empty()) GTEST_SKIP() << of.backend->name << ": " << reason;
   int compared = 0;
   for (const Case& entry : case_table()) {
     Case spec = entry;
     spec.options.batch_invariant = true;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    if (test::declines(*of.backend, data->config) || spec.tokens == 0) continue;
+    const auto data = must(make_case(spec));
+    if (declines(*of.backend, data->config) || spec.tokens == 0) continue;
     SCOPED_TRACE(spec.name);
-    test::CaseRun chosen(*of.backend, *data);
+    CaseRun chosen(*of.backend, *data);
     ASSERT_TRUE(chosen.ok());
     const std::vector<uint8_t> expected = chosen.run(*data);
     const RunStatus status = *chosen.buffers().status;
     for (int config = 0; config < of.configs_of(data->config); ++config) {
-      test::CaseRun forced(*of.backend, *data, -1, config);
+      CaseRun forced(*of.backend, *data, -1, config);
       ASSERT_TRUE(forced.ok());
       const auto steps = of.backend->describe_run(data->config, spec.range, forced.plan(), spec.tokens);
-      ASSERT_EQ(test::difference(expected, forced.run(*data), spec.out_dtype, spec.options.hidden_size), "")
+      ASSERT_EQ(difference(expected, forced.run(*data), spec.out_dtype, spec.options.hidden_size), "")
           << steps[2].kernel;
       EXPECT_EQ(forced.broken_guard(), -1) << steps[2].kernel;
       const RunStatus& own = *forced.buffers().status;
@@ -77,8 +74,8 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
   EXPECT_GT(compared, 10 * of.configs);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Configurations, ::testing::Values(0, 1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(Backends, Configurations, testing::Values(0, 1, 2, 3),
                          [](const auto& info) { return kNames[static_cast<size_t>(info.param)]; });
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,8 +1,5 @@
-// On a GPU: graphs that are captured once and replayed with other contents, repeats, large shapes, many choices, and
-// the layer as a caller sees it. Capture itself fails on an allocation, a copy that waits, or any other
-// synchronization.
+// Layers on a GPU: graphs, repeats, large shapes. Capture itself fails on an allocation or any synchronization.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +9,7 @@
 #include "backend/backend.h"
 #include "cases/cases.h"
 #include "core/random.h"
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "moe/layer.h"
 #include "support/backends.h"
@@ -19,24 +17,19 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
-
-class CudaDevice : public test::BackendTest {
+class CudaDevice : public BackendTest {
  protected:
   static std::string same(const CaseData& data, const std::vector<uint8_t>& expected,
                           const std::vector<uint8_t>& actual) {
-    return test::difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+    return difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
   }
   static Case shaped(const char* choice, int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
                      int64_t tokens) {
     Case spec = cases_named(choice).front();
-    spec.options.num_experts = experts;
-    spec.options.top_k = top_k;
-    spec.options.hidden_size = hidden;
-    spec.options.intermediate_size = intermediate;
+    set_sizes(spec.options, experts, top_k, hidden, intermediate);
     spec.range = {0, experts};
     spec.tokens = tokens;
     spec.routing = Routing::kUniform;
@@ -45,10 +38,10 @@ class CudaDevice : public test::BackendTest {
   }
   // The layer against the CPU's, which the reference judges; fast enough for real sizes.
   void expect_agreement(const CaseData& data) {
-    test::CaseRun expected(kCpuBackend, data), actual(backend(), data);
+    CaseRun expected(kCpuBackend, data), actual(backend(), data);
     ASSERT_TRUE(expected.ok() && actual.ok());
     const auto pool = make_thread_pool();
-    EXPECT_EQ(test::beyond_limits(data, expected.run(data, pool.get()), actual.run(data)), "");
+    EXPECT_EQ(beyond_limits(data, expected.run(data, pool.get()), actual.run(data)), "");
     EXPECT_EQ(actual.broken_guard(), -1);
   }
   // route alone, against the reference's.
@@ -61,27 +54,24 @@ class CudaDevice : public test::BackendTest {
 void CudaDevice::expect_graphs_replay(int every) {
   int graphs = 0;
   for (const Case& spec : case_table()) {
-    if (spec.tokens < 9 || spec.tokens > 33 || test::declines(backend(), *MoeConfig::make(spec.options))) continue;
+    if (spec.tokens < 9 || spec.tokens > 33 || declines(backend(), *MoeConfig::make(spec.options))) continue;
     if (++graphs % every != 0) continue;
     SCOPED_TRACE(spec.name);
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::CaseRun captured(backend(), *data), eager(backend(), *data);
+    const auto data = must(make_case(spec));
+    CaseRun captured(backend(), *data), eager(backend(), *data);
     ASSERT_TRUE(captured.ok() && eager.ok());
     std::vector<uint8_t> out(data->out_bytes());
     const Batch placed = captured.place(data->batch(out.data()));
 
-    cudaStream_t stream = nullptr;
-    ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const OwnStream stream;
     const auto run = [&] { return captured.run_into(placed, serial_executor(), stream); };
-    const test::Graph graph(stream, run, cudaStreamCaptureModeGlobal);
+    const Graph graph(stream, run, cudaStreamCaptureModeGlobal);
     ASSERT_OK(graph.status());
 
     for (uint64_t seed = 0; seed < 4; ++seed) {
       Case other_spec = spec;
       other_spec.seed += 100 * seed;
-      auto other = make_case(other_spec);
-      ASSERT_OK(other);
+      auto other = must(make_case(other_spec));
       other->experts = data->experts;
       other->tensor_scales = data->tensor_scales;
       for (int64_t t = spec.tokens - static_cast<int64_t>(3 * seed); t < spec.tokens; ++t)
@@ -90,13 +80,12 @@ void CudaDevice::expect_graphs_replay(int every) {
       const Batch again = captured.place(other->batch(out.data()));
       ASSERT_EQ(again.hidden, placed.hidden);  // the same memory, other contents
       graph.launch();
-      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      stream.synchronize();
       captured.fetch(again, out.data());
       EXPECT_EQ(captured.broken_guard(), -1);
       EXPECT_EQ(same(*other, eager.run(*other), out), "");
       EXPECT_EQ(std::memcmp(captured.buffers().status, eager.buffers().status, sizeof(RunStatus)), 0);
     }
-    ASSERT_CUDA(cudaStreamDestroy(stream));
     if (HasFailure()) return;
   }
   EXPECT_GT(graphs, 40);
@@ -109,10 +98,9 @@ TEST_P(CudaDevice, AFewCapturedGraphsReplayWithOtherContents) { expect_graphs_re
 TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   for (const Case& spec : case_table()) {
     SCOPED_TRACE(spec.name);
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    if (test::declines(backend(), data->config)) continue;
-    test::CaseRun walk(backend(), *data), stepwise(backend(), *data);
+    const auto data = must(make_case(spec));
+    if (declines(backend(), data->config)) continue;
+    CaseRun walk(backend(), *data), stepwise(backend(), *data);
     ASSERT_TRUE(walk.ok() && stepwise.ok());
     const std::vector<uint8_t> expected = walk.run(*data);
     const std::vector<uint8_t> out = stepwise.run_steps(*data);
@@ -131,11 +119,10 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
     for (int64_t tokens : {1, 3, 16, 40, 600}) {
       Case spec = shaped(choice, 12, 2, 512, 256, tokens);
       SCOPED_TRACE(spec.name + " " + std::to_string(tokens));
-      auto data = make_case(spec);
-      ASSERT_OK(data);
-      if (test::declines(backend(), data->config)) continue;
+      auto data = must(make_case(spec));
+      if (declines(backend(), data->config)) continue;
       data->topk_weights.assign(data->topk_weights.size(), 0.5f);  // none is 0
-      test::CaseRun run(backend(), *data);
+      CaseRun run(backend(), *data);
       ASSERT_TRUE(run.ok());
       std::vector<uint8_t> out(data->out_bytes());
       Batch first = run.place(data->batch(out.data()));
@@ -144,16 +131,13 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
       std::vector<uint8_t> script;  // hidden and ids of each batch
       for (size_t i = 0; i < kBatches; ++i) {
         spec.seed = i + 1;
-        const auto other = make_case(spec);
-        ASSERT_OK(other);
+        const auto other = must(make_case(spec));
         script.insert(script.end(), other->hidden.begin(), other->hidden.end());
         script.insert(script.end(), other->topk_ids.begin(), other->topk_ids.end());
         script.resize((script.size() + 255) / 256 * 256);
       }
-      auto source = backend().allocate(script.size(), 0, "script"),
-           outs = backend().allocate((kPairs + 1) * line_bytes, 0, "outs");
-      ASSERT_OK(source);
-      ASSERT_OK(outs);
+      auto source = must(backend().allocate(script.size(), 0, "script")),
+           outs = must(backend().allocate((kPairs + 1) * line_bytes, 0, "outs"));
       ASSERT_CUDA(cudaMemcpy(source->data(), script.data(), script.size(), cudaMemcpyHostToDevice));
       auto* const ids = const_cast<void*>(first.topk_ids);
       Batch second = first;
@@ -178,7 +162,7 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
       };
       const std::vector<uint8_t> expected = run_pairs(true);
       EXPECT_EQ(same(*data, expected, run_pairs(false)), "");
-      const std::vector<float> values = test::to_floats(expected, spec.out_dtype);
+      const std::vector<float> values = to_floats(expected, spec.out_dtype);
       const auto ordinary = std::count_if(values.begin(), values.end(), [](float v) { return std::isnormal(v); });
       EXPECT_GT(ordinary, static_cast<std::ptrdiff_t>(values.size() / 2));
       if (HasFailure()) return;
@@ -187,9 +171,8 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
 
 TEST_P(CudaDevice, TwoHundredRepeatsGiveTheSameBits) {
   for (const char* choice : {"w4a4/", "w4a16/", "w4a4_shared/", "w4a4_before_down/"}) {
-    const auto data = make_case(shaped(choice, 16, 4, 256, 128, 150));
-    ASSERT_OK(data);
-    test::CaseRun run(backend(), *data);
+    const auto data = must(make_case(shaped(choice, 16, 4, 256, 128, 150)));
+    CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     const std::vector<uint8_t> first = run.run(*data);
     for (int repeat = 1; repeat < 200; ++repeat) {
@@ -204,8 +187,7 @@ TEST_P(CudaDevice, LargeShapesAgreeWithTheCpu) {
   for (const char* choice : {"w4a4/", "w4a16/"})
     for (int64_t tokens : {1, 7, 65, 300}) {
       SCOPED_TRACE(std::string(choice) + std::to_string(tokens));
-      const auto data = make_case(shaped(choice, 8, 2, 2064, 720, tokens));
-      ASSERT_OK(data);
+      const auto data = must(make_case(shaped(choice, 8, 2, 2064, 720, tokens)));
       expect_agreement(*data);
     }
 }
@@ -222,16 +204,14 @@ TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
     SCOPED_TRACE(spec.name + " e" + std::to_string(experts) + " k" + std::to_string(top_k) + " h" +
                  std::to_string(spec.options.hidden_size) + " i" + std::to_string(spec.options.intermediate_size) +
                  " t" + std::to_string(spec.tokens));
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
+    const auto data = must(make_case(spec));
     expect_agreement(*data);
   }
 }
 
 void CudaDevice::expect_routed_in_order(const Case& spec) {
-  const auto data = make_case(spec);
-  ASSERT_OK(data);
-  test::CaseRun expected(kReferenceBackend, *data), actual(backend(), *data);
+  const auto data = must(make_case(spec));
+  CaseRun expected(kReferenceBackend, *data), actual(backend(), *data);
   ASSERT_TRUE(expected.ok() && actual.ok());
   std::vector<uint8_t> out(data->out_bytes());
   const Batch host = data->batch(out.data()), device = actual.place(host);
@@ -271,8 +251,7 @@ TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
 
 // Codes under a scale of 0 count for nothing and still come back.
 TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
-  auto data = make_case(shaped("w4a16/", 4, 2, 272, 144, 5));
-  ASSERT_OK(data);
+  auto data = must(make_case(shaped("w4a16/", 4, 2, 272, 144, 5)));
   CaseData silent = *data;
   for (CaseData* one : {&*data, &silent})
     for (ExpertBuffers& expert : one->experts)
@@ -281,7 +260,7 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
           matrix->block_scales[block] = 0;
           std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8, one == &silent ? 0x00 : 0x7B);
         }
-  test::CaseRun run(backend(), *data), silent_run(backend(), silent);
+  CaseRun run(backend(), *data), silent_run(backend(), silent);
   ASSERT_TRUE(run.ok() && silent_run.ok());
   EXPECT_EQ(run.run(*data), silent_run.run(silent));
   for (int64_t e = 0; e < 4; ++e) {
@@ -295,8 +274,7 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

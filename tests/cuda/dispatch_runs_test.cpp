@@ -1,8 +1,5 @@
-// all_to_all on devices: graphs that are replayed with other contents, too many tokens among them, and every way in which
-// a run does not go well.
+// all_to_all on devices: graphs that are replayed with other contents, and runs that do not go well.
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,11 +13,8 @@
 #include "cuda/graph.h"
 #include "support/attack.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using namespace test;
-using ::testing::HasSubstr;
 
 using CudaDispatchRuns = DispatchTest;
 
@@ -55,8 +49,7 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
                  hot = of(Routing::kOneExpert, 1);
   // The layer's weights and factors of the shared expert follow from the seed alone.
   const OneRank uniform_one(uniform), partly_one(partly), hot_one(hot);
-  ExpertParallelOptions options;
-  options.capacity = kTokens;
+  ExpertParallelOptions options = with_capacity(kTokens);
   on_devices(uniform, world, options, [&](Rank& rank) {
     ASSERT_OK(rank.run(0, kTokens));  // what a first call loads, no graph can
     rank.out();
@@ -109,8 +102,7 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
   const OneRank one(data);
   for (const int64_t capacity : {0, 4}) {
     SCOPED_TRACE("capacity " + std::to_string(capacity));
-    ExpertParallelOptions options;
-    options.capacity = capacity;
+    ExpertParallelOptions options = with_capacity(capacity);
     on_devices(data, world, options, [&](Rank& rank) {
       const bool mine = rank.exchange.rank() == last;
       const std::string named = "rank " + std::to_string(last) + ": ";
@@ -179,8 +171,7 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
   const OneRank one(data);
   const PacketFormat packet(data.config);
   for (const int64_t capacity : {0, 3}) {
-    ExpertParallelOptions options;
-    options.capacity = capacity;
+    ExpertParallelOptions options = with_capacity(capacity);
     on_devices(data, world, options, [&](Rank& rank) {
       const auto spoil = [&](int64_t at, uint32_t word) {
         ASSERT_OK(rank.exchange.barrier());
@@ -238,7 +229,7 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, testing::Values(1, 2, 4), testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

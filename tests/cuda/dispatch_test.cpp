@@ -1,6 +1,4 @@
-// all_to_all on devices: the bits and counts of one rank with all experts, whatever the world, the routing and how the
-// tokens fall on the ranks.
-#include <gtest/gtest.h>
+// all_to_all on devices: the bits and counts of one rank with all experts.
 
 #include <array>
 #include <string>
@@ -8,34 +6,20 @@
 
 #include "cuda/dispatch_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using namespace test;
 
 using CudaDispatch = DispatchTest;
 
-// Few tokens, and yet every format with and without a capacity: on an emulator each run takes its time.
 TEST_P(CudaDispatch, GivesTheBitsAndCountsOfOneRank) {
-  struct {
-    ActivationFormat format;
-    Routing routing;
-    int64_t capacity, shared;
-    Tokens tokens;
-  } const cases[] = {
-      {kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},    {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
-      {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast}, {kNvfp4, Routing::kOneExpert, 9, 0, Tokens::kAllOnLast},
-      {kBf16, Routing::kPartlyNone, 9, 16, Tokens::kEven}, {kFp8, Routing::kUniform, 9, 0, Tokens::kEven},
-  };
-  for (const auto& one : cases) {
-    if (!runs_here(one.format)) continue;
-    SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing) + ", capacity " +
-                 std::to_string(one.capacity));
-    ExpertParallelOptions options;
-    options.capacity = one.capacity;
-    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), GetParam(), options, one.tokens);
-    if (HasFailure()) return;
-  }
+  check_nine_tokens(GetParam(),
+                    {{kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},
+                     {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
+                     {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast},
+                     {kNvfp4, Routing::kOneExpert, 9, 0, Tokens::kAllOnLast},
+                     {kBf16, Routing::kPartlyNone, 9, 16, Tokens::kEven},
+                     {kFp8, Routing::kUniform, 9, 0, Tokens::kEven}},
+                    Between::kNccl);
 }
 
 TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
@@ -48,8 +32,7 @@ TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
       // An emulator is done with one large batch in the time of many small ones.
       if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33))) continue;
       SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
-      ExpertParallelOptions options;
-      options.capacity = turn % 2 == 0 ? tokens : 0;
+      ExpertParallelOptions options = with_capacity(turn % 2 == 0 ? tokens : 0);
       check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), options,
                  Tokens::kEven);
       if (HasFailure()) return;
@@ -61,8 +44,7 @@ TEST_P(CudaDispatch, ChoicesOfALayer) {
   for (const auto& [name, spec] : choices_of_a_layer()) {
     SCOPED_TRACE(name);
     for (const int64_t capacity : {0, 6}) {
-      ExpertParallelOptions options;
-      options.capacity = capacity;
+      ExpertParallelOptions options = with_capacity(capacity);
       check_bits(made(spec), GetParam(), options, Tokens::kEven);
     }
     if (HasFailure()) return;
@@ -72,8 +54,7 @@ TEST_P(CudaDispatch, ChoicesOfALayer) {
 TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
   const int world = GetParam();
   const CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
-  ExpertParallelOptions options;
-  options.placement = redundant(8, world);
+  ExpertParallelOptions options{.placement = redundant(8, world)};
   check_bits(data, world, options, Tokens::kEven);
   const OneRank one(data);
   std::vector<uint64_t> load(8);
@@ -83,13 +64,12 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
     ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
     ASSERT_OK(rank.run(0, 8));  // every rank brings all tokens
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
-    const auto counted = ranks_of(rank.layer).expert_load();
-    ASSERT_OK(counted);
+    const auto counted = must(ranks_of(rank.layer).expert_load());
     EXPECT_EQ(*counted, load);
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, testing::Values(1, 2, 4), testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,7 +1,4 @@
-// Experts with biases (gpt-oss) and without a gate (Nemotron-3) on a GPU: each bias added once and to its own channel, in
-// every configuration, by whole tiles and by whoever reduces a split one; layers whose tiles are split against the host;
-// and what a layer keeps of biases. The case table takes both kinds through every step.
-#include <gtest/gtest.h>
+// Experts with biases (gpt-oss) and without a gate (Nemotron-3) on a GPU, beyond the case table.
 
 #include <algorithm>
 #include <cmath>
@@ -20,10 +17,10 @@
 #include "support/spec_oracle.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-class ExpertKinds : public test::BackendTest {
+class ExpertKinds : public BackendTest {
  protected:
   int configs(ActivationFormat format) const {
     constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
@@ -35,7 +32,7 @@ class ExpertKinds : public test::BackendTest {
     return kPlain;
   }
   static Case spec_of(Activation activation, bool biases, ActivationFormat format, int64_t tokens) {
-    Case spec = test::ragged_case({4, 2, tokens, Routing::kUniform}, format);
+    Case spec = ragged_case({4, 2, tokens, Routing::kUniform}, format);
     spec.options.activation = activation;
     if (activation == Activation::kSwigluOai) spec.options.swiglu_limit = 7.0f;
     spec.options.expert_biases = biases;
@@ -66,11 +63,11 @@ class ExpertKinds : public test::BackendTest {
       for (int64_t row = part.row_offsets[e]; row < part.row_offsets[e + 1]; ++row, ++rows) {
         for (int64_t n = 0; n < inner; ++n) {
           const auto i = static_cast<size_t>(n);
-          const test::Real gate = expert.gate_bias.empty() ? 0 : test::Real{expert.gate_bias[i]};
+          const Real gate = expert.gate_bias.empty() ? 0 : Real{expert.gate_bias[i]};
           const auto expected =
-              static_cast<double>(test::oracle_activation(data.spec.options, gate, test::Real{expert.up_bias[i]}));
+              static_cast<double>(oracle_activation(data.spec.options, gate, Real{expert.up_bias[i]}));
           // One rounding to bf16; and that of the argument of e^x, below 2^7, with what is around it.
-          const double bound = test::oracle_half_ulp(expected, DType::kBf16) + 0x1p-16 * std::fabs(expected);
+          const double bound = oracle_half_ulp(expected, DType::kBf16) + 0x1p-16 * std::fabs(expected);
           ASSERT_NEAR(bf16_to_float(part.intermediate.bf16[row * inner + n]), expected, bound)
               << "expert " << e << " channel " << n << " of gemm1";
         }
@@ -93,7 +90,7 @@ TEST_P(ExpertKinds, BiasesStandAloneWhereProductsAreZero) {
         for (int config = 0; config < configs(format); ++config) {
           SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format) << " hidden " << hidden
                                           << " configuration " << config);
-          test::CaseRun run(backend(), data, -1, config);
+          CaseRun run(backend(), data, -1, config);
           ASSERT_TRUE(run.ok());
           run.run(data);
           expect_biases_alone(data, run.buffers().routed);
@@ -114,25 +111,23 @@ TEST_P(ExpertKinds, AgreeWithTheHost) {
         Case spec = spec_of(activation, biases, format, tokens);
         spec.options.shared_intermediate_size = 96;  // which has no biases
         spec.data = DataKind::kNan;
-        const auto data = make_case(spec);
-        ASSERT_OK(data);
-        test::CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);
+        const auto data = must(make_case(spec));
+        CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);
         ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
-        const std::vector<uint8_t> bytes = test::run_against_steps(own, parts, *data);
+        const std::vector<uint8_t> bytes = run_against_steps(own, parts, *data);
         EXPECT_EQ(own.run(*data), bytes) << "a repeat differs";
         EXPECT_EQ(own.broken_guard(), -1);
-        EXPECT_EQ(test::beyond_limits(*data, host.run(*data), bytes), "");
+        EXPECT_EQ(beyond_limits(*data, host.run(*data), bytes), "");
       }
 }
 
 TEST_P(ExpertKinds, BiasesAreReplacedWithTheirExpertAndComeBack) {
-  const auto data = make_case(cases_named("w4a16_biases_oai/e8").front());
-  ASSERT_OK(data);
+  const auto data = must(make_case(cases_named("w4a16_biases_oai/e8").front()));
   CaseData other = *data;
   for (ExpertBuffers& expert : other.experts)
     for (std::vector<float>* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias})
       for (float& value : *bias) value += 0.5f;
-  test::CaseRun run(backend(), *data), fresh(backend(), other);
+  CaseRun run(backend(), *data), fresh(backend(), other);
   ASSERT_TRUE(run.ok() && fresh.ok());
   EXPECT_NE(run.run(*data), fresh.run(other));
   for (int64_t e = 0; e < data->spec.range.count; ++e) {
@@ -146,8 +141,7 @@ TEST_P(ExpertKinds, BiasesAreReplacedWithTheirExpertAndComeBack) {
   EXPECT_EQ(run.run(*data), fresh.run(other));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ExpertKinds, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, ExpertKinds, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -8,38 +8,15 @@
 #include <vector>
 
 #include "core/random.h"
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "nvfp4_moe/nvfp4_moe.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
 
 constexpr int64_t kRows = 133, kCols = 208;  // a ragged count of blocks of threads and of swizzle tiles
 constexpr size_t kCodes = kRows * kCols / 2, kScales = kRows * kCols / 16;
-
-template <class T>
-class OnGpu {
- public:
-  explicit OnGpu(size_t count) : count_(count) { EXPECT_EQ(cudaMalloc(&data_, count * sizeof(T)), cudaSuccess); }
-  explicit OnGpu(const std::vector<T>& host) : OnGpu(host.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { cudaFree(data_); }
-  T* get() const { return data_; }
-  std::vector<T> host() const {
-    std::vector<T> copy(count_);
-    EXPECT_EQ(cudaMemcpy(copy.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
-    return copy;
-  }
-
- private:
-  T* data_ = nullptr;
-  size_t count_;
-};
 
 std::vector<uint32_t> bits(const std::vector<float>& values) {
   std::vector<uint32_t> made(values.size());
@@ -54,7 +31,7 @@ std::vector<float> normal(int64_t count, uint64_t seed) {
   return values;
 }
 
-class CApiOnGpu : public ::testing::Test {
+class CApiOnGpu : public testing::Test {
  protected:
   void SetUp() override {
     int count = 0;
@@ -66,7 +43,7 @@ class CApiOnGpu : public ::testing::Test {
 
 TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
   std::vector<float> x = normal(kRows * kCols, 3);
-  const OnGpu<float> device_x(x);
+  const OnDevice<float> device_x(x);
   struct Way {
     int32_t mode;
     float scale;
@@ -98,28 +75,28 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
         ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.search,
                                                           tensor_scales.data(), codes.data(), scales.data(), nullptr));
     }
-    const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
-    const OnGpu<float> device_tensor_scales(tensor_scales.size());
+    const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
+    const OnDevice<float> device_tensor_scales(tensor_scales.size());
     ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_quantize("cuda:0", way.mode, way.search, device_x.get(), NVFP4_MOE_DTYPE_F32, kRows,
-                                        kCols, way.scale, device_codes.get(), device_scales.get(),
-                                        device_tensor_scales.get(), nullptr))
+              nvfp4_moe_device_quantize("cuda:0", way.mode, way.search, device_x.data(), NVFP4_MOE_DTYPE_F32, kRows,
+                                        kCols, way.scale, device_codes.data(), device_scales.data(),
+                                        device_tensor_scales.data(), nullptr))
         << nvfp4_moe_last_error();
-    EXPECT_EQ(device_codes.host(), codes) << way.mode;
-    EXPECT_EQ(device_scales.host(), scales) << way.mode;
-    EXPECT_EQ(bits(device_tensor_scales.host()), bits(tensor_scales)) << way.mode;
+    EXPECT_EQ(device_codes.back(), codes) << way.mode;
+    EXPECT_EQ(device_scales.back(), scales) << way.mode;
+    EXPECT_EQ(bits(device_tensor_scales.back()), bits(tensor_scales)) << way.mode;
 
-    const OnGpu<float> back(kRows * kCols);
-    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_dequantize("cuda:0", device_codes.get(), device_scales.get(), device_tensor_scales.get(),
-                                          dynamic, kRows, kCols, NVFP4_MOE_DTYPE_F32, back.get(), nullptr));
+    const OnDevice<float> back(kRows * kCols);
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_dequantize("cuda:0", device_codes.data(), device_scales.data(),
+                                                               device_tensor_scales.data(), dynamic, kRows, kCols,
+                                                               NVFP4_MOE_DTYPE_F32, back.data(), nullptr));
     std::vector<float> expected(kRows * kCols);
     for (int64_t row = 0; row < kRows; ++row)
       ASSERT_EQ(NVFP4_MOE_STATUS_OK,
                 nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
                                      tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
                                      NVFP4_MOE_DTYPE_F32, expected.data() + row * kCols));
-    EXPECT_EQ(bits(back.host()), bits(expected)) << way.mode;
+    EXPECT_EQ(bits(back.back()), bits(expected)) << way.mode;
   }
 }
 
@@ -127,19 +104,19 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
 TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   std::vector<float> x = normal(kRows * kCols, 4);
   x[5 * kCols + 7] = std::numeric_limits<float>::infinity();
-  const OnGpu<float> device_x(x), row_scales(kRows), tensor_scale(1);
-  const OnGpu<uint8_t> codes(kCodes), scales(kScales);
+  const OnDevice<float> device_x(x), row_scales(kRows), tensor_scale(1);
+  const OnDevice<uint8_t> codes(kCodes), scales(kScales);
   ASSERT_EQ(NVFP4_MOE_STATUS_OK,
             nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX,
-                                      device_x.get(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(),
-                                      scales.get(), row_scales.get(), nullptr));
-  const std::vector<float> rows = row_scales.host();
+                                      device_x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.data(),
+                                      scales.data(), row_scales.data(), nullptr));
+  const std::vector<float> rows = row_scales.back();
   for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
   ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.get(),
-                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.get(), scales.get(),
-                                      tensor_scale.get(), nullptr));
-  EXPECT_TRUE(std::isnan(tensor_scale.host()[0]));
+            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.data(),
+                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.data(), scales.data(),
+                                      tensor_scale.data(), nullptr));
+  EXPECT_TRUE(std::isnan(tensor_scale.back()[0]));
 }
 
 TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
@@ -153,24 +130,22 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   std::vector<float> row_scales(kRows);
   ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
                                                            codes.data(), scales.data(), row_scales.data(), nullptr));
-  const OnGpu<float> device_gate_up(gate_up), device_weights(weights), device_row_scales(kRows);
-  const OnGpu<uint8_t> device_codes(kCodes), device_scales(kScales);
-  cudaStream_t stream;
-  ASSERT_CUDA(cudaStreamCreate(&stream));
+  const OnDevice<float> device_gate_up(gate_up), device_weights(weights), device_row_scales(kRows);
+  const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
+  const OwnStream stream;
   const auto enqueue = [&]() -> Status {
     EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swiglu_quantize(
-                                       "cuda:0", &options, device_gate_up.get(), kRows, kCols, device_weights.get(),
-                                       device_codes.get(), device_scales.get(), device_row_scales.get(), stream))
+                                       "cuda:0", &options, device_gate_up.data(), kRows, kCols, device_weights.data(),
+                                       device_codes.data(), device_scales.data(), device_row_scales.data(), stream))
         << nvfp4_moe_last_error();
     return {};
   };
-  const test::Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
+  const Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
   graph.launch();
-  ASSERT_CUDA(cudaStreamSynchronize(stream));
-  EXPECT_EQ(device_codes.host(), codes);
-  EXPECT_EQ(device_scales.host(), scales);
-  EXPECT_EQ(bits(device_row_scales.host()), bits(row_scales));
-  cudaStreamDestroy(stream);
+  stream.synchronize();
+  EXPECT_EQ(device_codes.back(), codes);
+  EXPECT_EQ(device_scales.back(), scales);
+  EXPECT_EQ(bits(device_row_scales.back()), bits(row_scales));
 }
 
 TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
@@ -184,30 +159,30 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
   for (int64_t i = 0; i < kMatrices; ++i)
     ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
                                                             swizzled.data() + static_cast<size_t>(i) * bytes));
-  const OnGpu<uint8_t> device_linear(linear), device_swizzled(swizzled.size()), back(linear.size());
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.get(), kMatrices, kRows,
-                                                                 kScaleCols, device_swizzled.get(), nullptr));
-  EXPECT_EQ(device_swizzled.host(), swizzled);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.get(), kMatrices, kRows,
-                                                                   kScaleCols, back.get(), nullptr));
-  EXPECT_EQ(back.host(), linear);
+  const OnDevice<uint8_t> device_linear(linear), device_swizzled(swizzled.size()), back(linear.size());
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.data(), kMatrices, kRows,
+                                                                 kScaleCols, device_swizzled.data(), nullptr));
+  EXPECT_EQ(device_swizzled.back(), swizzled);
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.data(), kMatrices, kRows,
+                                                                   kScaleCols, back.data(), nullptr));
+  EXPECT_EQ(back.back(), linear);
 }
 
 // What a captured swizzle reads and writes is found out when the graph is replayed, not when it is captured.
 TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   constexpr int64_t kMatrices = 2, kScaleCols = 13;
   const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
-  const OnGpu<uint8_t> linear(kMatrices * kRows * kScaleCols), swizzled(kMatrices * bytes), back(linear.host().size());
-  cudaStream_t stream;
-  ASSERT_CUDA(cudaStreamCreate(&stream));
+  const OnDevice<uint8_t> linear(kMatrices * kRows * kScaleCols), swizzled(kMatrices * bytes),
+      back(linear.back().size());
+  const OwnStream stream;
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", linear.get(), kMatrices, kRows, kScaleCols,
-                                                                   swizzled.get(), stream));
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", swizzled.get(), kMatrices, kRows,
-                                                                     kScaleCols, back.get(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", linear.data(), kMatrices, kRows,
+                                                                   kScaleCols, swizzled.data(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", swizzled.data(), kMatrices, kRows,
+                                                                     kScaleCols, back.data(), stream));
     return {};
   };
-  const test::Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
+  const Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
   for (uint64_t seed : {11, 12, 13}) {
     Random random(seed);
     std::vector<uint8_t> contents, expected(kMatrices * bytes);
@@ -217,17 +192,16 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
       ASSERT_EQ(NVFP4_MOE_STATUS_OK,
                 nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
                                          expected.data() + static_cast<size_t>(i) * bytes));
-    ASSERT_CUDA(cudaMemcpy(linear.get(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
-    ASSERT_CUDA(cudaMemset(swizzled.get(), 0xA5, expected.size()));
-    ASSERT_CUDA(cudaMemset(back.get(), 0xA5, contents.size()));
+    ASSERT_CUDA(cudaMemcpy(linear.data(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
+    ASSERT_CUDA(cudaMemset(swizzled.data(), 0xA5, expected.size()));
+    ASSERT_CUDA(cudaMemset(back.data(), 0xA5, contents.size()));
     ASSERT_CUDA(cudaDeviceSynchronize());
     graph.launch();
-    ASSERT_CUDA(cudaStreamSynchronize(stream));
-    EXPECT_EQ(swizzled.host(), expected) << seed;
-    EXPECT_EQ(back.host(), contents) << seed;
+    stream.synchronize();
+    EXPECT_EQ(swizzled.back(), expected) << seed;
+    EXPECT_EQ(back.back(), contents) << seed;
   }
-  cudaStreamDestroy(stream);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,4 @@
-// The layouts of FP4 products on a host: where packed weights and operands of activations have each element and scale,
-// against a model of the instruction that reads them.
+// The layouts of FP4 products on a host, against a model of the instruction that reads them.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -13,7 +12,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // Every code of a group of 16 rows x 64 k in one place, and every scale.
@@ -181,4 +180,4 @@ TEST(Sm120Config, BlocksAreWhole) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

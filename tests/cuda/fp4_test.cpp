@@ -1,8 +1,5 @@
-// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose layers are small: what they
-// take, and on such a GPU every compiled configuration on ragged shapes whose tiles are split along K, and sums that have
-// one value.
+// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose layers are small.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
@@ -15,6 +12,7 @@
 #include "cases/cases.h"
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "cuda/device_memory.h"
 #include "moe/layer.h"
 #include "moe/linear.h"
 #include "moe/registry.h"
@@ -23,10 +21,8 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Ragged;
 
 // What the tests know of a backend, whose configurations are types of their own.
 struct Architecture {
@@ -94,30 +90,28 @@ std::vector<Architecture> architectures() {
 }
 #undef NVFP4_MOE_SPLITS
 
-class Fp4Backend : public ::testing::TestWithParam<int> {
+class Fp4Backend : public testing::TestWithParam<int> {
  protected:
   Architecture of_ = architectures()[static_cast<size_t>(GetParam())];
 };
 
 TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   const Backend& backend = *of_.backend;
-  const auto config = MoeConfig::make(case_table().front().options);
-  ASSERT_OK(config);
+  const auto config = must(MoeConfig::make(case_table().front().options));
   for (int capability : {75, 80, 89, 90, 100, 103, 110, 120, 121}) {
     if (capability / 10 == of_.capability / 10) continue;
-    const Status status = backend.supports(*config, test::gpu_of(capability));
+    const Status status = backend.supports(*config, gpu_of(capability));
     EXPECT_EQ(status.code(), Code::kUnsupported) << capability;
     if (capability >= 80) {
       EXPECT_NE(status.message().find(of_.expected), std::string::npos) << status.message();
     }
   }
-  EXPECT_OK(backend.supports(*config, test::gpu_of(of_.capability)));
-  EXPECT_OK(backend.supports(*config, test::gpu_of(of_.other)));  // the other chip of the family
+  EXPECT_OK(backend.supports(*config, gpu_of(of_.capability)));
+  EXPECT_OK(backend.supports(*config, gpu_of(of_.other)));  // the other chip of the family
   EXPECT_EQ(backend.supports(*config, host_facts()).code(), Code::kUnsupported);
-  const auto chosen = choose_backend(*config, test::gpu_of(of_.capability), "auto");
-  ASSERT_OK(chosen);
+  const auto chosen = must(choose_backend(*config, gpu_of(of_.capability), "auto"));
   EXPECT_EQ(*chosen, &backend);
-  for (const BackendReport& report : explain(*config, test::gpu_of(of_.capability), "auto")) {
+  for (const BackendReport& report : explain(*config, gpu_of(of_.capability), "auto")) {
     if (report.chosen) {
       EXPECT_NE(report.reason.find("never run on a chip of this kind"), std::string::npos) << report.reason;
     }
@@ -125,7 +119,7 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   for (const ActivationFormat format : {ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
     MoeOptions other = config->options();
     other.activation_format = format;
-    const Status status = backend.supports(*MoeConfig::make(other), test::gpu_of(of_.capability));
+    const Status status = backend.supports(*MoeConfig::make(other), gpu_of(of_.capability));
     if (format == ActivationFormat::kFp8 && of_.bf16_configs == 0) {  // the plain GEMMs have it
       EXPECT_OK(status);
       continue;
@@ -139,14 +133,12 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
 TEST_P(Fp4Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
     SCOPED_TRACE(spec.name);
-    const auto config = MoeConfig::make(spec.options);
-    ASSERT_OK(config);
-    if (!of_.backend->supports(*config, test::gpu_of(of_.capability)).ok()) continue;
+    const auto config = must(MoeConfig::make(spec.options));
+    if (!of_.backend->supports(*config, gpu_of(of_.capability)).ok()) continue;
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
       const LayerScales scales{5.0f / 2688, 12.0f / 2688};
-      const auto plan = of_.backend->plan(*config, spec.range, scales, {tokens}, test::gpu_of(of_.capability));
-      ASSERT_OK(plan);
+      const auto plan = must(of_.backend->plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
       EXPECT_EQ(plan->backend, of_.name);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
@@ -154,8 +146,7 @@ TEST_P(Fp4Backend, PlansWithoutADevice) {
       const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
       EXPECT_EQ(plan->steps[2].kernel, fp4 ? of_.gemm : fp8 ? "mma_m16n8k16_w4a8_as_bf16" : of_.bf16_gemm);
       if (!fp4 && of_.bf16_configs == 0) {
-        const auto plain = kCudaBackend.plan(*config, spec.range, scales, {tokens}, test::gpu_of(of_.capability));
-        ASSERT_OK(plain);
+        const auto plain = must(kCudaBackend.plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
         EXPECT_EQ(plan->workspace.total_bytes, plain->workspace.total_bytes);
       }
     }
@@ -164,10 +155,7 @@ TEST_P(Fp4Backend, PlansWithoutADevice) {
 
 TEST_P(Fp4Backend, ConfigurationsGrowWithTheRowsOfAnExpert) {
   MoeOptions options;
-  options.num_experts = 128;
-  options.top_k = 8;
-  options.hidden_size = 2048;
-  options.intermediate_size = 768;
+  set_sizes(options, 128, 8, 2048, 768);
   const MoeConfig config = *MoeConfig::make(options);
   std::set<int> seen;
   int before = 0;
@@ -185,7 +173,7 @@ TEST_P(Fp4Backend, ConfigurationsGrowWithTheRowsOfAnExpert) {
 class Fp4Layer : public Fp4Backend {
  protected:
   void SetUp() override {
-    const std::string reason = test::why_not_here(*of_.backend);
+    const std::string reason = why_not_here(*of_.backend);
     if (!reason.empty()) GTEST_SKIP() << of_.name << ": " << reason;
   }
   // Of activations for which the backend has kernels of its own.
@@ -194,7 +182,7 @@ class Fp4Layer : public Fp4Backend {
     return {ActivationFormat::kNvfp4, ActivationFormat::kBf16};
   }
   Case spec(const Ragged& ragged, ActivationFormat format = ActivationFormat::kNvfp4) const {
-    Case spec = test::ragged_case(ragged, format);
+    Case spec = ragged_case(ragged, format);
     spec.options.hidden_size = of_.hidden;
     return spec;
   }
@@ -211,10 +199,9 @@ TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
       const Case spec = Fp4Layer::spec(ragged, format);
       SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
                                       << to_string(format));
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
+      const auto data = must(make_case(spec));
       configs.insert((fp4 ? of_.routed : of_.bf16_routed)(data->config, spec.range, spec.tokens));
-      test::expect_agrees_with_plain(*of_.backend, *data);
+      expect_agrees_with_plain(*of_.backend, *data);
     }
     EXPECT_EQ(static_cast<int>(configs.size()), fp4 ? of_.configs : of_.bf16_configs);
   }
@@ -222,8 +209,7 @@ TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
 
 // Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as the first one left them.
 TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
-  const auto facts = device_facts("cuda:0");
-  ASSERT_OK(facts);
+  const auto facts = must(device_facts("cuda:0"));
   const auto splits = [&](int64_t rows, int64_t k) { return of_.splits(rows, k, facts->compute_units); };
   Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert});
   spec.options.hidden_size = 1040;
@@ -234,10 +220,9 @@ TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
     if (intermediate % 256 == 0) spec.options.hidden_size += 128;
   }
   ASSERT_LT(intermediate, 4096);
-  const auto data = make_case(spec);
-  ASSERT_OK(data);
+  const auto data = must(make_case(spec));
   ASSERT_EQ(of_.routed(data->config, spec.range, spec.tokens), 0);
-  test::expect_agrees_with_plain(*of_.backend, *data);
+  expect_agrees_with_plain(*of_.backend, *data);
 }
 
 // Many tiles of few rows: where multiprocessors are few, a cta goes through its stages and its halves of tensor memory
@@ -247,9 +232,8 @@ TEST_P(Fp4Layer, NarrowTilesFollowEachOther) {
     Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert}, format);
     spec.options.hidden_size = 1040;
     spec.options.intermediate_size = 528;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::expect_agrees_with_plain(*of_.backend, *data);
+    const auto data = must(make_case(spec));
+    expect_agrees_with_plain(*of_.backend, *data);
   }
 }
 
@@ -258,8 +242,7 @@ TEST_P(Fp4Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
       for (DataKind values : {DataKind::kNormal, DataKind::kNan})
-        for (ActivationFormat format : formats())
-          test::expect_run_is_its_steps(*of_.backend, tokens, scale, values, format);
+        for (ActivationFormat format : formats()) expect_run_is_its_steps(*of_.backend, tokens, scale, values, format);
 }
 
 // With batch_invariant a token has the same bits in every configuration.
@@ -267,9 +250,8 @@ TEST_P(Fp4Layer, BatchInvariantBitsInEveryConfiguration) {
   for (ActivationFormat format : formats()) {
     Case spec = Fp4Layer::spec({4, 2, 150, Routing::kUniform}, format);
     spec.options.batch_invariant = true;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::CaseRun all(*of_.backend, *data);
+    const auto data = must(make_case(spec));
+    CaseRun all(*of_.backend, *data);
     ASSERT_TRUE(all.ok());
     const std::vector<uint8_t> expected = all.run(*data);
     for (int64_t tokens : {1, 14, 36}) {
@@ -307,39 +289,33 @@ TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
       options.max_tokens = tokens;
       options.backend = "reference";
       options.device = "cpu";
-      const auto host = NvfpLinear::open(view, options);
+      const auto host = must(NvfpLinear::open(view, options));
       options.backend = of_.name;
       options.device = "cuda:0";
-      const auto gpu = NvfpLinear::open(view, options);
-      ASSERT_OK(host);
-      ASSERT_OK(gpu);
-      std::vector<float> expected(static_cast<size_t>(tokens * kRows)), actual(expected.size());
-      const auto space = allocate_pages((*host)->workspace_bytes());
-      ASSERT_OK(space);
+      const auto gpu = must(NvfpLinear::open(view, options));
+      std::vector<float> expected(static_cast<size_t>(tokens * kRows));
+      const auto space = must(allocate_pages((*host)->workspace_bytes()));
       LinearBatch batch{tokens, x.data(), DType::kBf16, expected.data(), DType::kF32};
       ASSERT_OK((*host)->run(batch, space->data(), space->size_bytes()));
-      void *device_x = nullptr, *device_out = nullptr, *workspace = nullptr;
-      ASSERT_EQ(cudaMalloc(&device_x, x.size() * 2), cudaSuccess);
-      ASSERT_EQ(cudaMalloc(&device_out, actual.size() * 4), cudaSuccess);
-      ASSERT_EQ(cudaMalloc(&workspace, (*gpu)->workspace_bytes()), cudaSuccess);
-      ASSERT_EQ(cudaMemcpy(device_x, x.data(), x.size() * 2, cudaMemcpyHostToDevice), cudaSuccess);
-      batch.x = device_x;
-      batch.out = device_out;
-      ASSERT_OK((*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), nullptr));
+      const OnDevice<uint16_t> device_x(x);
+      const OnDevice<float> device_out(expected.size());
+      const OnDevice<uint8_t> workspace((*gpu)->workspace_bytes());
+      batch.x = device_x.data();
+      batch.out = device_out.data();
+      ASSERT_OK((*gpu)->run(batch, workspace.data(), (*gpu)->workspace_bytes(), nullptr));
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-      ASSERT_EQ(cudaMemcpy(actual.data(), device_out, actual.size() * 4, cudaMemcpyDeviceToHost), cudaSuccess);
-      for (void* memory : {device_x, device_out, workspace}) ASSERT_EQ(cudaFree(memory), cudaSuccess);
+      const std::vector<float> actual = device_out.back();
       for (size_t i = 0; i < expected.size(); ++i)
         ASSERT_EQ(expected[i], actual[i]) << "token " << i / kRows << " feature " << i % kRows;
       EXPECT_GT(std::set<float>(expected.begin(), expected.end()).size(), expected.size() / 8);
     }
 }
 
-std::string name_of(const ::testing::TestParamInfo<int>& info) {
+std::string name_of(const testing::TestParamInfo<int>& info) {
   return architectures()[static_cast<size_t>(info.param)].name;
 }
-INSTANTIATE_TEST_SUITE_P(Backends, Fp4Backend, ::testing::Values(0, 1), name_of);
-INSTANTIATE_TEST_SUITE_P(Backends, Fp4Layer, ::testing::Values(0, 1), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, Fp4Backend, testing::Values(0, 1), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, Fp4Layer, testing::Values(0, 1), name_of);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

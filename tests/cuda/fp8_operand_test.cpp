@@ -1,8 +1,5 @@
-// What quantize and requantize leave for FP8 tensor cores (fp8_operand.h): the contract's codes in another order, zeros
-// behind them. No kernel that multiplies is asked.
+// What quantize and requantize leave for FP8 tensor cores (fp8_operand.h). No kernel that multiplies is asked.
 #include "backend/cuda/fp8_operand.h"
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -76,8 +73,7 @@ class Fp8OperandRows : public testing::Test {
     // body(step) under a plan of the whole run, or of single steps.
     template <class Body>
     void take(bool tma_rows, bool single_steps, const Body& body) {
-      const auto facts = device_facts("cuda:0");
-      ASSERT_OK(facts);
+      const auto facts = test::must(device_facts("cuda:0"));
       RunPlan plan =
           make_run_plan(e4m3_gemms(tma_rows), data.config, data.spec.range, *facts, RunFacts::of(batch, single_steps));
       EXPECT_EQ(plan.operand, Operand::kE4m3);
@@ -110,10 +106,7 @@ class Fp8OperandRows : public testing::Test {
   }
   static CaseData case_of(DType dtype, int64_t hidden, int64_t tokens, DataKind kind) {
     Case spec = cases_named("fp8/").front();
-    spec.options.num_experts = 6;
-    spec.options.top_k = 3;
-    spec.options.hidden_size = hidden;
-    spec.options.intermediate_size = 80;
+    set_sizes(spec.options, 6, 3, hidden, 80);
     spec.range = {1, 4};
     spec.tokens = tokens;
     spec.data = kind;

@@ -1,5 +1,4 @@
-// The packed tiles for products of E4M3 on a host: every code and scale comes back, and what the kernels pick out of their
-// table is core/fp8.h's weight, whatever the shift.
+// The packed tiles for products of E4M3 on a host.
 #include "backend/sm90/fp8_tile.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,7 @@
-// MoeLayer on "cuda:0" as a caller sees it: opened, run in a stream, asked for its status, an expert replaced and
-// unpacked.
+// MoeLayer on "cuda:0" as a caller sees it.
 #include "moe/layer.h"
 
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <iterator>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "cases/cases.h"
+#include "cuda/device_memory.h"
 #include "judge/judge.h"
 #include "moe/c_layer.h"
 #include "support/backends.h"
@@ -18,28 +17,12 @@
 #include "support/case_source.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::source_of;
+using DeviceBytes = OnDevice<uint8_t, 1>;
 
-// Bytes on the device.
-class DeviceBytes {
- public:
-  explicit DeviceBytes(size_t size_bytes) { EXPECT_EQ(cudaMalloc(&data_, size_bytes + 1), cudaSuccess); }
-  explicit DeviceBytes(const std::vector<uint8_t>& bytes) : DeviceBytes(bytes.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  ~DeviceBytes() { cudaFree(data_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void* data_ = nullptr;
-};
-
-class CudaLayer : public ::testing::Test {
+class CudaLayer : public testing::Test {
  protected:
   void SetUp() override {
     const auto device = device_facts("cuda:0");
@@ -55,14 +38,11 @@ class CudaLayer : public ::testing::Test {
     Batch batch = data.batch(out.data());
     batch.hidden = hidden.data();
     batch.topk_ids = ids.data();
-    batch.topk_weights = static_cast<const float*>(router.data());
+    batch.topk_weights = reinterpret_cast<const float*>(router.data());
     EXPECT_OK(layer.run(batch, workspace.data(), layer.workspace_bytes(), stream));
-    const auto noticed = layer.status(workspace.data(), layer.workspace_bytes(), stream);
-    EXPECT_OK(noticed);
-    if (status != nullptr && noticed.ok()) *status = *noticed;
-    std::vector<uint8_t> bytes(data.out_bytes());
-    EXPECT_EQ(cudaMemcpy(bytes.data(), out.data(), bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
-    return bytes;
+    const auto noticed = must(layer.status(workspace.data(), layer.workspace_bytes(), stream));
+    if (status != nullptr) *status = *noticed;
+    return out.back();
   }
   static LayerOptions on_device(const CaseData& data) {
     LayerOptions options;
@@ -74,16 +54,13 @@ class CudaLayer : public ::testing::Test {
 };
 
 TEST_F(CudaLayer, RunsReplacesAndUnpacks) {
-  const auto data = make_case(cases_named("w4a4_clamped/e16_k4_h256_i128/").front());
-  ASSERT_OK(data);
-  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
-  ASSERT_OK(layer);
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const auto data = must(make_case(cases_named("w4a4_clamped/e16_k4_h256_i128/").front()));
+  const auto layer = must(MoeLayer::open(data->config, source_of(*data), on_device(*data)));
+  const OwnStream stream;
   RunStatus status;
   const std::vector<uint8_t> out = run(**layer, *data, stream, &status);
 
-  test::CaseRun backend((*layer)->backend(), *data);
+  CaseRun backend((*layer)->backend(), *data);
   ASSERT_TRUE(backend.ok());
   EXPECT_EQ(out, backend.run(*data));
   EXPECT_EQ(status.hidden_blocks, backend.buffers().status->hidden_blocks);
@@ -94,31 +71,27 @@ TEST_F(CudaLayer, RunsReplacesAndUnpacks) {
   changed.experts[0] = data->experts[1];
   changed.tensor_scales[0] = data->tensor_scales[1];
   ASSERT_OK((*layer)->replace_expert(0, changed.expert(0)));
-  test::CaseRun fresh((*layer)->backend(), changed);
+  CaseRun fresh((*layer)->backend(), changed);
   EXPECT_EQ(run(**layer, *data, stream, nullptr), fresh.run(changed));
   ExpertBuffers unpacked;
   ASSERT_OK((*layer)->unpack_expert(0, unpacked));
   EXPECT_EQ(unpacked.up.codes, changed.experts[0].up.codes);
   EXPECT_EQ(unpacked.down.block_scales, changed.experts[0].down.block_scales);
-  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 TEST_F(CudaLayer, WarmsUp) {
-  const auto data = make_case(cases_named("w4a16_shared/e16_k4_h256_i128/").front());
-  ASSERT_OK(data);
-  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
-  ASSERT_OK(layer);
+  const auto data = must(make_case(cases_named("w4a16_shared/e16_k4_h256_i128/").front()));
+  const auto layer = must(MoeLayer::open(data->config, source_of(*data), on_device(*data)));
   const DeviceBytes workspace((*layer)->workspace_bytes());
   ASSERT_OK((*layer)->warmup(workspace.data(), (*layer)->workspace_bytes()));
-  const auto status = (*layer)->status(workspace.data(), (*layer)->workspace_bytes());
-  ASSERT_OK(status);
+  const auto status = must((*layer)->status(workspace.data(), (*layer)->workspace_bytes()));
   EXPECT_EQ(status->nonfinite_rows, 0u);
 }
 
 // The same through the C interface, against the CPU.
 TEST_F(CudaLayer, RunsThroughC) {
-  test::CLayer c;
-  test::TinyBatch batch(c.tiny.options, 9);
+  CLayer c;
+  TinyBatch batch(c.tiny.options, 9);
   const std::vector<float> expected = c.expected(batch);
   c.options.device = "cuda:0";
   const nvfp4_moe::Layer layer = c.open();
@@ -129,10 +102,10 @@ TEST_F(CudaLayer, RunsThroughC) {
   };
   const DeviceBytes hidden(copy_of(batch.hidden)), ids(copy_of(batch.ids)), weights(copy_of(batch.weights));
   const DeviceBytes out(batch.out.size() * sizeof(float)), workspace(layer.workspace_bytes(9));
-  nvfp4_moe_batch placed = test::c_batch(batch);
+  nvfp4_moe_batch placed = c_batch(batch);
   placed.hidden = hidden.data();
   placed.topk_ids = ids.data();
-  placed.topk_weights = static_cast<const float*>(weights.data());
+  placed.topk_weights = reinterpret_cast<const float*>(weights.data());
   placed.out = out.data();
   ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr),
             NVFP4_MOE_STATUS_OK)
@@ -150,7 +123,7 @@ TEST_F(CudaLayer, RunsThroughC) {
 
 // Arrays on the layer's device, through C: the same bytes, and an expert replaced from there.
 TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
-  test::CLayer c;
+  CLayer c;
   c.options.device = "cuda:0";
   const nvfp4_moe::Layer expected = c.open();
   std::vector<std::unique_ptr<DeviceBytes>> copies;
@@ -161,7 +134,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = static_cast<const uint8_t*>(copies[i]->data());
   c.tensors.on_device = 1;
   nvfp4_moe::Layer layer = c.open();
-  nvfp4_moe_expert replacement = test::CLayer::expert(c.tiny.experts[0]);
+  nvfp4_moe_expert replacement = CLayer::expert(c.tiny.experts[0]);
   replacement.gate_codes = c.tensors.gate_codes;
   replacement.gate_block_scales = c.tensors.gate_block_scales;
   replacement.up_codes = c.tensors.up_codes;
@@ -173,7 +146,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   layer.replace_expert_on_stream(2, replacement, nullptr);
   copies.clear();  // the arrays are the caller's again
   const auto same_expert = [&](const nvfp4_moe::Layer& actual, int64_t at, size_t from) {
-    const test::Expert& e = c.tiny.experts[from];
+    const Expert& e = c.tiny.experts[from];
     std::vector<uint8_t> codes(e.down.codes.size()), scales(e.down.block_scales.size());
     auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
@@ -192,8 +165,7 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
 }
 
 TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {
-  const auto data = make_case(cases_named("w4a8/").front());
-  ASSERT_OK(data);
+  const auto data = must(make_case(cases_named("w4a8/").front()));
   const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
   ASSERT_FALSE(layer.ok());
   EXPECT_EQ(layer.status().code(), Code::kUnsupported);
@@ -202,14 +174,12 @@ TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {
 
 // Every GPU multiplies fp8 by one of its backends, and says how many weights it rounded.
 TEST_F(CudaLayer, RunsFp8) {
-  const auto data = make_case(cases_named("fp8_shared_ep/").front());
-  ASSERT_OK(data);
-  const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
-  ASSERT_OK(layer);
+  const auto data = must(make_case(cases_named("fp8_shared_ep/").front()));
+  const auto layer = must(MoeLayer::open(data->config, source_of(*data), on_device(*data)));
   const auto fp8 = (*layer)->fp8_weights();
   ASSERT_TRUE(fp8.has_value());
   EXPECT_GT(fp8->inexact, 0u);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,9 +1,7 @@
-// Dense linears on a GPU at sizes that tests/layer does not reach: several tiles each way, units cut along K, outputs
-// by way of the workspace; against the CPU's, and captured in a graph.
+// Dense linears on a GPU at sizes that tests/layer does not reach.
 #include "moe/linear.h"
 
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <vector>
@@ -11,16 +9,15 @@
 #include "core/float_formats.h"
 #include "core/quantize.h"
 #include "core/random.h"
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "judge/judge.h"
 #include "support/backends.h"
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
 
 struct Weight {
   std::vector<uint8_t> codes, scales;
@@ -33,7 +30,7 @@ struct Weight {
   Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), scales.data(), 0.01f, rows, cols); }
 };
 
-class CudaLinear : public test::BackendTest {
+class CudaLinear : public BackendTest {
  protected:
   static LinearOptions options(const char* backend, const char* device, ActivationFormat format, int64_t tokens) {
     LinearOptions made;
@@ -56,54 +53,42 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       SCOPED_TRACE(std::string(to_string(format)) + " " + std::to_string(shape.rows) + " x " +
                    std::to_string(shape.cols) + " " + std::to_string(shape.tokens));
       const Weight weight(shape.rows, shape.cols);
-      const auto host = NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens));
-      const auto gpu = NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", format, shape.tokens));
-      ASSERT_OK(host);
-      ASSERT_OK(gpu);
+      const auto host = must(NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens)));
+      const auto gpu = must(NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", format, shape.tokens)));
       Random random(7);
       std::vector<uint16_t> x;
       for (int64_t i = 0; i < shape.tokens * shape.cols; ++i) x.push_back(bf16_from_double(random.normal()));
-      const size_t x_bytes = x.size() * 2,
-                   out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
-      std::vector<uint8_t> expected(out_bytes), actual(out_bytes), replayed(out_bytes);
-      const auto space = allocate_pages((*host)->workspace_bytes());
-      ASSERT_OK(space);
+      const size_t out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
+      std::vector<uint8_t> expected(out_bytes);
+      const auto space = must(allocate_pages((*host)->workspace_bytes()));
       LinearBatch batch{shape.tokens, x.data(), DType::kBf16, expected.data(), shape.out};
       ASSERT_OK((*host)->run(batch, space->data(), space->size_bytes()));
 
-      void *device_x = nullptr, *device_out = nullptr, *workspace = nullptr;
-      ASSERT_CUDA(cudaMalloc(&device_x, x_bytes));
-      ASSERT_CUDA(cudaMalloc(&device_out, out_bytes));
-      ASSERT_CUDA(cudaMalloc(&workspace, (*gpu)->workspace_bytes()));
-      ASSERT_CUDA(cudaMemset(workspace, 0xFF, (*gpu)->workspace_bytes()));
-      ASSERT_CUDA(cudaMemcpy(device_x, x.data(), x_bytes, cudaMemcpyHostToDevice));
+      const OnDevice<uint16_t> device_x(x);
+      const OnDevice<uint8_t> device_out(out_bytes), workspace((*gpu)->workspace_bytes());
+      ASSERT_CUDA(cudaMemset(workspace.data(), 0xFF, (*gpu)->workspace_bytes()));
       ASSERT_CUDA(cudaDeviceSynchronize());  // the stream below waits for nobody else's
-      batch.x = device_x;
-      batch.out = device_out;
-      cudaStream_t stream = nullptr;
-      ASSERT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      ASSERT_OK((*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream));
-      ASSERT_CUDA(cudaStreamSynchronize(stream));
-      ASSERT_CUDA(cudaMemcpy(actual.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
-
-      const auto run = [&] { return (*gpu)->run(batch, workspace, (*gpu)->workspace_bytes(), stream); };
-      const test::Graph graph(stream, run, cudaStreamCaptureModeGlobal);
+      batch.x = device_x.data();
+      batch.out = device_out.data();
+      const OwnStream stream;
+      const auto run = [&] { return (*gpu)->run(batch, workspace.data(), (*gpu)->workspace_bytes(), stream); };
+      ASSERT_OK(run());
+      stream.synchronize();
+      const std::vector<uint8_t> actual = device_out.back();
+      const Graph graph(stream, run, cudaStreamCaptureModeGlobal);
       ASSERT_OK(graph.status());
       for (int i = 0; i < 3; ++i) {
-        ASSERT_CUDA(cudaMemsetAsync(device_out, 0xFF, out_bytes, stream));
+        ASSERT_CUDA(cudaMemsetAsync(device_out.data(), 0xFF, out_bytes, stream));
         graph.launch();
       }
-      ASSERT_CUDA(cudaStreamSynchronize(stream));
-      ASSERT_CUDA(cudaMemcpy(replayed.data(), device_out, out_bytes, cudaMemcpyDeviceToHost));
-      EXPECT_EQ(actual, replayed);
-      const std::vector<float> e = test::to_floats(expected, shape.out), a = test::to_floats(actual, shape.out);
+      stream.synchronize();
+      EXPECT_EQ(actual, device_out.back());
+      const std::vector<float> e = to_floats(expected, shape.out), a = to_floats(actual, shape.out);
       const Comparison comparison = compare(e.data(), a.data(), shape.tokens, shape.rows);
       EXPECT_EQ(comparison.nonfinite_mismatches, 0);
       // The same products, sums of fp32 in another order, then one rounding: not an ulp of the output's type apart, and
       // in fp32 not K 2^-24, of which signs that alternate leave the root.
       EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32 ? 1e-5 : shape.out == DType::kF16 ? 0x1p-10 : 0x1p-8);
-      ASSERT_CUDA(cudaStreamDestroy(stream));
-      for (void* memory : {device_x, device_out, workspace}) ASSERT_CUDA(cudaFree(memory));
     }
 }
 
@@ -115,8 +100,7 @@ TEST_P(CudaLinear, DeclinesFormatsOfHostsAndHosts) {
             Code::kUnsupported);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

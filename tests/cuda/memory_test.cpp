@@ -2,7 +2,6 @@
 // back, and the device as good as before. The linker sends every cudaMalloc, cudaMallocAsync and their frees of this
 // executable through here (room.cmake), so that nothing has to be filled up.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
@@ -55,13 +54,10 @@ cudaError_t __wrap_cudaFreeAsync(void* memory, cudaStream_t stream) {
 }
 }
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::TinyBatch;
-using test::TinyLayer;
-
-class CudaMemory : public test::BackendTest {
+class CudaMemory : public BackendTest {
  protected:
   // Runs the operation with its first allocation failing, then its second, and so on, until none is left to fail; then
   // again with all from that one on. Returns how many there are.
@@ -85,7 +81,7 @@ class CudaMemory : public test::BackendTest {
           most = at - 1;
           break;
         }
-        test::attacked();
+        attacked();
         EXPECT_EQ(status.code(), Code::kOutOfMemory) << status.message();
         EXPECT_NE(status.message().find("bytes on cuda:0"), std::string::npos) << status.message();
         if (HasFailure()) return most;
@@ -102,7 +98,7 @@ class CudaMemory : public test::BackendTest {
     return options;
   }
   static MoeOptions sizes() {
-    MoeOptions sizes = test::tiny_options();
+    MoeOptions sizes = tiny_options();
     sizes.shared_intermediate_size = 32;
     return sizes;
   }
@@ -131,12 +127,9 @@ ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
 ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
-  const auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
-  ASSERT_OK(layer);
-  const auto placed = PlacedBatch::place(**layer, batch.batch());
-  ASSERT_OK(placed);
-  const auto workspace = backend().allocate((*layer)->workspace_bytes(), 0, "workspace");
-  ASSERT_OK(workspace);
+  const auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
+  const auto placed = must(PlacedBatch::place(**layer, batch.batch()));
+  const auto workspace = must(backend().allocate((*layer)->workspace_bytes(), 0, "workspace"));
   const auto run = [&] {
     EXPECT_OK((*layer)->run(placed->batch(), workspace->data(), workspace->size_bytes()));
     EXPECT_OK(placed->fetch());
@@ -147,17 +140,16 @@ ATTACK_TEST_P(kGpu, CudaMemory, RunAllocatesNothing) {
   fail_all = true;
   fail_at = 1;
   const std::vector<float> actual = run();
-  test::attacked();
+  attacked();
   fail_at = 0;
   EXPECT_EQ(asked.load(), 0);
-  EXPECT_TRUE(test::same_bits(expected, actual));
+  EXPECT_TRUE(same_bits(expected, actual));
 }
 
 // Where the staging memory fails, the expert is as it was.
 ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   const TinyLayer tiny(sizes());
-  auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
-  ASSERT_OK(layer);
+  auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
   const auto codes_of = [&] {
     ExpertBuffers out;
     EXPECT_OK((*layer)->unpack_expert(0, out));
@@ -168,7 +160,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
   fail_all = false;
   fail_at = 1;
   const Status refused = (*layer)->replace_expert(0, tiny.experts[1].source());
-  test::attacked();
+  attacked();
   fail_at = 0;
   EXPECT_EQ(refused.code(), Code::kOutOfMemory) << refused.message();
   EXPECT_EQ(codes_of(), before);
@@ -183,8 +175,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, ReplaceAndUnpack) {
 
 ATTACK_TEST_P(kGpu, CudaMemory, ReplaceOnAStream) {
   const TinyLayer tiny(sizes());
-  auto layer = MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options());
-  ASSERT_OK(layer);
+  auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
   for (const int64_t e : {int64_t{0}, kSharedExpert}) {
     const ExpertSource source = e == kSharedExpert ? tiny.shared[0].source() : tiny.experts[1].source();
     EXPECT_GE(expect_out_of_memory([&] { return (*layer)->replace_expert_on_stream(e, source, nullptr); }),
@@ -209,8 +200,7 @@ ATTACK_TEST_P(kGpu, CudaMemory, Linear) {
             2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,5 @@
 // The counts of weights and outputs that are not finite, on a GPU, for rows so wide that several CTAs share a token or one
 // CTA goes through it in turns, and whose end leaves threads without a channel. tests/layer has what is counted.
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
@@ -15,17 +14,14 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-class NonfiniteCountsOnADevice : public test::BackendTest {
+class NonfiniteCountsOnADevice : public BackendTest {
  protected:
   static Case spec_of(int64_t tokens, int64_t hidden, int64_t top_k, RouterWeight mode, DType out, RowFormat rows) {
     Case spec;
-    spec.options.num_experts = 16;
-    spec.options.top_k = top_k;
-    spec.options.hidden_size = hidden;
-    spec.options.intermediate_size = 16;
+    set_sizes(spec.options, 16, top_k, hidden, 16);
     spec.options.shared_intermediate_size = 16;
     spec.options.router_weight = mode;
     if (mode == RouterWeight::kBeforeDown) spec.options.max_router_weight = 2.0f;
@@ -39,7 +35,7 @@ class NonfiniteCountsOnADevice : public test::BackendTest {
     return spec;
   }
   // elements: by which out lies behind an address that is aligned.
-  static std::vector<uint8_t> run(test::CaseRun& layer, const CaseData& data, int64_t elements) {
+  static std::vector<uint8_t> run(CaseRun& layer, const CaseData& data, int64_t elements) {
     std::vector<uint8_t> out(data.out_bytes(), uint8_t{0xFF});
     Batch placed = layer.place(data.batch(out.data()));
     placed.out = static_cast<uint8_t*>(placed.out) + elements * bits(data.spec.out_dtype) / 8;
@@ -53,8 +49,7 @@ class NonfiniteCountsOnADevice : public test::BackendTest {
     SCOPED_TRACE(testing::Message() << spec.tokens << " tokens of " << spec.options.hidden_size << ", top_k "
                                     << spec.options.top_k << ", " << to_string(spec.options.router_weight) << ", out "
                                     << to_string(spec.out_dtype) << " + " << elements);
-    const auto clean = make_case(spec);
-    ASSERT_OK(clean);
+    const auto clean = must(make_case(spec));
     CaseData data = *clean;
     Random random(spec.seed + 7);
     const float bad[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -INFINITY};
@@ -70,16 +65,16 @@ class NonfiniteCountsOnADevice : public test::BackendTest {
                    !std::isfinite(data.topk_weights[static_cast<size_t>(t * spec.options.top_k + k)]);
       weights += !std::isfinite(data.shared_weights[static_cast<size_t>(t)]);
     }
-    test::CaseRun whole(backend(), data), parts(backend(), data), host(kCpuBackend, data);
+    CaseRun whole(backend(), data), parts(backend(), data), host(kCpuBackend, data);
     ASSERT_TRUE(whole.ok() && parts.ok() && host.ok());
     const std::vector<uint8_t> out = run(whole, data, elements);
     uint64_t outputs = 0;
-    for (const float value : test::to_floats(out, spec.out_dtype)) outputs += !std::isfinite(value);
+    for (const float value : to_floats(out, spec.out_dtype)) outputs += !std::isfinite(value);
     const RunStatus& counts = *whole.buffers().status;
     EXPECT_EQ(counts.nonfinite_weights, weights);
     EXPECT_EQ(counts.nonfinite_outputs, outputs);
     EXPECT_GT(outputs, 0u);
-    EXPECT_EQ(test::difference(parts.run_steps(data), out, spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(difference(parts.run_steps(data), out, spec.out_dtype, spec.options.hidden_size), "");
     EXPECT_EQ(std::memcmp(&counts, parts.buffers().status, sizeof(RunStatus)), 0);
     host.run(data);
     EXPECT_EQ(counts.nonfinite_weights, host.buffers().status->nonfinite_weights);
@@ -126,8 +121,8 @@ TEST_P(NonfiniteCountsOnADevice, AFewTokens) {
   expect_counts(spec_of(70, 80, 2, RouterWeight::kBeforeDown, DType::kF16, RowFormat::kBf16), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, NonfiniteCountsOnADevice, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, NonfiniteCountsOnADevice, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

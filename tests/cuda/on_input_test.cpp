@@ -1,6 +1,5 @@
 // router_weight on_input on a GPU: a run of every size is its steps and the host's layer, whichever kernels quantize the
 // two hiddens and bring the rows. The case table (tests/cases) has the small layers, tests/layer what on_input means.
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
@@ -12,26 +11,20 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-class OnInputOnADevice : public test::BackendTest {
+class OnInputOnADevice : public BackendTest {
  protected:
   // What quantize and gemm1 do.
   std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size, DType dtype) {
     SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared " << shared_size << ", "
                                     << to_string(dtype));
-    Case spec;
-    spec.options.num_experts = 8;
-    spec.options.top_k = 1;
-    spec.options.hidden_size = 528;
-    spec.options.intermediate_size = 144;
+    Case spec = sized_case(8, 1, 528, 144, tokens);
     spec.options.shared_intermediate_size = shared_size;
     spec.options.activation_format = format;
     spec.options.router_weight = RouterWeight::kOnInput;
     spec.options.row_format = RowFormat::kFp32;
-    spec.range = {0, 8};
-    spec.tokens = tokens;
     spec.routing = Routing::kPartlyNone;
     spec.data = DataKind::kNan;
     spec.hidden_dtype = dtype;
@@ -39,12 +32,12 @@ class OnInputOnADevice : public test::BackendTest {
     auto data = make_case(spec);
     EXPECT_OK(data);
     for (size_t t = 1; t < data->topk_weights.size(); t += 4) data->topk_weights[t] = std::nanf("");
-    test::CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);
+    CaseRun own(backend(), *data), parts(backend(), *data), host(kCpuBackend, *data);
     EXPECT_TRUE(own.ok() && parts.ok() && host.ok());
     if (!own.ok() || !parts.ok() || !host.ok()) return "";
-    const std::vector<uint8_t> bytes = test::run_against_steps(own, parts, *data);
+    const std::vector<uint8_t> bytes = run_against_steps(own, parts, *data);
     EXPECT_EQ(own.run(*data), bytes) << "a repeat differs";
-    EXPECT_EQ(test::beyond_limits(*data, host.run(*data), bytes), "");
+    EXPECT_EQ(beyond_limits(*data, host.run(*data), bytes), "");
     const RunStatus &counts = *own.buffers().status, &host_counts = *host.buffers().status;
     EXPECT_EQ(counts.nonfinite_tokens, host_counts.nonfinite_tokens);
     EXPECT_EQ(counts.hidden_blocks, host_counts.hidden_blocks);
@@ -80,8 +73,7 @@ TEST_P(OnInputOnADevice, AFewTokens) {
     for (const int64_t shared_size : {0, 96}) expect_run_is_its_steps(5, format, shared_size, DType::kBf16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,8 +1,5 @@
-// Experts whose arrays lie on the layer's device: packed as those of the host are, checked with the host's words, in
-// the order of their stream.
+// Experts whose arrays lie on the layer's device.
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <chrono>
 #include <memory>
@@ -14,11 +11,13 @@
 #include "backend/backend.h"
 #include "cases/cases.h"
 #include "core/fp8.h"
+#include "cuda/device_memory.h"
 #include "moe/layer.h"
 #include "support/backends.h"
+#include "support/case_source.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int64_t kExperts = 3, kHidden = 272, kIntermediate = 144;
@@ -59,17 +58,14 @@ class DeviceExpert {
   std::vector<void*> copies_;
 };
 
-class CudaPack : public test::BackendTest {
+class CudaPack : public BackendTest {
  protected:
   // zero_every: so many blocks apart lies one of scale 0 that holds codes.
   static CaseData case_with_zero_scales(size_t zero_every, ActivationFormat format = ActivationFormat::kBf16,
                                         Activation activation = Activation::kSwiglu) {
     Case spec = cases_named("w4a16/").front();
     spec.options.activation_format = format;
-    spec.options.num_experts = kExperts;
-    spec.options.top_k = 2;
-    spec.options.hidden_size = kHidden;
-    spec.options.intermediate_size = kIntermediate;
+    set_sizes(spec.options, kExperts, 2, kHidden, kIntermediate);
     spec.range = {0, kExperts};
     spec.tokens = 3;
     spec.routing = Routing::kUniform;
@@ -119,7 +115,7 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
         Entry{ActivationFormat::kFp8, 37, Activation::kRelu2}}) {
     SCOPED_TRACE(testing::Message() << to_string(format) << " " << zero_every << " " << to_string(activation));
     const CaseData data = case_with_zero_scales(zero_every, format, activation);
-    if (test::declines(backend(), data.config)) continue;
+    if (declines(backend(), data.config)) continue;
     PackedWeights host = empty_weights(data), device = empty_weights(data);
     for (int64_t e = 0; e < kExperts; ++e) {
       ASSERT_OK(backend().pack_expert(host, e, data.expert(e)));
@@ -169,7 +165,7 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
     bad.experts[1].up.block_scales.back() = 0x7F;
     bad.experts[1].down.block_scales.front() = 0x7F;
     const std::string expected = check_matrix("up", bad.expert(1).up, kIntermediate, kHidden).message();
-    ASSERT_THAT(expected, testing::HasSubstr("got byte " + std::to_string(value) + " at row 50 block 7"));
+    ASSERT_THAT(expected, HasSubstr("got byte " + std::to_string(value) + " at row 50 block 7"));
     DeviceExpert lent(bad.expert(1));
     const Status refused = backend().pack_expert(weights, 1, lent.source());
     EXPECT_EQ(refused.code(), Code::kBadInput);
@@ -186,7 +182,7 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
 // alpha has the shift's power of two, which must not round the tensor scale.
 TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
   CaseData data = case_with_zero_scales(1000, ActivationFormat::kFp8);
-  if (test::declines(backend(), data.config)) GTEST_SKIP() << backend().name << " declines fp8";
+  if (declines(backend(), data.config)) GTEST_SKIP() << backend().name << " declines fp8";
   for (uint8_t& scale : data.experts[1].up.block_scales) scale = 0x08;  // 2^-6: the shift is -12
   PackedWeights weights = empty_weights(data);
   for (const float tensor_scale : {0x1p-114f, 0x1p-115f}) {
@@ -198,16 +194,14 @@ TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
       EXPECT_EQ(weights.fp8_weights_of(1).up.shift, -12);
       continue;
     }
-    EXPECT_EQ(packed.code(), Code::kUnsupported);
-    EXPECT_THAT(packed.message(), testing::HasSubstr("up tensor scale: expected one that times 2^-12"));
+    EXPECT_THAT(packed, Refused(Code::kUnsupported, "up tensor scale: expected one that times 2^-12"));
   }
 }
 
 // The arrays are written in a stream of their own after a while, and are gone once open has returned.
 TEST_P(CudaPack, WaitsForTheSourcesStream) {
   const CaseData data = case_with_zero_scales(1000);
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const OwnStream stream;
   LayerSource source;
   source.scales = data.scales;
   std::vector<std::unique_ptr<DeviceExpert>> lent, right;
@@ -247,22 +241,14 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
     EXPECT_EQ(out.down.codes, in.down.codes);
     EXPECT_EQ(out.down.block_scales, in.down.block_scales);
   }
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
 // A layer keeps its tiles and tensor scales, and no memory that packing needed. A replacement that is refused leaves the
 // expert as it was.
 TEST_P(CudaPack, KeepsNoStagingAndReplacesFromTheDevice) {
   const CaseData data = case_with_zero_scales(1000);
-  LayerSource source;
-  source.scales = data.scales;
-  source.expert = [&](int64_t e) -> Result<LoadedExpert> {
-    LoadedExpert loaded;
-    loaded.source = data.expert(e);
-    return loaded;
-  };
-  const auto layer = MoeLayer::open_on(backend(), data.config, source, options());
-  ASSERT_OK(layer);
+  const LayerSource source = source_of(data);
+  const auto layer = must(MoeLayer::open_on(backend(), data.config, source, options()));
   EXPECT_EQ((*layer)->weights().staging.size_bytes(), 0u);
   EXPECT_LT((*layer)->weights().bytes.size_bytes(), size_t{1} << 20);
 
@@ -289,8 +275,7 @@ TEST_P(CudaPack, SaysWhatMemoryWasFor) {
                   "out of memory"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

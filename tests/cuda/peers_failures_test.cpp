@@ -1,26 +1,17 @@
-// Ranks whose devices write into each other's memory, where one does not come, aborts, is stopped, leaves, or cannot: how the
-// others' waits end, and what they say.
+// Ranks whose devices write into each other's memory: how the others' waits end where one fails.
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "cuda/dispatch_case.h"
 #include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using namespace test;
-using ::testing::HasSubstr;
 
 class CudaPeersFailures : public PeersTest {};
 
@@ -31,63 +22,54 @@ enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
 // waits have been ended, it writes nothing to the others, and does not say that it has.
 void replay_without_the_last(const CaseData& data, int world, CombineBy combine, LastRank last) {
   const bool aborts = last == LastRank::kAborts;
-  ExpertParallelOptions options;
-  options.combine = combine;
+  const ExpertParallelOptions options = combined_by(combine);
   // On the emulator kernels are translated first, while ranks wait in real time.
   if (combine == CombineBy::kAllToAll)
     check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
   else
     check_reduce(data, *Placement::contiguous(data.spec.options.num_experts, world), 1, Between::kPeers);
   std::atomic<int> ended{0};  // ranks that write no more to the last one's memory, which goes when it leaves
-  on_ranks(Over::kThreads, world, aborts ? kCaseTimeout : Timeout{4000}, [&](Exchange& exchange) {
-    ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
-    ASSERT_OK(connect_devices(exchange, Between::kPeers));
-    const auto layer = open_on_device(exchange, data, options);
-    ASSERT_OK(layer);
-    const DeviceBatch batch(data);
-    const size_t bytes = (*layer)->workspace_bytes();
-    const OnDevice<uint8_t> workspace(bytes);
-    cudaStream_t stream = nullptr;
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    const auto run = [&] { return (*layer)->run(batch.spec, workspace.data(), bytes, stream); };
-    ASSERT_OK(run());
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    const Graph graph(stream, run);
-    ASSERT_OK(graph.status());
-    ASSERT_OK(exchange.barrier());
-    const std::string why = aborts ? "killed" : "rank " + std::to_string(world - 1);
-    if (exchange.rank() != world - 1) {
-      graph.launch();
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      ++ended;
-      const std::vector<float> out = to_floats(batch.out.back(), data.spec.out_dtype);
-      EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float value) { return std::isnan(value); }));
-      Status said;
-      for (int poll = 0; poll < 100 && said.ok(); ++poll) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        said = exchange.peers()->state();
-      }
-      EXPECT_THAT(said.message(), HasSubstr(why));
-      EXPECT_EQ(run().message(), said.message());
-    } else if (aborts) {
-      exchange.abort(Status(Code::kIo, "killed"));
-    } else if (last == LastRank::kIsStopped) {
-      exchange.peers()->abort(Status(Code::kIo, "stopped"));
-      graph.launch();
-      EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      EXPECT_THAT((*layer)->status(workspace.data(), bytes, stream).status().message(), HasSubstr("stopped"));
-    } else {
-      // It gets the failure too: at its next call, from the others.
-      Status said;
-      for (int poll = 0; poll < 300 && said.ok(); ++poll) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        said = exchange.peers()->state();
-      }
-      EXPECT_THAT(said.message(), HasSubstr(why));
+  const auto waits_for_a_failure = [](Exchange& exchange, int polls) {
+    Status said;
+    for (int poll = 0; poll < polls && said.ok(); ++poll) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      said = exchange.peers()->state();
     }
-    while (ended < world - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    cudaStreamDestroy(stream);
-  });
+    return said;
+  };
+  on_devices(
+      data, world, options,
+      [&](Rank& rank) {
+        Exchange& exchange = rank.exchange;
+        const auto run = [&] { return rank.run(0, data.spec.tokens); };
+        ASSERT_OK(run());
+        ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+        const Graph graph(rank.stream, run);
+        ASSERT_OK(graph.status());
+        ASSERT_OK(exchange.barrier());
+        const std::string why = aborts ? "killed" : "rank " + std::to_string(world - 1);
+        if (exchange.rank() != world - 1) {
+          graph.launch();
+          EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          ++ended;
+          EXPECT_TRUE(all_nan(data, rank.out()));
+          const Status said = waits_for_a_failure(exchange, 100);
+          EXPECT_THAT(said.message(), HasSubstr(why));
+          EXPECT_EQ(run().message(), said.message());
+        } else if (aborts) {
+          exchange.abort(Status(Code::kIo, "killed"));
+        } else if (last == LastRank::kIsStopped) {
+          exchange.peers()->abort(Status(Code::kIo, "stopped"));
+          graph.launch();
+          EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          EXPECT_THAT(rank.status().status().message(), HasSubstr("stopped"));
+        } else {
+          // It gets the failure too: at its next call, from the others.
+          EXPECT_THAT(waits_for_a_failure(exchange, 300).message(), HasSubstr(why));
+        }
+        while (ended < world - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      },
+      Between::kPeers, aborts ? kCaseTimeout : Timeout{4000});
 }
 
 TEST_P(CudaPeersFailures, ARankThatDoesNotComeIsNamed) {
@@ -123,11 +105,10 @@ TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, Between::kPeers));
-    const auto layer = open_on_device(exchange, data, {});
-    ASSERT_OK(layer);
+    const auto layer = must(open_on_device(exchange, data, {}));
     const DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes();
-    const OnDevice<uint8_t> workspace(bytes);
+    const OnDevice<uint8_t, 16> workspace(bytes);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes));
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -181,7 +162,7 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
 }
 
 // One rank waits for nobody.
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, ::testing::Values(2, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, testing::Values(2, 4), testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

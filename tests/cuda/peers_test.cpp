@@ -1,7 +1,5 @@
-// Ranks whose devices write into each other's memory: the bits of one rank with all experts by all_to_all, those of the host's
-// sum by all_reduce, in graphs too, for several layers of one exchange.
+// Ranks whose devices write into each other's memory: the bits of one rank, and of the host's sum.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
@@ -16,33 +14,21 @@
 #include "cuda/graph.h"
 #include "cuda/reduce_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using namespace test;
 
 class CudaPeers : public PeersTest {};
 
+// A capacity changes nothing: all tokens of one expert fit.
 TEST_P(CudaPeers, AllToAllGivesTheBitsAndCountsOfOneRank) {
-  struct {
-    ActivationFormat format;
-    Routing routing;
-    int64_t capacity, shared;
-    Tokens tokens;
-  } const cases[] = {
-      {kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},    {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
-      {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast}, {kNvfp4, Routing::kOneExpert, 2, 0, Tokens::kAllOnLast},
-      {kBf16, Routing::kPartlyNone, 0, 16, Tokens::kEven}, {kNvfp4, Routing::kAllNone, 0, 0, Tokens::kEven},
-  };
-  for (const auto& one : cases) {
-    if (!runs_here(one.format)) continue;
-    SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing));
-    ExpertParallelOptions options;
-    options.capacity = one.capacity;  // which changes nothing: all tokens of one expert fit
-    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), GetParam(), options, one.tokens,
-               Between::kPeers);
-    if (HasFailure()) return;
-  }
+  check_nine_tokens(GetParam(),
+                    {{kNvfp4, Routing::kBadIds, 0, 16, Tokens::kEven},
+                     {kBf16, Routing::kZipf, 0, 0, Tokens::kEven},
+                     {kFp8, Routing::kUniform, 0, 0, Tokens::kAllOnLast},
+                     {kNvfp4, Routing::kOneExpert, 2, 0, Tokens::kAllOnLast},
+                     {kBf16, Routing::kPartlyNone, 0, 16, Tokens::kEven},
+                     {kNvfp4, Routing::kAllNone, 0, 0, Tokens::kEven}},
+                    Between::kPeers);
 }
 
 TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
@@ -103,9 +89,7 @@ TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
     choose_expert_0(data, -1);
-    ExpertParallelOptions options;
-    options.combine = combine;
-    options.placement = redundant(8, world);
+    ExpertParallelOptions options{.combine = combine, .placement = redundant(8, world)};
     std::vector<uint64_t> blocks(static_cast<size_t>(world));
     on_devices(
         data, world, options,
@@ -148,7 +132,7 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
           parallel.combine = combine;
           return open_on_device(rank.exchange, data, parallel);
         };
-        const auto capture = [&](const MoeLayer& layer, const Batch& batch, const OnDevice<uint8_t>& workspace) {
+        const auto capture = [&](const MoeLayer& layer, const Batch& batch, const OnDevice<uint8_t, 16>& workspace) {
           const auto run = [&] { return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream); };
           EXPECT_OK(run());  // what a first call loads, no graph can
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
@@ -157,16 +141,14 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
         };
         const Graph of_small = capture(rank.layer, rank.batch.spec, rank.workspace);
         ASSERT_OK(of_small.status());
-        const auto reduce = open(summed, CombineBy::kAllReduce);
-        ASSERT_OK(reduce);
+        const auto reduce = must(open(summed, CombineBy::kAllReduce));
         const DeviceBatch reduce_batch(summed);
-        const OnDevice<uint8_t> reduce_workspace((*reduce)->workspace_bytes());
+        const OnDevice<uint8_t, 16> reduce_workspace((*reduce)->workspace_bytes());
         const Graph of_sums = capture(**reduce, reduce_batch.spec, reduce_workspace);
         ASSERT_OK(of_sums.status());
-        const auto dispatch = open(large, CombineBy::kAllToAll);
-        ASSERT_OK(dispatch);
+        const auto dispatch = must(open(large, CombineBy::kAllToAll));
         const DeviceBatch large_batch(large);
-        const OnDevice<uint8_t> large_workspace((*dispatch)->workspace_bytes());
+        const OnDevice<uint8_t, 16> large_workspace((*dispatch)->workspace_bytes());
         const Graph of_large = capture(**dispatch, large_batch.spec, large_workspace);
         ASSERT_OK(of_large.status());
         for (int turn = 0; turn < 6; ++turn) {
@@ -201,10 +183,9 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
       data, world, {},
       [&](Rank& rank) {
         const int me = rank.exchange.rank();
-        const auto other = open_on_device(rank.exchange, left, {});
-        ASSERT_OK(other);
+        const auto other = must(open_on_device(rank.exchange, left, {}));
         DeviceBatch other_batch(left);
-        const OnDevice<uint8_t> other_workspace((*other)->workspace_bytes());
+        const OnDevice<uint8_t, 16> other_workspace((*other)->workspace_bytes());
         const Rank leaves{left,       rank.exchange, **other, other_batch, other_workspace, (*other)->workspace_bytes(),
                           rank.stream};
         const auto replay_of = [&](const Rank& of) {
@@ -245,23 +226,18 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
   const CaseData data = made(dispatch_spec(8, Routing::kUniform, kNvfp4));
   const OneRank one(data);
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    ExpertParallelOptions options;
-    options.combine = combine;
+    const ExpertParallelOptions options = combined_by(combine);
     const std::vector<uint8_t> sums = expected_sum(data, round_robin(8, world));
     on_devices(
         data, world, options,
         [&](Rank& rank) {
-          const auto run = [&] { return rank.run(0, 8); };
-          ASSERT_OK(run());
-          ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
+          ASSERT_OK(rank.run(0, 8));
+          rank.out();
           ASSERT_OK(rank.exchange.barrier());
-          const Graph graph(rank.stream, run);
-          ASSERT_OK(graph.status());
+          const Replay replay(rank, 0, 8);
+          ASSERT_OK(replay.status());
           ASSERT_OK(ranks_of(rank.layer).rearrange(round_robin(8, world), source_of(data)));
-          ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
-          ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-          graph.launch();
-          const std::vector<uint8_t> out = rank.out();
+          const std::vector<uint8_t> out = replay.run(data);
           if (combine == CombineBy::kAllToAll)
             EXPECT_EQ(difference_of(data, one.out, out), "");
           else
@@ -274,8 +250,7 @@ TEST_P(CudaPeers, ACapturedRunGoesByTheNextPlacement) {
 
 // Rounds are counted by ranks that wait for each other: a sum of nothing is none.
 TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_devices(
       made(dispatch_spec(4, Routing::kUniform, kNvfp4)), GetParam(), options,
       [&](Rank& rank) {
@@ -294,7 +269,7 @@ TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
       Between::kPeers);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, ::testing::Values(1, 2, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, testing::Values(1, 2, 4), testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -6,12 +6,12 @@
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda/device_memory.h"
 #include "exchange/parallel_case.h"
 #include "moe/registry.h"
 #include "parallel/connect.h"
@@ -47,30 +47,6 @@ inline std::string why_no_world(int ranks, Between between = Between::kNccl) {
   return "";
 }
 
-template <class T>
-class OnDevice {
- public:
-  explicit OnDevice(size_t count) : bytes_(count * sizeof(T)) {
-    EXPECT_EQ(cudaMalloc(&data_, bytes_ + 16), cudaSuccess);
-  }
-  explicit OnDevice(const std::vector<T>& values) : OnDevice(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes_, cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  ~OnDevice() { cudaFree(data_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  T* data() const { return static_cast<T*>(data_); }
-  std::vector<T> back() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes_, cudaMemcpyDeviceToHost), cudaSuccess);
-    return values;
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t bytes_;
-};
-
 // The case's batch in device memory.
 struct DeviceBatch {
   explicit DeviceBatch(const CaseData& data)
@@ -85,20 +61,14 @@ struct DeviceBatch {
     spec.topk_weights = weights.data();
     if (spec.shared_weights != nullptr) spec.shared_weights = shared_weights.data();
   }
-  OnDevice<uint8_t> hidden, ids;
-  OnDevice<float> weights, shared_weights;
-  OnDevice<uint8_t> out;
+  OnDevice<uint8_t, 16> hidden, ids;
+  OnDevice<float, 16> weights, shared_weights;
+  OnDevice<uint8_t, 16> out;
   Batch spec;
 };
 
 inline Case spec_of(int64_t tokens, int64_t hidden, int64_t intermediate) {
-  Case spec;
-  spec.options.num_experts = 6;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = hidden;
-  spec.options.intermediate_size = intermediate;
-  spec.range = {0, 6};
-  spec.tokens = tokens;
+  Case spec = sized_case(6, 2, hidden, intermediate, tokens);
   spec.routing = Routing::kBadIds;
   return spec;
 }
@@ -114,14 +84,9 @@ inline Result<std::unique_ptr<MoeLayer>> open_on_device(Exchange& exchange, cons
                                                         const ExpertParallelOptions& parallel) {
   LayerOptions options = device_options(data);
   options.device = "cuda:" + std::to_string(device_of(exchange.rank()));
-  const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-  return open_over_ranks(data.config, source_of(data), options, parallel, borrowed);
+  return open_over_ranks(data.config, source_of(data), options, parallel, borrowed(exchange));
 }
 
-inline CaseData made(const Case& spec) {
-  auto data = make_case(spec);
-  EXPECT_OK(data);
-  return std::move(*data);
-}
+inline CaseData made(const Case& spec) { return *must(make_case(spec)); }
 
 }  // namespace nvfp4_moe::internal::test

@@ -1,18 +1,15 @@
 // Graphs of ranks whose link has failed: whatever lies where the other ranks' bytes would come, no replay's out is a number.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "cuda/dispatch_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using namespace test;
-
-class CudaRanksFailures : public ::testing::TestWithParam<Between> {
+class CudaRanksFailures : public testing::TestWithParam<Between> {
  protected:
   void SetUp() override {
     if (const std::string why = why_no_world(2, GetParam()); !why.empty()) GTEST_SKIP() << why;
@@ -57,8 +54,7 @@ void check_replays_after_a_failure(Between between, const ExpertParallelOptions&
 }
 
 TEST_P(CudaRanksFailures, EveryReplayOfASmallSumAfterAFailureIsNan) {
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kBf16), 7);
 }
 
@@ -68,29 +64,26 @@ TEST_P(CudaRanksFailures, EveryReplayOfALargeSumAfterAFailureIsNan) {
   large.options.hidden_size = 2048;
   large.options.intermediate_size = 16;
   large.options.top_k = 1;
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   check_replays_after_a_failure(GetParam(), options, large, emulated() ? 2 : 7);
 }
 
 TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
-  ExpertParallelOptions options;
-  options.capacity = 6;
+  ExpertParallelOptions options = with_capacity(6);
   for (const int64_t shared : {0, 16})
     check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
 // More CTAs of combine than read the host's word themselves.
 TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
-  ExpertParallelOptions options;
-  options.capacity = 520;
+  ExpertParallelOptions options = with_capacity(520);
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16), emulated() ? 1 : 7);
 }
 
-std::string name_of_link(const ::testing::TestParamInfo<Between>& info) {
+std::string name_of_link(const testing::TestParamInfo<Between>& info) {
   return info.param == Between::kNccl ? "nccl" : "peers";
 }
-INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, ::testing::Values(Between::kNccl, Between::kPeers), name_of_link);
+INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, testing::Values(Between::kNccl, Between::kPeers), name_of_link);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

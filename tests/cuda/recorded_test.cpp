@@ -4,7 +4,6 @@
 // requantize and combine, each fed with the reference's arrays; gemm2 of every configuration; select_experts. gemm1's sums
 // are exact too, but its SwiGLU is not: there every element is one of two neighbours. Whole layers are judged by their
 // limits.
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
@@ -27,14 +26,14 @@
 #include "support/recording.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-class Recorded : public test::BackendTest {
+class Recorded : public BackendTest {
  protected:
   // The recording; null, and the test skipped, if there is none.
-  test::Recording* recording() {
-    test::Recording* const one = test::Recording::get();
+  Recording* recording() {
+    Recording* const one = Recording::get();
     if (one == nullptr)
       [] { GTEST_SKIP() << "no recording: ./dev gpu makes one (build/recorded_gpu.json) on a GPU"; }();
     return one;
@@ -90,7 +89,7 @@ class StepsFromReference {
 
  private:
   const CaseData& data_;
-  test::CaseRun reference_, device_;
+  CaseRun reference_, device_;
   std::vector<uint8_t> reference_out_, device_out_;
 };
 
@@ -133,13 +132,12 @@ std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vecto
 }
 
 TEST_P(Recorded, PackedWeights) {
-  test::Recording* const kept = recording();
+  Recording* const kept = recording();
   if (kept == nullptr) return;
   for (const Case& spec : some_cases(23, 17)) {
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    if (test::declines(backend(), data->config)) continue;
-    test::CaseRun run(backend(), *data);
+    const auto data = must(make_case(spec));
+    if (declines(backend(), data->config)) continue;
+    CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
     const Buffer& packed = run.weights().bytes;
     // The tiles: before them lie tensor scales, and memory up to an alignment that nobody writes.
@@ -151,13 +149,12 @@ TEST_P(Recorded, PackedWeights) {
 }
 
 TEST_P(Recorded, StepsWhoseBitsAreFixed) {
-  test::Recording* const kept = recording();
+  Recording* const kept = recording();
   if (kept == nullptr) return;
   for (const Case& spec : some_cases(9, 33)) {
     SCOPED_TRACE(spec.name);
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    if (test::declines(backend(), data->config)) continue;
+    const auto data = must(make_case(spec));
+    if (declines(backend(), data->config)) continue;
     StepsFromReference pair(backend(), *data);
     ASSERT_TRUE(pair.ok());
     const auto keep = [&](const char* array, const std::vector<uint8_t>& bytes, size_t row_bytes) {
@@ -225,16 +222,10 @@ std::vector<uint16_t> exact_values(int64_t count) {
 // A layer whose sums fp32 holds in every order: weights are any codes with block scales 1 or 2. sum |p| is at most
 // 12 x 12 x 1040 in steps of 1/4, below 2^20.
 CaseData exact_case(ActivationFormat format) {
-  Case spec;
+  Case spec = sized_case(4, 2, 1040, 720, 36);
   spec.name = std::string("exact_") + to_string(format);
-  spec.options.num_experts = 4;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 1040;
-  spec.options.intermediate_size = 720;
   spec.options.activation_format = format;
   spec.options.row_format = RowFormat::kFp32;
-  spec.range = {0, 4};
-  spec.tokens = 36;
   spec.out_dtype = DType::kF32;
   CaseData data = std::move(*make_case(spec));
   Random random(29);
@@ -258,11 +249,11 @@ int configurations_of(const Backend& backend, ActivationFormat format) {
 }
 
 TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
-  test::Recording* const kept = recording();
+  Recording* const kept = recording();
   if (kept == nullptr) return;
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
     const CaseData data = exact_case(format);
-    if (test::declines(backend(), data.config)) continue;
+    if (declines(backend(), data.config)) continue;
     const int64_t hidden = data.spec.options.hidden_size, channels = data.spec.options.intermediate_size;
     for (int config = 0; config < configurations_of(backend(), format); ++config) {
       StepsFromReference pair(backend(), data, config);
@@ -295,22 +286,21 @@ TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
 }
 
 TEST_P(Recorded, Layers) {
-  test::Recording* const kept = recording();
+  Recording* const kept = recording();
   if (kept == nullptr) return;
   for (const Case& spec : some_cases(5, 2)) {
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    if (test::declines(backend(), data->config)) continue;
-    test::CaseRun run(backend(), *data);
+    const auto data = must(make_case(spec));
+    if (declines(backend(), data->config)) continue;
+    CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
-    EXPECT_EQ(kept->values(name(spec, "layer"), test::to_floats(run.run(*data), spec.out_dtype),
-                           spec.options.hidden_size, layer_limits(data->config, spec.tokens)),
+    EXPECT_EQ(kept->values(name(spec, "layer"), to_floats(run.run(*data), spec.out_dtype), spec.options.hidden_size,
+                           layer_limits(data->config, spec.tokens)),
               "");
   }
 }
 
 TEST_P(Recorded, SelectedExperts) {
-  test::Recording* const kept = recording();
+  Recording* const kept = recording();
   if (kept == nullptr) return;
   constexpr int64_t kTokens = 33, kExperts = 64, kTopK = 6;
   Random random(3);
@@ -348,8 +338,7 @@ TEST_P(Recorded, SelectedExperts) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Recorded, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, Recorded, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

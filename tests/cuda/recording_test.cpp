@@ -10,8 +10,6 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-using testing::HasSubstr;
-
 constexpr LayerLimits kLimits{0.999, 1e-2, 1e-2, 1e-1};
 
 std::vector<uint8_t> bytes() {

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <cstring>
 #include <string>
@@ -25,9 +23,7 @@ inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& 
       mine.spec.options.shared_intermediate_size = 0;
       mine.spec.shared_weights = false;
       mine.shared_weights.clear();
-      const auto config = MoeConfig::make(mine.spec.options);
-      EXPECT_OK(config);
-      mine.config = *config;
+      mine.config = *must(MoeConfig::make(mine.spec.options));
     }
     for (int64_t token = 0; token < data.spec.tokens; ++token)
       for (int64_t k = 0; k < data.spec.options.top_k; ++k) {
@@ -37,13 +33,12 @@ inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& 
         mine.set_id(token, k, placement.rank_of(slot) == rank ? id : -1);
       }
     const LayerSource source = source_of(mine);
-    const auto layer = MoeLayer::open(mine.config, source, device_options(mine));
-    EXPECT_OK(layer);
+    const auto layer = must(MoeLayer::open(mine.config, source, device_options(mine)));
     DeviceBatch batch(mine);
-    const OnDevice<float> out(static_cast<size_t>(data.spec.tokens * data.spec.options.hidden_size));
+    const OnDevice<float, 16> out(static_cast<size_t>(data.spec.tokens * data.spec.options.hidden_size));
     batch.spec.out = out.data();
     batch.spec.out_dtype = DType::kF32;
-    const OnDevice<uint8_t> workspace((*layer)->workspace_bytes());
+    const OnDevice<uint8_t, 16> workspace((*layer)->workspace_bytes());
     EXPECT_OK((*layer)->run(batch.spec, workspace.data(), (*layer)->workspace_bytes()));
     const std::vector<float> part = out.back();
     sums.resize(part.size());
@@ -83,28 +78,23 @@ inline void check_reduce(const CaseData& data, const Placement& placement, int c
   on_ranks(Over::kThreads, placement.world(), kCaseTimeout, [&](Exchange& exchange) {
     ASSERT_EQ(cudaSetDevice(device_of(exchange.rank())), cudaSuccess);
     ASSERT_OK(connect_devices(exchange, between));
-    ExpertParallelOptions options;
-    options.combine = CombineBy::kAllReduce;
-    options.placement = placement;
-    const auto layer = open_on_device(exchange, data, options);
-    ASSERT_OK(layer);
+    ExpertParallelOptions options{.combine = CombineBy::kAllReduce, .placement = placement};
+    const auto layer = must(open_on_device(exchange, data, options));
     EXPECT_THAT((*layer)->describe_json(),
-                ::testing::HasSubstr(between == Between::kPeers ? "\"over\":\"peers\"" : "\"over\":\"nccl 2."));
+                HasSubstr(between == Between::kPeers ? "\"over\":\"peers\"" : "\"over\":\"nccl 2."));
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
-    const OnDevice<uint8_t> workspace(bytes);
+    const OnDevice<uint8_t, 16> workspace(bytes);
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     for (int call = 0; call < calls; ++call) ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
-    const auto status = (*layer)->status(workspace.data(), bytes, stream);
-    ASSERT_OK(status);
+    const auto status = must((*layer)->status(workspace.data(), bytes, stream));
     EXPECT_EQ(status->nonfinite_outputs, nonfinite);
     EXPECT_EQ(difference_of(data, expected, batch.out.back()), "") << "rank " << exchange.rank();
     std::vector<uint64_t> of_all_calls = load;
     for (uint64_t& count : of_all_calls) count *= static_cast<uint64_t>(calls);
-    const auto counted = ranks_of(**layer).expert_load();
-    ASSERT_OK(counted);
+    const auto counted = must(ranks_of(**layer).expert_load());
     EXPECT_EQ(*counted, of_all_calls);
     ASSERT_OK(ranks_of(**layer).reset_expert_load());
     EXPECT_EQ(*ranks_of(**layer).local_expert_load(), std::vector<uint64_t>(load.size()));

@@ -1,8 +1,5 @@
-// Experts of layers on a GPU that are replaced in the order of a stream, while that stream runs the layer or replays graphs
-// of it: every output has the bits of the old expert or of the new one.
+// Experts on a GPU replaced in the order of a stream: outputs have the bits of the old expert or the new one.
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
@@ -11,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "moe/layer.h"
 #include "moe/placed_batch.h"
@@ -18,30 +16,10 @@
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::TinyBatch;
-using test::TinyLayer;
-using testing::HasSubstr;
-
 constexpr int64_t kTokens = 9;
-
-#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
-
-// A stream that waits for no other one.
-class OwnStream {
- public:
-  OwnStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
-  ~OwnStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-  void synchronize() const { EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 // The experts of a layer by a seed, with biases if the options ask for them.
 struct Weights {
@@ -59,7 +37,7 @@ struct Weights {
                         bias(options.hidden_size, 0.05f)});
     }
   }
-  test::Expert& expert(int64_t e) { return e == kSharedExpert ? tiny.shared[0] : tiny.experts[static_cast<size_t>(e)]; }
+  Expert& expert(int64_t e) { return e == kSharedExpert ? tiny.shared[0] : tiny.experts[static_cast<size_t>(e)]; }
   ExpertSource source_of(int64_t e) {
     ExpertSource source = expert(e).source();
     if (e == kSharedExpert || biases.empty()) return source;
@@ -86,7 +64,7 @@ struct Weights {
 // Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert, codes of blocks
 // whose scale is 0.
 std::vector<MoeOptions> kinds_of_layers() {
-  MoeOptions options = test::tiny_options();
+  MoeOptions options = tiny_options();
   options.hidden_size = 256;
   options.intermediate_size = 128;
   std::vector<MoeOptions> kinds(3, options);
@@ -98,7 +76,7 @@ std::vector<MoeOptions> kinds_of_layers() {
   return kinds;
 }
 
-class CudaReplace : public test::BackendTest {
+class CudaReplace : public BackendTest {
  protected:
   static LayerOptions options() {
     LayerOptions options;
@@ -112,7 +90,7 @@ class CudaReplace : public test::BackendTest {
     EXPECT_OK(layer);
     return layer.ok() ? std::move(*layer) : nullptr;
   }
-  bool takes(const MoeOptions& kind) { return !test::declines(backend(), *MoeConfig::make(kind)); }
+  bool takes(const MoeOptions& kind) { return !declines(backend(), *MoeConfig::make(kind)); }
   // What a fresh layer of these weights gives.
   std::vector<float> expected(Weights& weights, TinyBatch batch) {
     const auto layer = open(weights);
@@ -122,7 +100,7 @@ class CudaReplace : public test::BackendTest {
   static void expect_unpacks(const MoeLayer& layer, int64_t e, Weights& weights) {
     ExpertBuffers out;
     ASSERT_OK(layer.unpack_expert(e, out));
-    const test::Expert& in = weights.expert(e);
+    const Expert& in = weights.expert(e);
     EXPECT_EQ(out.gate.codes, in.gate.codes);
     EXPECT_EQ(out.up.block_scales, in.up.block_scales);
     EXPECT_EQ(out.down.codes, in.down.codes);
@@ -140,7 +118,7 @@ struct Runner {
   TinyBatch host;
   PlacedBatch placed;
   Buffer workspace;
-  std::optional<test::Graph> graph;
+  std::optional<Graph> graph;
 
   Runner(const MoeLayer& of, const TinyBatch& batch)
       : layer(of),
@@ -197,9 +175,9 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
     for (size_t i = 0; i < states.size(); ++i) {
       std::vector<float> out(runner.host.out.size());
       ASSERT_CUDA(cudaMemcpy(out.data(), outs.data() + i * runner.out_bytes(), runner.out_bytes(), cudaMemcpyDefault));
-      EXPECT_TRUE(test::same_bits(out, expected(states[i], batch))) << "after " << i << " replacements";
+      EXPECT_TRUE(same_bits(out, expected(states[i], batch))) << "after " << i << " replacements";
       if (i > 0) {
-        EXPECT_FALSE(test::same_bits(out, expected(states[i - 1], batch))) << "replacement " << i;
+        EXPECT_FALSE(same_bits(out, expected(states[i - 1], batch))) << "replacement " << i;
       }
     }
     if (HasFailure()) return;
@@ -226,7 +204,7 @@ class CudaReplaceThreads : public CudaReplace {
     for (const TinyBatch& input : inputs) {
       right[0].push_back(expected(old, input));
       right[1].push_back(expected(changed, input));
-      ASSERT_FALSE(test::same_bits(right[0].back(), right[1].back()));
+      ASSERT_FALSE(same_bits(right[0].back(), right[1].back()));
     }
     const auto layer = open(old);
     ASSERT_NE(layer, nullptr);
@@ -255,7 +233,7 @@ class CudaReplaceThreads : public CudaReplace {
       ASSERT_CUDA(
           cudaMemcpyAsync(out.data(), runner.placed.batch().out, runner.out_bytes(), cudaMemcpyDefault, runner.stream));
       runner.stream.synchronize();
-      ++seen[test::same_bits(out, right[0][input]) ? 0 : test::same_bits(out, right[1][input]) ? 1 : 2];
+      ++seen[same_bits(out, right[0][input]) ? 0 : same_bits(out, right[1][input]) ? 1 : 2];
     }
     stop = true;
     writer.join();
@@ -282,9 +260,8 @@ TEST_P(CudaReplace, OfACapturedLayerIsRefusedWithoutAStream) {
   Runner runner(*layer, TinyBatch(kind, kTokens));
   ASSERT_OK(layer->replace_expert(0, other.source_of(0)));  // only eager runs so far
   runner.capture();
-  const Status refused = layer->replace_expert(1, other.source_of(1));
-  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-  EXPECT_THAT(refused.message(), HasSubstr("replace_expert_on_stream"));
+  EXPECT_THAT(layer->replace_expert(1, other.source_of(1)),
+              Refused(Code::kInvalidArgument, "replace_expert_on_stream"));
   expect_unpacks(*layer, 1, old);
   ASSERT_OK(layer->replace_expert_on_stream(1, other.source_of(1), runner.stream));
   expect_unpacks(*layer, 1, other);
@@ -304,13 +281,12 @@ TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
   EXPECT_EQ(layer->replace_expert_on_stream(0, bad.source_of(0), runner.stream).code(), Code::kBadInput);
   EXPECT_EQ(layer->replace_expert_on_stream(4, other.source_of(0), runner.stream).code(), Code::kInvalidArgument);
   Status captured;
-  const test::Graph graph(runner.stream, [&]() -> Status {
+  const Graph graph(runner.stream, [&]() -> Status {
     captured = layer->replace_expert_on_stream(0, other.source_of(0), runner.stream);
     return runner.run();
   });
   EXPECT_OK(graph.status());
-  EXPECT_EQ(captured.code(), Code::kInvalidArgument);
-  EXPECT_THAT(captured.message(), HasSubstr("not being captured"));
+  EXPECT_THAT(captured, Refused(Code::kInvalidArgument, "not being captured"));
   expect_unpacks(*layer, 0, old);
 }
 
@@ -327,7 +303,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
     std::thread([&] { EXPECT_OK(layer->replace_expert_on_stream(0, weights.source_of(0), second)); }).join();
   };
   replace_in_a_thread(other);  // what a first call loads
-  const test::Graph graph(
+  const Graph graph(
       runner.stream,
       [&] {
         replace_in_a_thread(old);
@@ -343,7 +319,7 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   ASSERT_OK(runner.placed.fetch(runner.stream));
   Weights changed = old;
   changed.take(0, other);
-  EXPECT_TRUE(test::same_bits(runner.host.out, expected(changed, batch)));
+  EXPECT_TRUE(same_bits(runner.host.out, expected(changed, batch)));
 }
 
 // Of two streams that nobody orders the later call is what stays: an expert is never put together of two.
@@ -362,10 +338,9 @@ TEST_P(CudaReplace, ReplacementsOfTwoStreamsAreInTheOrderOfTheirCalls) {
   expect_unpacks(*layer, 0, last);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaReplace, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
-INSTANTIATE_TEST_SUITE_P(Backends, CudaReplaceThreads, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaReplace, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaReplaceThreads, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

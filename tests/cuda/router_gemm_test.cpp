@@ -1,6 +1,5 @@
 // A router's GEMM on a GPU: bit for bit the host's, for every way that the kernel takes tokens and rows.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
@@ -9,12 +8,13 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
+#include "cuda/device_memory.h"
 #include "cuda/graph.h"
 #include "moe/router.h"
 #include "support/backends.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 struct GemmShape {
@@ -36,7 +36,7 @@ std::vector<uint16_t> bf16s(int64_t count, uint64_t seed, bool special) {
 
 bool same_float(float a, float b) { return (std::isnan(a) && std::isnan(b)) || std::memcmp(&a, &b, sizeof a) == 0; }
 
-class RouterGemmOnADevice : public test::BackendTest {
+class RouterGemmOnADevice : public BackendTest {
  protected:
   void expect_the_hosts_bits(const GemmShape& shape, DType dtype, bool special = false) {
     SCOPED_TRACE(testing::Message() << shape.tokens << " tokens, " << shape.experts << " experts, " << shape.hidden_size
@@ -116,9 +116,8 @@ TEST_P(RouterGemmOnADevice, InAGraphBehindWhatMakesHidden) {
   ASSERT_TRUE(hidden.ok() && source.ok() && device_weight.ok() && logits.ok());
   ASSERT_OK(memory.to_device(0, device_weight->data(), weight.data(), weight.size() * 2, nullptr));
   RouterGemm call{1, kExperts, kSize, hidden->data(), kSize, device_weight->data(), logits->data(), DType::kF32};
-  cudaStream_t stream = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  const test::Graph graph(stream, [&] {
+  const OwnStream stream;
+  const Graph graph(stream, [&] {
     EXPECT_EQ(cudaMemcpyAsync(hidden->data(), source->data(), kSize * 2, cudaMemcpyDeviceToDevice, stream),
               cudaSuccess);
     return router::device_router_gemm(0, call, stream);
@@ -135,15 +134,14 @@ TEST_P(RouterGemmOnADevice, InAGraphBehindWhatMakesHidden) {
     router_gemm({1, kExperts, kSize, own, kSize, host_weight, expected.data(), DType::kF32});
     ASSERT_OK(memory.to_device(0, source->data(), own, sizeof own, nullptr));
     graph.launch();
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    stream.synchronize();
     ASSERT_OK(memory.to_host(0, actual.data(), logits->data(), kExperts * 4, nullptr));
     EXPECT_EQ(actual, expected);
   }
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, RouterGemmOnADevice, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, RouterGemmOnADevice, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

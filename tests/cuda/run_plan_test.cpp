@@ -1,14 +1,13 @@
 // The plan of a run, which needs no device: what is chosen, that steps agree about it, and that it costs little to make.
 #include "backend/cuda/run_plan.h"
 
-#include <gtest/gtest.h>
-
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <string>
 
 #include "backend/cuda/steps/sizes.h"
+#include "cases/cases.h"
 #include "support/support.h"
 
 namespace nvfp4_moe::internal::cuda {
@@ -38,10 +37,7 @@ DeviceFacts hopper() {
 
 MoeOptions options() {
   MoeOptions options;
-  options.num_experts = 128;
-  options.top_k = 8;
-  options.hidden_size = 2048;
-  options.intermediate_size = 768;
+  set_sizes(options, 128, 8, 2048, 768);
   return options;
 }
 

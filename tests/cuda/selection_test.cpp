@@ -1,7 +1,5 @@
-// Runs that select their experts on a GPU: what they choose, and the layer on it, has the bits of a selection on the host
-// and a run that is given its ids.
+// Runs that select their experts on a GPU have the bits of a selection on the host.
 #include <cuda_runtime.h>
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
@@ -19,7 +17,7 @@
 #include "support/case_run.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // A router and its logits, for the tests below.
@@ -53,7 +51,7 @@ std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t se
   return bytes;
 }
 
-class SelectionOnADevice : public test::BackendTest {
+class SelectionOnADevice : public BackendTest {
  protected:
   // Of a run of the case that selects by this router, and of one that is given what the host selects.
   void expect_same_bits(Case spec, const Router& router, bool captured) {
@@ -63,9 +61,8 @@ class SelectionOnADevice : public test::BackendTest {
                                     << to_string(spec.options.activation_format));
     spec.options.num_experts = router.config.num_experts;
     spec.options.top_k = router.config.top_k;
-    auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::CaseRun given(backend(), *data), selects(backend(), *data);
+    auto data = must(make_case(spec));
+    CaseRun given(backend(), *data), selects(backend(), *data);
     ASSERT_TRUE(given.ok() && selects.ok());
     const DeviceMemory& memory = *backend().memory;
     const int64_t experts = router.config.num_experts;
@@ -97,7 +94,7 @@ class SelectionOnADevice : public test::BackendTest {
     placed.selection = &on_device;
 
     cudaStream_t stream = nullptr;
-    std::optional<test::Graph> graph;
+    std::optional<Graph> graph;
     if (captured) {
       EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
       graph.emplace(stream, [&] { return selects.run_into(placed, serial_executor(), stream); });
@@ -121,7 +118,7 @@ class SelectionOnADevice : public test::BackendTest {
         EXPECT_OK(selects.run_into(placed, serial_executor()));
       }
       selects.fetch(placed, out.data());
-      EXPECT_EQ(test::difference(expected, out, spec.out_dtype, spec.options.hidden_size), "") << "seed " << seed;
+      EXPECT_EQ(difference(expected, out, spec.out_dtype, spec.options.hidden_size), "") << "seed " << seed;
       EXPECT_EQ(std::memcmp(given.buffers().status, selects.buffers().status, sizeof(RunStatus)), 0);
       EXPECT_EQ(selects.broken_guard(), -1);
       std::vector<uint8_t> ids(data->topk_ids.size());
@@ -217,8 +214,8 @@ TEST_P(SelectionOnADevice, NoTokens) {
   expect_same_bits(small(0, ActivationFormat::kBf16, 16), softmax(16, 2, true), false);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, SelectionOnADevice, ::testing::ValuesIn(test::device_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, SelectionOnADevice, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -8,7 +8,7 @@
 #include "backend/sm90/kernels.h"
 #include "cases/cases.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the host counts.
@@ -67,4 +67,4 @@ TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
-// A small batch's intermediate under fp8 on Hopper, which gemm2 turns to E4M3 as it loads it: the bits and the counts of
-// requantize, a kernel of its own, as the steps one by one run it.
-#include <gtest/gtest.h>
+// A small batch's intermediate under fp8 on Hopper, which gemm2 turns to E4M3: the bits of requantize.
 
 #include <cstring>
 #include <initializer_list>
@@ -14,13 +12,13 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-class Sm90Requantize : public ::testing::Test {
+class Sm90Requantize : public testing::Test {
  protected:
   void SetUp() override {
-    const std::string reason = test::why_not_here(kSm90Backend);
+    const std::string reason = why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 };
@@ -29,13 +27,13 @@ using Sm90SmallRequantize = Sm90Requantize;
 
 // K of gemm2 is no multiple of a k-block, and tiles of it are split.
 Case spec_of(int64_t tokens, int64_t experts = 16) {
-  Case spec = test::ragged_case({experts, 2, tokens, Routing::kUniform}, ActivationFormat::kFp8);
+  Case spec = ragged_case({experts, 2, tokens, Routing::kUniform}, ActivationFormat::kFp8);
   spec.options.hidden_size = 528;
   spec.options.intermediate_size = 656;
   return spec;
 }
 
-std::string requantize_of(const CaseData& data, const test::CaseRun& run) {
+std::string requantize_of(const CaseData& data, const CaseRun& run) {
   for (const StepPlan& step : kSm90Backend.describe_run(data.config, data.spec.range, run.plan(), data.spec.tokens))
     if (step.step == "requantize") return step.kernel;
   return "no such step";
@@ -45,12 +43,12 @@ std::string requantize_of(const CaseData& data, const test::CaseRun& run) {
 RunStatus expect_bits_of_the_steps(const Case& spec, int gemm_config = -1) {
   const auto data = make_case(spec);
   EXPECT_OK(data);
-  test::CaseRun whole(kSm90Backend, *data, -1, gemm_config), parts(kSm90Backend, *data, -1, gemm_config);
+  CaseRun whole(kSm90Backend, *data, -1, gemm_config), parts(kSm90Backend, *data, -1, gemm_config);
   if (!whole.ok() || !parts.ok()) return {};
   EXPECT_EQ(requantize_of(*data, whole), "fp8_by_gemm2");
   const std::vector<uint8_t> out = parts.run_steps(*data);
   for (int again = 0; again < 2; ++again) {
-    EXPECT_EQ(test::difference(out, whole.run(*data), spec.out_dtype, spec.options.hidden_size), "");
+    EXPECT_EQ(difference(out, whole.run(*data), spec.out_dtype, spec.options.hidden_size), "");
     EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
     EXPECT_EQ(whole.broken_guard(), -1);
   }
@@ -157,4 +155,4 @@ TEST_F(Sm90Requantize, EveryKindOfLayer) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
-// The Hopper backend beyond the case table, whose layers are small: how a launch's work is scheduled, and on a Hopper
-// GPU every compiled configuration on ragged shapes whose tiles are split along K.
-#include <gtest/gtest.h>
+// The Hopper backend beyond the case table, whose layers are small.
 
 #include <algorithm>
 #include <cmath>
@@ -23,31 +21,28 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
-  const auto config = MoeConfig::make(case_table().front().options);
-  ASSERT_OK(config);
+  const auto config = must(MoeConfig::make(case_table().front().options));
   for (int capability : {75, 80, 89, 100, 103, 120})
-    EXPECT_EQ(kSm90Backend.supports(*config, test::gpu_of(capability)).code(), Code::kUnsupported) << capability;
-  EXPECT_OK(kSm90Backend.supports(*config, test::gpu_of(90)));
+    EXPECT_EQ(kSm90Backend.supports(*config, gpu_of(capability)).code(), Code::kUnsupported) << capability;
+  EXPECT_OK(kSm90Backend.supports(*config, gpu_of(90)));
   EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
   MoeOptions of_hosts = config->options();
   of_hosts.activation_format = ActivationFormat::kInt8Block;
-  const Status declined = kSm90Backend.supports(*MoeConfig::make(of_hosts), test::gpu_of(90));
+  const Status declined = kSm90Backend.supports(*MoeConfig::make(of_hosts), gpu_of(90));
   EXPECT_NE(declined.message().find("int8_block"), std::string::npos) << declined.message();
 }
 
 TEST(Sm90Backend, PlansWithoutADevice) {
   for (const Case& spec : case_table()) {
-    const auto config = MoeConfig::make(spec.options);
-    ASSERT_OK(config);
-    if (!kSm90Backend.supports(*config, test::gpu_of(90)).ok()) continue;
+    const auto config = must(MoeConfig::make(spec.options));
+    if (!kSm90Backend.supports(*config, gpu_of(90)).ok()) continue;
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 33, 64, 150, 400, 500, 1000, 2500, 100000}) {
-      const auto plan = kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, test::gpu_of(90));
-      ASSERT_OK(plan);
+      const auto plan = must(kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu_of(90)));
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
     }
@@ -128,15 +123,13 @@ TEST(Sm90Scheduler, EvenTilesHoldEveryRow) {
     }
 }
 
-using test::Ragged;
-
-class Sm90Layer : public ::testing::Test {
+class Sm90Layer : public testing::Test {
  protected:
   void SetUp() override {
-    const std::string reason = test::why_not_here(kSm90Backend);
+    const std::string reason = why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
-  static Case spec(const Ragged& ragged, ActivationFormat format) { return test::ragged_case(ragged, format); }
+  static Case spec(const Ragged& ragged, ActivationFormat format) { return ragged_case(ragged, format); }
   // The index in kGemmConfigs that the routed experts of a case get.
   static size_t routed_config(const Case& spec, const MoeConfig& config) {
     const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
@@ -154,10 +147,9 @@ void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
     Case spec = Sm90Layer::spec(ragged, format);
     spec.range.count = local_experts;
     SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens);
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
+    const auto data = must(make_case(spec));
     configs.insert(Sm90Layer::routed_config(spec, data->config));
-    test::expect_agrees_with_plain(kSm90Backend, *data, 3);
+    expect_agrees_with_plain(kSm90Backend, *data, 3);
   };
   for (const Ragged& ragged :
        {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
@@ -193,15 +185,14 @@ TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
       spec.options.hidden_size = 1808;
       spec.options.intermediate_size = 144;
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
+      const auto data = must(make_case(spec));
       const sm90::GemmConfig& gemm = sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)];
       ASSERT_TRUE(gemm.tma_rows);
       const int64_t k_blocks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
       ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)), sm90::min_saved_k_blocks(gemm));
-      test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+      CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
-      EXPECT_EQ(test::beyond_limits(*data, plain.run(*data), own.run(*data)), "") << tokens << " " << to_string(format);
+      EXPECT_EQ(beyond_limits(*data, plain.run(*data), own.run(*data)), "") << tokens << " " << to_string(format);
       EXPECT_EQ(own.broken_guard(), -1);
     }
 }
@@ -210,16 +201,14 @@ TEST_F(Sm90Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 3, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
       for (DataKind values : {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
-        test::expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
+        expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
 }
 // Few enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
-  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
-  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
-                                ActivationFormat::kBf16);
-  test::expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
-                                ActivationFormat::kFp8);
-  test::expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
+  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
+  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kBf16);
+  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kFp8);
+  expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
 // Assignments for which a cta of route and quantize has more threads than a token does.
@@ -228,11 +217,10 @@ TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
     Case spec = Sm90Layer::spec({64, 4, 160, Routing::kPartlyNone}, format);
     spec.options.hidden_size = 64;
     spec.options.intermediate_size = 48;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
+    const auto data = must(make_case(spec));
+    CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data);
     ASSERT_TRUE(own.ok() && parts.ok());
-    test::run_against_steps(own, parts, *data);
+    run_against_steps(own, parts, *data);
   }
 }
 
@@ -243,13 +231,12 @@ TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
     spec.options.hidden_size = 528;
     spec.options.intermediate_size = 144;
     spec.data = values;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
+    const auto data = must(make_case(spec));
     ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
-    test::CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
+    CaseRun own(kSm90Backend, *data), parts(kSm90Backend, *data), host(kCpuBackend, *data);
     ASSERT_TRUE(own.ok() && parts.ok() && host.ok());
-    const std::vector<uint8_t> bytes = test::run_against_steps(own, parts, *data);
-    EXPECT_EQ(test::beyond_limits(*data, host.run(*data), bytes), "");
+    const std::vector<uint8_t> bytes = run_against_steps(own, parts, *data);
+    EXPECT_EQ(beyond_limits(*data, host.run(*data), bytes), "");
     const RunStatus &counts = *own.buffers().status, &host_counts = *host.buffers().status;
     EXPECT_EQ(counts.nonfinite_tokens, host_counts.nonfinite_tokens);
     EXPECT_EQ(counts.nonfinite_rows, host_counts.nonfinite_rows);
@@ -267,8 +254,7 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     spec.options.hidden_size = 528;
     spec.options.intermediate_size = 144;
     spec.hidden_dtype = dtype;
-    auto data = make_case(spec);
-    ASSERT_OK(data);
+    auto data = must(make_case(spec));
     ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
     const auto fill = [&](int64_t token, uint16_t bf16) {
       const size_t bytes = data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
@@ -281,11 +267,11 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     };
     fill(3, 0x7FC0);     // NaN
     fill(1200, 0x7F00);  // 2^127: the accumulators overflow
-    test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+    CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
     ASSERT_TRUE(plain.ok() && own.ok());
-    const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
+    const auto expected = to_floats(plain.run(*data), spec.out_dtype);
     const std::vector<uint8_t> bytes = own.run(*data);
-    const auto actual = test::to_floats(bytes, spec.out_dtype);
+    const auto actual = to_floats(bytes, spec.out_dtype);
     EXPECT_EQ(own.buffers().status->nonfinite_tokens, 1u);
     EXPECT_EQ(own.buffers().status->nonfinite_rows, plain.buffers().status->nonfinite_rows);
     EXPECT_EQ(own.buffers().status->nonfinite_rows, 4u);
@@ -305,9 +291,8 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
     Case spec = Sm90Layer::spec({4, 2, 700, Routing::kUniform}, format);
     spec.options.batch_invariant = true;
-    const auto data = make_case(spec);
-    ASSERT_OK(data);
-    test::CaseRun all(kSm90Backend, *data);
+    const auto data = must(make_case(spec));
+    CaseRun all(kSm90Backend, *data);
     ASSERT_TRUE(all.ok());
     const std::vector<uint8_t> expected = all.run(*data);
     const size_t row_bytes = static_cast<size_t>(spec.options.hidden_size) * sizeof(float);
@@ -325,13 +310,12 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
 TEST_F(Sm90Layer, TinyIntermediatesCount) {
   Case spec = Sm90Layer::spec({4, 2, 14, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.router_weight = RouterWeight::kBeforeDown;
-  auto data = make_case(spec);
-  ASSERT_OK(data);
+  auto data = must(make_case(spec));
   for (float& weight : data->topk_weights) weight *= 0x1p-108f;
-  test::CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
+  CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
   ASSERT_TRUE(plain.ok() && own.ok());
-  const auto expected = test::to_floats(plain.run(*data), spec.out_dtype);
-  const auto actual = test::to_floats(own.run(*data), spec.out_dtype);
+  const auto expected = to_floats(plain.run(*data), spec.out_dtype);
+  const auto actual = to_floats(own.run(*data), spec.out_dtype);
   double error = 0, norm = 0, largest = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     error += std::pow(0x1p100 * (double{expected[i]} - actual[i]), 2);
@@ -344,4 +328,4 @@ TEST_F(Sm90Layer, TinyIntermediatesCount) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

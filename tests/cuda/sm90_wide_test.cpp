@@ -1,6 +1,4 @@
-// Kernels of the Hopper backend that hold a narrow and a wide configuration: which tiles route lists for them, and what
-// either computes.
-#include <gtest/gtest.h>
+// Kernels of the Hopper backend that hold a narrow and a wide configuration.
 
 #include <algorithm>
 #include <cstring>
@@ -19,15 +17,15 @@
 #include "support/ragged.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 constexpr int kFirstWithWide = 5;  // configurations from here to kWideConfig have a wide one
 
-class Sm90WideTiles : public ::testing::Test {
+class Sm90WideTiles : public testing::Test {
  protected:
   void SetUp() override {
-    const std::string reason = test::why_not_here(kSm90Backend);
+    const std::string reason = why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
 };
@@ -57,7 +55,7 @@ CaseData batch_with_rows(Case spec, const std::vector<int64_t>& rows) {
 struct ListedTiles {
   std::vector<cuda::RowTile> tiles;
   int32_t wide = 0;
-  explicit ListedTiles(const test::CaseRun& run) {
+  explicit ListedTiles(const CaseRun& run) {
     const auto* const first = reinterpret_cast<const std::byte*>(run.buffers().row_of_assignment);
     const auto span = [&](const std::string& name) {
       for (const auto& span : run.plan().workspace.spans)
@@ -81,11 +79,11 @@ void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows
   spec.options.activation_format = format;
   const CaseData data = batch_with_rows(spec, expert_rows);
   SCOPED_TRACE(testing::Message() << "tiles of " << n << ", " << to_string(format));
-  test::CaseRun plain(kCudaBackend, data), own(kSm90Backend, data, -1, config);
+  CaseRun plain(kCudaBackend, data), own(kSm90Backend, data, -1, config);
   ASSERT_TRUE(plain.ok() && own.ok());
-  const auto expected = test::to_floats(plain.run(data), data.spec.out_dtype);
+  const auto expected = to_floats(plain.run(data), data.spec.out_dtype);
   const std::vector<uint8_t> bytes = own.run(data);
-  const auto actual = test::to_floats(bytes, data.spec.out_dtype);
+  const auto actual = to_floats(bytes, data.spec.out_dtype);
   EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), data.spec.tokens, data.spec.options.hidden_size),
                          layer_limits(data.config, data.spec.tokens)),
             "");
@@ -109,13 +107,13 @@ void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows
   }
   EXPECT_EQ(found, expert_rows);
   ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
-  EXPECT_EQ(test::difference(own.run_steps(data), bytes, data.spec.out_dtype, data.spec.options.hidden_size), "");
+  EXPECT_EQ(difference(own.run_steps(data), bytes, data.spec.out_dtype, data.spec.options.hidden_size), "");
 }
 
 // Few and many rows, whose sums lie far from the bound. Of the many, an expert has several tiles and others have few rows
 // or none. K is long enough for wide tiles to be split along it.
 TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
-  Case spec = test::ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
+  Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 1808;
   spec.options.intermediate_size = 144;
   for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8})
@@ -124,7 +122,7 @@ TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
 }
 // On both sides of the bound; no row at all.
 TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
-  Case spec = test::ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
+  Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 272;
   spec.options.intermediate_size = 144;
   for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config) {
@@ -137,4 +135,4 @@ TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,4 @@
-// The layouts of tcgen05's operands on a host: where packed weights and gathered rows have each code and scale, against a
-// model of how the tensor cores read shared and tensor memory.
+// The layouts of tcgen05's operands on a host, against a model of how the tensor cores read them.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -13,7 +12,7 @@
 #include "core/float_formats.h"
 #include "core/random.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(Tcgen05Tile, OffsetsCoverTheTile) {
@@ -141,4 +140,4 @@ TEST(Sm100Config, BlocksAreWhole) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

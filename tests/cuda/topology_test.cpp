@@ -1,20 +1,17 @@
 // How ranks find each other's devices: by addresses that mean the same in every process, and whether one reaches another.
 #include <cuda_runtime.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
 #include "cuda/ranks_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::MatchesRegex;
+using testing::MatchesRegex;
 
-class CudaTopology : public ::testing::Test {
+class CudaTopology : public testing::Test {
  protected:
   void SetUp() override {
     if (const auto device = device_facts("cuda:0"); !device.ok()) GTEST_SKIP() << device.status().message();
@@ -24,32 +21,29 @@ class CudaTopology : public ::testing::Test {
 
 TEST_F(CudaTopology, EachDeviceReachesItselfAndItsPeers) {
   std::set<std::string> addresses;
-  for (int other = 0; other < test::gpus(); ++other) {
-    const auto address = topology.pci_address(other);
-    ASSERT_OK(address);
+  for (int other = 0; other < gpus(); ++other) {
+    const auto address = must(topology.pci_address(other));
     EXPECT_THAT(*address, MatchesRegex("[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\\.[0-9A-F]"));
     addresses.insert(*address);
-    for (int device = 0; device < test::gpus(); ++device) {
-      const auto reach = topology.reach(device, *address);
-      ASSERT_OK(reach);
+    for (int device = 0; device < gpus(); ++device) {
+      const auto reach = must(topology.reach(device, *address));
       int peers = 0;
       ASSERT_EQ(cudaDeviceCanAccessPeer(&peers, device, other), cudaSuccess);
       EXPECT_EQ(*reach, device == other || peers != 0 ? PeerReach::kYes : PeerReach::kNoAccess)
           << device << " " << other;
     }
   }
-  EXPECT_EQ(addresses.size(), static_cast<size_t>(test::gpus()));
+  EXPECT_EQ(addresses.size(), static_cast<size_t>(gpus()));
 }
 
 TEST_F(CudaTopology, WhatIsNotThereIsNotVisible) {
   for (const char* address : {"FFFF:FF:1F.0", "", "cuda:0"}) {
-    const auto reach = topology.reach(0, address);
-    ASSERT_OK(reach);
+    const auto reach = must(topology.reach(0, address));
     EXPECT_EQ(*reach, PeerReach::kNotVisible) << address;
   }
-  EXPECT_THAT(topology.pci_address(test::gpus()).status().message(), HasSubstr("cudaDeviceGetPCIBusId: "));
+  EXPECT_THAT(topology.pci_address(gpus()).status().message(), HasSubstr("cudaDeviceGetPCIBusId: "));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "left for whoever asks next";
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,20 +1,16 @@
 // What is proposed for a load: legal, the same for the same load, and even enough; measured on runs, too.
 #include "parallel/balance.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "core/random.h"
 #include "exchange/parallel_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(Balance, ImbalanceIsTheHeaviestRankOverAnEvenOne) {
   const Placement two = *Placement::contiguous(4, 2);
@@ -46,8 +42,7 @@ TEST(Balance, AHotRankComesWithinAFifthOfEven) {
         SCOPED_TRACE(std::to_string(experts) + " experts on " + std::to_string(world) + (zipf ? ", zipf" : ", even"));
         const std::vector<uint64_t> load = hot_rank(experts, world, world - 1, zipf);
         EXPECT_EQ(imbalance(load, *Placement::contiguous(experts, world)), world);
-        const auto proposed = propose_placement(load, world, slots);
-        ASSERT_OK(proposed);
+        const auto proposed = must(propose_placement(load, world, slots));
         EXPECT_EQ(proposed->slots(), slots * world);
         EXPECT_LE(imbalance(load, *proposed), 1.2);
         EXPECT_EQ(*propose_placement(load, world, slots), *proposed);
@@ -77,8 +72,7 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
       for (int64_t i = experts - 1; i > 0; --i)
         std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
       for (int64_t slot = 0; slot < slots * world; ++slot) map.push_back(order[static_cast<size_t>(slot % experts)]);
-      const auto placement = Placement::of_map(experts, world, map);
-      ASSERT_OK(placement);
+      const auto placement = must(Placement::of_map(experts, world, map));
       best = std::min(best, imbalance(load, *placement));
     }
     worst = std::max(worst, imbalance(load, *proposed) / best);
@@ -100,15 +94,8 @@ TEST(Balance, SlotsThatHoldTooFewOrTooManyAreRefused) {
 // The rows that each rank multiplies in a run, by what it counts of their blocks.
 TEST(Balance, AHotRankIsEvenAfterRearranging) {
   constexpr int kWorld = 4;
-  Case spec;
-  spec.options.num_experts = 16;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 64;
-  spec.options.intermediate_size = 48;
-  spec.range = {0, 16};
-  spec.tokens = 4096;
-  auto data = make_case(spec);
-  ASSERT_OK(data);
+  Case spec = sized_case(16, 2, 64, 48, 4096);
+  auto data = must(make_case(spec));
   for (int64_t token = 0; token < spec.tokens; ++token)
     for (int64_t k = 0; k < 2; ++k) data->set_id(token, k, (data->id(token, k) % 4) % (k + 3));  // 0 most, 3 least
   std::vector<int64_t> map;  // the contiguous placement and one more slot a rank, of the next rank's first expert
@@ -116,27 +103,22 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
     for (int64_t e = 0; e < 4; ++e) map.push_back(rank * 4 + e);
     map.push_back((rank * 4 + 5) % 16);
   }
-  ExpertParallelOptions options;
-  options.placement = *Placement::of_map(16, kWorld, map);
+  ExpertParallelOptions options{.placement = *Placement::of_map(16, kWorld, map)};
   std::vector<uint64_t> before(kWorld), after(kWorld);
   std::vector<uint8_t> first_out(data->out_bytes()), second_out(data->out_bytes());
-  test::on_ranks(test::Over::kThreads, kWorld, test::kCaseTimeout, [&](Exchange& exchange) {
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(*data);
-    const auto layer = open_over_ranks(data->config, source, test::options_of(*data), options, borrowed);
-    ASSERT_OK(layer);
-    test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
-    const auto tokens = test::tokens_of(test::Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
+  on_ranks(Over::kThreads, kWorld, kCaseTimeout, [&](Exchange& exchange) {
+    const LayerSource source = source_of(*data);
+    const auto layer = must(open_over_ranks(data->config, source, options_of(*data), options, borrowed(exchange)));
+    PoisonedWorkspace workspace((*layer)->workspace_bytes());
+    const auto tokens = tokens_of(Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
     const auto run = [&](std::vector<uint8_t>& out) {
-      const Batch mine = test::slice_of(*data, tokens.first, tokens.second, out.data());
+      const Batch mine = slice_of(*data, tokens.first, tokens.second, out.data());
       EXPECT_OK((*layer)->run(mine, workspace.data(), workspace.size_bytes()));
       return (*layer)->status(workspace.data(), workspace.size_bytes())->intermediate_blocks;
     };
     before[static_cast<size_t>(exchange.rank())] = run(first_out);
-    const auto load = ranks_of(**layer).expert_load();
-    ASSERT_OK(load);
-    const auto proposed = propose_placement(*load, kWorld, 5);
-    ASSERT_OK(proposed);
+    const auto load = must(ranks_of(**layer).expert_load());
+    const auto proposed = must(propose_placement(*load, kWorld, 5));
     ASSERT_OK(ranks_of(**layer).rearrange(*proposed, source));
     after[static_cast<size_t>(exchange.rank())] = run(second_out);
     EXPECT_OK(exchange.barrier());
@@ -152,5 +134,56 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   RecordProperty("after", std::to_string(most_over_even(after)));
 }
 
+// That both directions of a placement tell the same story, and every expert has a slot.
+void expect_whole(const Placement& placement) {
+  std::set<int64_t> found;
+  for (int64_t expert = 0; expert < placement.num_experts(); ++expert) {
+    ASSERT_GT(placement.replicas(expert), 0);
+    for (int64_t turn = 0; turn < 2 * placement.replicas(expert); ++turn) {
+      const int64_t slot = placement.slot_of(expert, turn);
+      EXPECT_EQ(placement.expert_of(slot), expert);
+      EXPECT_EQ(slot, placement.slot_of(expert, turn + placement.replicas(expert)));
+      found.insert(slot);
+    }
+  }
+  EXPECT_EQ(static_cast<int64_t>(found.size()), placement.slots());
+  EXPECT_EQ(placement.first_slot(0), 0);
+  EXPECT_EQ(placement.first_slot(placement.world()), placement.slots());
+  for (int64_t slot = 0; slot < placement.slots(); ++slot) {
+    EXPECT_GE(slot, placement.first_slot(placement.rank_of(slot)));
+    EXPECT_LT(slot, placement.first_slot(placement.rank_of(slot) + 1));
+  }
+}
+
+TEST(Placements, ByRule) {
+  EXPECT_EQ(Placement::contiguous(8, 4)->to_string(), "0,1|2,3|4,5|6,7");
+  EXPECT_EQ(Placement::contiguous(5, 2)->to_string(), "0,1|2,3,4");
+  for (int world = 1; world <= 9; ++world)
+    for (int64_t experts = world; experts < 20; ++experts) {
+      expect_whole(*Placement::contiguous(experts, world));
+      expect_whole(round_robin(experts, world));
+    }
+  EXPECT_THAT(Placement::contiguous(3, 4).status().message(), HasSubstr("an expert for each of 4 ranks"));
+  EXPECT_THAT(Placement::contiguous(3, 0).status().message(), HasSubstr("got 0"));
+}
+
+TEST(Placements, ByMap) {
+  const auto placement = must(Placement::of_map(3, 2, {0, 2, 1, 2}));
+  expect_whole(*placement);
+  EXPECT_EQ(placement->to_string(), "0,2|1,2");
+  EXPECT_EQ(placement->replicas(2), 2);
+  EXPECT_EQ(placement->slot_of(2, 0), 1);
+  EXPECT_EQ(placement->slot_of(2, 1), 3);
+  const auto refused = [](std::vector<int64_t> map) {
+    return Placement::of_map(3, 2, std::move(map)).status().message();
+  };
+  EXPECT_THAT(refused({0, 1, 2}), HasSubstr("a multiple of 2 slots, at least 3"));
+  EXPECT_THAT(refused({0, 1}), HasSubstr("got 2"));
+  EXPECT_THAT(refused({0, 1, 0, 1}), HasSubstr("got none for expert 2"));
+  EXPECT_THAT(refused({0, 1, 2, 3}), HasSubstr("slot 3: expected an expert 0 to 2, got 3"));
+  EXPECT_THAT(refused({0, -1, 2, 1}), HasSubstr("slot 1: expected an expert 0 to 2, got -1"));
+  EXPECT_THAT(refused({0, 1, 2, 2}), HasSubstr("got expert 2 twice on rank 1"));
+}
+
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
 // Expert parallel through the C and C++ interfaces: exchanges, layers over them, and what is refused.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <cstring>
@@ -16,14 +14,8 @@
 #include "moe/c_layer.h"
 #include "support/checkpoint_builder.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::CLayer;
-using test::on_threads;
-using test::same_bits;
-using test::TinyBatch;
-using ::testing::HasSubstr;
 
 struct CRank {
   CLayer c;
@@ -46,7 +38,7 @@ void on_c_ranks(int world, const std::function<void(int, std::optional<nvfp4_moe
 
 TEST(CExpertParallel, GivesTheBitsOfOneRank) {
   constexpr int kWorld = 2;
-  TinyBatch whole(test::tiny_options(), 10);
+  TinyBatch whole(tiny_options(), 10);
   const std::vector<float> expected = CLayer().expected(whole);
   const std::vector<int64_t> map{0, 2, 3, 1, 3, 0};
   for (const bool redundant : {false, true}) {
@@ -57,8 +49,8 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
       mine.parallel.slots = redundant ? 6 : 0;
       const nvfp4_moe::Layer layer = mine.c.open();
       exchange.reset();  // the layer keeps what it needs
-      TinyBatch batch(test::tiny_options(), 10);
-      auto part = test::c_batch(batch);
+      TinyBatch batch(tiny_options(), 10);
+      auto part = c_batch(batch);
       part.tokens = rank == 0 ? 7 : 3;
       const int64_t first = rank == 0 ? 0 : 7;
       part.hidden = batch.hidden.data() + first * 64;
@@ -85,13 +77,13 @@ TEST(CExpertParallel, AllReduceGivesAllRanksTheSame) {
     CRank mine(*exchange);
     mine.parallel.combine = NVFP4_MOE_COMBINE_ALL_REDUCE;
     const nvfp4_moe::Layer layer = mine.c.open();
-    TinyBatch batch(test::tiny_options(), 5);
+    TinyBatch batch(tiny_options(), 5);
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(5));
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     outs[static_cast<size_t>(rank)] = batch.out;
   });
   for (const auto& out : outs) EXPECT_TRUE(same_bits(out, outs[0]));
-  TinyBatch batch(test::tiny_options(), 5);
+  TinyBatch batch(tiny_options(), 5);
   const std::vector<float> expected = CLayer().expected(batch);
   for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_NEAR(outs[0][i], expected[i], 1e-5f * std::abs(expected[i]) + 1e-5f);
@@ -101,7 +93,7 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
   on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     CRank mine(*exchange);
     nvfp4_moe::Layer layer = mine.c.open();
-    const test::Expert& other = mine.c.tiny.experts[0];
+    const Expert& other = mine.c.tiny.experts[0];
     layer.replace_expert(1, CLayer::expert(other));  // of both ranks: experts 1 and 3
     std::vector<uint8_t> codes(other.gate.codes.size());
     auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
@@ -110,8 +102,8 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
     EXPECT_EQ(codes, other.gate.codes);
     layer.unpack_expert(0, out);
     EXPECT_EQ(codes, mine.c.tiny.experts[static_cast<size_t>(2 * rank)].gate.codes);
-    TinyBatch batch(test::tiny_options(), 3);
-    const auto c = test::c_batch(batch);
+    TinyBatch batch(tiny_options(), 3);
+    const auto c = c_batch(batch);
     EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_STATUS_UNSUPPORTED);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(3));
@@ -156,11 +148,11 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
   on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     CRank mine(*exchange);
     const nvfp4_moe::Layer layer = mine.c.open();
-    TinyBatch batch(test::tiny_options(), 3);
+    TinyBatch batch(tiny_options(), 3);
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(3));
-    nvfp4_moe_batch wrong = test::c_batch(batch);
+    nvfp4_moe_batch wrong = c_batch(batch);
     wrong.reserved = 1;
-    const nvfp4_moe_batch right = test::c_batch(batch);
+    const nvfp4_moe_batch right = c_batch(batch);
     const nvfp4_moe_batch* const wrongs[] = {nullptr, &wrong};
     for (const nvfp4_moe_batch* const of_rank_1 : wrongs) {
       EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), rank == 1 ? of_rank_1 : &right, workspace.data(),
@@ -220,35 +212,47 @@ TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
   nvfp4_moe_exchange_close(nullptr);
 }
 
+// A checkpoint, and a layer of it.
+struct TinyCheckpoint {
+  static constexpr int64_t kLayer = 1;
+  const TempDir folder;
+  const std::string path = [this] {
+    EXPECT_OK(CheckpointBuilder({.model_type = "deepseek_v3"}).write(folder.path().string()));
+    return folder.path().string();
+  }();
+  const nvfp4_moe::Checkpoint checkpoint{path};
+  nvfp4_moe_layer_options options = nvfp4_moe::make<nvfp4_moe_layer_options>();
+  MoeOptions sizes;
+
+  TinyCheckpoint() {
+    options.max_tokens = 16;
+    options.threads = 1;
+    const auto config = checkpoint.config(kLayer);
+    sizes.num_experts = config.num_experts;
+    sizes.top_k = config.top_k;
+    sizes.hidden_size = config.hidden_size;
+  }
+};
+
 // A checkpoint over ranks: each asks for the experts of its slots, and the shared one, alone.
 TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
-  const test::TempDir folder;
-  test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
-  ASSERT_OK(builder.write(folder.path().string()));
-  const nvfp4_moe::Checkpoint checkpoint(folder.path().string());
-  const int64_t layer_index = 1;
-  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
-  options.max_tokens = 16;
-  options.threads = 1;
-  const auto config = checkpoint.config(layer_index);
-  MoeOptions sizes;
-  sizes.num_experts = config.num_experts;
-  sizes.top_k = config.top_k;
-  sizes.hidden_size = config.hidden_size;
+  const TinyCheckpoint tiny;
+  const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;
+  const MoeOptions& sizes = tiny.sizes;
   TinyBatch whole(sizes, 8);
-  const nvfp4_moe::Layer one(checkpoint, layer_index, options);
+  const nvfp4_moe::Layer one(checkpoint, tiny.kLayer, tiny.options);
   const nvfp4_moe::Workspace one_workspace(one.workspace_bytes(8));
-  one.run(test::c_batch(whole), one_workspace);
+  one.run(c_batch(whole), one_workspace);
 
   std::vector<float> outs(whole.out.size());
   on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
     parallel.exchange = exchange->get();
-    auto mine = options;
+    auto mine = tiny.options;
     mine.expert_parallel = &parallel;
-    const nvfp4_moe::Layer layer(checkpoint, layer_index, mine);
+    const nvfp4_moe::Layer layer(checkpoint, tiny.kLayer, mine);
     TinyBatch batch(sizes, 8);
-    auto part = test::c_batch(batch);
+    auto part = c_batch(batch);
     part.tokens = 4;
     part.hidden = batch.hidden.data() + rank * 4 * sizes.hidden_size;
     part.topk_ids = batch.ids.data() + rank * 4 * sizes.top_k;
@@ -259,7 +263,7 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
 
     mine.slice_count = 16;
     nvfp4_moe_layer* none = nullptr;
-    EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), layer_index, nullptr, &mine, &none),
+    EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), tiny.kLayer, nullptr, &mine, &none),
               NVFP4_MOE_STATUS_OK);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: options: expected neither cache_directory nor a slice"));
   });
@@ -268,42 +272,33 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
 
 // What a balancer does: counts, a proposal, and the ranks' slots given other experts in place.
 TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
-  const test::TempDir folder;
-  test::CheckpointBuilder builder({.model_type = "deepseek_v3"});
-  ASSERT_OK(builder.write(folder.path().string()));
-  const nvfp4_moe::Checkpoint checkpoint(folder.path().string());
-  auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
-  options.max_tokens = 16;
-  options.threads = 1;
-  const auto config = checkpoint.config(1);
-  MoeOptions sizes;
-  sizes.num_experts = config.num_experts;
-  sizes.top_k = config.top_k;
-  sizes.hidden_size = config.hidden_size;
+  const TinyCheckpoint tiny;
+  const nvfp4_moe::Checkpoint& checkpoint = tiny.checkpoint;
+  const MoeOptions& sizes = tiny.sizes;
   std::vector<int64_t> backwards;
-  for (int64_t expert = config.num_experts; expert-- > 0;) backwards.push_back(expert);
+  for (int64_t expert = sizes.num_experts; expert-- > 0;) backwards.push_back(expert);
   on_c_ranks(2, [&](int rank, std::optional<nvfp4_moe::Exchange>& exchange) {
     auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
     parallel.exchange = exchange->get();
-    auto mine = options;
+    auto mine = tiny.options;
     mine.expert_parallel = &parallel;
     nvfp4_moe::Layer layer(checkpoint, 1, mine);
     TinyBatch batch(sizes, 4);
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
-    const std::vector<uint64_t> load = layer.expert_load(config.num_experts);
+    const std::vector<uint64_t> load = layer.expert_load(sizes.num_experts);
     std::vector<uint64_t> expected(load.size());
     for (const int32_t id : batch.ids)
-      if (id >= 0 && id < config.num_experts) expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
+      if (id >= 0 && id < sizes.num_experts) expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
     EXPECT_EQ(load, expected);
     layer.reset_expert_load();
-    EXPECT_EQ(layer.expert_load(config.num_experts), std::vector<uint64_t>(load.size()));
+    EXPECT_EQ(layer.expert_load(sizes.num_experts), std::vector<uint64_t>(load.size()));
 
-    const std::vector<int64_t> proposed = nvfp4_moe::propose_placement(load, 2, config.num_experts / 2);
+    const std::vector<int64_t> proposed = nvfp4_moe::propose_placement(load, 2, sizes.num_experts / 2);
     for (const std::vector<int64_t>& placement : {proposed, backwards}) {
       layer.rearrange(placement, checkpoint, 1);
-      layer.run(test::c_batch(batch), workspace);
+      layer.run(c_batch(batch), workspace);
       EXPECT_TRUE(same_bits(batch.out, before));
     }
     std::string text;
@@ -327,7 +322,7 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     std::vector<int64_t> twice = backwards;
     if (wrong) twice[0] = twice[1];
     refused(nvfp4_moe_layer_rearrange(handle, twice.data(), slots, checkpoint.get(), 1), "rank 1: placement");
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     EXPECT_TRUE(same_bits(batch.out, before));
   });
 }
@@ -365,4 +360,4 @@ TEST(CExchange, DevicesThatAreNoneAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,8 +1,6 @@
 // An exchange over a host's functions: an abort beside a call, and timeouts that no clock holds.
 #include "exchange/callback.h"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -12,7 +10,7 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 // A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody anything.
@@ -30,8 +28,7 @@ struct HeldHost {
 
 TEST(Exchange, AnAbortDuringACallIsWhatLaterCallsReturn) {
   HeldHost host;
-  const auto exchange = connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, test::kLong);
-  ASSERT_OK(exchange);
+  const auto exchange = must(connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, kLong));
   host.holds = true;
   host.is_in = false;
   std::thread caller([&] { EXPECT_OK((*exchange)->barrier()); });
@@ -53,10 +50,9 @@ TEST(Exchange, ATimeoutThatNoClockHoldsIsRefused) {
   };
   EXPECT_EQ(connect(Timeout{INT64_MAX}).message(), expected);
   EXPECT_OK(connect(kLongestExchangeTimeout));
-  const auto group = ThreadGroup::make(2);
-  ASSERT_OK(group);
+  const auto group = must(ThreadGroup::make(2));
   EXPECT_EQ((*group)->join(0, 2, Timeout{INT64_MAX}).status().message(), expected);
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

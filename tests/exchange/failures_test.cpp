@@ -1,6 +1,4 @@
 // A layer over several ranks that cannot open or run: every rank ends with the cause, and goes on where it can.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
@@ -13,30 +11,14 @@
 #include "support/backends.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::on_ranks;
-using test::Over;
-using test::slice_of;
-using ::testing::Each;
-using ::testing::HasSubstr;
-
 Case small(int64_t tokens = 12) {
-  Case spec;
-  spec.options.num_experts = 8;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 64;
-  spec.options.intermediate_size = 48;
-  spec.range = {0, 8};
-  spec.tokens = tokens;
+  Case spec = sized_case(8, 2, 64, 48, tokens);
   return spec;
 }
-CaseData made(const Case& spec) {
-  auto data = make_case(spec);
-  EXPECT_OK(data);
-  return std::move(*data);
-}
+CaseData made(const Case& spec) { return *must(make_case(spec)); }
 
 // What each rank's open says, where `change` makes one rank's arguments others.
 struct Arguments {
@@ -47,82 +29,74 @@ struct Arguments {
 };
 std::vector<std::string> opened(int world, const std::function<void(int rank, Arguments&)>& change) {
   std::vector<std::string> messages(static_cast<size_t>(world));
-  on_ranks(Over::kThreads, world, test::kCaseTimeout, [&](Exchange& exchange) {
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     Arguments arguments{made(small()), {}, {}, {}};
-    arguments.source = test::source_of(arguments.data);
-    arguments.options = test::options_of(arguments.data);
+    arguments.source = source_of(arguments.data);
+    arguments.options = options_of(arguments.data);
     change(exchange.rank(), arguments);
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer =
-        open_over_ranks(arguments.data.config, arguments.source, arguments.options, arguments.parallel, borrowed);
+    const auto layer = open_over_ranks(arguments.data.config, arguments.source, arguments.options, arguments.parallel,
+                                       borrowed(exchange));
     messages[static_cast<size_t>(exchange.rank())] = layer.status().message();
     EXPECT_OK(exchange.barrier());
   });
   return messages;
 }
 
+std::vector<std::string> opened(int world, int changed, const std::function<void(Arguments&)>& change) {
+  return opened(world, [&](int rank, Arguments& arguments) {
+    if (rank == changed) change(arguments);
+  });
+}
+
 TEST(ParallelOpen, ConfigsThatDifferAreNamedOnEveryRank) {
-  const auto differs = [](const std::function<void(Arguments&)>& change) {
-    return opened(3, [&](int rank, Arguments& arguments) {
-      if (rank == 2) change(arguments);
-    });
-  };
-  EXPECT_THAT(differs([](Arguments& a) {
-                Case spec = small();
-                spec.options.top_k = 3;
-                a.data = made(spec);
-              }),
+  EXPECT_THAT(opened(3, 2,
+                     [](Arguments& a) {
+                       Case spec = small();
+                       spec.options.top_k = 3;
+                       a.data = made(spec);
+                     }),
               Each("config of rank 2: expected top_k 2 as on rank 0, got 3"));
-  EXPECT_THAT(differs([](Arguments& a) { a.options.limits.max_tokens = 13; }),
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.options.limits.max_tokens = 13; }),
               Each("config of rank 2: expected max_tokens 12 as on rank 0, got 13"));
-  EXPECT_THAT(differs([](Arguments& a) { a.parallel.combine = CombineBy::kAllReduce; }),
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.parallel.combine = CombineBy::kAllReduce; }),
               Each("config of rank 2: expected combine all_to_all as on rank 0, got all_reduce"));
-  EXPECT_THAT(differs([](Arguments& a) { a.parallel.capacity = 5; }),
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.parallel.capacity = 5; }),
               Each("config of rank 2: expected capacity 0 as on rank 0, got 5"));
-  EXPECT_THAT(differs([](Arguments& a) { a.parallel.placement = test::round_robin(8, 3); }),
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.parallel.placement = round_robin(8, 3); }),
               Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got 0,3,6|1,4,7|2,5,0"));
-  EXPECT_THAT(differs([](Arguments& a) { a.source.scales.hidden = 0.5f; }), Each(HasSubstr("hidden input_scale")));
-  EXPECT_THAT(differs([](Arguments&) {}), Each(""));
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.source.scales.hidden = 0.5f; }), Each(HasSubstr("hidden input_scale")));
+  EXPECT_THAT(opened(3, 2, [](Arguments&) {}), Each(""));
 }
 
 TEST(ParallelOpen, ARankThatCannotLoadEndsAllWithItsMessage) {
-  EXPECT_THAT(opened(3,
-                     [](int rank, Arguments& arguments) {
-                       if (rank != 1) return;
-                       arguments.source.expert = [](int64_t expert) -> Result<LoadedExpert> {
+  EXPECT_THAT(opened(3, 1,
+                     [](Arguments& a) {
+                       a.source.expert = [](int64_t expert) -> Result<LoadedExpert> {
                          return bad_input("expert " + std::to_string(expert) + ": expected its file, got none");
                        };
                      }),
               Each("rank 1: expert 2: expected its file, got none"));
-  EXPECT_THAT(opened(2,
-                     [](int rank, Arguments& arguments) {
-                       if (rank == 1)
-                         arguments.source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
-                     }),
-              Each(HasSubstr("rank 1: out of memory")));
-  EXPECT_THAT(opened(2,
-                     [](int rank, Arguments& arguments) {
-                       if (rank == 0) arguments.options.backend = "nonesuch";
-                     }),
-              Each(HasSubstr("rank 0: backend")));
+  EXPECT_THAT(
+      opened(2, 1,
+             [](Arguments& a) { a.source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); }; }),
+      Each(HasSubstr("rank 1: out of memory")));
+  EXPECT_THAT(opened(2, 0, [](Arguments& a) { a.options.backend = "nonesuch"; }), Each(HasSubstr("rank 0: backend")));
 }
 
 TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
-  const auto refused = [](const std::function<void(Arguments&)>& change) {
-    return opened(2, [&](int rank, Arguments& arguments) {
-      if (rank == 1) change(arguments);
-    });
-  };
-  EXPECT_THAT(refused([](Arguments& a) { a.options.range = {0, 4}; }), Each(HasSubstr("rank 1: expert range")));
-  EXPECT_THAT(refused([](Arguments& a) { a.options.device = "cuda:0"; }), Each(HasSubstr("rank 1: device")));
-  EXPECT_THAT(refused([](Arguments& a) { a.parallel.capacity = 13; }), Each(HasSubstr("capacity: expected at most")));
-  EXPECT_THAT(refused([](Arguments& a) { a.parallel.capacity = -1; }), Each(HasSubstr("capacity: expected 0 or more")));
-  EXPECT_THAT(refused([](Arguments& a) {
-                a.parallel.combine = CombineBy::kAllReduce;
-                a.parallel.capacity = 1;
-              }),
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.options.range = {0, 4}; }), Each(HasSubstr("rank 1: expert range")));
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.options.device = "cuda:0"; }), Each(HasSubstr("rank 1: device")));
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.capacity = 13; }),
+              Each(HasSubstr("capacity: expected at most")));
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.capacity = -1; }),
+              Each(HasSubstr("capacity: expected 0 or more")));
+  EXPECT_THAT(opened(2, 1,
+                     [](Arguments& a) {
+                       a.parallel.combine = CombineBy::kAllReduce;
+                       a.parallel.capacity = 1;
+                     }),
               Each(HasSubstr("expected 0 with all_reduce")));
-  EXPECT_THAT(refused([](Arguments& a) { a.parallel.placement = *Placement::contiguous(8, 4); }),
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.placement = *Placement::contiguous(8, 4); }),
               Each(HasSubstr("rank 1: placement: expected one of 8 experts on 2 ranks")));
   EXPECT_THAT(opened(2, [](int, Arguments& a) { a.options.limits.max_tokens = int64_t{1} << 60; }),
               Each(HasSubstr("rank 0: max_tokens")));
@@ -133,7 +107,7 @@ struct OpenRank {
   Exchange& exchange;
   const CaseData& data;
   MoeLayer& layer;
-  test::PoisonedWorkspace workspace;
+  PoisonedWorkspace workspace;
   std::vector<uint8_t> out;
 
   Status run(const std::function<void(Batch&)>& change = {}) {
@@ -145,12 +119,10 @@ struct OpenRank {
 };
 void on_layers(int world, const CaseData& data, const ExpertParallelOptions& parallel,
                const std::function<void(OpenRank&)>& body) {
-  on_ranks(Over::kThreads, world, test::kCaseTimeout, [&](Exchange& exchange) {
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const LayerSource source = test::source_of(data);
-    const auto layer = open_over_ranks(data.config, source, test::options_of(data), parallel, borrowed);
-    ASSERT_OK(layer);
-    OpenRank rank{exchange, data, **layer, test::PoisonedWorkspace((*layer)->workspace_bytes()), {}};
+  on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
+    const LayerSource source = source_of(data);
+    const auto layer = must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
+    OpenRank rank{exchange, data, **layer, PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
     (void)exchange.barrier();  // broken where a test breaks it
   });
@@ -159,8 +131,7 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
 TEST(ParallelRun, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   const CaseData data = made(small());
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    ExpertParallelOptions options;
-    options.combine = combine;
+    const ExpertParallelOptions options = combined_by(combine);
     on_layers(3, data, options, [&](OpenRank& rank) {
       const bool wrong = rank.exchange.rank() == 1;
       Status status = rank.run([&](Batch& batch) {
@@ -185,8 +156,7 @@ TEST(ParallelRun, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
 
 TEST(ParallelRun, TokenCountsThatDifferAreNamedUnderAllReduce) {
   const CaseData data = made(small());
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_layers(3, data, options, [&](OpenRank& rank) {
     const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 2 ? 5 : 12; });
     EXPECT_EQ(status.message(), "tokens of rank 2: expected 12 as on rank 0, got 5");
@@ -199,8 +169,7 @@ TEST(ParallelRun, MoreTokensThanTheCapacityAreReportedOnAllAndNoneIsDropped) {
   spec.routing = Routing::kOneExpert;  // every token to one expert, and so to one rank
   const CaseData data = made(spec);
   const int64_t expert = data.id(0, 0) >= 0 ? data.id(0, 0) : data.id(0, 1);
-  ExpertParallelOptions options;
-  options.capacity = 11;
+  ExpertParallelOptions options = with_capacity(11);
   on_layers(4, data, options, [&](OpenRank& rank) {
     const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 3 ? 12 : 4; });
     EXPECT_EQ(status.message(), "capacity: expected at least 12 tokens, which rank 3 has for rank " +
@@ -213,9 +182,8 @@ TEST(ParallelRun, MoreTokensThanTheCapacityAreReportedOnAllAndNoneIsDropped) {
 TEST(ParallelRun, ARankThatDisappearsEndsTheRunOnTheOthers) {
   const CaseData data = made(small());
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    ExpertParallelOptions options;
-    options.combine = combine;
-    const double took = test::seconds_of([&] {
+    const ExpertParallelOptions options = combined_by(combine);
+    const double took = seconds_of([&] {
       on_layers(4, data, options, [&](OpenRank& rank) {
         EXPECT_OK(rank.run());
         if (rank.exchange.rank() == 2) {
@@ -243,8 +211,7 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
   spec.options.shared_intermediate_size = 32;
   spec.shared_weights = true;
   const CaseData data = made(spec);
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_layers(2, data, options, [&](OpenRank& rank) {
     EXPECT_OK(rank.run());  // given on both, read on rank 0
     EXPECT_EQ(rank.layer.weights().config->shared_intermediate_size, rank.exchange.rank() == 0 ? 32 : 0);
@@ -254,11 +221,10 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
 // Logical experts on other slots, by replacing packed experts in place: what a fresh open packs, byte for byte.
 TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
   const CaseData data = made(small());
-  const Placement before = test::redundant(8, 4);
+  const Placement before = redundant(8, 4);
   std::vector<int64_t> map = before.expert_of_slot();
   for (int64_t& expert : map) expert = (3 * expert + 1) % 8;
-  const auto after = Placement::of_map(8, 4, map);
-  ASSERT_OK(after);
+  const auto after = must(Placement::of_map(8, 4, map));
   ExpertParallelOptions options, fresh;
   options.placement = before;
   fresh.placement = *after;
@@ -266,15 +232,13 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
   on_layers(4, data, options, [&](OpenRank& rank) {
     ASSERT_OK(rank.run());
     const std::vector<uint8_t> expected = rank.out;
-    const LayerSource source = test::source_of(data);
+    const LayerSource source = source_of(data);
     ASSERT_OK(ranks_of(rank.layer).rearrange(*after, source));
     EXPECT_EQ(ranks_of(rank.layer).placement(), *after);
     ASSERT_OK(rank.run());
     EXPECT_EQ(rank.out, expected);
 
-    const std::shared_ptr<Exchange> borrowed(&rank.exchange, [](Exchange*) {});
-    const auto other = open_over_ranks(data.config, source, test::options_of(data), fresh, borrowed);
-    ASSERT_OK(other);
+    const auto other = must(open_over_ranks(data.config, source, options_of(data), fresh, borrowed(rank.exchange)));
     const PackedWeights &a = rank.layer.weights(), &b = (*other)->weights();
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
     EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0);
@@ -286,26 +250,21 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
 
 TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
   const CaseData data = made(small());
-  on_layers(2, data, {}, [&](OpenRank& rank) {
-    EXPECT_THAT(ranks_of(rank.layer).rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
-    EXPECT_THAT(ranks_of(rank.layer).rearrange(test::redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
-    LayerSource source = test::source_of(data);
-    if (rank.exchange.rank() == 1) source.expert = [](int64_t) { return Result<LoadedExpert>(bad_input("gone")); };
-    const Status status = ranks_of(rank.layer).rearrange(test::round_robin(8, 2), source);
-    EXPECT_THAT(status.message(), HasSubstr("rank 1: slot 4, expert 1: gone"));
-    EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
-  });
-}
-
-TEST(ParallelRearrange, ARankWithoutMemoryEndsAll) {
-  const CaseData data = made(small());
-  on_layers(2, data, {}, [&](OpenRank& rank) {
-    LayerSource source = test::source_of(data);
-    if (rank.exchange.rank() == 1) source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); };
-    const Status status = ranks_of(rank.layer).rearrange(test::round_robin(8, 2), source);
-    EXPECT_EQ(status.code(), Code::kOutOfMemory);
-    EXPECT_THAT(status.message(), HasSubstr("rank 1: "));
-  });
+  for (const bool memory : {false, true})
+    on_layers(2, data, {}, [&](OpenRank& rank) {
+      EXPECT_THAT(ranks_of(rank.layer).rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
+      EXPECT_THAT(ranks_of(rank.layer).rearrange(redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
+      LayerSource source = source_of(data);
+      if (rank.exchange.rank() == 1)
+        source.expert = [&](int64_t) -> Result<LoadedExpert> {
+          if (memory) throw std::bad_alloc();
+          return bad_input("gone");
+        };
+      const Status status = ranks_of(rank.layer).rearrange(round_robin(8, 2), source);
+      EXPECT_THAT(status, memory ? Refused(Code::kOutOfMemory, "rank 1: ")
+                                 : Refused(Code::kBadInput, "rank 1: slot 4, expert 1: gone"));
+      EXPECT_EQ(rank.run().message(), status.message());  // nobody knows any more who has what
+    });
 }
 
 // Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a run, to the byte. Before
@@ -324,23 +283,18 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
       Case spec = small();
       spec.options.activation_format = format.format;
       CaseData data = made(spec);
-      const auto group = ThreadGroup::make(2);
-      ASSERT_OK(group);
-      test::on_threads(2, [&](int rank) {
+      const auto group = must(ThreadGroup::make(2));
+      on_threads(2, [&](int rank) {
         CaseData mine = data;
         for (int64_t token = 0; token < 12; ++token)
           for (int64_t k = 0; k < 2; ++k) mine.set_id(token, k, 4 * (1 - rank) + k);
-        auto called = test::CalledBack::connect(**group, rank, 2, test::kCaseTimeout);
-        ASSERT_OK(called);
-        const std::shared_ptr<Exchange> borrowed(&(*called)->exchange(), [](Exchange*) {});
-        ExpertParallelOptions options;
-        options.capacity = capacity;
-        const LayerSource source = test::source_of(mine);
-        LayerOptions limits = test::options_of(mine);
+        auto called = must(CalledBack::connect(**group, rank, 2, kCaseTimeout));
+        ExpertParallelOptions options = with_capacity(capacity);
+        const LayerSource source = source_of(mine);
+        LayerOptions limits = options_of(mine);
         limits.limits.max_tokens = 24;  // no more is sent for it
-        const auto layer = open_over_ranks(mine.config, source, limits, options, borrowed);
-        ASSERT_OK(layer);
-        test::PoisonedWorkspace workspace((*layer)->workspace_bytes());
+        const auto layer = must(open_over_ranks(mine.config, source, limits, options, borrowed((*called)->exchange())));
+        PoisonedWorkspace workspace((*layer)->workspace_bytes());
         std::vector<uint8_t> out(mine.out_bytes());
         const int64_t before = (*called)->sent_bytes();
         ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
@@ -363,16 +317,14 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
     for (int64_t k = 0; k < 2; ++k)
       if (const int64_t id = data.id(token, k); id >= 0 && id < 8) ++expected[static_cast<size_t>(id)];
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    ExpertParallelOptions options;
-    options.combine = combine;
+    const ExpertParallelOptions options = combined_by(combine);
     on_layers(4, data, options, [&](OpenRank& rank) {
       ASSERT_OK(rank.run());
       EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), expected);
       std::vector<uint64_t> all = expected;
       if (combine == CombineBy::kAllToAll)
         for (uint64_t& count : all) count *= 4;  // each rank brought the batch
-      const auto gathered = ranks_of(rank.layer).expert_load();
-      ASSERT_OK(gathered);
+      const auto gathered = must(ranks_of(rank.layer).expert_load());
       EXPECT_EQ(*gathered, all);
       ASSERT_OK(ranks_of(rank.layer).reset_expert_load());
       EXPECT_EQ(*ranks_of(rank.layer).local_expert_load(), std::vector<uint64_t>(8));
@@ -381,4 +333,4 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,7 +1,4 @@
-// An exchange and a watch in a forked child: nothing there is said in the rank's name, and nothing waits for what is not
-// there.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+// An exchange and a watch in a forked child: nothing there is said in the rank's name.
 
 #include <atomic>
 #include <memory>
@@ -13,38 +10,30 @@
 #include "exchange/watch.h"
 #include "support/forked_child.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::in_forked_child;
-using test::kLong;
-using test::on_threads;
-using test::Over;
 
 constexpr int kWorld = 2;
 
 // A rank, with the host whose functions it may be over.
 struct ForkedRank {
-  std::unique_ptr<test::CalledBack> called_back;
+  std::unique_ptr<CalledBack> called_back;
   std::unique_ptr<Exchange> own;
   Exchange& exchange() const { return called_back ? called_back->exchange() : *own; }
 };
 
 void connect_ranks(Over over, std::vector<ForkedRank>& ranks) {
-  const auto group = ThreadGroup::make(kWorld);
-  ASSERT_OK(group);
+  const auto group = must(ThreadGroup::make(kWorld));
   ranks.resize(kWorld);
   on_threads(kWorld, [&](int rank) {
     ForkedRank& made = ranks[static_cast<size_t>(rank)];
     if (over == Over::kCallbacks) {
-      auto called_back = test::CalledBack::connect(**group, rank, kWorld, kLong);
-      ASSERT_OK(called_back);
+      auto called_back = must(CalledBack::connect(**group, rank, kWorld, kLong));
       made.called_back = std::move(*called_back);
       EXPECT_OK(made.exchange().can_poll());
       return;
     }
-    auto exchange = (*group)->join(rank, kWorld, kLong);
-    ASSERT_OK(exchange);
+    auto exchange = must((*group)->join(rank, kWorld, kLong));
     made.own = std::move(*exchange);
   });
 }
@@ -125,8 +114,7 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
 
 // The child forks while the watch waits, polls, or holds its mutex.
 ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
-  const auto group = ThreadGroup::make(1);
-  ASSERT_OK(group);
+  const auto group = must(ThreadGroup::make(1));
   const std::unique_ptr<Exchange> exchange = std::move(*(*group)->join(0, 1, kLong));
   const auto watched = [](std::atomic<int>& polls, Timeout each) {
     return Watch::Watched{[&polls, each]() -> Status {
@@ -156,4 +144,4 @@ ATTACK_TEST(kForks, ForkedExchange, AWatchEndsWithoutItsThread) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,4 @@
 // A layer over several ranks against one rank's: equal bits by all-to-all, within a derived bound by all-reduce.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <array>
 #include <cmath>
@@ -13,17 +11,10 @@
 #include "support/backends.h"
 #include "support/case_run.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::CaseRun;
-using test::Over;
-using test::ParallelRun;
-using test::run_parallel;
-using test::Tokens;
-using ::testing::Each;
-
-class Parallel : public test::BackendTest {
+class Parallel : public BackendTest {
  protected:
   // One case in `stride` of those that hold all experts, at least as many as ranks. batch_invariant: bits are compared
   // across batches.
@@ -35,9 +26,8 @@ class Parallel : public test::BackendTest {
       if (++seen % stride != 0) continue;
       SCOPED_TRACE(spec.name);
       spec.options.batch_invariant = true;
-      const auto data = make_case(spec);
-      ASSERT_OK(data);
-      if (test::declines(backend(), data->config)) continue;
+      const auto data = must(make_case(spec));
+      if (declines(backend(), data->config)) continue;
       formats.insert(spec.options.activation_format);
       ++used;
       body(*data);
@@ -48,15 +38,15 @@ class Parallel : public test::BackendTest {
   }
   static std::string same(const CaseData& data, const std::vector<uint8_t>& expected,
                           const std::vector<uint8_t>& actual) {
-    return test::difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
+    return difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
   }
 };
 
 // The ways in which a world of several ranks may hold the experts.
 std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int world) {
   std::vector<std::pair<const char*, Placement>> all{{"contiguous", *Placement::contiguous(experts, world)},
-                                                     {"round robin", test::round_robin(experts, world)}};
-  if (experts % world == 0 && world > 1) all.emplace_back("redundant", test::redundant(experts, world));
+                                                     {"round robin", round_robin(experts, world)}};
+  if (experts % world == 0 && world > 1) all.emplace_back("redundant", redundant(experts, world));
   return all;
 }
 
@@ -74,8 +64,7 @@ TEST_P(Parallel, AllToAllGivesTheBitsAndCountsOfOneRank) {
     for (const int world : {1, 2, 4}) {
       for (const auto& [name, placement] : placements(data.spec.options.num_experts, world)) {
         SCOPED_TRACE(std::string(name) + " on " + std::to_string(world));
-        ExpertParallelOptions options;
-        options.placement = placement;
+        ExpertParallelOptions options{.placement = placement};
         const ParallelRun run = run_parallel(backend(), data, world, options);
         EXPECT_THAT(run.messages, Each(""));
         EXPECT_EQ(same(data, expected, run.out), "");
@@ -94,8 +83,7 @@ TEST_P(Parallel, TokensMayAllBeOnOneRankAndMessagesOfOneSize) {
     for (const Tokens tokens : {Tokens::kEven, Tokens::kAllOnLast})
       for (const int64_t capacity : {int64_t{0}, data.spec.tokens}) {
         SCOPED_TRACE("capacity " + std::to_string(capacity));
-        ExpertParallelOptions options;
-        options.capacity = capacity;
+        ExpertParallelOptions options = with_capacity(capacity);
         const ParallelRun run = run_parallel(backend(), data, 3, options, tokens);
         EXPECT_THAT(run.messages, Each(""));
         EXPECT_EQ(same(data, expected, run.out), "");
@@ -104,16 +92,10 @@ TEST_P(Parallel, TokensMayAllBeOnOneRankAndMessagesOfOneSize) {
 }
 
 Case sized(int64_t tokens, Routing routing, ActivationFormat format) {
-  Case spec;
+  Case spec = sized_case(8, 2, 64, 48, tokens);
   spec.name = "sized";
-  spec.options.num_experts = 8;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 64;
-  spec.options.intermediate_size = 48;
   spec.options.activation_format = format;
   spec.options.batch_invariant = true;
-  spec.range = {0, 8};
-  spec.tokens = tokens;
   spec.routing = routing;
   return spec;
 }
@@ -123,10 +105,8 @@ TEST_P(Parallel, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   constexpr int64_t kTokens = 8;
   const auto blocks = [&](int64_t tokens, int64_t second, CombineBy combine) {
     CaseData data = *make_case(sized(tokens, Routing::kUniform, ActivationFormat::kNvfp4));
-    test::choose_expert_0(data, second);
-    ExpertParallelOptions options;
-    options.combine = combine;
-    options.placement = test::redundant(8, 2);
+    choose_expert_0(data, second);
+    ExpertParallelOptions options{.combine = combine, .placement = redundant(8, 2)};
     const ParallelRun run = run_parallel(backend(), data, 2, options);
     EXPECT_THAT(run.messages, Each(""));
     return std::array{run.statuses[0].intermediate_blocks, run.statuses[1].intermediate_blocks};
@@ -146,8 +126,7 @@ TEST_P(Parallel, AllToAllOfOneToManyTokensOfEveryRouting) {
     for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
                                   Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
-      const auto data = make_case(sized(tokens, routing, format));
-      ASSERT_OK(data);
+      const auto data = must(make_case(sized(tokens, routing, format)));
       SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
       const ParallelRun run = run_parallel(backend(), *data, 4, {});
       EXPECT_THAT(run.messages, Each(""));
@@ -195,19 +174,17 @@ TEST_P(Parallel, AllReduceAgreesWithinOneMoreSum) {
     CaseData data = original;
     data.spec.out_dtype = DType::kF32;
     CaseRun one(backend(), data);
-    const std::vector<float> expected = test::to_floats(one.run(data), DType::kF32);
+    const std::vector<float> expected = to_floats(one.run(data), DType::kF32);
     const std::vector<double> magnitudes = sums_of_magnitudes(one, data);
     const auto products = static_cast<double>(data.spec.options.top_k + (one.buffers().shared.experts > 0 ? 1 : 0));
     for (const int world : {1, 2, 4}) {
       for (const auto& [name, placement] : placements(data.spec.options.num_experts, world)) {
         SCOPED_TRACE(std::string(name) + " on " + std::to_string(world));
-        ExpertParallelOptions options;
-        options.combine = CombineBy::kAllReduce;
-        options.placement = placement;
+        ExpertParallelOptions options{.combine = CombineBy::kAllReduce, .placement = placement};
         const ParallelRun run = run_parallel(backend(), data, world, options);
         ASSERT_THAT(run.messages, Each(""));
         for (const auto& out : run.outs) EXPECT_EQ(out, run.out) << "ranks differ";
-        const std::vector<float> actual = test::to_floats(run.out, DType::kF32);
+        const std::vector<float> actual = to_floats(run.out, DType::kF32);
         for (size_t i = 0; i < expected.size(); ++i) {
           if (std::isnan(expected[i]) || std::isinf(magnitudes[i])) {
             ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i;
@@ -235,11 +212,10 @@ TEST_P(Parallel, AllReduceRoundsItsSumOnceAndCountsWhatOverflows) {
   const auto wide = make_case(spec);
   ASSERT_OK(narrow);
   ASSERT_OK(wide);
-  ExpertParallelOptions options;
-  options.combine = CombineBy::kAllReduce;
+  const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   const ParallelRun sums = run_parallel(backend(), *wide, 2, options);
   std::vector<uint8_t> rounded(narrow->out_bytes());
-  const std::vector<float> values = test::to_floats(sums.out, DType::kF32);
+  const std::vector<float> values = to_floats(sums.out, DType::kF32);
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = bf16_from_float(values[i]);
     std::memcpy(rounded.data() + 2 * i, &bits, 2);
@@ -248,8 +224,7 @@ TEST_P(Parallel, AllReduceRoundsItsSumOnceAndCountsWhatOverflows) {
 
   spec.data = DataKind::kNan;
   spec.out_dtype = DType::kBf16;
-  const auto broken = make_case(spec);
-  ASSERT_OK(broken);
+  const auto broken = must(make_case(spec));
   CaseRun one(backend(), *broken);
   one.run(*broken);
   ASSERT_GT(one.buffers().status->nonfinite_outputs, 0u);
@@ -258,11 +233,9 @@ TEST_P(Parallel, AllReduceRoundsItsSumOnceAndCountsWhatOverflows) {
 }
 
 TEST_P(Parallel, AHostsFunctionsGiveTheSameBits) {
-  const auto data = make_case(sized(33, Routing::kZipf, ActivationFormat::kNvfp4));
-  ASSERT_OK(data);
+  const auto data = must(make_case(sized(33, Routing::kZipf, ActivationFormat::kNvfp4)));
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
-    ExpertParallelOptions options;
-    options.combine = combine;
+    const ExpertParallelOptions options = combined_by(combine);
     const ParallelRun threads = run_parallel(backend(), *data, 4, options);
     const ParallelRun callbacks = run_parallel(backend(), *data, 4, options, Tokens::kEven, Over::kCallbacks);
     EXPECT_THAT(callbacks.messages, Each(""));
@@ -270,8 +243,7 @@ TEST_P(Parallel, AHostsFunctionsGiveTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, ::testing::ValuesIn(test::host_backends()),
-                         test::hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -13,11 +13,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-using testing::HasSubstr;
-
 TEST(LocalRanks, CallEachRankOnAThreadOfItsOwn) {
-  const auto ranks = LocalRanks::threads(3, kLong);
-  ASSERT_OK(ranks);
+  const auto ranks = must(LocalRanks::threads(3, kLong));
   EXPECT_EQ(ranks->world(), 3);
   EXPECT_EQ(ranks->here(), 3);
   EXPECT_TRUE(ranks->has_first());
@@ -32,8 +29,7 @@ TEST(LocalRanks, CallEachRankOnAThreadOfItsOwn) {
 
 TEST(LocalRanks, AProcessIsOneRank) {
   on_threads(2, [group = *ThreadGroup::make(2)](int rank) {
-    auto exchange = group->join(rank, 2, kLong);
-    ASSERT_OK(exchange);
+    auto exchange = must(group->join(rank, 2, kLong));
     const LocalRanks ranks = LocalRanks::process(std::move(*exchange));
     EXPECT_EQ(ranks.world(), 2);
     EXPECT_EQ(ranks.here(), 1);
@@ -45,8 +41,7 @@ TEST(LocalRanks, AProcessIsOneRank) {
 
 TEST(LocalRanks, ARankThatFailsOrThrowsEndsTheOthers) {
   for (const bool throws : {false, true}) {
-    const auto ranks = LocalRanks::threads(3, kLong);
-    ASSERT_OK(ranks);
+    const auto ranks = must(LocalRanks::threads(3, kLong));
     const double seconds = seconds_of([&] {
       const Status status = ranks->each([&](int index) -> Status {
         if (index == 1 && throws) throw std::runtime_error("out of luck");
@@ -62,8 +57,7 @@ TEST(LocalRanks, ARankThatFailsOrThrowsEndsTheOthers) {
 }
 
 TEST(Observer, SeesEachTransferWithTheBytesForOthers) {
-  const auto ranks = LocalRanks::threads(3, kLong);
-  ASSERT_OK(ranks);
+  const auto ranks = must(LocalRanks::threads(3, kLong));
   std::vector<std::vector<std::string>> seen(3);
   EXPECT_OK(ranks->each([&](int index) -> Status {
     Exchange& exchange = *ranks->exchange(index);
@@ -118,8 +112,7 @@ Progress step(int64_t done, std::string_view item) {
 TEST(RanksProgress, AddsTheRanksUpAndNamesWhoSaidSo) {
   Lines lines;
   const ProgressFn print = lines.function();
-  const auto ranks = LocalRanks::threads(2, kLong);
-  ASSERT_OK(ranks);
+  const auto ranks = must(LocalRanks::threads(2, kLong));
   RanksProgress progress(*ranks, print);
   EXPECT_TRUE(progress.of_rank(0)(step(1, "expert 3")));
   EXPECT_TRUE(progress.of_rank(1)(step(2, "expert 7")));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <dlfcn.h>
-#include <gtest/gtest.h>
 
 #include <atomic>
 #include <functional>
@@ -49,8 +48,7 @@ inline NcclOptions fake() {
 inline void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
                        const NcclOptions& options = fake(), Over over = Over::kCallbacks) {
   on_ranks(over, world, timeout, [&](Exchange& exchange) {
-    auto device = connect_nccl(exchange, options);
-    ASSERT_OK(device);
+    auto device = must(connect_nccl(exchange, options));
     exchange.set_device(std::move(*device));
     body(exchange, *exchange.device());
   });

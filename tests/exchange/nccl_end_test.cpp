@@ -1,6 +1,4 @@
 // How NCCL's transport ends: what it waits for, which is never a graph, and what its end is to work that was done before.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,28 +10,8 @@
 #include "exchange/nccl.h"
 #include "exchange/nccl_case.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Blocks;
-using test::calls;
-using test::communicators;
-using test::fake;
-using test::kLong;
-using test::on_devices;
-using test::on_ranks;
-using test::Over;
-using test::Setting;
-using test::with_events;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
-
-// Whether `there` comes true in time.
-bool comes_true(const std::function<bool()>& there) {
-  const Deadline deadline(kLong);
-  while (!there() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-  return there();
-}
 
 // A rank that leaves after its last run does not harm what the others received from it. Replays of graphs get an error.
 TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
@@ -46,8 +24,7 @@ TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
           ASSERT_OK(device.all_to_all_v(blocks.call(kLong), nullptr, captured));
           ASSERT_OK(exchange.barrier());
           if (exchange.rank() == 0) return;
-          const Deadline deadline(kLong);
-          while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+          comes_true([&] { return !device.state().ok(); });
           EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
           EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
         },
@@ -66,13 +43,12 @@ void while_graphs_hold_them(Over over, const std::function<void(Exchange&, Devic
   {
     const Setting graphs("graphs");
     on_ranks(over, 2, kLong, [&](Exchange& exchange) {
-      auto device = connect_nccl(exchange, fake());
-      ASSERT_OK(device);
+      auto device = must(connect_nccl(exchange, fake()));
       exchange.set_device(std::move(*device));
       ASSERT_OK(capture(exchange, *exchange.device()));
       ASSERT_OK(exchange.barrier());
       body(exchange, *exchange.device());
-      EXPECT_LT(test::seconds_of([&] { exchange.set_device(nullptr); }), 5) << "waited for the graphs";
+      EXPECT_LT(seconds_of([&] { exchange.set_device(nullptr); }), 5) << "waited for the graphs";
     });
     EXPECT_EQ(communicators(), 2) << "ended while graphs held them";
   }
@@ -88,14 +64,14 @@ TEST(NcclEnd, DroppingDoesNotWaitForGraphs) {
 TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
   while_graphs_hold_them(Over::kCallbacks, [](Exchange& exchange, DeviceTransport& device) {
     if (exchange.rank() == 1) {
-      EXPECT_LT(test::seconds_of([&] {
+      EXPECT_LT(seconds_of([&] {
                   exchange.abort(Status(Code::kIo, "over"));
                   device.abort(Status(Code::kIo, "over"));
                 }),
                 5);
     }
     EXPECT_TRUE(comes_true([&] { return !device.state().ok(); })) << "the watch waits";
-    EXPECT_LT(test::seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
+    EXPECT_LT(seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
   });
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
@@ -105,13 +81,12 @@ TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   {
     const Setting never_ends("graphs");
     on_ranks(Over::kCallbacks, 2, kLong, [](Exchange& exchange) {
-      auto device = connect_nccl(exchange, fake());
-      ASSERT_OK(device);
+      auto device = must(connect_nccl(exchange, fake()));
       calls();
       ASSERT_OK(exchange.barrier());
       if (exchange.rank() == 1) exchange.abort(Status(Code::kIo, "over"));
       EXPECT_FALSE(exchange.barrier().ok());
-      EXPECT_LT(test::seconds_of([&] { device->reset(); }), 5);
+      EXPECT_LT(seconds_of([&] { device->reset(); }), 5);
     });
     EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
   }
@@ -152,7 +127,7 @@ TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
       std::exit(communicators() == 1 || dropped ? 0 : 4);
     }
     int exit = 0;
-    const double took = test::seconds_of([&] { EXPECT_EQ(::waitpid(child, &exit, 0), child); });
+    const double took = seconds_of([&] { EXPECT_EQ(::waitpid(child, &exit, 0), child); });
     EXPECT_EQ(exit, 0);
     EXPECT_LT(took, 10);
   }
@@ -176,8 +151,8 @@ void drop_the_graph_at_last() {
 
 TEST(NcclEnd, AProcessWaitsForACommunicatorThatEndsAtLast) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, where the library has registered nothing yet
-  EXPECT_EXIT(drop_the_graph_at_last(), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(drop_the_graph_at_last(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

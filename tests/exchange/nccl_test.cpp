@@ -2,8 +2,6 @@
 #include "exchange/nccl.h"
 
 #include <dlfcn.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,25 +19,8 @@
 #include "exchange/nccl_library.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Blocks;
-using test::calls;
-using test::communicators;
-using test::fake;
-using test::kLong;
-using test::library;
-using test::on_devices;
-using test::on_ranks;
-using test::Over;
-using test::Setting;
-using test::with_events;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::Each;
-using ::testing::EndsWith;
-using ::testing::HasSubstr;
 
 constexpr Timeout kNcclShort{1200};
 
@@ -127,8 +108,7 @@ TEST(Nccl, ALibraryThatIsMissingTooOldOrLacksAFunctionIsNamedOnEveryRank) {
 TEST(Nccl, TheCopyThatTheProcessHasIsTaken) {
   if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr) GTEST_SKIP() << "this process has an NCCL already";
   ASSERT_NE(dlopen(library("_named").c_str(), RTLD_NOW), nullptr) << dlerror();
-  const auto found = NcclLibrary::open();
-  ASSERT_OK(found);
+  const auto found = must(NcclLibrary::open());
   EXPECT_THAT((*found)->path, HasSubstr("libfake_nccl_named.so"));
   EXPECT_EQ(*NcclLibrary::open(), *found) << "opened twice";
 }
@@ -143,7 +123,7 @@ TEST(Nccl, ARankWhoseCommunicatorFailsEndsAllWithItsMessage) {
   }
   {
     const Setting stalls("stall init", 3);
-    const double took = test::seconds_of([&] {
+    const double took = seconds_of([&] {
       EXPECT_THAT(refused(3, fakes, kNcclShort), Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
     });
     EXPECT_LT(took, 10);
@@ -153,12 +133,11 @@ TEST(Nccl, ARankWhoseCommunicatorFailsEndsAllWithItsMessage) {
 }
 
 TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
-  const auto nccl = NcclLibrary::open(library());
-  ASSERT_OK(nccl);
+  const auto nccl = must(NcclLibrary::open(library()));
   NcclUniqueId id{};
   ASSERT_EQ((*nccl)->get_unique_id(&id), NcclResult::kSuccess);
   std::vector<NcclCommunicator> comms(2);
-  test::on_threads(2, [&](int rank) {
+  on_threads(2, [&](int rank) {
     NcclConfig blocking;
     blocking.blocking = 1;
     EXPECT_EQ((*nccl)->init_rank_config(&comms[static_cast<size_t>(rank)], 2, id, rank, &blocking),
@@ -170,8 +149,7 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
     return options;
   };
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    auto device = connect_nccl(exchange, given(exchange.rank()));
-    ASSERT_OK(device);
+    auto device = must(connect_nccl(exchange, given(exchange.rank())));
     Blocks blocks(exchange);
     ASSERT_OK((*device)->all_to_all_v(blocks.call(kLong), nullptr));
     blocks.recv.pop_back();
@@ -225,7 +203,7 @@ TEST(Nccl, ACallThatFailsEndsAllRanks) {
 TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
   std::atomic<bool> over{false};
   std::optional<Blocks> blocks;  // until the communicators have ended, whose threads write to them
-  const double took = test::seconds_of([&] {
+  const double took = seconds_of([&] {
     on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
       if (exchange.rank() == 1) {
         while (!over) std::this_thread::sleep_for(Timeout{5});
@@ -252,8 +230,7 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
       [](Exchange& exchange, DeviceTransport& device) {
         Blocks blocks(exchange);
         ASSERT_OK(device.all_to_all_v(blocks.call(kNcclShort), nullptr));
-        const Deadline deadline(kLong);
-        while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+        comes_true([&] { return !device.state().ok(); });
         EXPECT_THAT(device.state().message(), HasSubstr("to be done within 1200 ms"));
         EXPECT_EQ(device.state_of_work().message(), device.state().message());
       },
@@ -286,20 +263,18 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
     ASSERT_OK(exchange.barrier());
     static const Setting* error = nullptr;
     if (exchange.rank() == 0) error = new Setting("async error");
-    const Deadline deadline(kLong);
-    while (device.state().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    comes_true([&] { return !device.state().ok(); });
     EXPECT_THAT(device.state().message(), HasSubstr("ncclCommGetAsyncError: remote process exited"));
     ++ended;
-    while (ended < 2 && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
+    comes_true([] { return ended == 2; });
     if (exchange.rank() == 0) delete error;
   });
 }
 
 // A rank of three, in a process of its own: one call after the other until one fails.
-Status run_until_it_fails(const std::shared_ptr<test::Board>& board, int rank,
-                          const std::function<void(int call)>& each) {
+Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank, const std::function<void(int call)>& each) {
   std::optional<Blocks> blocks;  // until the communicator has ended, whose threads write to them
-  test::BoardRank end(board, rank, 3);
+  BoardRank end(board, rank, 3);
   auto exchange = end.connect(kLong);
   NVFP4_MOE_TRY(exchange.status());
   auto device = connect_nccl(**exchange, fake());
@@ -313,7 +288,7 @@ Status run_until_it_fails(const std::shared_ptr<test::Board>& board, int rank,
 }
 
 TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
-  const auto board = test::Board::make();
+  const auto board = Board::make();
   const std::string expected = "expected rank 1, got none: it has left";
   pid_t children[2];
   for (int child = 0; child < 2; ++child) {
@@ -323,7 +298,7 @@ TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
     const Status status = run_until_it_fails(board, child + 1, [](int) {});
     ::_exit(status.message().find(expected) != std::string::npos ? 0 : 1);
   }
-  const double took = test::seconds_of([&] {
+  const double took = seconds_of([&] {
     const Status status = run_until_it_fails(board, 0, [&](int call) {
       if (call == 10) ::kill(children[0], SIGKILL);
     });
@@ -337,4 +312,4 @@ TEST(Nccl, AKilledProcessEndsTheOthersAtOnceWithItsName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

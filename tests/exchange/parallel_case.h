@@ -1,8 +1,6 @@
 // A case of the case table over several ranks, each a thread.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -66,6 +64,17 @@ struct ParallelRun {
   std::vector<std::vector<uint8_t>> outs;  // kAllReduce: (world)
 };
 
+inline ExpertParallelOptions combined_by(CombineBy combine) {
+  ExpertParallelOptions options;
+  options.combine = combine;
+  return options;
+}
+inline ExpertParallelOptions with_capacity(int64_t capacity) {
+  ExpertParallelOptions options;
+  options.capacity = capacity;
+  return options;
+}
+
 // How the case's tokens fall on the ranks of kAllToAll: nearly even, or all on one.
 enum class Tokens { kEven, kAllOnLast };
 
@@ -95,8 +104,7 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
   on_ranks(over, world, kCaseTimeout, [&](Exchange& exchange) {
     const auto rank = static_cast<size_t>(exchange.rank());
     const LayerSource source = source_of(data);
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel, borrowed);
+    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel, borrowed(exchange));
     if (!layer.ok()) {
       run.messages[rank] = layer.status().message();
       return;

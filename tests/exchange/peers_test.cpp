@@ -1,9 +1,6 @@
-// Ranks that share their devices' memory, over a double of the device: which memory each reaches, what is refused by name,
-// and how waits end.
+// Ranks that share their devices' memory, over a double of the device.
 #include "exchange/peers.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,14 +20,8 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::kLong;
-using test::on_ranks;
-using test::Over;
-using ::testing::Each;
-using ::testing::HasSubstr;
 
 // What all doubles of a test have at the moment, and what they were asked for.
 struct Counts {
@@ -127,16 +118,15 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
   std::vector<PeerMemory::Region> regions(kWorld);
   on_ranks(Over::kThreads, kWorld, kLong, [&](Exchange& exchange) {
     const int rank = exchange.rank();
-    auto connected = connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers()));
-    ASSERT_OK(connected);
+    auto connected =
+        must(connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers())));
     PeerMemory& peers = **connected;
     EXPECT_EQ(peers.describe(), "peers");
     EXPECT_EQ(peers.link().rank, rank);
     EXPECT_EQ(peers.link().world, kWorld);
     EXPECT_EQ(peers.link().wait.timeout_ns, 20000000000u);
     for (const int64_t size_bytes : {100, 5000000, 100}) {
-      const auto region = peers.reserve(PeerRegion::kRows, size_bytes);
-      ASSERT_OK(region);
+      const auto region = must(peers.reserve(PeerRegion::kRows, size_bytes));
       EXPECT_GE(region->size_bytes, size_bytes);
       for (int64_t i = 0; i < size_bytes; i += 99999) EXPECT_EQ(region->addresses.of_rank[rank][i], std::byte{0});
       regions[static_cast<size_t>(rank)] = *region;
@@ -159,15 +149,14 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
 ATTACK_TEST(kReceivedPackets, Peers, AnAddressThatNobodyOfferedIsRefused) {
   constexpr size_t kOffer = sizeof(PeerHandle) + sizeof(uint64_t);
   for (const uint64_t address : {uint64_t{0}, uint64_t{4096}, UINT64_MAX}) {
-    test::attacked();
+    attacked();
     Counts counts;
-    test::EchoPeer peer;
+    EchoPeer peer;
     bool changes = false;
     peer.change = [&](int64_t, std::span<std::byte> received) {
       if (changes && received.size() == kOffer) std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
     };
-    const auto exchange = connect_callbacks({&peer, test::EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong);
-    ASSERT_OK(exchange);
+    const auto exchange = must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong));
     const auto connect = [&] {
       return connect_peers(**exchange, std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers())).status();
     };
@@ -230,10 +219,10 @@ TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
 
 // Two processes with a device each, both their cuda:0. What this one's connect_peers says.
 Status between_processes(const DeviceDouble::Answers& answers) {
-  const auto board = test::Board::make();
+  const auto board = Board::make();
   const auto connect = [&](int rank) -> Status {
     Counts counts;
-    test::BoardRank end(board, rank, 2);
+    BoardRank end(board, rank, 2);
     NVFP4_MOE_ASSIGN(const auto exchange, end.connect(kLong));
     const Status status = connect_peers(*exchange, std::make_unique<DeviceDouble>(0, counts, answers)).status();
     NVFP4_MOE_TRY(exchange->barrier());
@@ -301,8 +290,7 @@ TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
     on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
       auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
       const DeviceDouble& kernels = *device;
-      auto peers = connect_peers(exchange, std::move(device));
-      ASSERT_OK(peers);
+      auto peers = must(connect_peers(exchange, std::move(device)));
       ASSERT_OK(exchange.barrier());
       if (exchange.rank() == 0) {
         std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 1);
@@ -320,13 +308,11 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
   on_ranks(Over::kThreads, 3, kLong, [&](Exchange& exchange) {
     auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
     const DeviceDouble& kernels = *device;
-    auto peers = connect_peers(exchange, std::move(device));
-    ASSERT_OK(peers);
+    auto peers = must(connect_peers(exchange, std::move(device)));
     EXPECT_OK((*peers)->state_of_work());
     ASSERT_OK(exchange.barrier());
     if (exchange.rank() == 0) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
-    const auto failed = [&] { return !(*peers)->state().ok(); };
-    for (const Deadline deadline(kLong); !failed() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    comes_true([&] { return !(*peers)->state().ok(); });
     const std::string late =
         "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has come with another call";
     EXPECT_EQ((*peers)->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
@@ -340,4 +326,4 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,8 +1,6 @@
 // Ranks poll each other's processes: ends and failures are reported without a call, and what keeps a rank from polling.
 #include "exchange/processes.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -21,16 +19,8 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Board;
-using test::BoardRank;
-using test::kLong;
-using test::on_threads;
-using ::testing::AllOf;
-using ::testing::AnyOf;
-using ::testing::HasSubstr;
 
 std::string polled(Exchange& exchange, Timeout within = Timeout{2000}) {
   const Deadline deadline(within);
@@ -45,8 +35,7 @@ void on_board(int world, const std::function<void(Exchange& exchange, BoardRank&
   std::vector<std::unique_ptr<Exchange>> exchanges(static_cast<size_t>(world));
   for (int rank = 0; rank < world; ++rank) ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
   on_threads(world, [&](int rank) {
-    auto exchange = ranks[static_cast<size_t>(rank)]->connect(kLong);
-    ASSERT_OK(exchange);
+    auto exchange = must(ranks[static_cast<size_t>(rank)]->connect(kLong));
     exchanges[static_cast<size_t>(rank)] = std::move(*exchange);
   });
   for (const auto& exchange : exchanges) ASSERT_NE(exchange, nullptr);
@@ -76,14 +65,13 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
   for (int rank = 1; rank < world; ++rank) children.push_back(start_rank(board, rank, world, connected[1], expected));
   ::close(connected[1]);  // a child that ends before is read as an end
   BoardRank end(board, 0, world);
-  auto exchange = end.connect(kLong);
-  ASSERT_OK(exchange);
+  auto exchange = must(end.connect(kLong));
   EXPECT_OK((*exchange)->can_poll());
   char word = 0;
   for (int rank = 1; rank < world; ++rank) ASSERT_EQ(::read(connected[0], &word, 1), 1);
   EXPECT_OK((*exchange)->poll());
   for (const int rank : killed) ::kill(children[static_cast<size_t>(rank)], SIGKILL);
-  const double took = test::seconds_of(
+  const double took = seconds_of(
       [&] { EXPECT_THAT(polled(**exchange), AllOf(HasSubstr(expected), HasSubstr("got none: it has left"))); });
   EXPECT_LT(took, 1);
   EXPECT_THAT((*exchange)->barrier().message(), HasSubstr(expected));
@@ -119,12 +107,11 @@ void stop_a_rank(bool by_a_call, const std::string& expected) {
     ::_exit(0);
   }
   BoardRank end(board, 0, 2);
-  auto exchange = end.connect(Timeout{500});
-  ASSERT_OK(exchange);
+  auto exchange = must(end.connect(Timeout{500}));
   ASSERT_OK((*exchange)->barrier());
   ::kill(child, SIGSTOP);
   Status status;
-  const double took = test::seconds_of([&] {
+  const double took = seconds_of([&] {
     while (status.ok()) status = by_a_call ? (*exchange)->barrier() : (*exchange)->poll();
   });
   EXPECT_THAT(status.message(), HasSubstr(expected));
@@ -145,8 +132,7 @@ TEST(Processes, ARankThatLeavesAfterItsLastCallFailsNoCallOfOthers) {
   const auto board = Board::make();
   on_threads(3, [&](int rank) {
     BoardRank end(board, rank, 3);
-    auto exchange = end.connect(kLong);
-    ASSERT_OK(exchange);
+    auto exchange = must(end.connect(kLong));
     EXPECT_OK((*exchange)->barrier());
     if (rank == 1) {
       exchange->reset();
@@ -195,8 +181,7 @@ TEST(Processes, AHostsFunctionNeedNotKnowWhoseEndMadeItFail) {
   std::atomic<bool> over{false};
   on_threads(2, [&](int rank) {
     BoardRank end(board, rank, 2);
-    auto exchange = end.connect(kLong);
-    ASSERT_OK(exchange);
+    auto exchange = must(end.connect(kLong));
     EXPECT_OK((*exchange)->barrier());
     if (rank == 1) {
       std::this_thread::sleep_for(Timeout{50});  // the other one's call has failed by then, and waits for the cause
@@ -263,4 +248,4 @@ TEST(Processes, NothingStaysOpenAndNothingListens) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

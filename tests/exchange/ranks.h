@@ -19,8 +19,20 @@ namespace nvfp4_moe::internal::test {
 // Calls body(rank) on a thread for each rank and waits for all.
 inline void on_threads(int ranks, const std::function<void(int rank)>& body) {
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&body, rank] {
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << rank << ": " << error.what();
+      }
+    });
   for (std::thread& thread : threads) thread.join();
+}
+
+// An exchange that a layer shares and does not end.
+inline std::shared_ptr<Exchange> borrowed(Exchange& exchange) {
+  return {&exchange, [](Exchange*) {}};
 }
 
 inline constexpr Timeout kLong{20000};  // that no test waits for
@@ -66,19 +78,20 @@ class CalledBack {
 
 // Calls body(exchange) on each rank of a world of its own. The exchange goes when body returns.
 inline void on_ranks(Over over, int world, Timeout timeout, const std::function<void(Exchange&)>& body) {
-  const auto group = ThreadGroup::make(world);
-  ASSERT_OK(group);
+  const auto group = must(ThreadGroup::make(world));
   on_threads(world, [&](int rank) {
     if (over == Over::kThreads) {
-      auto exchange = (*group)->join(rank, world, timeout);
-      ASSERT_OK(exchange);
-      body(**exchange);
+      body(**must((*group)->join(rank, world, timeout)));
     } else {
-      auto exchange = CalledBack::connect(**group, rank, world, timeout);
-      ASSERT_OK(exchange);
-      body((*exchange)->exchange());
+      body((*must(CalledBack::connect(**group, rank, world, timeout)))->exchange());
     }
   });
+}
+
+// Whether it comes true in time.
+inline bool comes_true(const std::function<bool()>& there) {
+  for (const Deadline deadline(kLong); !there() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+  return there();
 }
 
 inline double seconds_of(const std::function<void()>& body) {

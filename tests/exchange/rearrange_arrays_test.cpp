@@ -1,6 +1,4 @@
 // Slots given other experts out of a caller's arrays, through the C and C++ interfaces.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
@@ -8,19 +6,13 @@
 #include "exchange/ranks.h"
 #include "moe/c_layer.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::CLayer;
-using test::same_bits;
-using test::TinyBatch;
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 // Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four experts.
 void on_two_ranks(const std::function<void(int, nvfp4_moe::Layer&, CLayer&)>& body) {
   const nvfp4_moe::ThreadGroup group(2);
-  test::on_threads(2, [&](int rank) {
+  on_threads(2, [&](int rank) {
     const nvfp4_moe::Exchange exchange(group.get(), rank, 2);
     CLayer c;
     auto parallel = nvfp4_moe::make<nvfp4_moe_expert_parallel>();
@@ -33,13 +25,13 @@ void on_two_ranks(const std::function<void(int, nvfp4_moe::Layer&, CLayer&)>& bo
 
 TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
   on_two_ranks([](int, nvfp4_moe::Layer& layer, CLayer& c) {
-    TinyBatch batch(test::tiny_options(), 5);
+    TinyBatch batch(tiny_options(), 5);
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(5));
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
     for (const std::vector<int64_t>& placement : std::vector<std::vector<int64_t>>{{3, 1, 2, 0}, {0, 1, 2, 3}}) {
       layer.rearrange(placement, c.tensors);
-      layer.run(test::c_batch(batch), workspace);
+      layer.run(c_batch(batch), workspace);
       EXPECT_TRUE(same_bits(batch.out, before));
     }
     layer.rearrange({2, 3, 0, 1}, c.tensors);
@@ -47,23 +39,23 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
     // What lies in a slot is the array's expert, byte for byte.
     const int64_t first = layer.describe().find("\"rank\":0") != std::string::npos ? 2 : 0;
     for (int64_t local = 0; local < 2; ++local) {
-      const test::Expert& expected = c.tiny.experts[static_cast<size_t>(first + local)];
+      const Expert& expected = c.tiny.experts[static_cast<size_t>(first + local)];
       std::vector<uint8_t> codes(expected.down.codes.size());
       auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
       out.down_codes = codes.data();
       layer.unpack_expert(local, out);
       EXPECT_EQ(codes, expected.down.codes);
     }
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     EXPECT_TRUE(same_bits(batch.out, before));
   });
 }
 
 TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
   on_two_ranks([](int rank, nvfp4_moe::Layer& layer, CLayer& c) {
-    TinyBatch batch(test::tiny_options(), 4);
+    TinyBatch batch(tiny_options(), 4);
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(4));
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
     const bool wrong = rank == 1;
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
@@ -85,7 +77,7 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
     refused(backwards.data(), 4, &narrow, "rank 1: gate_up_codes_stride");
     refused(wrong ? std::vector<int64_t>{0, 2, 1, 3}.data() : backwards.data(), 4, &c.tensors,
             "rearrange of rank 1: expected placement");
-    layer.run(test::c_batch(batch), workspace);
+    layer.run(c_batch(batch), workspace);
     EXPECT_TRUE(same_bits(batch.out, before));
   });
 }
@@ -117,4 +109,4 @@ TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

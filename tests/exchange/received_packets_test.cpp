@@ -1,7 +1,7 @@
 // Whatever another rank sends of a run, in each place of its messages: a failure by name, or that rank's own tokens' bits.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
+#include <array>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -19,23 +19,14 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr int64_t kTokens = 4;
 constexpr uint32_t kInfinity = 0x7F800000, kNaN = 0x7FC00000, kDenormal = 1;
 
 CaseData case_of(ActivationFormat format) {
-  Case spec;
-  spec.options.num_experts = 4;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 64;
-  spec.options.intermediate_size = 32;
+  Case spec = sized_case(4, 2, 64, 32, kTokens);
   spec.options.activation_format = format;
   spec.options.batch_invariant = true;
-  spec.range = {0, 4};
-  spec.tokens = kTokens;
-  auto data = make_case(spec);
-  EXPECT_OK(data);
+  auto data = must(make_case(spec));
   for (int64_t token = 0; token < kTokens;
        ++token)  // all choices are experts of rank 0, so that nothing is awaited of rank 1
     for (int64_t k = 0; k < 2; ++k) data->set_id(token, k, (token + k) % 2);
@@ -58,8 +49,7 @@ class RankZero {
   RankZero(const Backend& backend, const CaseData& data, int64_t capacity) : data_(data) {
     auto connected = connect_callbacks({&peer_, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
     EXPECT_OK(connected);
-    ExpertParallelOptions options;
-    options.capacity = capacity;
+    ExpertParallelOptions options = with_capacity(capacity);
     const LayerSource source = source_of(data);
     auto opened = open_over_ranks_on(backend, data.config, source, options_of(data), options,
                                      std::shared_ptr<Exchange>(std::move(*connected)));
@@ -151,8 +141,7 @@ TEST(ReceivedPacket, ARanksOwnExchangeCountsComeBackAsTheyWere) {
       return code;
     }
   } host;
-  auto connected = connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
-  ASSERT_OK(connected);
+  auto connected = must(connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout));
   const LayerSource source = source_of(data);
   const auto layer =
       open_over_ranks(data.config, source, options_of(data), {}, std::shared_ptr<Exchange>(std::move(*connected)));
@@ -180,7 +169,30 @@ ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRank
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, ::testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
+// No run can have these numbers: arrays would be read and written beyond their ends.
+TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
+  const struct {
+    int64_t tokens_of_rank_1, tokens, rows;
+    const char* text;
+  } cases[] = {
+      {2, 2, 4, ""},
+      {2, 3, 4, "exchange counts of rank 1: expected at most 2 tokens for rank 0, of 2 rows each, got 3 and 4 rows"},
+      {2, 2, 5, "got 2 and 5 rows"},
+      {2, 0, 1, "got 0 and 1 rows"},
+      {2, 2, INT64_MAX, "rows"},
+  };
+  for (const auto& one : cases)
+    on_ranks(Over::kThreads, 2, kCaseTimeout, [&](Exchange& exchange) {
+      PacketCounts sizes(2, INT64_MAX, false, 2);
+      const bool first = exchange.rank() == 0;
+      const std::array<int64_t, 4> counts = {first ? 1 : one.tokens, first ? 2 : one.rows, 0, 0};
+      const Status status = sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false, counts);
+      EXPECT_EQ(status.ok(), *one.text == 0);
+      EXPECT_THAT(status.message(), HasSubstr(one.text));
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

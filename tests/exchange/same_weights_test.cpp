@@ -1,6 +1,4 @@
 // Ranks that opened other weights, another layer, with another backend or library: none of them forms a world.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <functional>
@@ -13,19 +11,13 @@
 #include "parallel/weights_id.h"
 #include "support/checkpoint_builder.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
-using test::BuilderOptions;
-using test::on_ranks;
-using test::Over;
-using ::testing::Each;
-using ::testing::HasSubstr;
-
-Checkpoint built(const test::TempDir& folder, const std::string& name, const BuilderOptions& options,
-                 const std::function<void(test::CheckpointBuilder&)>& change = {}) {
+Checkpoint built(const TempDir& folder, const std::string& name, const BuilderOptions& options,
+                 const std::function<void(CheckpointBuilder&)>& change = {}) {
   const std::string path = (folder.path() / name).string();
-  test::CheckpointBuilder builder(options);
+  CheckpointBuilder builder(options);
   if (change) change(builder);
   EXPECT_OK(builder.write(path));
   auto checkpoint = Checkpoint::open(path);
@@ -36,13 +28,13 @@ Checkpoint built(const test::TempDir& folder, const std::string& name, const Bui
 // Each rank's failure to open `layer(rank)` of its checkpoint.
 std::vector<std::string> opened(const std::vector<const Checkpoint*>& checkpoints, const std::vector<int64_t>& layers) {
   std::vector<std::string> messages(checkpoints.size());
-  on_ranks(Over::kThreads, static_cast<int>(checkpoints.size()), test::kCaseTimeout, [&](Exchange& exchange) {
+  on_ranks(Over::kThreads, static_cast<int>(checkpoints.size()), kCaseTimeout, [&](Exchange& exchange) {
     const auto rank = static_cast<size_t>(exchange.rank());
     LayerOptions options;
     options.limits.max_tokens = 4;
     options.executor = &serial_executor();
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = open_checkpoint_over_ranks(*checkpoints[rank], layers[rank], {}, options, {}, borrowed);
+    const auto layer =
+        open_checkpoint_over_ranks(*checkpoints[rank], layers[rank], {}, options, {}, borrowed(exchange));
     messages[rank] = layer.status().message();
     EXPECT_OK(exchange.barrier());
   });
@@ -57,7 +49,7 @@ std::string differ(const std::string& what, const Checkpoint& first, int64_t fir
 
 TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
   for (const bool stacked : {false, true}) {
-    const test::TempDir folder;
+    const TempDir folder;
     BuilderOptions options{.model_type = "qwen3_moe",
                            .format = stacked ? SourceFormat::kModelOptStacked : SourceFormat::kModelOpt};
     const Checkpoint one = built(folder, "one", options), copy = built(folder, "copy", options);
@@ -69,19 +61,19 @@ TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
 }
 
 TEST(SameWeights, TheSameStackReadInAnotherOrderIsRefused) {
-  const test::TempDir folder;
+  const TempDir folder;
   const Checkpoint one = built(folder, "one", {.model_type = "qwen3_moe", .format = SourceFormat::kModelOptStacked});
-  const auto up_first = Checkpoint::open((folder.path() / "one").string(), {.gate_up_order = GateUpOrder::kUpFirst});
-  ASSERT_OK(up_first);
+  const auto up_first =
+      must(Checkpoint::open((folder.path() / "one").string(), {.gate_up_order = GateUpOrder::kUpFirst}));
   EXPECT_THAT(opened({&one, &*up_first}, {1, 1}), Each(differ("hash of weights ", one, 1, *up_first, 1)));
 }
 
 // One expert that differs: the last one, of which rank 0 reads nothing.
 TEST(SameWeights, OneExpertThatDiffersIsSeen) {
-  const test::TempDir folder;
+  const TempDir folder;
   const BuilderOptions options{.model_type = "qwen3_moe"};
   const Checkpoint one = built(folder, "one", options);
-  const Checkpoint other = built(folder, "other", options, [](test::CheckpointBuilder& builder) {
+  const Checkpoint other = built(folder, "other", options, [](CheckpointBuilder& builder) {
     builder.matrix(1, 7, "up").tensor_scale *= 2;
     builder.matrix(1, 7, "gate").tensor_scale *= 2;
   });
@@ -90,23 +82,21 @@ TEST(SameWeights, OneExpertThatDiffersIsSeen) {
 }
 
 TEST(SameWeights, AnotherLayerIsRefused) {
-  const test::TempDir folder;
+  const TempDir folder;
   const Checkpoint checkpoint = built(folder, "model", {.model_type = "qwen3_moe"});
   EXPECT_THAT(opened({&checkpoint, &checkpoint}, {0, 1}),
               Each("config of rank 1: expected weights of layer 0 as on rank 0, got layer 1"));
 }
 
 TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
-  const test::TempDir folder;
+  const TempDir folder;
   const Checkpoint one = built(folder, "one", {.model_type = "qwen3_moe"}),
                    other = built(folder, "other", {.model_type = "qwen3_moe", .seed = 2});
-  on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
+  on_ranks(Over::kThreads, 2, kCaseTimeout, [&](Exchange& exchange) {
     LayerOptions options;
     options.limits.max_tokens = 4;
     options.executor = &serial_executor();
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    const auto layer = open_checkpoint_over_ranks(one, 1, {}, options, {}, borrowed);
-    ASSERT_OK(layer);
+    const auto layer = must(open_checkpoint_over_ranks(one, 1, {}, options, {}, borrowed(exchange)));
     const std::vector<int64_t> backwards{7, 6, 5, 4, 3, 2, 1, 0};
     EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, other, 1).message(),
                 HasSubstr("rank 0: weights: expected those that the layer was opened with, of hash"));
@@ -117,27 +107,19 @@ TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
 }
 
 TEST(SameBackend, AnotherBackendIsRefused) {
-  Case spec;
-  spec.options.num_experts = 8;
-  spec.options.top_k = 2;
-  spec.options.hidden_size = 64;
-  spec.options.intermediate_size = 48;
-  spec.range = {0, 8};
-  spec.tokens = 4;
-  const auto data = make_case(spec);
-  ASSERT_OK(data);
+  Case spec = sized_case(8, 2, 64, 48, 4);
+  const auto data = must(make_case(spec));
   std::vector<std::string> messages(2);
-  on_ranks(Over::kThreads, 2, test::kCaseTimeout, [&](Exchange& exchange) {
+  on_ranks(Over::kThreads, 2, kCaseTimeout, [&](Exchange& exchange) {
     const auto rank = static_cast<size_t>(exchange.rank());
-    LayerOptions options = test::options_of(*data);
+    LayerOptions options = options_of(*data);
     options.backend = rank == 0 ? "reference" : "cpu";
-    const LayerSource source = test::source_of(*data);
-    const std::shared_ptr<Exchange> borrowed(&exchange, [](Exchange*) {});
-    messages[rank] = open_over_ranks(data->config, source, options, {}, borrowed).status().message();
+    const LayerSource source = source_of(*data);
+    messages[rank] = open_over_ranks(data->config, source, options, {}, borrowed(exchange)).status().message();
     EXPECT_OK(exchange.barrier());
   });
   EXPECT_THAT(messages, Each("config of rank 1: expected backend reference as on rank 0, got cpu"));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,9 +1,6 @@
 // The thread that watches what a device does: when it polls, what ends by a failure, and who is informed.
 #include "exchange/watch.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <atomic>
 #include <string>
@@ -13,15 +10,8 @@
 #include "exchange/ranks.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::kLong;
-using test::on_ranks;
-using test::Over;
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 // A watch over a device that says what a test sets, and what it was asked.
 struct Watching {
@@ -41,13 +31,12 @@ struct Watching {
     return watch.failure();
   }
   Status state_once_failed() {
-    for (const Deadline deadline(kLong); state().ok() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+    comes_true([this] { return !state().ok(); });
     return state();
   }
   void wait_for_polls(int more) {
     const int until = polls + more;
-    for (const Deadline deadline(kLong); polls < until && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
-    EXPECT_GE(polls, until);
+    EXPECT_TRUE(comes_true([&] { return polls >= until; }));
   }
 
   std::atomic<int> polls{0};
@@ -80,7 +69,7 @@ TEST(Watch, EndsBetweenPolls) {
     for (int i = 0; i < 10; ++i) {
       Watching device(exchange);
       device.wait_for_polls(1);
-      shortest = std::min(shortest, test::seconds_of([&] { device.watch.end(); }));
+      shortest = std::min(shortest, seconds_of([&] { device.watch.end(); }));
     }
     EXPECT_LT(shortest, std::chrono::duration<double>(Watch::kInterval).count() / 2);
   });
@@ -148,4 +137,4 @@ TEST(Watch, TheFirstFailureStays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -8,7 +8,7 @@
 #include "formats/cuda_codec.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 #if NVFP4_MOE_HAS_CUDA_HEADERS
@@ -63,4 +63,4 @@ NVFP4_MOE_SKIP_CUDA_TEST(CudaCodecLong, EveryFloatToFp16)
 #endif
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,4 @@
-// The codecs against CUDA's host conversions: all bf16 values, every rounding boundary with its neighbours, and a dense
-// sample of all float32 patterns (cuda_codec_long_test.cpp takes every one).
+// The codecs against CUDA's host conversions; cuda_codec_long_test.cpp takes every float32.
 #include "formats/cuda_codec.h"
 
 #include <bit>
@@ -9,7 +8,7 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 #if NVFP4_MOE_HAS_CUDA_HEADERS
@@ -82,7 +81,7 @@ TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours) {
 }
 
 TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
-  for (const test::Grid* grid : {&test::e2m1_grid(), &test::e4m3_grid(), &test::bf16_grid(), &test::fp16_grid()}) {
+  for (const Grid* grid : {&e2m1_grid(), &e4m3_grid(), &bf16_grid(), &fp16_grid()}) {
     for (size_t i = 0; i <= grid->max_index(); ++i) {
       const double mid = grid->midpoint(i);
       for (const double s : {1.0, -1.0}) {
@@ -116,4 +115,4 @@ NVFP4_MOE_SKIP_CUDA_TEST(CudaCodec, EncodesASampleOfAllPatterns)
 #endif
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

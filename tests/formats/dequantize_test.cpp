@@ -8,10 +8,8 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::Grid;
 
 struct Matrix {
   std::vector<uint8_t> codes;
@@ -40,8 +38,8 @@ Matrix random_matrix(int64_t rows, int64_t cols, float tensor_scale, uint32_t se
 double exact_value(const Nvfp4View& view, int64_t r, int64_t c) {
   const uint8_t byte = view.codes[r * view.codes_stride + c / 2];
   const unsigned code = c % 2 == 0 ? byte & 15u : byte >> 4;
-  const double magnitude = test::e2m1_grid().magnitudes[code & 7] *
-                           test::e4m3_grid().magnitudes[view.block_scales[r * view.scales_stride + c / 16]] *
+  const double magnitude = e2m1_grid().magnitudes[code & 7] *
+                           e4m3_grid().magnitudes[view.block_scales[r * view.scales_stride + c / 16]] *
                            view.tensor_scale;
   return (code & 8) != 0 ? -magnitude : magnitude;
 }
@@ -63,8 +61,8 @@ TEST(Dequantize, RoundsTheExactProductOnce) {
     ASSERT_OK(dequantize(m.view, DType::kF32, fp32.data()));
     for (size_t i = 0; i < count; ++i) {
       const double value = exact_value(m.view, static_cast<int64_t>(i) / 4096, static_cast<int64_t>(i) % 4096);
-      ASSERT_EQ(bf16[i], rounded(test::bf16_grid(), value, 1.0, 0x8000)) << value;
-      ASSERT_EQ(fp16[i], rounded(test::fp16_grid(), value, 1.0, 0x8000)) << value;
+      ASSERT_EQ(bf16[i], rounded(bf16_grid(), value, 1.0, 0x8000)) << value;
+      ASSERT_EQ(fp16[i], rounded(fp16_grid(), value, 1.0, 0x8000)) << value;
       ASSERT_EQ(fp32[i], static_cast<float>(value)) << value;
       ASSERT_EQ(std::signbit(fp32[i]), std::signbit(value));
     }
@@ -97,7 +95,7 @@ TEST(ConvertToFp8, MatchesPlainCodePerBlock) {
         for (int64_t c = 0; c < m.view.cols; ++c) {
           const double scale = scales[static_cast<size_t>(r / block_rows * grid_cols + c / block_cols)];
           const double value = exact_value(m.view, r, c);
-          ASSERT_EQ(out[static_cast<size_t>(r * m.view.cols + c)], rounded(test::e4m3_grid(), value, scale, 0x80))
+          ASSERT_EQ(out[static_cast<size_t>(r * m.view.cols + c)], rounded(e4m3_grid(), value, scale, 0x80))
               << value << " scale " << scale;
         }
     }
@@ -144,4 +142,4 @@ TEST(Dequantize, RefusesWhatItCannotRead) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

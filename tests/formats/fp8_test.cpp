@@ -11,13 +11,13 @@
 #include "core/quantize.h"
 #include "support/spec_oracle.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(Fp8Weights, ShiftsAreTheLeastThatFit) {
   EXPECT_EQ(fp8_weight_shift(0), 0);
   for (int byte = 1; byte < 127; ++byte) {
-    const double top = 6 * test::oracle_e4m3(byte);
+    const double top = 6 * oracle_e4m3(byte);
     const int shift = fp8_weight_shift(static_cast<uint8_t>(byte));
     EXPECT_LE(std::ldexp(top, -shift), 448) << byte;
     EXPECT_GT(std::ldexp(top, 1 - shift), 448) << byte;
@@ -34,11 +34,11 @@ TEST(Fp8Weights, AreRoundedOnce) {
     const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));
     for (int byte = 0; byte <= largest; ++byte)
       for (int code = 0; code < 16; ++code) {
-        const double exact = std::ldexp(test::oracle_e2m1(code) * test::oracle_e4m3(byte), -shift);
+        const double exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -shift);
         const uint8_t rounded = fp8_weight(static_cast<uint8_t>(code), static_cast<uint8_t>(byte), shift);
         ASSERT_EQ(rounded >> 7, std::signbit(exact)) << code << " " << byte << " " << shift;
         const int magnitude = rounded & 127;
-        const auto error = [&](int other) { return std::fabs(test::oracle_e4m3(other) - std::fabs(exact)); };
+        const auto error = [&](int other) { return std::fabs(oracle_e4m3(other) - std::fabs(exact)); };
         for (const int other : {magnitude - 1, magnitude + 1}) {
           if (other < 0 || other > 126) continue;
           ASSERT_TRUE(error(magnitude) < error(other) || (error(magnitude) == error(other) && magnitude % 2 == 0))
@@ -59,7 +59,7 @@ TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
         byte = static_cast<uint8_t>(
             least == 0 ? 0 : least + static_cast<int>(random() % (127u - static_cast<unsigned>(least))));
       const Nvfp4View whole = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, rows, cols);
-      const test::OracleFp8Weights expected = test::oracle_fp8_weights(whole);
+      const OracleFp8Weights expected = oracle_fp8_weights(whole);
       EXPECT_EQ(measure_fp8_weights(whole), (Fp8Weights{expected.shift, expected.inexact}));
       if (cols == 16) continue;
       // All but the last block of each row.
@@ -71,7 +71,7 @@ TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
         part_scales.insert(part_scales.end(), part.row_scales(r), part.row_scales(r) + part.cols / 16);
       }
       const auto copy =
-          test::oracle_fp8_weights(Nvfp4View::contiguous(part_codes.data(), part_scales.data(), 1.0f, rows, part.cols));
+          oracle_fp8_weights(Nvfp4View::contiguous(part_codes.data(), part_scales.data(), 1.0f, rows, part.cols));
       EXPECT_EQ(measure_fp8_weights(part), (Fp8Weights{copy.shift, copy.inexact}));
     }
   }
@@ -91,4 +91,4 @@ TEST(Fp8Rows, HaveTheSmallestPowerOfTwoThatFits) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

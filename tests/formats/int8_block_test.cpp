@@ -11,7 +11,7 @@
 #include "core/random.h"
 #include "support/spec_oracle.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 struct Quantized {
@@ -50,7 +50,7 @@ TEST(Int8Block, IsTheContractsDefinition) {
     for (uint64_t seed = 0; seed < 60; ++seed) {
       const std::vector<float> x = row_of(dtype, seed);
       const Quantized q(x);
-      const test::OracleRow oracle = test::oracle_quantize_int8({x.begin(), x.end()});
+      const OracleRow oracle = oracle_quantize_int8({x.begin(), x.end()});
       ASSERT_TRUE(q.finite);
       for (size_t i = 0; i < x.size(); ++i)
         ASSERT_EQ(double{q.scales[i / 16]} * q.codes[i], oracle.values[i]) << to_string(dtype) << " " << x[i];
@@ -130,4 +130,4 @@ TEST(Int8Block, ARowWithNanOrInfIsNanThroughout) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,4 @@
-// The activation quantizers against comparison-based oracles: every claim of the contract about exact mode
-// (power-of-two scales), the row's own scale, and compat mode's order of operations.
+// The activation quantizers against comparison-based oracles.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -10,11 +9,8 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::e2m1_grid;
-using test::e4m3_grid;
 
 struct Row {
   bool finite = false;
@@ -342,4 +338,4 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -6,7 +6,7 @@
 
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 struct Shape {
@@ -135,4 +135,4 @@ TEST(ExpertScaleRows, SwizzlePutsEveryRowInItsExpertsSlot) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -10,11 +10,8 @@
 #include "formats/grid.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::e2m1_grid;
-using test::e4m3_grid;
 
 constexpr size_t kBlock = 16;
 
@@ -316,4 +313,4 @@ TEST(WeightedScales, AreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,4 +1,4 @@
-"""Writes the seeds of the fuzz targets: tests/fuzz/corpus/TARGET/, and the dictionary json.dict.
+"""Writes the seeds of the fuzz targets: DIRECTORY/TARGET/, and the dictionary DIRECTORY/json.dict.
 
 Seeds are small and the same on every run. safetensors: header texts (the target adds length and data) and one whole
 file; gguf: headers, and a small model whole; config: config.json, or two files with a line "---" between; plan: plan files of an
@@ -6,7 +6,7 @@ unfinished quantize; c_api and exchange: bytes of a seeded generator, which the 
 reads as a list of calls; index: index.json over the target's shards; cache: files without their padding, behind flags;
 repro: one call of a layer of two experts, as header text and as a whole file.
 
-usage: make_fuzz_corpus.py [OUTPUT_DIRECTORY]
+usage: make_fuzz_corpus.py DIRECTORY
 """
 
 import json
@@ -262,8 +262,7 @@ input_scales hidden intermediate max_shard_bytes shards xxh3_128 experts expert 
 
 
 def main() -> None:
-    root = Path(__file__).resolve().parents[2] / "tests" / "fuzz"
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else root
+    out = Path(sys.argv[1])
     for target, seeds in {
         "safetensors": safetensors_seeds(),
         "gguf": gguf_seeds(),
@@ -275,7 +274,7 @@ def main() -> None:
         "repro": repro_seeds(),
         "exchange": random_seeds(20, 16),
     }.items():
-        folder = out / "corpus" / target
+        folder = out / target
         folder.mkdir(parents=True, exist_ok=True)
         for name, seed in seeds.items():
             (folder / name).write_bytes(seed)

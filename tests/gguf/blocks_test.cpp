@@ -6,7 +6,7 @@
 #include "gguf/gguf.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 int code_at(const std::vector<uint8_t>& codes, int64_t element) {
@@ -58,4 +58,4 @@ TEST(GgufBlocks, Mxfp4HasOneScaleAndThenSixteenBytes) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

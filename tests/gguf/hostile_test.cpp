@@ -7,17 +7,8 @@
 #include "support/gguf_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::attacked;
-using test::gguf_model;
-using test::gguf_text;
-using test::GgufBuilder;
-using test::le32;
-using test::le64;
-using test::TempDir;
-using testing::HasSubstr;
 
 std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
 
@@ -145,12 +136,12 @@ ATTACK_TEST(kHostileFiles, HostileGguf, IsRefusedInOneLineEach) {
   for (const Case& hostile : cases()) {
     SCOPED_TRACE(hostile.name);
     EXPECT_TRUE(names.insert(hostile.name).second);
-    test::write_file(path, hostile.bytes);
+    write_file(path, hostile.bytes);
     const auto opened = open_gguf(path);
     attacked();
     ASSERT_FALSE(opened.ok());
     expect_presentable(opened.status());
-    EXPECT_THAT(opened.status().message(), testing::StartsWith(path));
+    EXPECT_THAT(opened.status().message(), StartsWith(path));
     for (const std::string& word : hostile.words) EXPECT_THAT(opened.status().message(), HasSubstr(word));
     EXPECT_EQ(Checkpoint::open(path).status().message(), opened.status().message());
   }
@@ -170,8 +161,7 @@ TEST(HostileGguf, TheGoodFilesAreGood) {
   for (const uint32_t version : {2u, 3u}) {
     builder.version = version;
     const std::string file = builder.bytes();
-    const auto header = parse_gguf_header(as_bytes(file), file.size());
-    ASSERT_OK(header);
+    const auto header = must(parse_gguf_header(as_bytes(file), file.size()));
     EXPECT_EQ(std::get<int64_t>(header->metadata.at("n")), 7);
     EXPECT_EQ(std::get<double>(header->metadata.at("r")), 1.5);
     EXPECT_TRUE(std::get<bool>(header->metadata.at("flag")));
@@ -193,8 +183,7 @@ TEST(HostileGguf, AlignmentIsTheFilesOwn) {
   builder.alignment = 128;
   builder.tensor("x", {1}, GgufBuilder::kF32, "1234").tensor("y", {1}, GgufBuilder::kF32, "5678");
   const std::string file = builder.bytes();
-  const auto header = parse_gguf_header(as_bytes(file), file.size());
-  ASSERT_OK(header);
+  const auto header = must(parse_gguf_header(as_bytes(file), file.size()));
   EXPECT_EQ(header->data_offset % 128, 0u);
   EXPECT_EQ(file.substr(header->data_offset + header->tensors[1].begin, 4), "5678");
 }
@@ -203,8 +192,7 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
   const GgufBuilder model = gguf_model({.experts = 1, .hidden = 64, .layers = 1});
   const std::string good = model.bytes();
   const size_t header_bytes = model.header().size();
-  const auto whole = parse_gguf_header(as_bytes(good), good.size());
-  ASSERT_OK(whole);
+  const auto whole = must(parse_gguf_header(as_bytes(good), good.size()));
   const uint64_t end = whole->data_offset + whole->tensors.back().end;
   for (size_t size = 0; size < good.size(); ++size) {
     const std::string cut = good.substr(0, size);  // an allocation of its own: a read behind it is seen
@@ -252,9 +240,8 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
   for (int i = 0; i < 300000; ++i) words += gguf_text("word " + std::to_string(i));
   builder.raw("tokenizer.ggml.tokens", 9, le32(8) + le64(300000) + words);
   builder.tensor("x", {1}, GgufBuilder::kF32, "1234");
-  test::write_file(dir.file("model.gguf"), builder.bytes());
-  const auto file = GgufFile::open(dir.file("model.gguf"));
-  ASSERT_OK(file);
+  write_file(dir.file("model.gguf"), builder.bytes());
+  const auto file = must(GgufFile::open(dir.file("model.gguf")));
   ASSERT_GT(file->data_offset(), 4u << 20);
   char read[4];
   ASSERT_OK(file->read(file->offset(file->tensors()[0]), read, 4));
@@ -263,10 +250,10 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
   // 101 MiB of text, of which the file has no byte on disk.
   GgufBuilder endless;
   endless.raw("k", 8, le64(uint64_t{101} << 20));
-  test::write_file(dir.file("endless.gguf"), endless.header());
+  write_file(dir.file("endless.gguf"), endless.header());
   std::filesystem::resize_file(dir.file("endless.gguf"), uint64_t{200} << 20);
   EXPECT_THAT(GgufFile::open(dir.file("endless.gguf")).status().message(), HasSubstr("at most 104857600 bytes"));
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

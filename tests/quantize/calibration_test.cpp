@@ -1,5 +1,4 @@
-// Quantizing with weighted errors: moments of calibrate's kind and of imatrix.dat reach the quantizer, and wrong ones are
-// refused by name before anything is written. GGUF imatrices: tests/python/test_calibration.py.
+// Quantizing with weighted errors. GGUF imatrices: tests/python/test_calibration.py.
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -9,20 +8,18 @@
 #include <numeric>
 #include <random>
 
-#include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/float_experts.h"
 #include "convert/quantize_checkpoint.h"
 #include "convert/synthesize.h"
-#include "safetensors/safetensors.h"
 #include "support/attack.h"
+#include "support/checkpoint_builder.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::TempDir;
-using testing::HasSubstr;
 
 constexpr int64_t kExperts = 4, kHidden = 128, kIntermediate = 64;
 
@@ -42,28 +39,16 @@ Moments random_moments(uint32_t seed) {
   return moments;
 }
 
-template <class T>
-void add(std::vector<TensorInfo>& infos, std::vector<std::vector<std::byte>>& data, const std::string& name,
-         DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
-  TensorInfo info{.name = name, .dtype = dtype, .shape = std::move(shape)};
-  infos.push_back(info);
-  data.emplace_back(values.size() * sizeof(T));
-  std::memcpy(data.back().data(), values.data(), data.back().size());
-}
-
 void write_moments(const std::string& path, const std::vector<Moments>& layers) {
-  std::vector<TensorInfo> infos;
-  std::vector<std::vector<std::byte>> data;
+  std::map<std::string, RawTensor> tensors;
   for (size_t l = 0; l < layers.size(); ++l) {
     const std::string prefix = "layers." + std::to_string(l) + ".";
-    add(infos, data, prefix + "rows", DType::kI64, {kExperts}, layers[l].rows);
-    add(infos, data, prefix + "hidden_moments", DType::kF32, {kExperts, kHidden}, layers[l].hidden);
-    add(infos, data, prefix + "intermediate_moments", DType::kF32, {kExperts, kIntermediate}, layers[l].intermediate);
+    tensors[prefix + "rows"] = raw_tensor(DType::kI64, {kExperts}, layers[l].rows);
+    tensors[prefix + "hidden_moments"] = raw_tensor(DType::kF32, {kExperts, kHidden}, layers[l].hidden);
+    tensors[prefix + "intermediate_moments"] =
+        raw_tensor(DType::kF32, {kExperts, kIntermediate}, layers[l].intermediate);
   }
-  auto writer = SafetensorsWriter::create(path, infos, {});
-  ASSERT_OK(writer);
-  for (const auto& bytes : data) ASSERT_OK(writer->write(bytes));
-  ASSERT_OK(writer->finish());
+  ASSERT_OK(write_tensors(path, tensors));
 }
 
 // imatrix.dat as llama.cpp writes it.
@@ -87,15 +72,6 @@ class DatWriter {
   }
 };
 
-std::map<std::string, std::string> contents(const fs::path& dir) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::directory_iterator(dir)) {
-    std::ifstream in(entry.path(), std::ios::binary);
-    files[entry.path().filename().string()] = {std::istreambuf_iterator<char>(in), {}};
-  }
-  return files;
-}
-
 class QuantizeCalibrated : public testing::Test {
  protected:
   void SetUp() override {
@@ -116,13 +92,9 @@ class QuantizeCalibrated : public testing::Test {
   // Of layer 1's expert: codes and block scales of a matrix that the quantizer gives with these weights.
   void expect_expert(const std::string& out, int64_t expert, const Moments& moments, ScaleSearch search,
                      bool weighted) {
-    const auto source = Checkpoint::open(in()), target = Checkpoint::open(out);
-    ASSERT_OK(source);
-    ASSERT_OK(target);
-    auto floats = float_expert(*source, 1, expert);
-    ASSERT_OK(floats);
-    const auto loaded = target->expert(1, expert);
-    ASSERT_OK(loaded);
+    const auto source = must(Checkpoint::open(in())), target = must(Checkpoint::open(out));
+    auto floats = must(float_expert(*source, 1, expert));
+    const auto loaded = must(target->expert(1, expert));
     FloatWeights* const matrices[] = {&floats->gate, &floats->up, &floats->down};
     const Nvfp4View* const views[] = {&loaded->source.gate, &loaded->source.up, &loaded->source.down};
     for (int p = 0; p < 3; ++p) {
@@ -140,16 +112,8 @@ class QuantizeCalibrated : public testing::Test {
       ASSERT_OK(quantize_weights(x, matrix.rows, matrix.cols, views[p]->tensor_scale, search, codes.data(),
                                  scales.data(), counts, nullptr, nullptr,
                                  weighted ? std::span<const float>(weights) : std::span<const float>()));
-      for (int64_t r = 0; r < matrix.rows; ++r) {
-        EXPECT_EQ(std::memcmp(views[p]->row_scales(r), scales.data() + r * matrix.cols / 16,
-                              static_cast<size_t>(matrix.cols / 16)),
-                  0)
-            << "matrix " << p << " row " << r;
-        EXPECT_EQ(std::memcmp(views[p]->row_codes(r), codes.data() + r * matrix.cols / 2,
-                              static_cast<size_t>(matrix.cols / 2)),
-                  0)
-            << "matrix " << p << " row " << r;
-      }
+      EXPECT_EQ(scales_of(*views[p]), scales) << "matrix " << p;
+      EXPECT_EQ(codes_of(*views[p]), codes) << "matrix " << p;
     }
   }
 
@@ -170,8 +134,7 @@ TEST_F(QuantizeCalibrated, EachExpertsMomentsWeighItsErrors) {
   for (const ScaleSearch search : {ScaleSearch::kMse, ScaleSearch::kSweep}) {
     const std::string out = dir_.file(to_string(search));
     options_.search = search;
-    const auto result = quantize_checkpoint(in(), out, options_);
-    ASSERT_OK(result);
+    const auto result = must(quantize_checkpoint(in(), out, options_));
     for (int64_t e = 0; e < kExperts; ++e) expect_expert(out, e, layers_[1], search, true);
     EXPECT_THAT(result->notes, testing::Contains(HasSubstr("SQNR is of weights")));
   }
@@ -181,8 +144,7 @@ TEST_F(QuantizeCalibrated, ExpertsWithoutRowsHaveNoWeights) {
   layers_[1].rows[2] = 0;
   for (int64_t c = 0; c < kHidden; ++c) layers_[1].hidden[static_cast<size_t>(2 * kHidden + c)] = 0;
   write_moments(file(), layers_);
-  const auto result = quantize_checkpoint(in(), dir_.file("out"), options_);
-  ASSERT_OK(result);
+  const auto result = must(quantize_checkpoint(in(), dir_.file("out"), options_));
   expect_expert(dir_.file("out"), 2, layers_[1], ScaleSearch::kSweep, false);
   expect_expert(dir_.file("out"), 3, layers_[1], ScaleSearch::kSweep, true);
   EXPECT_THAT(result->notes, testing::Contains(HasSubstr("1 experts of 2 layers saw no rows")));
@@ -206,7 +168,7 @@ TEST_F(QuantizeCalibrated, ImatrixDatGivesTheSameBytes) {
     options_.calibration = dir_.file("imatrix.dat");
     const std::string out = dir_.file(tail ? "dat_with_tail" : "dat");
     ASSERT_OK(quantize_checkpoint(in(), out, options_));
-    EXPECT_EQ(contents(out), contents(dir_.file("own")));
+    EXPECT_EQ(read_files(out), read_files(dir_.file("own")));
   }
 }
 
@@ -226,7 +188,7 @@ TEST_F(QuantizeCalibrated, AnotherCalibrationDoesNotResume) {
               HasSubstr("another calibration"));
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("out"), options_));
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("whole"), options_));
-  EXPECT_EQ(contents(dir_.file("out")), contents(dir_.file("whole")));
+  EXPECT_EQ(read_files(dir_.file("out")), read_files(dir_.file("whole")));
 }
 
 TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
@@ -234,8 +196,7 @@ TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
             "calibration: expected search mse or sweep, since max compares no errors, got max");
   write_moments(file(), {layers_[0]});
   Status status = refusal();
-  EXPECT_EQ(status.code(), Code::kBadInput);
-  EXPECT_THAT(status.message(), HasSubstr("expected a tensor layers.1.hidden_moments, got none"));
+  EXPECT_THAT(status, Refused(Code::kBadInput, "expected a tensor layers.1.hidden_moments, got none"));
 
   const struct {
     float value;
@@ -248,8 +209,8 @@ TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
     layers[1].intermediate[3 * kIntermediate + 9] = wrong.value;
     write_moments(file(), layers);
     status = refusal();
-    EXPECT_EQ(status.code(), Code::kBadInput);
-    EXPECT_THAT(status.message(), HasSubstr("layers.1.intermediate_moments: expert 3 channel 9: expected a finite"));
+    EXPECT_THAT(status,
+                Refused(Code::kBadInput, "layers.1.intermediate_moments: expert 3 channel 9: expected a finite"));
     EXPECT_THAT(status.message(), HasSubstr(wrong.text));
   }
   std::vector<Moments> layers = layers_;
@@ -260,14 +221,10 @@ TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
 
 TEST_F(QuantizeCalibrated, WrongWidthsAreRefusedByName) {
   const auto refused = [&](DType dtype, std::vector<int64_t> shape, size_t elems, int64_t counts) {
-    std::vector<TensorInfo> infos;
-    std::vector<std::vector<std::byte>> data;
-    add(infos, data, "layers.0.rows", DType::kI64, {counts}, std::vector<int64_t>(static_cast<size_t>(counts), 1));
-    add(infos, data, "layers.0.hidden_moments", dtype, std::move(shape), std::vector<float>(elems, 1.0f));
-    auto writer = SafetensorsWriter::create(file(), infos, {});
-    EXPECT_OK(writer);
-    for (const auto& bytes : data) EXPECT_OK(writer->write(bytes));
-    EXPECT_OK(writer->finish());
+    EXPECT_OK(write_tensors(
+        file(),
+        {{"layers.0.rows", raw_tensor(DType::kI64, {counts}, std::vector<int64_t>(static_cast<size_t>(counts), 1))},
+         {"layers.0.hidden_moments", raw_tensor(dtype, std::move(shape), std::vector<float>(elems, 1.0f))}}));
     const Status status = refusal();
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
@@ -287,7 +244,7 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
   whole.number(2).entry("blk.0.ffn_gate_exps.weight", {1, 2}).entry("a", {3}).number(1).text("set");
   const auto message = [&](const std::string& bytes) {
     std::ofstream(dir_.file("i.dat"), std::ios::binary) << bytes;
-    test::attacked();
+    attacked();
     const Status status = refusal([&](QuantizeOptions& o) { o.calibration = dir_.file("i.dat"); });
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
@@ -310,4 +267,4 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -11,20 +11,16 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::attacked;
-using test::read_file;
-using test::TempDir;
-using testing::HasSubstr;
 
 SynthesizeOptions one_layer() {
   return {.layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 16, .vocab_size = 16};
 }
 
-class Copy : public ::testing::Test {
+class Copy : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_OK(synthesize_checkpoint(in_, one_layer()));
@@ -35,8 +31,7 @@ class Copy : public ::testing::Test {
   void expect_refused(const std::string& link) {
     attacked();
     for (const Status& status : {quantize_checkpoint(in_, out_).status(), other_files(in_).status()}) {
-      EXPECT_EQ(status.code(), Code::kBadInput) << link;
-      EXPECT_THAT(status.message(), HasSubstr(link));
+      EXPECT_THAT(status, Refused(Code::kBadInput, link));
     }
     EXPECT_FALSE(fs::exists(out_)) << "before any work";
     fs::remove(link);
@@ -78,8 +73,7 @@ TEST_F(Copy, ALinkInsideTheModelIsCopiedAsItsFile) {
   fs::create_symlink("real/a.txt", in_ + "/file.txt");
   fs::create_symlink(fs::canonical(in_ + "/real/a.txt"), in_ + "/absolute.txt");
   fs::create_symlink("real", in_ + "/folder");
-  const auto result = quantize_checkpoint(in_, out_);
-  ASSERT_OK(result);
+  const auto result = must(quantize_checkpoint(in_, out_));
   EXPECT_EQ(result->copied_files, (std::vector<std::string>{"absolute.txt", "file.txt", "folder/a.txt", "real/a.txt"}));
   for (const std::string& name : result->copied_files) {
     EXPECT_EQ(read_file(out_ + "/" + name), "a") << name;
@@ -87,8 +81,7 @@ TEST_F(Copy, ALinkInsideTheModelIsCopiedAsItsFile) {
   }
   // The model's folder may itself be reached through a link.
   fs::create_symlink(in_, dir_.file("alias"));
-  const auto again = quantize_checkpoint(dir_.file("alias"), dir_.file("out2"));
-  ASSERT_OK(again);
+  const auto again = must(quantize_checkpoint(dir_.file("alias"), dir_.file("out2")));
   EXPECT_EQ(again->copied_files, result->copied_files);
 }
 
@@ -107,8 +100,7 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   }
   std::ofstream(repository / "blobs" / "code") << "pass";
   fs::create_symlink("../../../blobs/code", snapshot / "sub" / "code.py");
-  const auto result = quantize_checkpoint(snapshot.string(), out_);
-  ASSERT_OK(result);
+  const auto result = must(quantize_checkpoint(snapshot.string(), out_));
   EXPECT_EQ(result->copied_files, (std::vector<std::string>{"sub/code.py", "tokenizer.json"}));
   EXPECT_EQ(read_file(out_ + "/sub/code.py"), "pass");
 
@@ -116,8 +108,7 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   std::ofstream(repository / "refs") << "main";
   fs::create_symlink("../../refs", snapshot / "refs.txt");
   const Status status = quantize_checkpoint(snapshot.string(), dir_.file("out3")).status();
-  EXPECT_EQ(status.code(), Code::kBadInput);
-  EXPECT_THAT(status.message(), HasSubstr("refs.txt"));
+  EXPECT_THAT(status, Refused(Code::kBadInput, "refs.txt"));
 }
 
 // A copy without its tokenizer would be a success that is none: what cannot be read is an error with its name.
@@ -130,7 +121,7 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
   fs::permissions(in_, fs::perms(0755));
   const auto refused = [&](const std::string& name, Code code, const std::string& words) {
     attacked();
-    const test::AsNobody nobody;
+    const AsNobody nobody;
     for (const Status& status : {other_files(in_).status(), quantize_checkpoint(in_, out_).status()}) {
       EXPECT_EQ(status.code(), code) << name << ": " << status.message();
       EXPECT_THAT(status.message(), HasSubstr(fs::canonical(in_).string() + "/" + name + ": " + words));
@@ -138,7 +129,7 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
     EXPECT_FALSE(fs::exists(out_)) << name;
   };
   {
-    const test::AsNobody nobody;
+    const AsNobody nobody;
     EXPECT_EQ(other_files(in_)->size(), 3u);
   }
   for (const char* name : {"tokenizer.json", "sub/code.py", "sub/deep/a.txt"}) {
@@ -159,8 +150,7 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
   fs::remove(in_ + "/sub/pipe");
   // Only the config at the top is rewritten; one below is a file like any other.
   std::ofstream(in_ + "/sub/hf_quant_config.json") << "{}";
-  const auto result = quantize_checkpoint(in_, out_);
-  ASSERT_OK(result);
+  const auto result = must(quantize_checkpoint(in_, out_));
   EXPECT_EQ(result->copied_files,
             (std::vector<std::string>{"sub/code.py", "sub/deep/a.txt", "sub/hf_quant_config.json", "tokenizer.json"}));
 }
@@ -173,4 +163,4 @@ TEST_F(Copy, PermissionsStay) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

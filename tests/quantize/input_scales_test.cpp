@@ -11,12 +11,8 @@
 #include "support/attack.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::attacked;
-using test::TempDir;
-using testing::HasSubstr;
 
 const std::vector<int64_t> kLayers = {0, 1, 3};
 
@@ -32,8 +28,7 @@ std::string file_of(const std::vector<std::string>& entries) {
 
 TEST(InputScales, AreTheNumbersOfTheFile) {
   const std::string text = file_of({entry("3", "1e-3", "null"), entry("0"), entry("1", "3.4e38", "1.2e-38")});
-  const auto scales = parse_input_scales(text, kLayers, kLayers);
-  ASSERT_OK(scales);
+  const auto scales = must(parse_input_scales(text, kLayers, kLayers));
   ASSERT_EQ(scales->size(), 3u);
   EXPECT_EQ(scales->at(0).hidden, 0.5f);
   EXPECT_EQ(scales->at(0).intermediate, 0.25f);
@@ -79,8 +74,7 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
   for (const Case& c : cases) {
     attacked();
     const Status status = parse_input_scales(file_of(c.entries), kLayers, kLayers).status();
-    EXPECT_EQ(status.code(), Code::kBadInput) << c.words;
-    EXPECT_THAT(status.message(), HasSubstr(c.words));
+    EXPECT_THAT(status, Refused(Code::kBadInput, c.words));
   }
   for (const char* text :
        {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})", "{\"layers\": [NaN]}"}) {
@@ -117,12 +111,11 @@ TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
   for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MIN}) {
     QuantizeOptions options;
     options.input_scales[layer] = {0.5f, 0.5f};
-    const Status status = quantize_checkpoint(dir.file("in"), dir.file("out"), options).status();
-    EXPECT_EQ(status.code(), Code::kInvalidArgument);
-    EXPECT_THAT(status.message(), HasSubstr(": the checkpoint has no such MoE layer"));
+    EXPECT_THAT(quantize_checkpoint(dir.file("in"), dir.file("out"), options),
+                Refused(Code::kInvalidArgument, ": the checkpoint has no such MoE layer"));
     EXPECT_FALSE(std::filesystem::exists(dir.file("out")));
   }
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

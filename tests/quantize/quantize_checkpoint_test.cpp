@@ -1,5 +1,4 @@
-// Quantizing a checkpoint: every source format, resuming, refusing.
-// Long because every format of a source has its case.
+// Quantizing a checkpoint: what is written, resuming, refusing.
 #include "convert/quantize_checkpoint.h"
 
 #include <cmath>
@@ -11,17 +10,14 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/float_experts.h"
 #include "convert/synthesize.h"
-#include "core/float_formats.h"
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-using test::read_file;
-using test::TempDir;
 
 SynthesizeOptions tiny(const std::string& family = "deepseek_v4") {
   return {.family = family,
@@ -37,7 +33,7 @@ SynthesizeOptions tiny(const std::string& family = "deepseek_v4") {
 std::string bytes_of(const TensorIndex& index, const std::string& name) {
   const TensorIndex::Ref ref = index.find(name);
   if (ref.info == nullptr) return "missing " + name;
-  const std::vector<char> bytes = test::read_tensor<char>(*ref.file, *ref.info);
+  const std::vector<char> bytes = read_tensor<char>(*ref.file, *ref.info);
   return {bytes.begin(), bytes.end()};
 }
 
@@ -49,15 +45,7 @@ float scalar_of(const TensorIndex& index, const std::string& name) {
   return value;
 }
 
-// Every file's content by relative path.
-std::map<std::string, std::string> snapshot(const fs::path& dir) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : fs::recursive_directory_iterator(dir))
-    if (entry.is_regular_file()) files[fs::relative(entry.path(), dir).string()] = read_file(entry.path());
-  return files;
-}
-
-class QuantizeCheckpoint : public ::testing::Test {
+class QuantizeCheckpoint : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_OK(synthesize_checkpoint(in(), tiny()));
@@ -78,27 +66,22 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
     QuantizeOptions options;
     options.format = format;
     options.max_shard_bytes = 64 << 10;
-    const auto result = quantize_checkpoint(in(), where, options);
-    ASSERT_OK(result);
+    const auto result = must(quantize_checkpoint(in(), where, options));
     EXPECT_EQ(result->quantized_tensors, 2 * 4 * 3);
     EXPECT_GT(result->shards, 2);
     EXPECT_EQ(result->copied_files, (std::vector<std::string>{"encoding/a.py", "tokenizer.json"}));
     EXPECT_FALSE(result->notes.empty());
 
-    const auto source = Checkpoint::open(in()), target = Checkpoint::open(where);
-    ASSERT_OK(source);
-    ASSERT_OK(target);
+    const auto source = must(Checkpoint::open(in())), target = must(Checkpoint::open(where));
     EXPECT_EQ(target->model().format, ct ? SourceFormat::kCompressedTensors : SourceFormat::kModelOpt);
     EXPECT_EQ(target->model().family, "deepseek_v4");
     for (const Finding& f : target->findings()) EXPECT_NE(f.severity, Severity::kError) << to_string(f);
     const TensorIndex& index = target->index();
     QuantizationQuality gate;
     for (int64_t e = 0; e < 4; ++e) {
-      auto floats = float_expert(*source, 1, e);
-      ASSERT_OK(floats);
+      auto floats = must(float_expert(*source, 1, e));
       for (FloatWeights* matrix : {&floats->gate, &floats->up, &floats->down}) ASSERT_OK(matrix->fetch());
-      const auto loaded = target->expert(1, e);
-      ASSERT_OK(loaded);
+      const auto loaded = must(target->expert(1, e));
       float amax_gate_up = 0, amax_down = 0;
       const std::vector<float> empty;
       const auto values = [](const FloatWeights& m) {
@@ -212,9 +195,7 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
   EXPECT_NE(std::find(patterns.begin(), patterns.end(), "re:^model\\.layers\\.0\\.mlp\\.experts.*"), patterns.end());
 
   // The layer that was left out is byte for byte the source's.
-  const auto a = TensorIndex::open(dir_.file("qwen")), b = TensorIndex::open(dir_.file("mo"));
-  ASSERT_OK(a);
-  ASSERT_OK(b);
+  const auto a = must(TensorIndex::open(dir_.file("qwen"))), b = must(TensorIndex::open(dir_.file("mo")));
   const std::string name = "model.layers.0.mlp.experts.2.up_proj.weight";
   EXPECT_EQ(bytes_of(*a, name), bytes_of(*b, name));
   EXPECT_NE(b->find("model.layers.1.mlp.experts.2.up_proj.weight_scale_2").info, nullptr);
@@ -224,9 +205,8 @@ TEST_F(QuantizeCheckpoint, ResumesWhereItStoppedWithTheSameBytes) {
   QuantizeOptions options;
   options.max_shard_bytes = 48 << 10;
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("whole"), options));
-  const auto whole = quantize_checkpoint(in(), dir_.file("whole2"), options);
-  ASSERT_OK(whole);
-  EXPECT_EQ(snapshot(dir_.file("whole")), snapshot(dir_.file("whole2")));
+  const auto whole = must(quantize_checkpoint(in(), dir_.file("whole2"), options));
+  EXPECT_EQ(read_files(dir_.file("whole")), read_files(dir_.file("whole2")));
 
   // Stopped at every eighth step, each time a little further.
   int64_t stop_after = 8, runs = 0, quantized_again = 0;
@@ -247,7 +227,7 @@ TEST_F(QuantizeCheckpoint, ResumesWhereItStoppedWithTheSameBytes) {
   }
   EXPECT_GT(runs, 3);
   EXPECT_LT(quantized_again, whole->shards);
-  EXPECT_EQ(snapshot(out()), snapshot(dir_.file("whole")));
+  EXPECT_EQ(read_files(out()), read_files(dir_.file("whole")));
 }
 
 TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
@@ -270,8 +250,7 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
   refused([](QuantizeOptions& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; }, "gate_up_order");
   refused([](QuantizeOptions& o) { o.input_scales[0] = {0.5f, 0.5f}; }, "input_scales");
   // A changed source: one weight, same size, later mtime.
-  const auto index = TensorIndex::open(in());
-  ASSERT_OK(index);
+  const auto index = must(TensorIndex::open(in()));
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
@@ -302,8 +281,7 @@ TEST_F(QuantizeCheckpoint, RefusesWhatItCannotDo) {
 }
 
 TEST_F(QuantizeCheckpoint, NonFiniteWeightIsNamed) {
-  const auto index = TensorIndex::open(in());
-  ASSERT_OK(index);
+  const auto index = must(TensorIndex::open(in()));
   const TensorIndex::Ref ref = index->find("layers.1.ffn.experts.2.w3.weight");
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
@@ -327,9 +305,7 @@ TEST_F(QuantizeCheckpoint, OptionsChangeWhatTheySay) {
   ASSERT_OK(max);
   ASSERT_OK(mse);
   EXPECT_GT(mse->mean_sqnr_db(), max->mean_sqnr_db() + 0.2);
-  const auto a = TensorIndex::open(dir_.file("max")), b = TensorIndex::open(dir_.file("mse"));
-  ASSERT_OK(a);
-  ASSERT_OK(b);
+  const auto a = must(TensorIndex::open(dir_.file("max"))), b = must(TensorIndex::open(dir_.file("mse")));
   const std::string base = "layers.1.ffn.experts.0.";
   EXPECT_EQ(scalar_of(*a, base + "w1.weight_scale_2"), scalar_of(*a, base + "w3.weight_scale_2"));
   EXPECT_NE(scalar_of(*b, base + "w1.weight_scale_2"), scalar_of(*b, base + "w3.weight_scale_2"));
@@ -345,7 +321,7 @@ TEST_F(QuantizeCheckpoint, ThreadsChangeNoByte) {
   QuantizeOptions options;
   options.executor = pool.get();
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("four"), options));
-  EXPECT_EQ(snapshot(dir_.file("one")), snapshot(dir_.file("four")));
+  EXPECT_EQ(read_files(dir_.file("one")), read_files(dir_.file("four")));
 }
 
 TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
@@ -355,12 +331,10 @@ TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
     QuantizeOptions options;
     options.format = format;
     ASSERT_OK(quantize_checkpoint(in(), from, options));
-    const auto before = snapshot(from);
+    const auto before = read_files(from);
     ASSERT_OK(write_input_scales(from, to, {{1, {0.5f, 0.0625f}}}, 64 << 10));
-    EXPECT_EQ(snapshot(from), before) << "the source is never written to";
-    const auto a = Checkpoint::open(from), b = Checkpoint::open(to);
-    ASSERT_OK(a);
-    ASSERT_OK(b);
+    EXPECT_EQ(read_files(from), before) << "the source is never written to";
+    const auto a = must(Checkpoint::open(from)), b = must(Checkpoint::open(to));
     ASSERT_EQ(a->index().tensors().size(), b->index().tensors().size());
     int64_t changed = 0;
     for (const auto& [name, ref] : a->index().tensors()) {
@@ -370,8 +344,7 @@ TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
       }
     }
     EXPECT_EQ(changed, 4 * 3);
-    const auto scales = b->layer_scales(1);
-    ASSERT_OK(scales);
+    const auto scales = must(b->layer_scales(1));
     EXPECT_EQ(scales->hidden, 0.5f);
     EXPECT_EQ(scales->intermediate, 0.0625f);
     EXPECT_EQ(write_input_scales(from, to, {{1, {0.5f, 0.5f}}}).code(), Code::kInvalidArgument);
@@ -381,51 +354,5 @@ TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
   EXPECT_EQ(write_input_scales(in(), dir_.file("x"), {}).code(), Code::kUnsupported);
 }
 
-// Fused Hugging Face experts: gate_up_proj [E, 2I, H] with gate first, down_proj [E, H, I].
-TEST(QuantizeStacked, IsWrittenPerExpert) {
-  TempDir dir;
-  const int64_t experts = 3, hidden = 64, inter = 32;
-  std::vector<TensorInfo> infos(2);
-  infos[0].name = "model.layers.0.mlp.experts.gate_up_proj";
-  infos[0].shape = {experts, 2 * inter, hidden};
-  infos[1].name = "model.layers.0.mlp.experts.down_proj";
-  infos[1].shape = {experts, hidden, inter};
-  std::vector<float> data[2];
-  uint32_t state = 1;
-  for (size_t i = 0; i < 2; ++i) {
-    infos[i].dtype = DType::kF32;
-    data[i].resize(static_cast<size_t>(experts * 2 * inter * hidden / (i == 0 ? 1 : 2)));
-    infos[i].end = data[i].size() * 4;
-    for (float& x : data[i])
-      x = static_cast<float>(static_cast<int32_t>(state = state * 1664525u + 1013904223u)) * 0x1p-31f;
-  }
-  fs::create_directories(dir.file("in"));
-  auto writer = SafetensorsWriter::create(dir.file("in/model.safetensors"), infos, {});
-  ASSERT_OK(writer);
-  for (const auto& d : data) ASSERT_OK(writer->write(std::as_bytes(std::span(d))));
-  ASSERT_OK(writer->finish());
-  std::ofstream(dir.file("in/config.json")) << R"({"architectures":["Qwen3MoeForCausalLM"],"model_type":"qwen3_moe",
-    "hidden_size":64,"moe_intermediate_size":32,"num_experts":3,"num_experts_per_tok":2,"num_hidden_layers":1,
-    "hidden_act":"silu","decoder_sparse_step":1,"mlp_only_layers":[],"norm_topk_prob":true})";
-  const auto result = quantize_checkpoint(dir.file("in"), dir.file("out"));
-  ASSERT_OK(result);
-  EXPECT_EQ(result->quantized_tensors, 9);
-  const auto out = Checkpoint::open(dir.file("out"));
-  ASSERT_OK(out);
-  EXPECT_EQ(out->model().format, SourceFormat::kModelOpt);
-  const auto loaded = out->expert(0, 2);
-  ASSERT_OK(loaded);
-  // up of expert 2, row 5: decoded within the block's half step of the source.
-  const Nvfp4View& up = loaded->source.up;
-  const float* original = data[0].data() + (2 * 2 * inter + inter + 5) * hidden;
-  for (int64_t c = 0; c < hidden; ++c) {
-    const uint8_t byte = up.row_codes(5)[c / 2];
-    const double unit =
-        static_cast<double>(e4m3_to_float(up.row_scales(5)[c / 16])) * static_cast<double>(up.tensor_scale);
-    const double decoded = static_cast<double>(e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))) * unit;
-    EXPECT_NEAR(decoded, static_cast<double>(original[c]), unit * 1.0001) << c;
-  }
-}
-
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -9,10 +9,8 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
-
-using test::TempDir;
 
 constexpr uint64_t kGoldenHash = 13186244624814334209ull;
 
@@ -30,24 +28,21 @@ uint64_t hash_of(const TensorIndex& index) {
   uint64_t h = 0xCBF29CE484222325ull;
   for (const auto& [name, ref] : index.tensors()) {
     for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
-    for (const uint8_t byte : test::read_tensor<uint8_t>(*ref.file, *ref.info)) h = (h ^ byte) * 0x100000001B3ull;
+    for (const uint8_t byte : read_tensor<uint8_t>(*ref.file, *ref.info)) h = (h ^ byte) * 0x100000001B3ull;
   }
   return h;
 }
 
 TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
   TempDir dir;
-  const auto made = synthesize_checkpoint(dir.file("m"), two_layers());
-  ASSERT_OK(made);
+  const auto made = must(synthesize_checkpoint(dir.file("m"), two_layers()));
   EXPECT_GT(made->shards, 1);
   EXPECT_EQ(made->expert_bytes, 2ull * 4 * 3 * 128 * 64 * 2);
-  const auto checkpoint = Checkpoint::open(dir.file("m"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir.file("m")));
   EXPECT_EQ(checkpoint->model().family, "deepseek_v4");
   EXPECT_EQ(checkpoint->model().format, SourceFormat::kFloat);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0, 1}));
-  const auto options = checkpoint->layer_options(1);
-  ASSERT_OK(options);
+  const auto options = must(checkpoint->layer_options(1));
   EXPECT_EQ(options->num_experts, 4);
   EXPECT_EQ(options->top_k, 2);
   EXPECT_EQ(options->activation, Activation::kSwigluClamped);
@@ -73,11 +68,8 @@ TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   ASSERT_OK(synthesize_checkpoint(dir.file("b"), o));
   o.seed = 2;
   ASSERT_OK(synthesize_checkpoint(dir.file("c"), o));
-  const auto a = TensorIndex::open(dir.file("a")), b = TensorIndex::open(dir.file("b")),
-             c = TensorIndex::open(dir.file("c"));
-  ASSERT_OK(a);
-  ASSERT_OK(b);
-  ASSERT_OK(c);
+  const auto a = must(TensorIndex::open(dir.file("a"))), b = must(TensorIndex::open(dir.file("b"))),
+             c = must(TensorIndex::open(dir.file("c")));
   EXPECT_EQ(hash_of(*a), hash_of(*b));
   EXPECT_NE(hash_of(*a), hash_of(*c));
   EXPECT_EQ(hash_of(*a), kGoldenHash);
@@ -86,11 +78,10 @@ TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
 TEST(Synthesize, WeightsHaveHeavyTailsAndUnevenRows) {
   TempDir dir;
   ASSERT_OK(synthesize_checkpoint(dir.file("m"), two_layers()));
-  const auto index = TensorIndex::open(dir.file("m"));
-  ASSERT_OK(index);
+  const auto index = must(TensorIndex::open(dir.file("m")));
   const TensorIndex::Ref ref = index->find("layers.0.ffn.experts.0.w1.weight");
   ASSERT_NE(ref.info, nullptr);
-  const std::vector<uint16_t> weights = test::read_tensor<uint16_t>(*ref.file, *ref.info);  // (64, 128)
+  const std::vector<uint16_t> weights = read_tensor<uint16_t>(*ref.file, *ref.info);  // (64, 128)
   double sum2 = 0, sum4 = 0, least = 1e30, most = 0;
   for (int r = 0; r < 64; ++r) {
     double row2 = 0;
@@ -134,8 +125,7 @@ TEST(Synthesize, QwenShapeLoadsToo) {
   o.family = "qwen3_moe";
   o.dtype = DType::kF16;
   ASSERT_OK(synthesize_checkpoint(dir.file("m"), o));
-  const auto checkpoint = Checkpoint::open(dir.file("m"));
-  ASSERT_OK(checkpoint);
+  const auto checkpoint = must(Checkpoint::open(dir.file("m")));
   EXPECT_EQ(checkpoint->model().model_type, "qwen3_moe");
   EXPECT_EQ(checkpoint->layer_options(0)->activation, Activation::kSwiglu);
   EXPECT_OK(checkpoint->expert(1, 3));
@@ -149,26 +139,21 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
   for (const int64_t latent : {int64_t{0}, int64_t{48}}) {
     o.latent_size = latent;
     const std::string path = dir.file("m" + std::to_string(latent));
-    const auto made = synthesize_checkpoint(path, o);
-    ASSERT_OK(made);
+    const auto made = must(synthesize_checkpoint(path, o));
     EXPECT_EQ(made->expert_bytes, static_cast<uint64_t>(2 * 4 * 2 * (latent == 0 ? 128 : latent) * 64 * 2));
-    const auto checkpoint = Checkpoint::open(path);
-    ASSERT_OK(checkpoint);
+    const auto checkpoint = must(Checkpoint::open(path));
     EXPECT_EQ(checkpoint->model().family, "nemotron_h");
     EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 3}));
     EXPECT_EQ(checkpoint->model().model_hidden_size, 128);
-    const auto options = checkpoint->layer_options(3);
-    ASSERT_OK(options);
+    const auto options = must(checkpoint->layer_options(3));
     EXPECT_EQ(options->activation, Activation::kRelu2);
     EXPECT_EQ(options->hidden_size, latent == 0 ? 128 : latent);
     EXPECT_EQ(options->shared_intermediate_size, latent == 0 ? 128 : 0);
-    const auto expert = checkpoint->expert(3, 2);
-    ASSERT_OK(expert);
+    const auto expert = must(checkpoint->expert(3, 2));
     EXPECT_EQ(expert->source.gate.rows, 0);
     EXPECT_EQ(expert->source.up.rows, 64);
     EXPECT_EQ(expert->source.down.rows, options->hidden_size);
-    const auto found = checkpoint->validate(3, {0, 4});
-    ASSERT_OK(found);
+    const auto found = must(checkpoint->validate(3, {0, 4}));
     for (const Finding& finding : *found) EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
     if (latent == 0) {
       EXPECT_OK(checkpoint->shared_expert(3));
@@ -182,4 +167,4 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

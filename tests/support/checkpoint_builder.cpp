@@ -534,4 +534,25 @@ Status CheckpointBuilder::write(const std::string& directory) {
   return {};
 }
 
+Status write_tensors(const std::string& path, const std::map<std::string, RawTensor>& tensors) {
+  std::vector<TensorInfo> infos;
+  for (const auto& [name, tensor] : tensors)
+    infos.push_back({.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
+  NVFP4_MOE_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::create(path, infos, {}));
+  for (const auto& [name, tensor] : tensors) NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(tensor.bytes))));
+  return writer.finish();
+}
+
+Opened::Opened(CheckpointBuilder& builder, const CheckpointOptions& options)
+    : checkpoint_(must([&]() -> Result<Checkpoint> {
+        NVFP4_MOE_TRY(builder.write(dir.path().string()));
+        return Checkpoint::open(dir.path().string(), options);
+      }())) {}
+
+Status refusal_of_open(CheckpointBuilder& builder) {
+  const TempDir dir;
+  NVFP4_MOE_TRY(builder.write(dir.path().string()));
+  return Checkpoint::open(dir.path().string()).status();
+}
+
 }  // namespace nvfp4_moe::internal::test

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "support/support.h"
 
 namespace nvfp4_moe::internal::test {
 
@@ -53,6 +54,14 @@ struct RawTensor {
   std::vector<int64_t> shape;
   std::vector<uint8_t> bytes;
 };
+
+template <class T>
+RawTensor raw_tensor(DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(values.data());
+  return {dtype, std::move(shape), {bytes, bytes + values.size() * sizeof(T)}};
+}
+// A safetensors file of these tensors, in the order of their names.
+Status write_tensors(const std::string& path, const std::map<std::string, RawTensor>& tensors);
 
 // Faults of a checkpoint that users have. `layer` and `expert` say where.
 enum class Plant {
@@ -124,5 +133,22 @@ class CheckpointBuilder {
   nlohmann::json config_;
   nlohmann::json hf_quant_;
 };
+
+// A builder's checkpoint, written and opened.
+class Opened {
+ public:
+  explicit Opened(CheckpointBuilder&& builder, const CheckpointOptions& options = {}) : Opened(builder, options) {}
+  explicit Opened(CheckpointBuilder& builder, const CheckpointOptions& options = {});
+  const Checkpoint& operator*() const { return *checkpoint_; }
+  const Checkpoint* operator->() const { return &*checkpoint_; }
+
+  const TempDir dir;
+
+ private:
+  const Result<Checkpoint> checkpoint_;
+};
+
+// What Checkpoint::open says of a builder's checkpoint.
+Status refusal_of_open(CheckpointBuilder& builder);
 
 }  // namespace nvfp4_moe::internal::test

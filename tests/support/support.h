@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/status.h"
+#include "support/must.h"
 
 namespace nvfp4_moe::internal::test {
 
@@ -37,12 +37,6 @@ using Files = std::map<std::string, std::string>;
 Files read_files(const std::filesystem::path& folder);
 // The names whose contents differ, or that only one side has: what a test says of two folders.
 std::vector<std::string> differing(const Files& a, const Files& b);
-
-inline const Status& status_of(const Status& status) { return status; }
-template <class T>
-const Status& status_of(const Result<T>& result) {
-  return result.status();
-}
 
 }  // namespace nvfp4_moe::internal::test
 

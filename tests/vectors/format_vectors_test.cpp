@@ -1,6 +1,5 @@
 // The committed vectors (tests/vectors/make_format_vectors.py): what ModelOpt, torchao and compressed-tensors made of inputs
 // that lie at no tie and no guard, so that there is one right answer; and torchao's 128x4 layout.
-#include <gtest/gtest.h>
 
 #include <bit>
 #include <memory>
@@ -17,7 +16,7 @@
 #include "support/read_tensor.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 class FormatVectors : public testing::Test {
@@ -33,7 +32,7 @@ class FormatVectors : public testing::Test {
   static std::vector<T> tensor(const std::string& name) {
     const TensorInfo* info = file_->find(name);
     if (info == nullptr) throw std::runtime_error("no tensor " + name);
-    return test::read_tensor<T>(*file_, *info);
+    return read_tensor<T>(*file_, *info);
   }
   static std::unique_ptr<SafetensorsFile> file_;
 };
@@ -92,4 +91,4 @@ TEST_F(FormatVectors, SwizzleGivesTorchaosBytesBothWays) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,6 +1,5 @@
 // The committed checkpoints that nvidia-modelopt and compressed-tensors exported (tests/vectors/make_checkpoint_vectors.py):
 // opened, validated and loaded without Python. Both quantize the same weights, so their decoded values lie close.
-#include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
@@ -10,7 +9,7 @@
 #include "core/dequantize.h"
 #include "support/support.h"
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 Result<Checkpoint> open(const std::string& producer) {
@@ -28,8 +27,7 @@ INSTANTIATE_TEST_SUITE_P(Exported, Producers, testing::Values("modelopt", "compr
                          [](const auto& name) { return std::string(name.param); });
 
 TEST_P(Producers, LoadsWithoutWarningsOrErrors) {
-  auto checkpoint = open(GetParam());
-  ASSERT_OK(checkpoint);
+  auto checkpoint = must(open(GetParam()));
   const ModelInfo& model = checkpoint->model();
   EXPECT_EQ(model.format == SourceFormat::kModelOpt, std::string(GetParam()) == "modelopt");
   EXPECT_EQ(model.layers, (std::vector<int64_t>{0, 1}));
@@ -39,27 +37,21 @@ TEST_P(Producers, LoadsWithoutWarningsOrErrors) {
   EXPECT_EQ(model.options.intermediate_size, 48);
   for (const Finding& finding : checkpoint->findings()) EXPECT_EQ(finding.severity, Severity::kNote) << finding.id;
   for (const int64_t layer : model.layers) {
-    auto findings = checkpoint->validate(layer, {0, 4});
-    ASSERT_OK(findings);
+    auto findings = must(checkpoint->validate(layer, {0, 4}));
     for (const Finding& finding : *findings) EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
-    auto scales = checkpoint->layer_scales(layer);
-    ASSERT_OK(scales);
+    auto scales = must(checkpoint->layer_scales(layer));
     EXPECT_GT(scales->hidden.value_or(0), 0);
     EXPECT_GT(scales->intermediate.value_or(0), 0);
   }
 }
 
 TEST(ProducersTogether, DecodeTheSameWeightsTwice) {
-  auto modelopt = open("modelopt");
-  auto compressed_tensors = open("compressed_tensors");
-  ASSERT_OK(modelopt);
-  ASSERT_OK(compressed_tensors);
+  auto modelopt = must(open("modelopt"));
+  auto compressed_tensors = must(open("compressed_tensors"));
   for (int64_t layer = 0; layer < 2; ++layer) {
     for (int64_t expert = 0; expert < 4; ++expert) {
-      auto a = modelopt->expert(layer, expert);
-      auto b = compressed_tensors->expert(layer, expert);
-      ASSERT_OK(a);
-      ASSERT_OK(b);
+      auto a = must(modelopt->expert(layer, expert));
+      auto b = must(compressed_tensors->expert(layer, expert));
       for (const auto& part : {&ExpertSource::gate, &ExpertSource::up, &ExpertSource::down}) {
         const std::vector<float> left = decode(a->source.*part);
         const std::vector<float> right = decode(b->source.*part);
@@ -81,4 +73,4 @@ TEST(ProducersTogether, DecodeTheSameWeightsTwice) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

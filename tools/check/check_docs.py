@@ -20,7 +20,7 @@ TEST = re.compile(r"^(?:ATTACK_)?TEST(_F|_P)?\(\s*(?:k\w+,\s*)?(\w+),\s*(\w+)\)"
 # What makes a suite run for every backend of the registry: a list of the registry's, or, where a backend brings more than its
 # table, the names of all of them.
 OVER_BACKENDS = re.compile(
-    r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\(test::(?:step|judged|device)_backends\(\)"
+    r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\((?:test::)?(?:step|judged|device)_backends\(\)"
 )
 NAMES = re.compile(r"constexpr std::array kNames = \{([^}]*)\}")
 # Of one backend, or of none: not for every backend.

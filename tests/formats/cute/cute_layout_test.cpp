@@ -13,7 +13,7 @@
 #define NVFP4_MOE_HAS_CUTLASS 0
 #endif
 
-namespace nvfp4_moe::internal {
+namespace nvfp4_moe::internal::test {
 namespace {
 
 #if NVFP4_MOE_HAS_CUTLASS
@@ -92,4 +92,4 @@ TEST(CuteLayout, SwizzledBytesMatchCutlass) {
 }
 
 }  // namespace
-}  // namespace nvfp4_moe::internal
+}  // namespace nvfp4_moe::internal::test

@@ -1,0 +1,45 @@
+// Results of calls that a test needs, and refusals that it expects.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "core/status.h"
+
+namespace nvfp4_moe::internal::test {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+inline const Status& status_of(const Status& status) { return status; }
+template <class T>
+const Status& status_of(const Result<T>& result) {
+  return result.status();
+}
+
+// The result. One that failed ends the test, from a function or a constructor too.
+template <class T>
+Result<T> must(Result<T> result, const std::source_location& where = std::source_location::current()) {
+  if (result.ok()) return result;
+  throw std::runtime_error(std::string(where.file_name()) + ":" + std::to_string(where.line()) + ": " +
+                           result.status().message());
+}
+
+// A Status or Result of this code, with these words in its message.
+MATCHER_P2(Refused, code, words, "") {
+  const Status& status = status_of(arg);
+  *result_listener << "code " << static_cast<int>(status.code()) << ": " << status.message();
+  return status.code() == code && status.message().find(words) != std::string::npos;
+}
+
+}  // namespace nvfp4_moe::internal::test

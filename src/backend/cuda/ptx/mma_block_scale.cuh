@@ -10,8 +10,10 @@ namespace nvfp4_moe::internal::cuda::ptx {
 
 // mma.sync.m16n8k64 kind::mxf4nvf4 scale_vec::4X: d += a b, e2m1 in, an E4M3 scale for each 16 k of a row of a and of a
 // column of b, fp32 accumulators. With r = lane / 4, q = lane % 4, eight k a register:
-//   a = (r, k 8q), (r + 8, k 8q), (r, k 32 + 8q), (r + 8, k 32 + 8q)     scales_a: four of row r in lane 4r, of r + 8 in 4r + 1
-//   b0, b1 = (k 8q, n r), (k 32 + 8q, n r)                              scales_b: four of column r in lane 4r
+//   a = (r, k 8q), (r + 8, k 8q), (r, k 32 + 8q), (r + 8, k 32 + 8q)
+//   scales_a: four of row r in lane 4r, of r + 8 in 4r + 1
+//   b0, b1 = (k 8q, n r), (k 32 + 8q, n r)
+//   scales_b: four of column r in lane 4r
 //   d as of m16n8k16: (r, n 2q), (r, n 2q + 1), (r + 8, n 2q), (r + 8, n 2q + 1)
 // The selectors of bytes and lanes are 0.
 __device__ inline void mma_fp4(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1, uint32_t scales_a,

@@ -1,12 +1,13 @@
-// The work of the Blackwell GEMMs as their plan and scheduler deal it out, without a device: one JSON object, for
-// bench/estimate_blackwell.py.
+// The work of the Blackwell GEMMs as their plan and scheduler deal it out, without a device: one
+// JSON object, for bench/estimate_blackwell.py.
 //
 //   bench_blackwell_plans
 //
-// For every chip, layer shape and number of tokens: the configuration that the plan takes, and what its launch comes to
-// with a routing drawn uniformly, mean over some of them: tiles, k-blocks of all ctas and of the cta with the most,
-// octets of rows times k-blocks likewise (what is multiplied), bytes of weights and rows that are read. Configurations,
-// bounds and the schedule are the kernels' own.
+// For every chip, layer shape and number of tokens: the configuration that the plan takes, and what
+// its launch comes to with a routing drawn uniformly, mean over some of them: tiles, k-blocks of
+// all ctas and of the cta with the most, octets of rows times k-blocks likewise (what is
+// multiplied), bytes of weights and rows that are read. Configurations, bounds and the schedule are
+// the kernels' own.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -37,20 +38,23 @@ struct Chip {
   const char* backend;
   int multiprocessors;
 };
-constexpr Chip kChips[] = {{"B200", "sm100", 148}, {"RTX 5090", "sm120", 170}, {"RTX PRO 6000", "sm120", 188}};
+constexpr Chip kChips[] = {
+    {"B200", "sm100", 148}, {"RTX 5090", "sm120", 170}, {"RTX PRO 6000", "sm120", 188}};
 
 // Shapes of bench_hopper_layers, and ranks of the published figures.
 struct LayerShape {
   const char* name;
   int64_t local_experts, experts, top_k, hidden, intermediate;
 };
-constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072},  {"v4flash", 256, 256, 6, 4096, 2048},
-                                  {"qwen30b", 128, 128, 8, 2048, 768},    {"mixtral", 8, 8, 2, 4096, 14336},
-                                  {"v4pro_ep4", 96, 384, 6, 7168, 3072},  {"v4flash_ep4", 64, 256, 6, 4096, 2048},
-                                  {"v4flash_ep8", 32, 256, 6, 4096, 2048}};
+constexpr LayerShape kShapes[] = {
+    {"v4pro_ep8", 48, 384, 6, 7168, 3072},  {"v4flash", 256, 256, 6, 4096, 2048},
+    {"qwen30b", 128, 128, 8, 2048, 768},    {"mixtral", 8, 8, 2, 4096, 14336},
+    {"v4pro_ep4", 96, 384, 6, 7168, 3072},  {"v4flash_ep4", 64, 256, 6, 4096, 2048},
+    {"v4flash_ep8", 32, 256, 6, 4096, 2048}};
 constexpr size_t kOwnShapes = 4;  // the others are of published figures, all on B200 and its like
 constexpr int64_t kTokens[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
-constexpr int64_t kPublishedTokens[] = {8, 32, 256, 2048, 4096, 8192, 32768, 65536};  // of all ranks
+constexpr int64_t kPublishedTokens[] = {8,    32,   256,   2048,
+                                        4096, 8192, 32768, 65536};  // of all ranks
 
 // A backend's configurations, as its config.h has them.
 struct Table {
@@ -63,8 +67,9 @@ struct Table {
   bool (*splits_k)(const MoeConfig&, int64_t k);
 };
 template <class Configs, class MinSaved, class MaxSplits>
-Table table_of(const Configs& configs, int block_k, int max_ctas, MinSaved min_saved, MaxSplits max_splits,
-               decltype(Table::routed_config) routed_config, decltype(Table::splits_k) splits_k) {
+Table table_of(const Configs& configs, int block_k, int max_ctas, MinSaved min_saved,
+               MaxSplits max_splits, decltype(Table::routed_config) routed_config,
+               decltype(Table::splits_k) splits_k) {
   Table table{block_k, max_ctas, {}, {}, {}, {}, {}, routed_config, splits_k};
   for (const auto& config : configs) {
     table.names.push_back(config.name);
@@ -77,13 +82,14 @@ Table table_of(const Configs& configs, int block_k, int max_ctas, MinSaved min_s
 }
 bool table_of(const std::string& backend, Table& table) {
   if (backend == "sm120") {
-    table = table_of(sm120::kGemmConfigs, sm120::kBlockK, sm120::kMaxCtas, sm120::min_saved_k_blocks, sm120::max_splits,
-                     sm120::routed_config, sm120::splits_k);
+    table =
+        table_of(sm120::kGemmConfigs, sm120::kBlockK, sm120::kMaxCtas, sm120::min_saved_k_blocks,
+                 sm120::max_splits, sm120::routed_config, sm120::splits_k);
     return true;
   }
 #ifdef NVFP4_MOE_HAS_SM100
-  table = table_of(sm100::kGemmConfigs, sm100::kBlockK, sm100::kMaxCtas, sm100::min_saved_k_blocks, sm100::max_splits,
-                   sm100::routed_config, sm100::splits_k);
+  table = table_of(sm100::kGemmConfigs, sm100::kBlockK, sm100::kMaxCtas, sm100::min_saved_k_blocks,
+                   sm100::max_splits, sm100::routed_config, sm100::splits_k);
   return true;
 #else
   return false;
@@ -91,16 +97,17 @@ bool table_of(const std::string& backend, Table& table) {
 }
 
 // Rows of each local expert.
-std::vector<int32_t> draw_rows(Random& random, const LayerShape& shape, int64_t tokens, int64_t& local_tokens) {
+std::vector<int32_t> draw_rows(Random& random, const LayerShape& shape, int64_t tokens,
+                               int64_t& local_tokens) {
   std::vector<int32_t> rows(static_cast<size_t>(shape.local_experts), 0);
   std::vector<int32_t> ids(static_cast<size_t>(shape.experts));
   std::iota(ids.begin(), ids.end(), 0);
   for (int64_t t = 0; t < tokens; ++t) {
     bool local = false;
     for (int64_t k = 0; k < shape.top_k; ++k) {  // the first top_k of a shuffle
-      std::swap(
-          ids[static_cast<size_t>(k)],
-          ids[static_cast<size_t>(k + static_cast<int64_t>(random.below(static_cast<uint64_t>(shape.experts - k))))]);
+      std::swap(ids[static_cast<size_t>(k)],
+                ids[static_cast<size_t>(k + static_cast<int64_t>(random.below(
+                                                static_cast<uint64_t>(shape.experts - k))))]);
       const int32_t id = ids[static_cast<size_t>(k)];
       if (id >= shape.local_experts) continue;
       ++rows[static_cast<size_t>(id)];
@@ -113,7 +120,8 @@ std::vector<int32_t> draw_rows(Random& random, const LayerShape& shape, int64_t 
 
 // What one launch comes to.
 struct Launch {
-  double tiles = 0, splits = 0, k_blocks = 0, longest_k_blocks = 0, octet_k_blocks = 0, longest_octet_k_blocks = 0;
+  double tiles = 0, splits = 0, k_blocks = 0, longest_k_blocks = 0, octet_k_blocks = 0,
+         longest_octet_k_blocks = 0;
   double weight_bytes = 0, row_bytes = 0, partial_bytes = 0;
   Json json(double draws) const {
     const auto mean = [&](double sum) { return std::round(sum / draws * 10) / 10; };
@@ -131,12 +139,14 @@ struct Launch {
   }
 };
 
-// tile_rows: rows of each tile of rows, in the order that route lists them. m, k: weight rows and columns of an expert.
-void add_launch(Launch& sum, const Table& table, size_t config, bool split_k, int ctas, int64_t m, int64_t k,
-                const std::vector<int32_t>& tile_rows) {
+// tile_rows: rows of each tile of rows, in the order that route lists them. m, k: weight rows and
+// columns of an expert.
+void add_launch(Launch& sum, const Table& table, size_t config, bool split_k, int ctas, int64_t m,
+                int64_t k, const std::vector<int32_t>& tile_rows) {
   const auto k_blocks = static_cast<int32_t>(cuda::ceil_div(k, table.block_k));
-  const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(m, cuda::kTileRows)), k_blocks, ctas, split_k,
-                                    table.min_saved[config], table.max_splits[config]);
+  const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(m, cuda::kTileRows)),
+                                    k_blocks, ctas, split_k, table.min_saved[config],
+                                    table.max_splits[config]);
   const cuda::Schedule schedule(params, static_cast<int32_t>(tile_rows.size()));
   int64_t longest = 0, longest_octets = 0;
   for (int32_t cta = 0; cta < ctas; ++cta) {
@@ -148,9 +158,11 @@ void add_launch(Launch& sum, const Table& table, size_t config, bool split_k, in
       octets += work.k_blocks * ((rows + 7) / 8);
       sum.tiles += 1;
       sum.splits += work.partial >= 0;
-      sum.weight_bytes += static_cast<double>(work.k_blocks) * table.block_k * cuda::kTileRows * 0.5625;
+      sum.weight_bytes +=
+          static_cast<double>(work.k_blocks) * table.block_k * cuda::kTileRows * 0.5625;
       sum.row_bytes += static_cast<double>(work.k_blocks * rows) * table.block_k * 0.5625;
-      if (work.partial >= 0) sum.partial_bytes += 2.0 * static_cast<double>(rows * cuda::kTileRows) * 4;
+      if (work.partial >= 0)
+        sum.partial_bytes += 2.0 * static_cast<double>(rows * cuda::kTileRows) * 4;
     }
     sum.k_blocks += static_cast<double>(own);
     sum.octet_k_blocks += static_cast<double>(octets);
@@ -169,7 +181,8 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
   options.intermediate_size = shape.intermediate;
   const auto made = MoeConfig::make(options);
   const MoeConfig& config = *made;
-  const auto index = static_cast<size_t>(table.routed_config(config, {0, shape.local_experts}, tokens));
+  const auto index =
+      static_cast<size_t>(table.routed_config(config, {0, shape.local_experts}, tokens));
   const int ctas = std::min(chip.multiprocessors, table.max_ctas);
   Random random(static_cast<uint64_t>(tokens));
   Launch gemm1, gemm2;
@@ -178,19 +191,23 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
   for (int draw = 0; draw < draws; ++draw) {
     std::vector<int32_t> tiles;
     std::vector<int32_t> rows_of_experts;
-    do rows_of_experts = draw_rows(random, shape, tokens, local_tokens);  // a rank without a row is not timed
+    do
+      rows_of_experts =
+          draw_rows(random, shape, tokens, local_tokens);  // a rank without a row is not timed
     while (std::reduce(rows_of_experts.begin(), rows_of_experts.end()) == 0);
     for (const int32_t of_expert : rows_of_experts) {
       const int32_t step = cuda::even_tile_rows(of_expert, table.tile_n[index]);
-      for (int32_t first = 0; first < of_expert; first += step) tiles.push_back(std::min(step, of_expert - first));
+      for (int32_t first = 0; first < of_expert; first += step)
+        tiles.push_back(std::min(step, of_expert - first));
       rows += of_expert;
       hit += of_expert > 0;
     }
-    if (table.tile_n[index] >= cuda::kMinSortedTileN) std::stable_sort(tiles.begin(), tiles.end(), std::greater<>());
-    add_launch(gemm1, table, index, table.splits_k(config, shape.hidden), ctas, 2 * shape.intermediate, shape.hidden,
-               tiles);
-    add_launch(gemm2, table, index, table.splits_k(config, shape.intermediate), ctas, shape.hidden, shape.intermediate,
-               tiles);
+    if (table.tile_n[index] >= cuda::kMinSortedTileN)
+      std::stable_sort(tiles.begin(), tiles.end(), std::greater<>());
+    add_launch(gemm1, table, index, table.splits_k(config, shape.hidden), ctas,
+               2 * shape.intermediate, shape.hidden, tiles);
+    add_launch(gemm2, table, index, table.splits_k(config, shape.intermediate), ctas, shape.hidden,
+               shape.intermediate, tiles);
   }
   Json json = Json::object();
   json["chip"] = chip.name;
@@ -228,7 +245,8 @@ int main() {
     Table table{};
     if (!table_of(chip.backend, table)) continue;
     for (const LayerShape& shape : kShapes) {
-      const bool published = shape.local_experts != shape.experts && chip.backend == std::string("sm100");
+      const bool published =
+          shape.local_experts != shape.experts && chip.backend == std::string("sm100");
       if (&shape >= kShapes + kOwnShapes && !published) continue;
       std::set<int64_t> all(std::begin(kTokens), std::end(kTokens));
       if (published) all.insert(std::begin(kPublishedTokens), std::end(kPublishedTokens));

@@ -1,12 +1,14 @@
-// How long a layer takes from its weights to its first answer on a GPU: deepseek-v4-flash's 256 experts.
+// How long a layer takes from its weights to its first answer on a GPU: deepseek-v4-flash's 256
+// experts.
 //
 //   bench_cuda_load [--device cuda:N] [--repeats N] [--commit SHA]
 //
-// JSON on stdout. The same weights, every expert's its own, in three places, one load after the other in each repeat:
-// "pageable" memory, as a loader that read files leaves them; "pinned" (page-locked) memory; and "cuda", the GPU itself.
-// "context": what CUDA's first call takes; "open": packing, with all checks; "warmup": the layer's own. "best_open_s" is
-// the smallest of each, "cuda_over_pinned" their quotient, which is to be at most 1. Beside them, what bounds packing
-// from the host: the rate of plain copies of the same bytes.
+// JSON on stdout. The same weights, every expert's its own, in three places, one load after the
+// other in each repeat: "pageable" memory, as a loader that read files leaves them; "pinned"
+// (page-locked) memory; and "cuda", the GPU itself. "context": what CUDA's first call takes;
+// "open": packing, with all checks; "warmup": the layer's own. "best_open_s" is the smallest of
+// each, "cuda_over_pinned" their quotient, which is to be at most 1. Beside them, what bounds
+// packing from the host: the rate of plain copies of the same bytes.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,7 +28,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kExperts = 256, kTopK = 6, kHidden = 4096, kIntermediate = 2048, kMaxTokens = 8192;
+constexpr int64_t kExperts = 256, kTopK = 6, kHidden = 4096, kIntermediate = 2048,
+                  kMaxTokens = 8192;
 constexpr int64_t kMatrix = kHidden * kIntermediate;  // elements
 constexpr int64_t kCodes = kMatrix / 2, kScales = kMatrix / 16;
 constexpr int64_t kExpertBytes = 3 * (kCodes + kScales);
@@ -50,7 +53,8 @@ void fill(uint8_t* bytes, uint64_t seed) {
   uint64_t state = seed * 2654435761u + 88172645463325252u;
   for (int64_t i = 0; i < kExpertBytes; i += 8) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    const uint64_t word = i < 3 * kCodes ? state : (state & 0x3F3F3F3F3F3F3F3Full) + 0x2020202020202020ull;
+    const uint64_t word =
+        i < 3 * kCodes ? state : (state & 0x3F3F3F3F3F3F3F3Full) + 0x2020202020202020ull;
     std::memcpy(bytes + i, &word, 8);
   }
 }
@@ -60,11 +64,12 @@ LayerSource source_of(const uint8_t* experts, bool on_device) {
   source.expert = [experts, on_device](int64_t e) -> Result<LoadedExpert> {
     const uint8_t* const codes = experts + e * kExpertBytes;
     const auto view = [&](int p, int64_t rows, int64_t cols) {
-      return Nvfp4View::contiguous(codes + p * kCodes, codes + 3 * kCodes + p * kScales, 1e-4f, rows, cols);
+      return Nvfp4View::contiguous(codes + p * kCodes, codes + 3 * kCodes + p * kScales, 1e-4f,
+                                   rows, cols);
     };
     LoadedExpert loaded;
-    loaded.source = {view(0, kIntermediate, kHidden), view(1, kIntermediate, kHidden), view(2, kHidden, kIntermediate),
-                     on_device};
+    loaded.source = {view(0, kIntermediate, kHidden), view(1, kIntermediate, kHidden),
+                     view(2, kHidden, kIntermediate), on_device};
     return loaded;
   };
   return source;
@@ -123,29 +128,36 @@ int run(const Options& given) {
   layer_options.device = given.device;
   layer_options.limits.max_tokens = kMaxTokens;
 
-  std::printf("{\"device\": \"%s\", \"commit\": \"%s\", \"command\": \"%s\", \"experts\": %lld, ", facts->name.c_str(),
-              given.commit.c_str(), given.command.c_str(), static_cast<long long>(kExperts));
-  std::printf("\"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, \"context_s\": %.3f, \"loads\": [",
-              static_cast<long long>(kHidden), static_cast<long long>(kIntermediate), static_cast<long long>(kBytes),
-              context_s);
+  std::printf("{\"device\": \"%s\", \"commit\": \"%s\", \"command\": \"%s\", \"experts\": %lld, ",
+              facts->name.c_str(), given.commit.c_str(), given.command.c_str(),
+              static_cast<long long>(kExperts));
+  std::printf(
+      "\"hidden\": %lld, \"intermediate\": %lld, \"source_bytes\": %lld, \"context_s\": %.3f, "
+      "\"loads\": [",
+      static_cast<long long>(kHidden), static_cast<long long>(kIntermediate),
+      static_cast<long long>(kBytes), context_s);
   const char* separator = "";
   for (int i = 0; i < given.repeats; ++i)
     for (Place& place : places) {
       std::unique_ptr<MoeLayer> layer;
       const double open_s = seconds([&] {
-        auto opened = MoeLayer::open(*config, source_of(place.experts, place.on_device), layer_options);
+        auto opened =
+            MoeLayer::open(*config, source_of(place.experts, place.on_device), layer_options);
         must(opened.status());
         layer = *std::move(opened);
       });
       place.best_open_s = std::min(place.best_open_s, open_s);
       const double warmup_s = seconds([&] {
-        auto workspace = layer->backend().allocate(layer->workspace_bytes(), facts->index, "workspace");
+        auto workspace =
+            layer->backend().allocate(layer->workspace_bytes(), facts->index, "workspace");
         must(workspace.status());
         must(layer->warmup(workspace->data(), layer->workspace_bytes()));
       });
       std::printf(
-          "%s{\"from\": \"%s\", \"backend\": \"%s\", \"open_s\": %.4f, \"warmup_s\": %.3f, \"open_gb_per_s\": %.2f}",
-          separator, place.name, layer->backend().name, open_s, warmup_s, static_cast<double>(kBytes) * 1e-9 / open_s);
+          "%s{\"from\": \"%s\", \"backend\": \"%s\", \"open_s\": %.4f, \"warmup_s\": %.3f, "
+          "\"open_gb_per_s\": %.2f}",
+          separator, place.name, layer->backend().name, open_s, warmup_s,
+          static_cast<double>(kBytes) * 1e-9 / open_s);
       std::fflush(stdout);
       separator = ", ";
     }
@@ -162,7 +174,8 @@ int run(const Options& given) {
     });
     return static_cast<double>(kCopied) * 1e-9 / s;
   };
-  std::printf("\"copy_gb_per_s\": {\"pageable\": %.2f, \"pinned\": %.2f}}\n", rate(pageable.get()), rate(pinned));
+  std::printf("\"copy_gb_per_s\": {\"pageable\": %.2f, \"pinned\": %.2f}}\n", rate(pageable.get()),
+              rate(pinned));
   cudaFreeHost(pinned);
   cudaFree(on_device);
   return 0;

@@ -1,19 +1,24 @@
-// Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run, beside the floor.
+// Layers on one GPU: the backend that a layer gets there (on Hopper sm90) and cuda in the same run,
+// beside the floor.
 //
-//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--batch-invariant] [--sm90-only]
-//                       [--configuration N] [--routing ROUTING,ROUTING,...] [--layers-only]
-//                       [--sustained SECONDS] [--split TOKENS] [--json FILE]
+//   bench_hopper_layers [SHAPE...] [--tokens T,T,...] [--format bf16|nvfp4|fp8] [--sm90-only]
+//                       [--batch-invariant] [--configuration N] [--routing ROUTING,ROUTING,...]
+//                       [--layers-only] [--sustained SECONDS] [--split TOKENS] [--json FILE]
 //
-// --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take; without cuda beside it.
-// --routing: uniform, zipf:S or hot (routings.h). --layers-only leaves the graphs of one GEMM out. --split compares the output with that of the same tokens in smaller batches. --json appends the cells to FILE, one JSON object a line.
-// The shape `rehearsal` is for trying the bench itself where nothing is fast; it and those of uneven routing are left out
-// unless they are named.
+// --configuration: the GEMMs' by its place in the backend's list, whatever the plan would take;
+// without cuda beside it.
+// --routing: uniform, zipf:S or hot (routings.h). --layers-only leaves the graphs of one GEMM out.
+// --split compares the output with that of the same tokens in smaller batches. --json appends the
+// cells to FILE, one JSON object a line. The shape `rehearsal` is for trying the bench itself where
+// nothing is fast; it and those of uneven routing are left out unless they are named.
 //
-// One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4 to 16 steps, each
-// with a routing of its own and the next of the rotated layers, are one CUDA graph; the figure is the median replay of a
-// burst of some 40 ms over the steps. Under --sustained the graph is then replayed for so many seconds, so that the power
-// cap sets the clock, and the mean of the second half is told beside it. gemm1 and gemm2 are graphs of that step alone. floor = max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an
-// H200's.
+// One line a shape and token count. A step is one run of a layer: ids and hidden in, output out; 4
+// to 16 steps, each with a routing of its own and the next of the rotated layers, are one CUDA
+// graph; the figure is the median replay of a burst of some 40 ms over the steps. Under --sustained
+// the graph is then replayed for so many seconds, so that the power cap sets the clock, and the
+// mean of the second half is told beside it. gemm1 and gemm2 are graphs of that step alone. floor =
+// max(bytes / 4.3 TB/s, flops / 790 TFLOP/s), an H200's.
+// Long because one program times, checks and reports, and nothing else uses its parts.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -42,27 +47,33 @@ struct LayerShape {
   int layers;     // in rotation, so that none stays in L2
   bool if_named;  // left out of a run that names no shape
 };
-// The last but one are unlike the others: many experts of which each token takes eight, on one rank of eight; K that is
-// no multiple of a k-block, on one rank of four.
-constexpr LayerShape kShapes[] = {
-    {"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false}, {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
-    {"qwen30b", 128, 128, 8, 2048, 768, 4, false},   {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
-    {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},   {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
-    {"rehearsal", 4, 8, 2, 512, 256, 1, true}};
+// The last but one are unlike the others: many experts of which each token takes eight, on one rank
+// of eight; K that is no multiple of a k-block, on one rank of four.
+constexpr LayerShape kShapes[] = {{"v4pro_ep8", 48, 384, 6, 7168, 3072, 1, false},
+                                  {"v4flash", 256, 256, 6, 4096, 2048, 1, false},
+                                  {"qwen30b", 128, 128, 8, 2048, 768, 4, false},
+                                  {"mixtral", 8, 8, 2, 4096, 14336, 2, false},
+                                  {"kimi_ep8", 48, 384, 8, 7168, 2048, 1, true},
+                                  {"gptoss_ep4", 32, 128, 4, 2880, 2880, 1, true},
+                                  {"rehearsal", 4, 8, 2, 512, 256, 1, true}};
 
 struct DeviceArray {
-  explicit DeviceArray(size_t size_bytes) { must(cudaMalloc(&data, std::max<size_t>(size_bytes, 1))); }
+  explicit DeviceArray(size_t size_bytes) {
+    must(cudaMalloc(&data, std::max<size_t>(size_bytes, 1)));
+  }
   ~DeviceArray() { cudaFree(data); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
   void* data = nullptr;
 };
 
-// Microseconds of a step of a graph: the median of a burst, and the mean of what follows under sustained load.
+// Microseconds of a step of a graph: the median of a burst, and the mean of what follows under
+// sustained load.
 struct StepTime {
   double burst = 0, sustained = 0;
 };
-StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enqueue, double sustained_seconds = 0) {
+StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enqueue,
+                    double sustained_seconds = 0) {
   cudaStream_t stream;
   must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   cudaGraph_t graph;
@@ -84,7 +95,8 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
     must(cudaEventElapsedTime(&ms, begin, end));
     return ms;
   };
-  // A GPU that has idled takes milliseconds to raise its clock, and the graph of a small batch is over before that.
+  // A GPU that has idled takes milliseconds to raise its clock, and the graph of a small batch is
+  // over before that.
   for (float warm = 0; warm < 20;) warm += replays(1);
   std::vector<float> times;
   float total = 0;
@@ -96,7 +108,8 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
   std::sort(times.begin(), times.end());
   StepTime result{times[times.size() / 2] * 1e3 / steps, 0};
   if (sustained_seconds > 0) {
-    const int at_once = std::max(1, static_cast<int>(20 / times[times.size() / 2]));  // 20 ms and more
+    const int at_once =
+        std::max(1, static_cast<int>(20 / times[times.size() / 2]));  // 20 ms and more
     double all = 0, late = 0;
     int late_replays = 0;
     while (all < sustained_seconds * 1e3) {
@@ -131,12 +144,13 @@ struct Request {
   FILE* json = nullptr;
 };
 
-Times time_backend(const Backend& backend, const std::vector<PackedWeights>& layers, Batch batch, int steps,
-                   const int32_t* ids, int64_t ids_of_step, const Request& request) {
+Times time_backend(const Backend& backend, const std::vector<PackedWeights>& layers, Batch batch,
+                   int steps, const int32_t* ids, int64_t ids_of_step, const Request& request) {
   const PackedWeights& first = layers.front();
   auto facts = device_facts("cuda:0");
   must(facts.status());
-  auto plan = backend.plan(first.config, first.range, {}, {batch.tokens, 0, request.gemm_config}, *facts);
+  auto plan =
+      backend.plan(first.config, first.range, {}, {batch.tokens, 0, request.gemm_config}, *facts);
   must(plan.status());
   const DeviceArray memory(plan->workspace.total_bytes);
   auto* const workspace = reinterpret_cast<std::byte*>(memory.data);
@@ -157,7 +171,8 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   const LayerBuffers buffers = layer_buffers(first.config, first.range, batch.tokens, arena);
   const auto run_plan = backend.steps->plan(first, *plan, batch);
   const auto at = [&](int step, cudaStream_t stream) {
-    return StepContext{layer_of(step), batch, buffers, serial_executor(), arena, stream, run_plan.get()};
+    return StepContext{layer_of(step), batch,  buffers,       serial_executor(),
+                       arena,          stream, run_plan.get()};
   };
   // A run may have gone another way than by hidden in memory, which gemm1 alone starts from.
   must(backend.steps->quantize(at(0, nullptr)));
@@ -171,14 +186,14 @@ Times time_backend(const Backend& backend, const std::vector<PackedWeights>& lay
   return times;
 }
 
-// The outputs of a batch beside those of the same tokens in batches of split_tokens: relative L2, and how many elements
-// have other bits.
+// The outputs of a batch beside those of the same tokens in batches of split_tokens: relative L2,
+// and how many elements have other bits.
 struct SplitDifference {
   double relative_l2 = 0;
   int64_t elements = 0;
 };
-SplitDifference compare_with_split(const Backend& backend, const PackedWeights& weights, const Batch& batch,
-                                   int64_t split_tokens) {
+SplitDifference compare_with_split(const Backend& backend, const PackedWeights& weights,
+                                   const Batch& batch, int64_t split_tokens) {
   const int64_t top_k = weights.config->top_k, hidden = weights.config->hidden_size;
   const auto facts = device_facts("cuda:0");
   must(facts.status());
@@ -195,7 +210,8 @@ SplitDifference compare_with_split(const Backend& backend, const PackedWeights& 
       part.topk_ids = static_cast<const int32_t*>(batch.topk_ids) + first * top_k;
       part.topk_weights = batch.topk_weights + first * top_k;
       part.out = static_cast<uint16_t*>(batch.out) + first * hidden;
-      must(backend.run(weights, *plan, part, static_cast<std::byte*>(workspace.data), RunContext{}));
+      must(
+          backend.run(weights, *plan, part, static_cast<std::byte*>(workspace.data), RunContext{}));
     }
     std::vector<uint16_t>& out = outputs[outputs[0].empty() ? 0 : 1];
     out.resize(count);
@@ -213,8 +229,9 @@ SplitDifference compare_with_split(const Backend& backend, const PackedWeights& 
   return difference;
 }
 
-void bench_routing(const LayerShape& shape, const Routing& of, const std::vector<int64_t>& tokens_list,
-                   const Request& request, const Backend& backend, bool beside_cuda,
+void bench_routing(const LayerShape& shape, const Routing& of,
+                   const std::vector<int64_t>& tokens_list, const Request& request,
+                   const Backend& backend, bool beside_cuda,
                    const std::vector<PackedWeights>& layers) {
   const RoutingDraw routing(of, {shape.local_experts, shape.experts, shape.top_k});
   if (of.kind != Routing::Kind::kUniform || of.spread) std::printf("routing %s\n", of.text.c_str());
@@ -232,7 +249,8 @@ void bench_routing(const LayerShape& shape, const Routing& of, const std::vector
       mean.most_rows += last.most_rows;
     }
     const double h = static_cast<double>(shape.hidden), n = static_cast<double>(shape.intermediate);
-    const double rows = static_cast<double>(mean.rows) / steps, hit = static_cast<double>(mean.experts_hit) / steps,
+    const double rows = static_cast<double>(mean.rows) / steps,
+                 hit = static_cast<double>(mean.experts_hit) / steps,
                  with_rows = static_cast<double>(mean.tokens) / steps;
     const double bytes = hit * 3 * h * n * 0.5625 + with_rows * h * 4 + rows * n * 4;
     const double floor = std::max(bytes / 4.3e6, 6 * rows * h * n / 790e6);
@@ -242,7 +260,8 @@ void bench_routing(const LayerShape& shape, const Routing& of, const std::vector
     must(cudaMemcpy(weights.data, router.data(), ids.size() * 4, cudaMemcpyHostToDevice));
     // bf16 of either sign between 1/4 and 4.
     const auto count = static_cast<size_t>(tokens * shape.hidden);
-    const std::vector<uint8_t> bits = random_bytes(random, count * 2, 0x81FF81FF81FF81FFull, 0x3E803E803E803E80ull);
+    const std::vector<uint8_t> bits =
+        random_bytes(random, count * 2, 0x81FF81FF81FF81FFull, 0x3E803E803E803E80ull);
     const DeviceArray hidden(count * 2), out(count * 2);
     must(cudaMemcpy(hidden.data, bits.data(), count * 2, cudaMemcpyHostToDevice));
     Batch batch;
@@ -257,8 +276,9 @@ void bench_routing(const LayerShape& shape, const Routing& of, const std::vector
     // The GEMM graphs use the last routing.
     const double last_bytes = static_cast<double>(last.experts_hit) * h * n * 0.5625;
     const double last_flops = 2 * static_cast<double>(last.rows) * h * n;
-    std::printf("%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx)", shape.name, static_cast<long>(tokens),
-                rows / hit, floor, backend.name, own.layer.burst, own.layer.burst / floor);
+    std::printf("%-9s %5ld %6.1f rows | floor %8.1f | %s %8.1f (%.2fx)", shape.name,
+                static_cast<long>(tokens), rows / hit, floor, backend.name, own.layer.burst,
+                own.layer.burst / floor);
     if (!request.layers_only)
       std::printf(" | g1 %8.1f %.2f TB/s %4.0f TF | g2 %8.1f %.2f TB/s %4.0f TF", own.gemm1,
                   2 * last_bytes / own.gemm1 / 1e6, 2 * last_flops / own.gemm1 / 1e6, own.gemm2,
@@ -267,34 +287,43 @@ void bench_routing(const LayerShape& shape, const Routing& of, const std::vector
     if (beside_cuda) {
       Request burst = request;
       burst.sustained_seconds = 0;
-      const double plain = time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, burst).layer.burst;
+      const double plain =
+          time_backend(kCudaBackend, layers, batch, steps, device_ids, ids_of_step, burst)
+              .layer.burst;
       std::printf(" | cuda %8.1f: %.2fx", plain, plain / own.layer.burst);
     }
     SplitDifference split;
     if (request.split_tokens > 0) {
       split = compare_with_split(backend, layers.front(), batch, request.split_tokens);
       std::printf(" | in batches of %ld: relative L2 %.2e, %ld elements differ",
-                  static_cast<long>(request.split_tokens), split.relative_l2, static_cast<long>(split.elements));
+                  static_cast<long>(request.split_tokens), split.relative_l2,
+                  static_cast<long>(split.elements));
     }
     std::printf("\n");
     std::fflush(stdout);
     if (request.json == nullptr) continue;
-    std::fprintf(request.json,
-                 "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": \"%s\", "
-                 "\"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
-                 "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": %.2f, "
-                 "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, \"split_relative_l2\": %.3e, "
-                 "\"split_elements\": %ld}\n",
-                 shape.name, static_cast<long>(tokens), to_string(request.options.activation_format), backend.name,
-                 of.text.c_str(), request.options.batch_invariant ? "true" : "false", request.gemm_config, rows, hit,
-                 static_cast<double>(mean.most_rows) / steps, floor, own.layer.burst, own.gemm1, own.gemm2,
-                 own.layer.sustained, request.sustained_seconds, static_cast<long>(request.split_tokens),
-                 split.relative_l2, static_cast<long>(split.elements));
+    std::fprintf(
+        request.json,
+        "{\"shape\": \"%s\", \"T\": %ld, \"format\": \"%s\", \"backend\": \"%s\", \"routing\": "
+        "\"%s\", "
+        "\"batch_invariant\": %s, \"configuration\": %d, \"rows\": %.1f, \"experts_hit\": %.1f, "
+        "\"most_rows\": %.1f, \"floor_us\": %.2f, \"us\": %.2f, \"gemm1_us\": %.2f, \"gemm2_us\": "
+        "%.2f, "
+        "\"sustained_us\": %.2f, \"sustained_s\": %g, \"split_tokens\": %ld, "
+        "\"split_relative_l2\": %.3e, "
+        "\"split_elements\": %ld}\n",
+        shape.name, static_cast<long>(tokens), to_string(request.options.activation_format),
+        backend.name, of.text.c_str(), request.options.batch_invariant ? "true" : "false",
+        request.gemm_config, rows, hit, static_cast<double>(mean.most_rows) / steps, floor,
+        own.layer.burst, own.gemm1, own.gemm2, own.layer.sustained, request.sustained_seconds,
+        static_cast<long>(request.split_tokens), split.relative_l2,
+        static_cast<long>(split.elements));
     std::fflush(request.json);
   }
 }
 
-void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list, const Request& request) {
+void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_list,
+                 const Request& request) {
   MoeOptions options = request.options;
   options.num_experts = shape.experts;
   options.top_k = shape.top_k;
@@ -308,8 +337,8 @@ void bench_shape(const LayerShape& shape, const std::vector<int64_t>& tokens_lis
   const auto backend = choose_backend(*config, *facts, "auto");
   must(backend.status());
   // Both read one layout where they have the same; sm120's of nvfp4 is its own.
-  const bool beside_cuda =
-      !request.sm90_only && request.gemm_config < 0 && *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
+  const bool beside_cuda = !request.sm90_only && request.gemm_config < 0 &&
+                           *backend != &kCudaBackend && facts->compute_capability / 10 < 10;
   std::vector<PackedWeights> layers;
   for (int i = 0; i < shape.layers; ++i)
     layers.push_back(make_layer(**backend, *config, range, 7 + static_cast<uint64_t>(i)));
@@ -347,7 +376,8 @@ int main(int argc, char** argv) {
       }
     } else if (argument == "--format") {
       const std::string format = value_of(argc, argv, i);
-      if (format != "bf16" && format != "nvfp4" && format != "fp8") refuse("format " + format, "bf16, nvfp4, fp8");
+      if (format != "bf16" && format != "nvfp4" && format != "fp8")
+        refuse("format " + format, "bf16, nvfp4, fp8");
       request.options.activation_format = format == "nvfp4" ? ActivationFormat::kNvfp4
                                           : format == "fp8" ? ActivationFormat::kFp8
                                                             : ActivationFormat::kBf16;
@@ -377,7 +407,8 @@ int main(int argc, char** argv) {
       const auto is_named = [&](const LayerShape& shape) { return argument == shape.name; };
       if (std::none_of(std::begin(kShapes), std::end(kShapes), is_named)) {
         std::string known;
-        for (const LayerShape& shape : kShapes) known += std::string(known.empty() ? "" : ", ") + shape.name;
+        for (const LayerShape& shape : kShapes)
+          known += std::string(known.empty() ? "" : ", ") + shape.name;
         refuse("shape " + argument, known.c_str());
       }
       names.push_back(argument);
@@ -390,7 +421,8 @@ int main(int argc, char** argv) {
   std::printf("%s, %s%s%s, us\n", facts->name.c_str(), to_string(request.options.activation_format),
               request.options.batch_invariant ? ", batch invariant" : "", configuration.c_str());
   for (const LayerShape& shape : kShapes)
-    if (names.empty() ? !shape.if_named : std::find(names.begin(), names.end(), shape.name) != names.end())
+    if (names.empty() ? !shape.if_named
+                      : std::find(names.begin(), names.end(), shape.name) != names.end())
       bench_shape(shape, tokens, request);
   if (request.json != nullptr) std::fclose(request.json);
   return 0;

@@ -1,4 +1,5 @@
-// Layers of random NVFP4 weights on a device, quickly: one expert is drawn and packed, and copied to all others.
+// Layers of random NVFP4 weights on a device, quickly: one expert is drawn and packed, and copied
+// to all others.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +28,8 @@ inline void must(const Status& status) {
   std::exit(1);
 }
 
-inline std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t mask, uint64_t offset) {
+inline std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t mask,
+                                         uint64_t offset) {
   std::vector<uint8_t> bytes((count + 7) / 8 * 8);
   uint64_t state = static_cast<uint64_t>(random.below(1 << 30)) * 2654435761u + 88172645463325252u;
   for (size_t i = 0; i < bytes.size(); i += 8) {
@@ -42,12 +44,13 @@ inline std::vector<uint8_t> random_bytes(Random& random, size_t count, uint64_t 
 inline Nvfp4Buffers random_matrix(Random& random, int64_t rows, int64_t cols) {
   // Scales 0x20..0x5F: from 2^-3 to 120.
   return {random_bytes(random, static_cast<size_t>(rows * cols / 2), ~0ull, 0),
-          random_bytes(random, static_cast<size_t>(rows * cols / 16), 0x3F3F3F3F3F3F3F3Full, 0x2020202020202020ull)};
+          random_bytes(random, static_cast<size_t>(rows * cols / 16), 0x3F3F3F3F3F3F3F3Full,
+                       0x2020202020202020ull)};
 }
 
 // One expert of random weights, copied to all others on the device.
-inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
-                                uint64_t seed) {
+inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config,
+                                const ExpertRange& range, uint64_t seed) {
   PackedWeights weights{config, range, {}, {}, {}};
   weights.tensor_scales.assign(static_cast<size_t>(range.count) + 1, {1e-3f, 1e-3f, 1e-3f});
   weights.zero_scale_codes.resize(static_cast<size_t>(range.count) + 1);
@@ -75,11 +78,13 @@ inline PackedWeights make_layer(const Backend& backend, const MoeConfig& config,
   std::byte* const base = weights.bytes.data();
   const auto size = static_cast<size_t>(layout.routed.expert_stride);
   for (int64_t e = 1; e < range.count; ++e)
-    must(cudaMemcpy(base + layout.expert_offset(e), base + layout.expert_offset(0), size, cudaMemcpyDeviceToDevice));
+    must(cudaMemcpy(base + layout.expert_offset(e), base + layout.expert_offset(0), size,
+                    cudaMemcpyDeviceToDevice));
   // Tensor scales begin the bytes, three of an expert; under fp8 as many shifts follow.
   const auto repeat = [&](std::byte* of_first, size_t size_bytes) {
     for (int64_t e = 1; e <= range.count; ++e)
-      must(cudaMemcpy(of_first + static_cast<size_t>(e) * size_bytes, of_first, size_bytes, cudaMemcpyDeviceToDevice));
+      must(cudaMemcpy(of_first + static_cast<size_t>(e) * size_bytes, of_first, size_bytes,
+                      cudaMemcpyDeviceToDevice));
   };
   repeat(base, sizeof(TensorScales));
   if (config->activation_format == ActivationFormat::kFp8)

@@ -1,13 +1,15 @@
 // Routings that a bench draws: which experts the tokens of a batch take.
 //
 //   uniform   every expert alike
-//   zipf:S    the r-th most popular expert with weight r^-S; a token's top_k are drawn one after the other, without
-//             putting back. The order of popularity is a permutation by the shape alone, so that a rank has its share
-//             of popular experts
-//   hot       every assignment is one of the rank's own experts, all of them alike: the busiest rank there can be
+//   zipf:S    the r-th most popular expert with weight r^-S; a token's top_k are drawn one after
+//             the other, without putting back. The order of popularity is a permutation by the
+//             shape alone, so that a rank has its share of popular experts
+//   hot       every assignment is one of the rank's own experts, all of them alike: the busiest
+//             rank there can be
 //
-// With +spread behind it: where the routing has a local assignment, an expert that is drawn from all local ones alike. So
-// the rows of a batch stay what they are and only their distribution goes, which is what uneven routing is compared with.
+// With +spread behind it: where the routing has a local assignment, an expert that is drawn from
+// all local ones alike. So the rows of a batch stay what they are and only their distribution goes,
+// which is what uneven routing is compared with.
 #pragma once
 
 #include <algorithm>
@@ -35,11 +37,14 @@ struct Routing {
     const size_t plus = text.find("+spread");
     routing.spread = plus != std::string::npos && plus + 7 == text.size();
     if (routing.spread) text.resize(plus);
-    routing.kind = text == "hot" ? Kind::kHot : text.rfind("zipf:", 0) == 0 ? Kind::kZipf : Kind::kUniform;
+    routing.kind = text == "hot"                 ? Kind::kHot
+                   : text.rfind("zipf:", 0) == 0 ? Kind::kZipf
+                                                 : Kind::kUniform;
     if (routing.kind != Kind::kZipf) return text == "hot" || text == "uniform";
     char* end = nullptr;
     routing.exponent = std::strtod(text.c_str() + 5, &end);
-    return *end == '\0' && end != text.c_str() + 5 && routing.exponent >= 0 && routing.exponent <= 4;
+    return *end == '\0' && end != text.c_str() + 5 && routing.exponent >= 0 &&
+           routing.exponent <= 4;
   }
 };
 
@@ -62,7 +67,8 @@ class RoutingDraw {
       std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
     std::vector<double> weights(order.size());
     for (size_t r = 0; r < order.size(); ++r)
-      weights[static_cast<size_t>(order[r])] = std::pow(static_cast<double>(r + 1), -routing.exponent);
+      weights[static_cast<size_t>(order[r])] =
+          std::pow(static_cast<double>(r + 1), -routing.exponent);
     up_to_.resize(order.size());
     std::partial_sum(weights.begin(), weights.end(), up_to_.begin());
   }
@@ -73,7 +79,8 @@ class RoutingDraw {
     std::vector<int32_t> chosen;
     for (int64_t t = 0; t < tokens; ++t) {
       chosen.clear();
-      while (static_cast<int64_t>(chosen.size()) < shape_.top_k) add_other(chosen, [&] { return one(random); });
+      while (static_cast<int64_t>(chosen.size()) < shape_.top_k)
+        add_other(chosen, [&] { return one(random); });
       if (routing_.spread) spread(random, chosen);
       bool local = false;
       for (int32_t id : chosen) {
@@ -97,9 +104,12 @@ class RoutingDraw {
     if (std::find(chosen.begin(), chosen.end(), id) == chosen.end()) chosen.push_back(id);
   }
   int32_t one(Random& random) const {
-    if (routing_.kind == Routing::Kind::kUniform) return static_cast<int32_t>(random.below(shape_.experts));
-    if (routing_.kind == Routing::Kind::kHot) return static_cast<int32_t>(random.below(shape_.local_experts));
-    const auto at = std::upper_bound(up_to_.begin(), up_to_.end(), random.uniform() * up_to_.back());
+    if (routing_.kind == Routing::Kind::kUniform)
+      return static_cast<int32_t>(random.below(shape_.experts));
+    if (routing_.kind == Routing::Kind::kHot)
+      return static_cast<int32_t>(random.below(shape_.local_experts));
+    const auto at =
+        std::upper_bound(up_to_.begin(), up_to_.end(), random.uniform() * up_to_.back());
     return static_cast<int32_t>(std::min<int64_t>(at - up_to_.begin(), shape_.experts - 1));
   }
   void spread(Random& random, std::vector<int32_t>& chosen) const {

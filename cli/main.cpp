@@ -26,7 +26,8 @@ bool wants_json(int argc, char** argv) {
                      [](const char* argument) { return std::string_view(argument) == "--json"; });
 }
 
-// Reports an exception that no verb reported. Usually memory is exhausted, so this report may have none either.
+// Reports an exception that no verb reported. Usually memory is exhausted, so this report may have
+// none either.
 int report_exception(const Status& status, int argc, char** argv) noexcept {
   try {
     if (wants_json(argc, argv) && !stdout_used()) print(error_json("", status));
@@ -37,7 +38,8 @@ int report_exception(const Status& status, int argc, char** argv) noexcept {
     static_assert(kJsonSchema == 1);
     if (wants_json(argc, argv) && !stdout_used())
       print("{\"schema\":1,\"verb\":\"\",\"version\":\"" NVFP4_MOE_VERSION
-            "\",\"ok\":false,\"error\":{\"code\":\"out_of_memory\",\"message\":\"out of memory\"}}\n");
+            "\",\"ok\":false,\"error\":{\"code\":\"out_of_memory\",\"message\":\"out of "
+            "memory\"}}\n");
     std::fflush(stdout);
     log_raw("nvfp4-moe: error: out of memory\n");
     return kExitUnsupported;
@@ -45,7 +47,8 @@ int report_exception(const Status& status, int argc, char** argv) noexcept {
 }
 
 int run_command_line(int argc, char** argv) {
-  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them", "nvfp4-moe"};  // whatever argv[0] is
+  CLI::App app{"NVFP4 mixture-of-experts layers: check, convert and run them",
+               "nvfp4-moe"};  // whatever argv[0] is
   app.set_version_flag("--version", NVFP4_MOE_VERSION);
   app.require_subcommand(1);
   app.footer("Exit codes: 0 ok, 1 check failed, 2 usage, 3 unsupported here, 4 bad input.");

@@ -58,7 +58,8 @@ constexpr uint64_t kFillBytes = 2 << 20;
 uint64_t last_level_cache_bytes() {
   uint64_t largest = 0;
   for (int index = 0; index < 8; ++index) {
-    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) +
+                       "/size");
     uint64_t size = 0;
     char unit = 0;
     if (file >> size) {
@@ -71,7 +72,8 @@ uint64_t last_level_cache_bytes() {
 
 Result<ReadBandwidth> ReadBandwidth::make(uint64_t memory_bytes, Executor& executor) {
   const uint64_t wanted = std::max(uint64_t{256} << 20, 4 * last_level_cache_bytes());
-  const uint64_t parts = std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
+  const uint64_t parts =
+      std::max<uint64_t>(std::min(wanted, memory_bytes / 8) / kFillBytes, kStretches);
   ReadBandwidth bandwidth;
   NVFP4_MOE_ASSIGN(bandwidth.buffer_, allocate_pages(parts * kFillBytes));
   // Pages that were never written all map to one page of zeros, which would measure the cache.
@@ -94,7 +96,8 @@ double ReadBandwidth::measure(Executor& executor) {
       const uint64_t stream_bytes = stretch_bytes / (threads * streams) / 64 * 64;
       const double seconds = time_on_all_threads(executor, [&](int64_t thread) {
         const std::byte* part = stretch + static_cast<uint64_t>(thread) * streams * stream_bytes;
-        total.fetch_add(shape.read(part, static_cast<int64_t>(stream_bytes)), std::memory_order_relaxed);
+        total.fetch_add(shape.read(part, static_cast<int64_t>(stream_bytes)),
+                        std::memory_order_relaxed);
       });
       best = std::max(best, static_cast<double>(threads * streams * stream_bytes) / seconds);
     }

@@ -1,5 +1,6 @@
-// Read bandwidth of this host, measured in the same run as what is compared with it: on shared machines memory speed
-// changes by a factor of two within minutes, so a number from another day says nothing.
+// Read bandwidth of this host, measured in the same run as what is compared with it: on shared
+// machines memory speed changes by a factor of two within minutes, so a number from another day
+// says nothing.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,9 @@ class ReadBandwidth {
  public:
   // A buffer of four times the last level of cache, at least 256 MiB, at most an eighth of memory.
   static Result<ReadBandwidth> make(uint64_t memory_bytes, Executor& executor);
-  // Bytes per second of all threads at once, each reading a part of its own: the fastest of several ways to read. Every
-  // one reads a stretch of the buffer that was not read since all the others were.
+  // Bytes per second of all threads at once, each reading a part of its own: the fastest of several
+  // ways to read. Every one reads a stretch of the buffer that was not read since all the others
+  // were.
   double measure(Executor& executor);
   uint64_t size_bytes() const { return buffer_.size_bytes(); }
 

@@ -1,4 +1,5 @@
-// BenchCell: what `bench` measured of one configuration at one token count, and the tables that tell it.
+// BenchCell: what `bench` measured of one configuration at one token count, and the tables that
+// tell it.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +48,8 @@ struct BenchCell {
   std::vector<BenchRound> rounds;
 };
 
-// A row a cell: medians of the rounds, and their range. A device's rates are steady enough to tell a floor by.
+// A row a cell: medians of the rounds, and their range. A device's rates are steady enough to tell
+// a floor by.
 Table timings_table(const std::vector<BenchCell>& cells, bool on_device);
 // A row a cell and step.
 Table steps_table(const std::vector<BenchCell>& cells);

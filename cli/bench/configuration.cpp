@@ -20,22 +20,25 @@ constexpr int64_t kMostCopies = 16;
 
 }  // namespace
 
-Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
-                                 Executor& executor) {
+Result<std::string> disagreement(const Configuration& configuration, const std::string& device,
+                                 uint64_t seed, Executor& executor) {
   Subject few;
   few.options = configuration.subject.options;
   few.source = configuration.subject.source;
-  few.range = {configuration.subject.range.first, std::min(kCheckExperts, configuration.subject.range.count)};
+  few.range = {configuration.subject.range.first,
+               std::min(kCheckExperts, configuration.subject.range.count)};
   std::vector<std::vector<float>> outs;
-  for (const auto& [name, place] :
-       {std::pair(std::string("reference"), std::string("cpu")), std::pair(configuration.backend, device)}) {
-    NVFP4_MOE_ASSIGN(const TimedLayer one, TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
+  for (const auto& [name, place] : {std::pair(std::string("reference"), std::string("cpu")),
+                                    std::pair(configuration.backend, device)}) {
+    NVFP4_MOE_ASSIGN(const TimedLayer one,
+                     TimedLayer::open(few, name, place, kCheckTokens, 1, executor, {}));
     RandomTokens tokens = random_tokens(few.options, few.range, kCheckTokens, seed);
     NVFP4_MOE_TRY(run_from_host(one.layer(), tokens.batch()).status());
     outs.push_back(tokens.out_floats());
   }
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(few.options));
-  const Comparison comparison = compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);
+  const Comparison comparison =
+      compare(outs[0].data(), outs[1].data(), kCheckTokens, few.options.hidden_size);
   return broken_limit(comparison, layer_limits(config, kCheckTokens));
 }
 
@@ -49,22 +52,25 @@ Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFac
     options.device = device_name;
     options.range = one.subject.range;
     options.limits.max_tokens = 1;
-    NVFP4_MOE_ASSIGN(const LayerNeeds needs, plan_layer(config, one.subject.source.scales, options));
+    NVFP4_MOE_ASSIGN(const LayerNeeds needs,
+                     plan_layer(config, one.subject.source.scales, options));
     packed_bytes += static_cast<double>(needs.packed_bytes) * layers_each;
     most_bytes = std::max(most_bytes, static_cast<double>(needs.packed_bytes));
   }
   constexpr int64_t kLargestDeviceCache = int64_t{128} << 20;  // of any GPU
   const bool on_device = device.kind == DeviceKind::kCuda;
-  const auto available =
-      static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes) : read_host().memory_available_bytes);
-  const auto cache_bytes =
-      static_cast<double>(on_device ? static_cast<uint64_t>(kLargestDeviceCache) : last_level_cache_bytes());
+  const auto available = static_cast<double>(on_device ? static_cast<uint64_t>(device.memory_bytes)
+                                                       : read_host().memory_available_bytes);
+  const auto cache_bytes = static_cast<double>(
+      on_device ? static_cast<uint64_t>(kLargestDeviceCache) : last_level_cache_bytes());
   if (packed_bytes > available) {
     return Status(
         Code::kOutOfMemory,
-        fmt::format("memory: expected {} for the layers that take turns, got {} that are free (fewer at a "
-                    "time, or --experts)",
-                    bytes_text(static_cast<uint64_t>(packed_bytes)), bytes_text(static_cast<uint64_t>(available))));
+        fmt::format(
+            "memory: expected {} for the layers that take turns, got {} that are free (fewer at a "
+            "time, or --experts)",
+            bytes_text(static_cast<uint64_t>(packed_bytes)),
+            bytes_text(static_cast<uint64_t>(available))));
   }
   const auto wanted = static_cast<int64_t>(2 * cache_bytes / most_bytes) + 1;
   const auto room = static_cast<int64_t>(available / 2 / packed_bytes);

@@ -1,4 +1,5 @@
-// Configuration: one of the layers that `bench` compares, a backend and an activation format of one subject.
+// Configuration: one of the layers that `bench` compares, a backend and an activation format of one
+// subject.
 #pragma once
 
 #include <optional>
@@ -24,20 +25,23 @@ struct Configuration {
   const char* format() const { return to_string(subject.options.activation_format); }
 };
 
-// Empty if the backend agrees with the reference on a few tokens of the layer's first experts; else what is wrong.
-Result<std::string> disagreement(const Configuration& configuration, const std::string& device, uint64_t seed,
-                                 Executor& executor);
+// Empty if the backend agrees with the reference on a few tokens of the layer's first experts; else
+// what is wrong.
+Result<std::string> disagreement(const Configuration& configuration, const std::string& device,
+                                 uint64_t seed, Executor& executor);
 
-// How many copies of each layer keep twice the last level of cache busy, as far as half of the free memory goes.
-// kOutOfMemory if the layers do not fit once. layers_each: how many whole ones a configuration has that take turns,
-// where there is most of them.
+// How many copies of each layer keep twice the last level of cache busy, as far as half of the free
+// memory goes. kOutOfMemory if the layers do not fit once. layers_each: how many whole ones a
+// configuration has that take turns, where there is most of them.
 Result<int64_t> copies_of(const std::vector<Configuration>& all, const DeviceFacts& device,
                           const std::string& device_name, double layers_each = 1);
 
 // The peak that bounds a host layer's GEMMs; null if none is known.
 const ComputePeak* peak_of_layer(const MoeLayer& layer);
 
-// One round of a layer that is open and prepared for `tokens`: its runs, and each step by itself if asked for.
-Result<BenchRound> time_round(Configuration& one, int64_t tokens, const Repeat& repeat, bool steps, Executor& executor);
+// One round of a layer that is open and prepared for `tokens`: its runs, and each step by itself if
+// asked for.
+Result<BenchRound> time_round(Configuration& one, int64_t tokens, const Repeat& repeat, bool steps,
+                              Executor& executor);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -13,11 +13,13 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// Each loop keeps as many sums in registers as hide the latency of its instructions. An empty asm that takes a register
-// tells the compiler that it changes: what is computed from it stays in the loop, and a sum that ends there is needed.
+// Each loop keeps as many sums in registers as hide the latency of its instructions. An empty asm
+// that takes a register tells the compiler that it changes: what is computed from it stays in the
+// loop, and a sum that ends there is needed.
 #if defined(__x86_64__)
 
-// ---- AVX-512: 16 weight rows x 16 of K in 8 bits, scaled, as the integer kernels take a line's block
+// ---- AVX-512: 16 weight rows x 16 of K in 8 bits, scaled, as the integer kernels take a line's
+// block
 
 NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vnni")
 constexpr int kVnniBlocks = 12;
@@ -89,11 +91,13 @@ inline __m256i fresh_products(__m256i& weights, __m256i line) {
   asm volatile("" : "+x"(weights));
   return _mm256_maddubs_epi16(weights, line);
 }
-// Of some twelve instructions only the last waits for the round before, so that six sums do, of 16 registers.
+// Of some twelve instructions only the last waits for the round before, so that six sums do, of 16
+// registers.
 constexpr int kMaddubsHalves = 6;
 void maddubs_scaled(int64_t rounds) {
   __m256i weights = _mm256_set1_epi8(3);
-  const __m256i line = _mm256_set1_epi8(-5), one = _mm256_set1_epi16(1), bias = _mm256_set1_epi32(7);
+  const __m256i line = _mm256_set1_epi8(-5), one = _mm256_set1_epi16(1),
+                bias = _mm256_set1_epi32(7);
   const __m256 row_scale = _mm256_set1_ps(0.75f);
   __m256 block_scale = _mm256_set1_ps(1.25f), acc[kMaddubsHalves];
   for (__m256& part : acc) part = _mm256_setzero_ps();
@@ -171,21 +175,26 @@ bool has_avx512_vnni() {
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-constexpr ComputePeak kVnniScaled{"avx512_vnni_scaled", "4 vpdpbusd, vcvtdq2ps, vmulps, vfmadd (512 bits)",
+constexpr ComputePeak kVnniScaled{"avx512_vnni_scaled",
+                                  "4 vpdpbusd, vcvtdq2ps, vmulps, vfmadd (512 bits)",
                                   kVnniBlocks * 2.0 * 16 * 16, has_avx512_vnni, vnni_scaled};
-constexpr ComputePeak kBf16Dot{"avx512_bf16_dot", "vdpbf16ps (512 bits)", kDotChains * 2.0 * 32, has_avx512_bf16,
-                               bf16_dot};
-constexpr ComputePeak kFma512{"avx512_fma", "vfmadd (512 bits)", kFmaChains * 2.0 * 16, has_avx512, fma_512};
-constexpr ComputePeak kMaddubsScaled{"avx2_maddubs_scaled",
-                                     "4 vpmaddubsw, 3 vpaddw, vpmaddwd, vpaddd, vcvtdq2ps, vmulps, vfmadd (256 bits)",
-                                     kMaddubsHalves * 2.0 * 8 * 16, has_avx2, maddubs_scaled};
-constexpr ComputePeak kFma256{"avx2_fma", "vfmadd (256 bits)", kFmaChains * 2.0 * 8, has_avx2, fma_256};
-constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop, bf16_tiles_run_on_host,
-                                full_tiles};
-constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop, bf16_tiles_run_on_host,
-                                half_tiles};
+constexpr ComputePeak kBf16Dot{"avx512_bf16_dot", "vdpbf16ps (512 bits)", kDotChains * 2.0 * 32,
+                               has_avx512_bf16, bf16_dot};
+constexpr ComputePeak kFma512{"avx512_fma", "vfmadd (512 bits)", kFmaChains * 2.0 * 16, has_avx512,
+                              fma_512};
+constexpr ComputePeak kMaddubsScaled{
+    "avx2_maddubs_scaled",
+    "4 vpmaddubsw, 3 vpaddw, vpmaddwd, vpaddd, vcvtdq2ps, vmulps, vfmadd (256 bits)",
+    kMaddubsHalves * 2.0 * 8 * 16, has_avx2, maddubs_scaled};
+constexpr ComputePeak kFma256{"avx2_fma", "vfmadd (256 bits)", kFmaChains * 2.0 * 8, has_avx2,
+                              fma_256};
+constexpr ComputePeak kFullTile{"amx_bf16_tiles", "tdpbf16ps, 16 x 16 x 32", 4 * kTileFlop,
+                                bf16_tiles_run_on_host, full_tiles};
+constexpr ComputePeak kHalfTile{"amx_bf16_half_tiles", "tdpbf16ps, 16 x 16 x 16", 2 * kTileFlop,
+                                bf16_tiles_run_on_host, half_tiles};
 
-constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot, kFma512, kMaddubsScaled, kFma256, kFullTile, kHalfTile};
+constexpr ComputePeak kPeaks[] = {kVnniScaled, kBf16Dot,  kFma512,  kMaddubsScaled,
+                                  kFma256,     kFullTile, kHalfTile};
 
 // Which instructions the kernels of the CPU backend are made of.
 constexpr struct {
@@ -238,7 +247,8 @@ double measure(const ComputePeak& peak, Executor& executor) {
       rounds *= 2;
       continue;
     }
-    best = std::max(best, static_cast<double>(executor.threads()) * static_cast<double>(rounds) * peak.flop / seconds);
+    best = std::max(best, static_cast<double>(executor.threads()) * static_cast<double>(rounds) *
+                              peak.flop / seconds);
     ++pass;
   }
   return best;

@@ -1,5 +1,6 @@
-// ComputePeak: what the arithmetic units of this host do at most, in registers, with the instructions that the CPU
-// backend's kernels are made of. A share of it says how much a layer loses to everything else.
+// ComputePeak: what the arithmetic units of this host do at most, in registers, with the
+// instructions that the CPU backend's kernels are made of. A share of it says how much a layer
+// loses to everything else.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct ComputePeak {
 
 // Those of this build; a host runs some of them.
 std::span<const ComputePeak> compute_peaks();
-// The peak that bounds a kernel, by the kernel's name in plans; null for a kernel without one (portable, reference) and
-// where the host lacks it.
+// The peak that bounds a kernel, by the kernel's name in plans; null for a kernel without one
+// (portable, reference) and where the host lacks it.
 const ComputePeak* peak_of_kernel(std::string_view kernel);
 
 // FLOP per second of all threads at once: the best of a few passes of some milliseconds.

@@ -22,9 +22,10 @@ namespace {
 
 // Names as /proc/cpuinfo spells them, x86 flags and aarch64 features.
 constexpr std::array<std::string_view, 22> kInstructionSets = {
-    "sse4_2",   "avx",        "f16c",        "fma",         "avx2",        "avx_vnni", "avx512f",  "avx512bw",
-    "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
-    "asimd",    "asimddp",    "i8mm",        "bf16",        "sve",         "sve2"};
+    "sse4_2",      "avx",      "f16c",     "fma",        "avx2",        "avx_vnni",
+    "avx512f",     "avx512bw", "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",   "asimd",       "asimddp",
+    "i8mm",        "bf16",     "sve",      "sve2"};
 
 std::string trimmed(const std::string& text) {
   const size_t first = text.find_first_not_of(" \t\r\n");
@@ -44,14 +45,16 @@ std::string value_of(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const size_t colon = line.find(':');
-    if (colon != std::string::npos && trimmed(line.substr(0, colon)) == key) return trimmed(line.substr(colon + 1));
+    if (colon != std::string::npos && trimmed(line.substr(0, colon)) == key)
+      return trimmed(line.substr(colon + 1));
   }
   return "";
 }
 
 void read_limits(HostFacts& host) {
   const std::string memory = first_line("/sys/fs/cgroup/memory.max");
-  if (!memory.empty() && memory != "max") host.memory_limit_bytes = std::strtoull(memory.c_str(), nullptr, 10);
+  if (!memory.empty() && memory != "max")
+    host.memory_limit_bytes = std::strtoull(memory.c_str(), nullptr, 10);
   std::istringstream cpu(first_line("/sys/fs/cgroup/cpu.max"));  // "200000 100000" or "max 100000"
   double quota = 0, period = 0;
   if (cpu >> quota >> period && period > 0) host.cpu_limit_cores = quota / period;
@@ -83,7 +86,8 @@ HostFacts read_host() {
                      : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const long pages = sysconf(_SC_PHYS_PAGES);
   const long page_bytes = sysconf(_SC_PAGESIZE);
-  if (pages > 0 && page_bytes > 0) host.memory_bytes = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
+  if (pages > 0 && page_bytes > 0)
+    host.memory_bytes = static_cast<uint64_t>(pages) * static_cast<uint64_t>(page_bytes);
   std::istringstream available(value_of("/proc/meminfo", "MemAvailable"));  // "23518092 kB"
   if (uint64_t kilobytes = 0; available >> kilobytes) host.memory_available_bytes = kilobytes << 10;
   read_limits(host);
@@ -94,21 +98,25 @@ HostFacts read_host() {
   std::vector<std::string> seen;
   for (std::string word; words >> word;) seen.push_back(word);
   for (const std::string_view name : kInstructionSets) {
-    if (std::find(seen.begin(), seen.end(), name) != seen.end()) host.instruction_sets.emplace_back(name);
+    if (std::find(seen.begin(), seen.end(), name) != seen.end())
+      host.instruction_sets.emplace_back(name);
   }
   return host;
 }
 
 std::vector<GpuFacts> read_gpus() {
   std::vector<GpuFacts> gpus;
-  // The driver's own tool first, because it knows the memory; `timeout`, because a sick driver lets it hang.
+  // The driver's own tool first, because it knows the memory; `timeout`, because a sick driver lets
+  // it hang.
   if (on_path("nvidia-smi") && on_path("timeout")) {
     const std::unique_ptr<FILE, int (*)(FILE*)> pipe(
-        popen("timeout 10 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null",
+        popen("timeout 10 nvidia-smi --query-gpu=name,driver_version,memory.total "
+              "--format=csv,noheader 2>/dev/null",
               "r"),
         pclose);
     std::array<char, 512> line{};
-    while (pipe != nullptr && std::fgets(line.data(), static_cast<int>(line.size()), pipe.get()) != nullptr) {
+    while (pipe != nullptr &&
+           std::fgets(line.data(), static_cast<int>(line.size()), pipe.get()) != nullptr) {
       std::istringstream fields(line.data());
       GpuFacts gpu;
       std::getline(fields, gpu.name, ',');

@@ -1,4 +1,5 @@
-// Host: what this machine is, as far as `doctor` and `bench` need to know it. Read from /proc and /sys; nothing is set.
+// Host: what this machine is, as far as `doctor` and `bench` need to know it. Read from /proc and
+// /sys; nothing is set.
 #pragma once
 
 #include <cstdint>

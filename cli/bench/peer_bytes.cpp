@@ -13,10 +13,12 @@ PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
   const int world = placement.world(), self = ranks.exchange().rank();
   const CombineBy combine = ranks.options().combine;
   if (combine == CombineBy::kAllReduce)
-    return {0, PeerAllReduce::sent_bytes(batch.tokens * config->hidden_size, ranks.max_tokens() * config->hidden_size,
-                                         world, DType::kBf16)};
+    return {0, PeerAllReduce::sent_bytes(batch.tokens * config->hidden_size,
+                                         ranks.max_tokens() * config->hidden_size, world,
+                                         DType::kBf16)};
   const PacketFormat packet(config);
-  const int64_t top_k = config->top_k, none_bytes = 8 * top_k;  // slots and weights of a token without experts there
+  const int64_t top_k = config->top_k,
+                none_bytes = 8 * top_k;  // slots and weights of a token without experts there
   const std::vector<int32_t> slots = slots_of(batch, top_k, placement, combine);
   PeerBytes bytes;
   for (int source = 0; source < world; ++source) {
@@ -31,7 +33,8 @@ PeerBytes peer_bytes(const RankCombine& ranks, const RandomTokens& batch) {
         continue;
       }
       for (int expert = 0; expert < world; ++expert)
-        if (expert != self) bytes.dispatch += rows[static_cast<size_t>(expert)] > 0 ? packet.bytes : none_bytes;
+        if (expert != self)
+          bytes.dispatch += rows[static_cast<size_t>(expert)] > 0 ? packet.bytes : none_bytes;
     }
   }
   return bytes;

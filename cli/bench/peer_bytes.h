@@ -1,4 +1,5 @@
-// Bytes that a rank sends to others over peer memory. No call reports them, so they are counted from the batch.
+// Bytes that a rank sends to others over peer memory. No call reports them, so they are counted
+// from the batch.
 #pragma once
 
 #include <cstdint>

@@ -31,15 +31,18 @@ Nvfp4View random_matrix(LoadedExpert& expert, uint64_t seed, int64_t rows, int64
       scales[j] = static_cast<uint8_t>(0x34 + (word & 7));  // E4M3: 0x34 = 0.75 ... 0x3B = 1.375
     }
   }
-  const auto tensor_scale = static_cast<float>(1.0 / (kCodeRms * std::sqrt(static_cast<double>(cols))));
-  const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), tensor_scale, rows, cols);
+  const auto tensor_scale =
+      static_cast<float>(1.0 / (kCodeRms * std::sqrt(static_cast<double>(cols))));
+  const Nvfp4View view =
+      Nvfp4View::contiguous(codes.data(), scales.data(), tensor_scale, rows, cols);
   // Moving a vector keeps its elements where they are.
   expert.storage.push_back(std::move(codes));
   expert.storage.push_back(std::move(scales));
   return view;
 }
 
-LoadedExpert random_expert(uint64_t seed, int64_t id, const MoeOptions& options, int64_t intermediate) {
+LoadedExpert random_expert(uint64_t seed, int64_t id, const MoeOptions& options,
+                           int64_t intermediate) {
   const int64_t hidden = options.hidden_size;
   LoadedExpert expert;
   const auto key = static_cast<uint64_t>(id);
@@ -64,7 +67,8 @@ LayerSource random_layer(const MoeOptions& options, uint64_t seed) {
       return random_expert(seed, -1, options, options.shared_intermediate_size);
     };
   }
-  // The input scales that calibrating such a layer would give: amax/2688 for an amax of about 4 and 16.
+  // The input scales that calibrating such a layer would give: amax/2688 for an amax of about 4
+  // and 16.
   source.scales.hidden = 4.0f / static_cast<float>(kNvfp4Range);
   source.scales.intermediate = 16.0f / static_cast<float>(kNvfp4Range);
   return source;
@@ -86,7 +90,8 @@ std::vector<float> RandomTokens::out_floats() const {
   return floats;
 }
 
-RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed) {
+RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens,
+                           uint64_t seed) {
   Random random(mixed(seed, 0x746F6B656E73u, static_cast<uint64_t>(tokens)));
   RandomTokens made;
   made.tokens = tokens;
@@ -101,7 +106,8 @@ RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, 
     float sum = 0;
     std::vector<float> weights;
     for (int64_t k = 0; k < options.top_k; ++k) {
-      // A partial Fisher-Yates shuffle; if the range is smaller than top_k, ids repeat, which is legal.
+      // A partial Fisher-Yates shuffle; if the range is smaller than top_k, ids repeat, which is
+      // legal.
       const auto at = static_cast<size_t>(k % range.count);
       const size_t pick = at + static_cast<size_t>(random.next() % (experts.size() - at));
       std::swap(experts[at], experts[pick]);

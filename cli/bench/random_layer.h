@@ -1,7 +1,9 @@
-// RandomLayer: a layer's experts and tokens from a seed, without a checkpoint. For `bench --shape` and self-tests.
+// RandomLayer: a layer's experts and tokens from a seed, without a checkpoint. For `bench --shape`
+// and self-tests.
 //
-// Codes are uniform random bytes, so that every code occurs; block scales lie in [0.75, 1.375]; tensor scales bring
-// each projection's outputs to about 1. An expert depends on seed and global id only, never on the range that is local.
+// Codes are uniform random bytes, so that every code occurs; block scales lie in [0.75, 1.375];
+// tensor scales bring each projection's outputs to about 1. An expert depends on seed and global id
+// only, never on the range that is local.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +26,7 @@ struct RandomTokens {
   Batch batch();  // borrows all of these
   std::vector<float> out_floats() const;
 };
-RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed);
+RandomTokens random_tokens(const MoeOptions& options, const ExpertRange& range, int64_t tokens,
+                           uint64_t seed);
 
 }  // namespace nvfp4_moe::internal::cli

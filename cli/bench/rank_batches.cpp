@@ -17,7 +17,8 @@ class Zipf {
     std::iota(by_popularity_.begin(), by_popularity_.end(), 0);
     Random random(seed);
     for (size_t i = by_popularity_.size(); i-- > 1;)
-      std::swap(by_popularity_[i], by_popularity_[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+      std::swap(by_popularity_[i],
+                by_popularity_[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
   }
 
   // (top_k) distinct experts while there are as many.
@@ -34,7 +35,8 @@ class Zipf {
         if ((left -= weight(place)) < 0) break;
       }
       ids[k] = by_popularity_[chosen];
-      if (k + 1 >= static_cast<int64_t>(taken.size())) continue;  // all but one are taken: it repeats, which is legal
+      if (k + 1 >= static_cast<int64_t>(taken.size()))
+        continue;  // all but one are taken: it repeats, which is legal
       taken[chosen] = true;
       total -= weight(chosen);
     }
@@ -51,27 +53,32 @@ ColdBatches zipf_batches(const MoeOptions& options, int64_t tokens, uint64_t see
   ColdBatches batches;
   while (batches.tokens.size() < kLeastBatches || batches.tokens.size() % copies != 0) {
     const uint64_t of_batch = seed + batches.tokens.size();
-    RandomTokens& batch = batches.tokens.emplace_back(random_tokens(options, all, tokens, of_batch));
+    RandomTokens& batch =
+        batches.tokens.emplace_back(random_tokens(options, all, tokens, of_batch));
     Random random(mix64(of_batch ^ 0x7A697066u));
-    for (int64_t t = 0; t < tokens; ++t) zipf.draw(random, batch.ids.data() + t * options.top_k, options.top_k);
-    batches.experts.push_back(static_cast<double>(std::set<int32_t>(batch.ids.begin(), batch.ids.end()).size()));
+    for (int64_t t = 0; t < tokens; ++t)
+      zipf.draw(random, batch.ids.data() + t * options.top_k, options.top_k);
+    batches.experts.push_back(
+        static_cast<double>(std::set<int32_t>(batch.ids.begin(), batch.ids.end()).size()));
   }
   return batches;
 }
 
 }  // namespace
 
-ColdBatches rank_batches(const MoeOptions& options, const Placement& placement, RankRouting routing, int64_t tokens,
-                         uint64_t seed, size_t copies) {
+ColdBatches rank_batches(const MoeOptions& options, const Placement& placement, RankRouting routing,
+                         int64_t tokens, uint64_t seed, size_t copies) {
   switch (routing) {
     case RankRouting::kUniform: break;
     case RankRouting::kZipf: return zipf_batches(options, tokens, seed, copies);
-    case RankRouting::kHot: return cold_batches(options, {0, placement.slots_of_rank(0)}, tokens, seed, copies);
+    case RankRouting::kHot:
+      return cold_batches(options, {0, placement.slots_of_rank(0)}, tokens, seed, copies);
   }
   return cold_batches(options, {0, options.num_experts}, tokens, seed, copies);
 }
 
-std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Placement& placement, CombineBy combine) {
+std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Placement& placement,
+                              CombineBy combine) {
   std::vector<int32_t> slots;
   slots.reserve(batch.ids.size());
   const int sources = combine == CombineBy::kAllReduce ? 1 : placement.world();
@@ -81,13 +88,15 @@ std::vector<int32_t> slots_of(const RandomTokens& batch, int64_t top_k, const Pl
     for (int64_t token = first; token < end; ++token)
       for (int64_t k = 0; k < top_k; ++k) {
         const int32_t id = batch.ids[static_cast<size_t>(token * top_k + k)];
-        slots.push_back(static_cast<int32_t>(placement.slot_of(id, turn_of(source, token - first, k))));
+        slots.push_back(
+            static_cast<int32_t>(placement.slot_of(id, turn_of(source, token - first, k))));
       }
   }
   return slots;
 }
 
-double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placement& placement, CombineBy combine) {
+double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placement& placement,
+                         CombineBy combine) {
   double sum = 0;
   for (const RandomTokens& batch : batches.tokens) {
     std::vector<double> rows(static_cast<size_t>(placement.world()));
@@ -99,18 +108,21 @@ double busiest_over_even(const ColdBatches& batches, int64_t top_k, const Placem
   return sum / static_cast<double>(batches.tokens.size());
 }
 
-std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k, const Placement& placement,
-                               CombineBy combine) {
-  // Where tensor cores take as long for an expert's rows as memory for its weights, on an H100 and an H200 about.
+std::vector<int> busiest_ranks(const ColdBatches& batches, int64_t top_k,
+                               const Placement& placement, CombineBy combine) {
+  // Where tensor cores take as long for an expert's rows as memory for its weights, on an H100 and
+  // an H200 about.
   constexpr int64_t kRowsOfARead = 48;
   std::vector<int> ranks;
   for (const RandomTokens& batch : batches.tokens) {
     std::vector<int64_t> rows(static_cast<size_t>(placement.slots()));
-    for (const int32_t slot : slots_of(batch, top_k, placement, combine)) ++rows[static_cast<size_t>(slot)];
+    for (const int32_t slot : slots_of(batch, top_k, placement, combine))
+      ++rows[static_cast<size_t>(slot)];
     std::vector<int64_t> work(static_cast<size_t>(placement.world()));
     for (size_t slot = 0; slot < rows.size(); ++slot)
       if (rows[slot] > 0)
-        work[static_cast<size_t>(placement.rank_of(static_cast<int64_t>(slot)))] += std::max(rows[slot], kRowsOfARead);
+        work[static_cast<size_t>(placement.rank_of(static_cast<int64_t>(slot)))] +=
+            std::max(rows[slot], kRowsOfARead);
     ranks.push_back(static_cast<int>(std::max_element(work.begin(), work.end()) - work.begin()));
   }
   return ranks;

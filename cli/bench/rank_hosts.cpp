@@ -8,7 +8,8 @@ namespace {
 // Counts what goes through another transport.
 class CountedTransport : public DeviceTransport {
  public:
-  CountedTransport(std::unique_ptr<DeviceTransport> inner, int rank, int world, WireRecorder& recorder)
+  CountedTransport(std::unique_ptr<DeviceTransport> inner, int rank, int world,
+                   WireRecorder& recorder)
       : inner_(std::move(inner)), rank_(rank), world_(world), recorder_(recorder) {}
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
@@ -18,7 +19,8 @@ class CountedTransport : public DeviceTransport {
     recorder_.add("all_to_all_v", sent, 0);  // whichever way it is
     return inner_->all_to_all_v(call, stream, captured);
   }
-  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
+  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream,
+                    bool captured) override {
     recorder_.add("all_reduce", bytes[rank_] * (world_ - 1), 0);
     return inner_->all_gather(mine, bytes, all, stream, captured);
   }
@@ -39,11 +41,12 @@ class CountedTransport : public DeviceTransport {
   WireRecorder& recorder_;
 };
 
-// From here on the recorder counts what goes between devices. With peer memory it is counted from the batches.
+// From here on the recorder counts what goes between devices. With peer memory it is counted from
+// the batches.
 void count_device(Exchange& exchange, RanksOver over, WireRecorder& recorder) {
   if (over == RanksOver::kNccl)
-    exchange.set_device(
-        std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(), exchange.world(), recorder));
+    exchange.set_device(std::make_unique<CountedTransport>(exchange.take_device(), exchange.rank(),
+                                                           exchange.world(), recorder));
 }
 
 }  // namespace
@@ -59,7 +62,8 @@ void WireRecorder::add(std::string_view what, int64_t sent_bytes, double us) {
   run_.sent_bytes[static_cast<size_t>(part)] += static_cast<double>(sent_bytes);
 }
 
-Result<RankHosts> RankHosts::make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
+Result<RankHosts> RankHosts::make(const LocalRanks& ranks,
+                                  const std::function<std::string(int index)>& device,
                                   int threads) {
   RankHosts hosts;
   hosts.ranks_ = &ranks;
@@ -77,14 +81,16 @@ Result<RankHosts> RankHosts::make(const LocalRanks& ranks, const std::function<s
 }
 
 RankHosts::~RankHosts() {
-  for (size_t index = 0; index < hosts_.size(); ++index) ranks_->exchange(static_cast<int>(index))->set_observer({});
+  for (size_t index = 0; index < hosts_.size(); ++index)
+    ranks_->exchange(static_cast<int>(index))->set_observer({});
 }
 
 Status RankHosts::connect_devices(RanksOver over) {
   std::vector<Status> connected(hosts_.size());
   NVFP4_MOE_TRY(ranks_->each([&](int index) -> Status {
     Exchange& exchange = *ranks_->exchange(index);
-    Status& mine = connected[static_cast<size_t>(index)] = connect_device(exchange, device(index), over);
+    Status& mine = connected[static_cast<size_t>(index)] =
+        connect_device(exchange, device(index), over);
     if (mine.ok()) count_device(exchange, over, hosts_[static_cast<size_t>(index)]->recorder);
     return {};  // collective: all ranks have received the failure
   }));

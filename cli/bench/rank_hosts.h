@@ -1,8 +1,8 @@
-// RankHosts: the ranks of this process with what each has for all layers that are timed over them: its device, its threads
-// and a recorder of what it sends.
+// RankHosts: the ranks of this process with what each has for all layers that are timed over them:
+// its device, its threads and a recorder of what it sends.
 //
-// Traffic between ranks is counted at its transport: host memory by the exchange's observer, device memory by a transport
-// around NCCL's.
+// Traffic between ranks is counted at its transport: host memory by the exchange's observer, device
+// memory by a transport around NCCL's.
 #pragma once
 
 #include <array>
@@ -27,7 +27,8 @@ inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", 
 // One rank's run. Goes between ranks as it lies in memory.
 struct RankRun {
   double us = 0;
-  double as_busiest_us = 0;                     // own experts on devices: of the batches that it has most of, per batch
+  double as_busiest_us =
+      0;  // own experts on devices: of the batches that it has most of, per batch
   std::array<double, kWireParts> part_us{};     // zeros on devices
   std::array<double, kWireParts> sent_bytes{};  // to other ranks
   double all_sent_bytes() const { return sent_bytes[0] + sent_bytes[1] + sent_bytes[2]; }
@@ -54,8 +55,8 @@ class WireRecorder {
 class RankHosts {
  public:
   // device: of rank first + index, by index. threads: of each.
-  static Result<RankHosts> make(const LocalRanks& ranks, const std::function<std::string(int index)>& device,
-                                int threads);
+  static Result<RankHosts> make(const LocalRanks& ranks,
+                                const std::function<std::string(int index)>& device, int threads);
   const LocalRanks& ranks() const { return *ranks_; }
   int threads() const { return threads_; }
   const std::string& device(int index) const { return hosts_[static_cast<size_t>(index)]->device; }

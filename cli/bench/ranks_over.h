@@ -16,8 +16,8 @@ enum class RanksOver : uint8_t {
   kPeers,  // use_peers: each GPU writes into the others' memory itself
 };
 
-// Gives the exchange that way between devices, this rank's being `device` ("cuda:1"). Collective. kUnsupported, by name
-// and on all ranks, if this build or machine does not have it.
+// Gives the exchange that way between devices, this rank's being `device` ("cuda:1"). Collective.
+// kUnsupported, by name and on all ranks, if this build or machine does not have it.
 Status connect_device(Exchange& exchange, const std::string& device, RanksOver over);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -12,7 +12,8 @@ namespace {
 
 double median_us(const RanksRound& round) { return median(round.slowest_us); }
 double p90_us(const RanksRound& round) {
-  return round.slowest_us[static_cast<size_t>(0.9 * static_cast<double>(round.slowest_us.size() - 1) + 0.5)];
+  return round.slowest_us[static_cast<size_t>(
+      0.9 * static_cast<double>(round.slowest_us.size() - 1) + 0.5)];
 }
 
 template <class Value>
@@ -34,18 +35,20 @@ std::vector<double> by_rank(const RanksCell& of, const Value& value) {
 double of_all(const RanksCell& of) { return over_rounds(of, median_us); }
 
 // The cell of `combine` (and of that placement) beside it; null: there is none.
-const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells, const std::string& combine,
-                        const std::string& placement) {
+const RanksCell* beside(const RanksCell& of, const std::vector<RanksCell>& cells,
+                        const std::string& combine, const std::string& placement) {
   const auto found = std::find_if(cells.begin(), cells.end(), [&](const RanksCell& other) {
-    return other.combine == combine && other.placement == placement && other.backend == of.backend &&
-           other.activation_format == of.activation_format && other.tokens == of.tokens && other.routing == of.routing;
+    return other.combine == combine && other.placement == placement &&
+           other.backend == of.backend && other.activation_format == of.activation_format &&
+           other.tokens == of.tokens && other.routing == of.routing;
   });
   return found == cells.end() ? nullptr : &*found;
 }
 
 // Time that the exchange adds to the ranks' own experts, median of the rounds.
 std::optional<double> exchange_us(const RanksCell& of, const std::vector<RanksCell>& cells) {
-  const RanksCell* const own = of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr;
+  const RanksCell* const own =
+      of.same_work ? beside(of, cells, kOwnExperts, of.placement) : nullptr;
   if (own == nullptr) return std::nullopt;
   std::vector<double> us;
   for (size_t round = 0; round < of.rounds.size(); ++round)
@@ -57,8 +60,9 @@ Cell name_cell(const std::string& name) { return name.empty() ? no_cell() : cell
 Cell share_cell(double share) { return {fmt::format("{:.0f}", 100 * share), share}; }
 
 std::vector<Cell> refused_row(const RanksCell& of) {
-  std::vector<Cell> cells = {cell(of.backend), cell(of.activation_format), no_cell(),         no_cell(),
-                             no_cell(),        cell(of.combine),           name_cell(of.over)};
+  std::vector<Cell> cells = {
+      cell(of.backend), cell(of.activation_format), no_cell(),         no_cell(),
+      no_cell(),        cell(of.combine),           name_cell(of.over)};
   cells.resize(21, no_cell());
   cells.push_back(cell("refused: " + of.refused, Style::kWarning));
   cells.back().value = of.refused;
@@ -67,8 +71,10 @@ std::vector<Cell> refused_row(const RanksCell& of) {
 
 std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) {
   const bool ranks = of.combine != kOneRank, exchanges = ranks && of.combine != kOwnExperts;
-  const std::vector<double> us = by_rank(of, [](const RanksRound& r, size_t rank) { return r.rank_median_us(rank); });
-  const std::vector<double> sent = by_rank(of, [](const RanksRound& r, size_t rank) { return r.sent_bytes(rank); });
+  const std::vector<double> us =
+      by_rank(of, [](const RanksRound& r, size_t rank) { return r.rank_median_us(rank); });
+  const std::vector<double> sent =
+      by_rank(of, [](const RanksRound& r, size_t rank) { return r.sent_bytes(rank); });
   const RanksCell* const one = beside(of, cells, kOneRank, "");
   const std::optional<double> added_us = exchange_us(of, cells);
   const double most_sent = *std::max_element(sent.begin(), sent.end());
@@ -80,14 +86,15 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
   }
   const auto [least, most] = std::minmax_element(medians.begin(), medians.end());
   std::vector<Cell> made = {
-      cell(of.backend), cell(of.activation_format), cell(of.tokens), cell(of.routing), cell(of.busiest, "{:.2f}"),
-      cell(of.combine), name_cell(of.over), name_cell(of.placement), cell(of_all(of), "{:.1f}"),
-      cell(over_rounds(of, p90_us), "{:.1f}"),
+      cell(of.backend), cell(of.activation_format), cell(of.tokens), cell(of.routing),
+      cell(of.busiest, "{:.2f}"), cell(of.combine), name_cell(of.over), name_cell(of.placement),
+      cell(of_all(of), "{:.1f}"), cell(over_rounds(of, p90_us), "{:.1f}"),
       ranks && one != nullptr ? cell(of_all(of) / of_all(*one), "{:.2f}") : no_cell(),
       exchanges ? Cell{bytes_text(static_cast<uint64_t>(most_sent)), most_sent} : no_cell(),
       added_us ? cell(*added_us, "{:.1f}") : no_cell(),
       // No rate where the exchange hides behind the noise of what is around it.
-      added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}") : no_cell()};
+      added_us && *added_us > 0 && most_sent > 0 ? cell(most_sent * 1e-3 / *added_us, "{:.2f}")
+                                                 : no_cell()};
   Json parts = Json::object();
   for (size_t part = 0; part < kWireParts; ++part) {
     const auto which = static_cast<WirePart>(part);
@@ -108,8 +115,9 @@ std::vector<Cell> row(const RanksCell& of, const std::vector<RanksCell>& cells) 
 }  // namespace
 
 bool is_noisy(const RanksCell& of) {
-  return std::any_of(of.rounds.begin(), of.rounds.end(),
-                     [](const RanksRound& round) { return p90_us(round) > 1.5 * round.slowest_us.front(); });
+  return std::any_of(of.rounds.begin(), of.rounds.end(), [](const RanksRound& round) {
+    return p90_us(round) > 1.5 * round.slowest_us.front();
+  });
 }
 
 Table ranks_table(const std::vector<RanksCell>& cells) {
@@ -139,7 +147,8 @@ Table ranks_table(const std::vector<RanksCell>& cells) {
                {"rank_sent_bytes", ""},
                {"range_us", ""},
                {"refused", refuses ? "note" : "", false}});
-  for (const RanksCell& of : cells) table.add(of.refused.empty() ? row(of, cells) : refused_row(of));
+  for (const RanksCell& of : cells)
+    table.add(of.refused.empty() ? row(of, cells) : refused_row(of));
   return table;
 }
 

@@ -1,10 +1,10 @@
-// Reading memory on one thread. Included in a namespace of its own, inside a target region if there is one;
-// kVectorBytes is the length of its registers.
+// Reading memory on one thread. Included in a namespace of its own, inside a target region if there
+// is one; kVectorBytes is the length of its registers.
 
 using Words __attribute__((vector_size(kVectorBytes), may_alias)) = uint64_t;
 
-// Reads kStreams neighbouring parts of stream_bytes (a multiple of 64) side by side, fetching kAheadBytes ahead where
-// that is not 0. The sum keeps the reads from being left out.
+// Reads kStreams neighbouring parts of stream_bytes (a multiple of 64) side by side, fetching
+// kAheadBytes ahead where that is not 0. The sum keeps the reads from being left out.
 template <int kStreams, int kAheadBytes>
 uint64_t read_streams(const std::byte* data, int64_t stream_bytes) {
   Words sums[kStreams] = {};
@@ -14,7 +14,8 @@ uint64_t read_streams(const std::byte* data, int64_t stream_bytes) {
       const std::byte* line = data + s * stream_bytes + i;
       if (kAheadBytes > 0) __builtin_prefetch(line + kAheadBytes);
 #pragma GCC unroll 4
-      for (int v = 0; v < 64; v += kVectorBytes) sums[s] += *reinterpret_cast<const Words*>(line + v);
+      for (int v = 0; v < 64; v += kVectorBytes)
+        sums[s] += *reinterpret_cast<const Words*>(line + v);
     }
   }
   uint64_t sum = 0;
@@ -23,6 +24,9 @@ uint64_t read_streams(const std::byte* data, int64_t stream_bytes) {
   return sum;
 }
 
-// How memory is read fastest differs from host to host: by its own prefetchers or by the program's, in one run or many.
-constexpr ReadShape kShapes[] = {
-    {1, read_streams<1, 2048>}, {4, read_streams<4, 2048>}, {8, read_streams<8, 2048>}, {4, read_streams<4, 0>}};
+// How memory is read fastest differs from host to host: by its own prefetchers or by the program's,
+// in one run or many.
+constexpr ReadShape kShapes[] = {{1, read_streams<1, 2048>},
+                                 {4, read_streams<4, 2048>},
+                                 {8, read_streams<8, 2048>},
+                                 {4, read_streams<4, 0>}};

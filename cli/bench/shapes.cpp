@@ -7,8 +7,8 @@
 namespace nvfp4_moe::internal::cli {
 
 const std::vector<Shape>& shapes() {
-  // deepseek-v4-pro is one rank of eight; nemotron-3-super's hidden size is the latent one; A and B are the sizes that CPU
-  // peers are measured at.
+  // deepseek-v4-pro is one rank of eight; nemotron-3-super's hidden size is the latent one; A and B
+  // are the sizes that CPU peers are measured at.
   static const std::vector<Shape> list = {
       {"deepseek-v4-pro", 384, 48, 6, 7168, 3072, 10.0f},
       {"deepseek-v4-flash", 256, 256, 6, 4096, 2048, 10.0f},
@@ -24,14 +24,17 @@ const std::vector<Shape>& shapes() {
 
 std::string shape_names() {
   std::string names;
-  for (const Shape& shape : shapes()) names += (names.empty() ? "" : ", ") + std::string(shape.name);
+  for (const Shape& shape : shapes())
+    names += (names.empty() ? "" : ", ") + std::string(shape.name);
   return names;
 }
 
 Result<ShapedLayer> shaped_layer(const std::string& name, int64_t experts) {
-  const auto found = std::find_if(shapes().begin(), shapes().end(), [&](const Shape& s) { return name == s.name; });
+  const auto found = std::find_if(shapes().begin(), shapes().end(),
+                                  [&](const Shape& s) { return name == s.name; });
   if (found == shapes().end()) {
-    return invalid_argument(fmt::format("--shape: expected one of {}, got {}", shape_names(), name));
+    return invalid_argument(
+        fmt::format("--shape: expected one of {}, got {}", shape_names(), name));
   }
   ShapedLayer layer;
   layer.options.num_experts = experts > 0 ? experts : found->num_experts;

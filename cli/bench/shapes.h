@@ -23,7 +23,8 @@ struct Shape {
 const std::vector<Shape>& shapes();
 std::string shape_names();  // "deepseek-v4-pro, ..."
 
-// The shape's options and local experts. experts > 0 makes it a model of that many experts, all local.
+// The shape's options and local experts. experts > 0 makes it a model of that many experts, all
+// local.
 struct ShapedLayer {
   MoeOptions options;
   ExpertRange range;

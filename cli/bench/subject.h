@@ -16,7 +16,8 @@ struct Subject {
   ExpertRange range;
   LayerSource source;
 };
-// "shape A: experts 0:8 of 8, top-2, hidden 4096, intermediate 14336", and the shared expert's size if there is one.
+// "shape A: experts 0:8 of 8, top-2, hidden 4096, intermediate 14336", and the shared expert's size
+// if there is one.
 std::string sizes_text(const Subject& subject);
 
 }  // namespace nvfp4_moe::internal::cli

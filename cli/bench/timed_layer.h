@@ -1,5 +1,5 @@
-// TimedLayer: a layer as `bench` times it, so that no call finds its weights in a cache: in several copies, with
-// batches that touch what was not touched for longest.
+// TimedLayer: a layer as `bench` times it, so that no call finds its weights in a cache: in several
+// copies, with batches that touch what was not touched for longest.
 #pragma once
 
 #include <array>
@@ -24,25 +24,30 @@ struct Repeat {
 };
 
 struct RunTimes {
-  // Of each run, ascending; never empty. On a device: of each replay of a graph of all batches, by the batch.
+  // Of each run, ascending; never empty. On a device: of each replay of a graph of all batches, by
+  // the batch.
   std::vector<double> us;
   double experts = 0;  // touched by a run, mean
-  double at(double share) const { return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1) + 0.5)]; }
+  double at(double share) const {
+    return us[static_cast<size_t>(share * static_cast<double>(us.size() - 1) + 0.5)];
+  }
 };
 
-inline constexpr const char* kStepNames[] = {"route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine"};
+inline constexpr const char* kStepNames[] = {"route",      "quantize", "gemm1_swiglu",
+                                             "requantize", "gemm2",    "combine"};
 inline constexpr size_t kSteps = std::size(kStepNames);
 inline constexpr size_t kGemm1 = 2, kGemm2 = 4;
 
-// Batches that find no weights in a cache where copies of a layer take turns: batch i is for copy i % copies.
+// Batches that find no weights in a cache where copies of a layer take turns: batch i is for copy i
+// % copies.
 struct ColdBatches {
   std::vector<RandomTokens> tokens;  // as many for each copy, at least kLeastBatches
   std::vector<double> experts;       // touched by each
 };
-// Uniformly random routing over the range, the same for every layer of the same sizes and seed; each batch touches the
-// experts that its copy has not touched for longest.
-ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, int64_t tokens, uint64_t seed,
-                         size_t copies);
+// Uniformly random routing over the range, the same for every layer of the same sizes and seed;
+// each batch touches the experts that its copy has not touched for longest.
+ColdBatches cold_batches(const MoeOptions& options, const ExpertRange& range, int64_t tokens,
+                         uint64_t seed, size_t copies);
 inline constexpr size_t kLeastBatches = 8;
 
 inline constexpr int64_t kLeastRuns = 5;    // that are timed, however long they take
@@ -51,21 +56,23 @@ inline constexpr int64_t kUntimedRuns = 2;  // before: they fault the workspace 
 class TimedLayer {
  public:
   // Packs `copies` copies. backend: a name of the registry. device: as in LayerOptions.
-  static Result<TimedLayer> open(const Subject& subject, const std::string& backend, const std::string& device,
-                                 int64_t max_tokens, int64_t copies, Executor& executor, const ProgressFn& progress);
+  static Result<TimedLayer> open(const Subject& subject, const std::string& backend,
+                                 const std::string& device, int64_t max_tokens, int64_t copies,
+                                 Executor& executor, const ProgressFn& progress);
   const MoeLayer& layer() const { return *copies_.front(); }
 
   // The batches of what is timed next: cold_batches, or those of the caller.
   Status prepare(int64_t tokens, uint64_t seed);
   Status prepare(std::shared_ptr<ColdBatches> batches);
   Result<RunTimes> time_runs(const Repeat& repeat);
-  // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the CPU backend makes its
-  // operands itself, out of the arrays between the steps, and a device routes and quantizes in two kernels, not one.
-  // kUnsupported if a backend does not show its steps.
+  // Median microseconds of each step, taken in the order of a run. Unlike in a run, a GEMM of the
+  // CPU backend makes its operands itself, out of the arrays between the steps, and a device routes
+  // and quantizes in two kernels, not one. kUnsupported if a backend does not show its steps.
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat);
 
  private:
-  TimedLayer(const Subject& subject, std::vector<std::unique_ptr<MoeLayer>> copies, Buffer workspace)
+  TimedLayer(const Subject& subject, std::vector<std::unique_ptr<MoeLayer>> copies,
+             Buffer workspace)
       : options_(subject.options),
         range_(subject.range),
         copies_(std::move(copies)),
@@ -73,7 +80,8 @@ class TimedLayer {
   Result<RunTimes> time_replays(const Repeat& repeat) const;
   Result<std::array<double, kSteps>> time_steps(const Repeat& repeat, const LayerBuffers& buffers,
                                                 const Arena& scratch);
-  Result<std::array<double, kSteps>> time_device_steps(const Repeat& repeat, const LayerBuffers& buffers,
+  Result<std::array<double, kSteps>> time_device_steps(const Repeat& repeat,
+                                                       const LayerBuffers& buffers,
                                                        const Arena& scratch) const;
   template <class Body>
   Result<std::vector<size_t>> repeat_calls(const Repeat& repeat, const Body& body);
@@ -87,8 +95,9 @@ class TimedLayer {
   size_t next_ = 0;                  // the batch of the next call
 };
 
-// Gives the experts of a batch other names, so that it touches those at the front of `oldest`, and moves these to its
-// back. The batch stays as random as it was: only which experts it means changes. Returns how many it touches.
+// Gives the experts of a batch other names, so that it touches those at the front of `oldest`, and
+// moves these to its back. The batch stays as random as it was: only which experts it means
+// changes. Returns how many it touches.
 size_t touch_oldest(RandomTokens& batch, std::vector<int32_t>& oldest);
 
 // The median of what is not empty; of an even count, the mean of the two in the middle.

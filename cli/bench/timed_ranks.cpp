@@ -13,7 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Timeout kSlowest{30 * 60 * 1000};  // for a rank to have packed its layers and made its batches
+constexpr Timeout kSlowest{30 * 60 *
+                           1000};  // for a rank to have packed its layers and made its batches
 
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
@@ -49,15 +50,18 @@ double RanksRound::share(WirePart part) const {
   return of_part / all;
 }
 
-Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                    const RanksLayer& divided, const ProgressFn& progress) {
+Result<TimedRanks> TimedRanks::open(RankHosts& hosts, const Subject& subject,
+                                    const std::string& backend, const RanksLayer& divided,
+                                    const ProgressFn& progress) {
   TimedRanks timed(hosts, subject, divided);
   const LocalRanks& ranks = hosts.ranks();
-  for (int index = 0; index < ranks.here(); ++index) timed.ranks_.push_back(std::make_unique<Rank>());
+  for (int index = 0; index < ranks.here(); ++index)
+    timed.ranks_.push_back(std::make_unique<Rank>());
   RanksProgress combined(ranks, progress);
   std::vector<Status> opened(timed.ranks_.size());
   NVFP4_MOE_TRY(ranks.each([&](int index) -> Status {
-    opened[static_cast<size_t>(index)] = timed.open_rank(index, subject, backend, combined.of_rank(index));
+    opened[static_cast<size_t>(index)] =
+        timed.open_rank(index, subject, backend, combined.of_rank(index));
     return {};  // collective as well
   }));
   NVFP4_MOE_TRY(opened.front());
@@ -77,20 +81,25 @@ Status TimedRanks::open_rank(int index, const Subject& subject, const std::strin
   options.device = host.device;
   options.executor = host.executor.get();
   // all_to_all: the most that a rank has of that many tokens.
-  options.limits.max_tokens = combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
+  options.limits.max_tokens =
+      combine() == CombineBy::kAllReduce ? max_tokens() : (max_tokens() + world - 1) / world;
   ExpertParallelOptions parallel;
   parallel.combine = combine();
   parallel.placement = divided_.placement;
   // A graph has messages of fixed sizes: all tokens of a rank fit into one.
-  if (combine() == CombineBy::kAllToAll && host.device != "cpu") parallel.capacity = options.limits.max_tokens;
+  if (combine() == CombineBy::kAllToAll && host.device != "cpu")
+    parallel.capacity = options.limits.max_tokens;
   for (int64_t copy = 0; copy < divided_.copies; ++copy) {
-    NVFP4_MOE_ASSIGN(auto layer, open_over_ranks(*config, subject.source, options, parallel, exchange, progress));
+    NVFP4_MOE_ASSIGN(auto layer, open_over_ranks(*config, subject.source, options, parallel,
+                                                 exchange, progress));
     rank.copies.push_back(std::move(layer));
   }
   const auto allocate = [&]() -> Status {
     const MoeLayer& first = *rank.copies.front();
-    const size_t bytes = std::max(first.workspace_bytes(), first.local_workspace_bytes(max_tokens()));
-    NVFP4_MOE_ASSIGN(rank.workspace, first.backend().allocate(bytes, first.weights().device, "workspace"));
+    const size_t bytes =
+        std::max(first.workspace_bytes(), first.local_workspace_bytes(max_tokens()));
+    NVFP4_MOE_ASSIGN(rank.workspace,
+                     first.backend().allocate(bytes, first.weights().device, "workspace"));
     rank.out.resize(static_cast<size_t>(max_tokens() * subject.options.hidden_size));
     return {};
   };
@@ -151,7 +160,8 @@ Status TimedRanks::prepare_own(int index) {
   const MoeLayer& layer = *rank.copies.front();
   const Placement& placement = this->placement();
   for (RandomTokens& tokens : batches_->tokens) {
-    std::vector<int32_t>& slots = rank.own_slots.emplace_back(slots_of(tokens, options_.top_k, placement, combine()));
+    std::vector<int32_t>& slots =
+        rank.own_slots.emplace_back(slots_of(tokens, options_.top_k, placement, combine()));
     for (int32_t& slot : slots)
       if (placement.rank_of(slot) != exchange(index).rank()) slot = -1;
     Batch batch = tokens.batch();
@@ -169,11 +179,13 @@ Status TimedRanks::run(const Rank& rank, RanksWork work, size_t batch, void* str
   const MoeLayer& layer = *rank.copies[batch % rank.copies.size()];
   void* const workspace = rank.workspace.data();
   const size_t bytes = rank.workspace.size_bytes();
-  return work == RanksWork::kLayer ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
-                                   : layer.run_local(rank.own.batches[batch], workspace, bytes, stream);
+  return work == RanksWork::kLayer
+             ? layer.run(rank.parts.batches[batch], workspace, bytes, stream)
+             : layer.run_local(rank.own.batches[batch], workspace, bytes, stream);
 }
 
-Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
+Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work,
+                             std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
@@ -181,8 +193,9 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, st
   const auto begin = Clock::now();
   for (int64_t run = -kUntimedRuns;; ++run) {
     // All begin together, and rank 0 says whether there is another one.
-    const auto mine = static_cast<uint8_t>(run < repeat.most_runs &&
-                                           (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
+    const auto mine = static_cast<uint8_t>(
+        run < repeat.most_runs &&
+        (run < kLeastRuns || microseconds_since(begin) <= repeat.seconds * 1e6));
     NVFP4_MOE_TRY(exchange.all_gather(&mine, 1, goes_on.data()));
     if (goes_on[0] == 0) return {};
     const size_t batch = static_cast<size_t>(run + kUntimedRuns) % batches_->tokens.size();
@@ -197,19 +210,21 @@ Status TimedRanks::time_runs(int index, const Repeat& repeat, RanksWork work, st
   }
 }
 
-Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const {
+Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
+                                std::vector<RankRun>& runs) const {
   const Rank& rank = *ranks_[static_cast<size_t>(index)];
   WireRecorder& recorder = hosts_->hosts_[static_cast<size_t>(index)]->recorder;
   Exchange& exchange = this->exchange(index);
   const MoeLayer& layer = *rank.copies.front();
   const DeviceMeasures* const measures = layer.backend().measures;
-  const Status measured =
-      measures != nullptr
-          ? Status()
-          : unsupported(std::string("bench: backend ") + layer.backend().name + " has no clock for its device");
+  const Status measured = measures != nullptr
+                              ? Status()
+                              : unsupported(std::string("bench: backend ") + layer.backend().name +
+                                            " has no clock for its device");
   NVFP4_MOE_TRY(exchange.agree(measured));
   const auto count = static_cast<double>(batches_->tokens.size());
-  const auto replay = [&](const std::vector<size_t>& batches, int64_t times) -> Result<std::vector<double>> {
+  const auto replay = [&](const std::vector<size_t>& batches,
+                          int64_t times) -> Result<std::vector<double>> {
     const auto all = [&](void* stream) -> Status {
       recorder.clear();
       for (const size_t batch : batches) {
@@ -219,7 +234,8 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
       return {};
     };
     // As many on all ranks: never the clock's decision.
-    return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(), times);
+    return measures->time_graph(layer.weights().device, all, std::numeric_limits<double>::max(),
+                                times);
   };
   std::vector<size_t> all(batches_->tokens.size());
   std::iota(all.begin(), all.end(), size_t{0});
@@ -246,10 +262,12 @@ Status TimedRanks::time_replays(int index, const Repeat& repeat, RanksWork work,
   recorded.part_us = {};
   std::vector<double> busiest_us(us.size());
   if (work == RanksWork::kOwnExperts && !rank.busiest.empty()) {
-    // About as many as in the graph of all, so that what a replay takes to begin is divided among as many.
+    // About as many as in the graph of all, so that what a replay takes to begin is divided among
+    // as many.
     std::vector<size_t> again;
     const size_t repeats = all.size() / rank.busiest.size();
-    for (size_t i = 0; i < repeats; ++i) again.insert(again.end(), rank.busiest.begin(), rank.busiest.end());
+    for (size_t i = 0; i < repeats; ++i)
+      again.insert(again.end(), rank.busiest.begin(), rank.busiest.end());
     NVFP4_MOE_ASSIGN(busiest_us, replay(again, times));
     for (double& replay_us : busiest_us) replay_us /= static_cast<double>(repeats);
   }
@@ -266,11 +284,13 @@ Result<RanksRound> TimedRanks::time(const Repeat& repeat, RanksWork work) {
   RanksRound round;
   NVFP4_MOE_TRY(hosts_->ranks().each([&](int index) -> Status {
     std::vector<RankRun> runs;
-    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, work, runs) : time_runs(index, repeat, work, runs));
+    NVFP4_MOE_TRY(on_device ? time_replays(index, repeat, work, runs)
+                            : time_runs(index, repeat, work, runs));
     Exchange& exchange = this->exchange(index);
     const auto world = static_cast<size_t>(exchange.world());
     std::vector<RankRun> all(world * runs.size());
-    NVFP4_MOE_TRY(exchange.all_gather(runs.data(), static_cast<int64_t>(runs.size() * sizeof(RankRun)), all.data()));
+    NVFP4_MOE_TRY(exchange.all_gather(
+        runs.data(), static_cast<int64_t>(runs.size() * sizeof(RankRun)), all.data()));
     if (index != 0) return {};
     for (size_t rank = 0; rank < world; ++rank)
       round.ranks.emplace_back(all.begin() + static_cast<std::ptrdiff_t>(rank * runs.size()),

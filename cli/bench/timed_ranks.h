@@ -1,11 +1,12 @@
-// TimedRanks: a layer over ranks as `bench --ep` times it: all ranks begin a run together, and it takes as long as its
-// slowest rank.
+// TimedRanks: a layer over ranks as `bench --ep` times it: all ranks begin a run together, and it
+// takes as long as its slowest rank.
 //
-// On a host each run is timed by itself, with the parts of it that a rank spends in the exchange, waiting
-// for others included. On GPUs a graph of all batches is replayed, which has no such parts.
-// The exchange's cost is relative to the ranks' own experts: all tokens of a batch, the same packed weights, no other rank.
-// Ranks that exchange wait in each batch for the slowest of it. Own experts do not wait, and so a graph for each rank of
-// the batches that it has most to do in says what the slowest take; the rank's own time is that of a graph of all.
+// On a host each run is timed by itself, with the parts of it that a rank spends in the exchange,
+// waiting for others included. On GPUs a graph of all batches is replayed, which has no such parts.
+// The exchange's cost is relative to the ranks' own experts: all tokens of a batch, the same packed
+// weights, no other rank. Ranks that exchange wait in each batch for the slowest of it. Own experts
+// do not wait, and so a graph for each rank of the batches that it has most to do in says what the
+// slowest take; the rank's own time is that of a graph of all.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ namespace nvfp4_moe::internal::cli {
 // The work of ranks in a timed run.
 enum class RanksWork : uint8_t {
   kLayer,       // the layer over all of them
-  kOwnExperts,  // each its own experts on all tokens, as a layer by itself: ids of others' slots are -1, out is bf16
+  kOwnExperts,  // each its own experts on all tokens, as a layer by itself: ids of others' slots
+                // are -1, out is bf16
 };
 
 struct RanksRound {
@@ -50,10 +52,11 @@ struct RanksLayer {
 
 class TimedRanks {
  public:
-  // Packs the copies on every rank. kUnsupported, on all ranks and with the exchange as good as before, where the
-  // ranks cannot run such a layer.
-  static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject, const std::string& backend,
-                                 const RanksLayer& divided, const ProgressFn& progress);
+  // Packs the copies on every rank. kUnsupported, on all ranks and with the exchange as good as
+  // before, where the ranks cannot run such a layer.
+  static Result<TimedRanks> open(RankHosts& hosts, const Subject& subject,
+                                 const std::string& backend, const RanksLayer& divided,
+                                 const ProgressFn& progress);
   CombineBy combine() const { return divided_.combine; }
   int64_t max_tokens() const { return divided_.max_tokens; }
   const MoeLayer& layer() const { return *ranks_.front()->copies.front(); }
@@ -61,8 +64,8 @@ class TimedRanks {
   // Gives all copies another placement with as many slots, in place.
   Status rearrange(const Placement& placement, const LayerSource& source);
 
-  // The batches of what is timed next, of all ranks together, the same in every process. own_experts: for time() of them
-  // as well.
+  // The batches of what is timed next, of all ranks together, the same in every process.
+  // own_experts: for time() of them as well.
   Status prepare(const std::shared_ptr<ColdBatches>& batches, bool own_experts);
   Result<RanksRound> time(const Repeat& repeat, RanksWork work);
   // The ranks' output for a batch, (tokens, hidden_size) bf16, on rank 0; empty elsewhere.
@@ -78,22 +81,26 @@ class TimedRanks {
   struct Rank {
     std::vector<std::unique_ptr<MoeLayer>> copies;
     Buffer workspace;
-    std::vector<uint16_t> out;                    // (max_tokens, hidden_size) of a run
-    Prepared parts;                               // this rank's tokens of each batch
-    std::vector<std::vector<int32_t>> own_slots;  // (batches)(tokens, top_k) -1 if the slot is another rank's
-    Prepared own;                                 // all tokens of each batch, with own_slots
-    std::vector<size_t> busiest;                  // the batches that this rank has most to do in
+    std::vector<uint16_t> out;  // (max_tokens, hidden_size) of a run
+    Prepared parts;             // this rank's tokens of each batch
+    std::vector<std::vector<int32_t>>
+        own_slots;                // (batches)(tokens, top_k) -1 if the slot is another rank's
+    Prepared own;                 // all tokens of each batch, with own_slots
+    std::vector<size_t> busiest;  // the batches that this rank has most to do in
   };
   TimedRanks(RankHosts& hosts, const Subject& subject, const RanksLayer& divided)
       : hosts_(&hosts), options_(subject.options), divided_(divided) {}
   Exchange& exchange(int index) const { return *hosts_->ranks().exchange(index); }
-  Status open_rank(int index, const Subject& subject, const std::string& backend, const ProgressFn& progress);
+  Status open_rank(int index, const Subject& subject, const std::string& backend,
+                   const ProgressFn& progress);
   // This rank's tokens of a batch; its out is rank.out.
   Batch part_of(RandomTokens& tokens, int index) const;
   Status prepare_own(int index);
   Status run(const Rank& rank, RanksWork work, size_t batch, void* stream) const;
-  Status time_runs(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const;
-  Status time_replays(int index, const Repeat& repeat, RanksWork work, std::vector<RankRun>& runs) const;
+  Status time_runs(int index, const Repeat& repeat, RanksWork work,
+                   std::vector<RankRun>& runs) const;
+  Status time_replays(int index, const Repeat& repeat, RanksWork work,
+                      std::vector<RankRun>& runs) const;
 
   RankHosts* hosts_;
   MoeOptions options_;

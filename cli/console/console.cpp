@@ -62,13 +62,14 @@ std::string shell_quoted(const std::string& argument) {
     for (const char c : argument) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
     return out + "'";
   }
-  // The bytes themselves must not reach the terminal: $'...' with three octal digits, which bash, zsh, ksh and POSIX.1-2024
-  // read alike, whatever follows them.
+  // The bytes themselves must not reach the terminal: $'...' with three octal digits, which bash,
+  // zsh, ksh and POSIX.1-2024 read alike, whatever follows them.
   for (const char c : argument) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte >= 0x7F) {
       out += '\\';
-      for (const int digit : {byte >> 6, byte >> 3 & 7, byte & 7}) out += static_cast<char>('0' + digit);
+      for (const int digit : {byte >> 6, byte >> 3 & 7, byte & 7})
+        out += static_cast<char>('0' + digit);
     } else {
       out += c == '\'' || c == '\\' ? std::string("\\") + c : std::string(1, c);
     }
@@ -80,7 +81,8 @@ void print(std::string_view text) {
   g_stdout_used = true;
   if (g_stdout_errno != 0) return;
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) g_stdout_errno = errno != 0 ? errno : EIO;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size())
+    g_stdout_errno = errno != 0 ? errno : EIO;
 }
 
 bool stdout_used() { return g_stdout_used; }

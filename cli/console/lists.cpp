@@ -37,7 +37,8 @@ Status too_many(std::string_view text) {
 }
 
 // "64..4096:x2" into values.
-Status expand_range(std::string_view part, size_t dots, std::string_view whole, std::vector<int64_t>& values) {
+Status expand_range(std::string_view part, size_t dots, std::string_view whole,
+                    std::vector<int64_t>& values) {
   std::string_view tail = part.substr(dots + 2);
   std::string_view step = "x2";
   if (const size_t colon = tail.find(':'); colon != std::string_view::npos) {
@@ -47,11 +48,13 @@ Status expand_range(std::string_view part, size_t dots, std::string_view whole, 
   NVFP4_MOE_ASSIGN(const int64_t first, parse_number(part.substr(0, dots), whole));
   NVFP4_MOE_ASSIGN(const int64_t last, parse_number(tail, whole));
   if (step.empty() || (step[0] != 'x' && step[0] != '+')) {
-    return invalid_argument(fmt::format("\"{}\": expected a step x2 or +8, got \"{}\"", whole, step));
+    return invalid_argument(
+        fmt::format("\"{}\": expected a step x2 or +8, got \"{}\"", whole, step));
   }
   NVFP4_MOE_ASSIGN(const int64_t amount, parse_number(step.substr(1), whole));
   const bool multiply = step[0] == 'x';
-  if (last < first) return invalid_argument(fmt::format("\"{}\": the range ends before it begins", whole));
+  if (last < first)
+    return invalid_argument(fmt::format("\"{}\": the range ends before it begins", whole));
   if (amount < (multiply ? 2 : 1) || (multiply && first == 0)) {
     return invalid_argument(fmt::format("\"{}\": the step {} never reaches the end", whole, step));
   }
@@ -75,7 +78,9 @@ Result<std::vector<int64_t>> parse_list(std::string_view text) {
     if (dash != std::string_view::npos) {
       NVFP4_MOE_ASSIGN(last, parse_number(part.substr(dash + 1), text));
     }
-    if (last < first) return invalid_argument(fmt::format("\"{}\": the range {} ends before it begins", text, part));
+    if (last < first)
+      return invalid_argument(
+          fmt::format("\"{}\": the range {} ends before it begins", text, part));
     if (static_cast<uint64_t>(last - first) >= kMostNumbers - values.size()) return too_many(text);
     for (int64_t value = first; value <= last; ++value) values.push_back(value);
   }
@@ -101,7 +106,8 @@ Result<std::vector<int64_t>> parse_sweep(std::string_view text) {
 Result<std::vector<std::string>> parse_names(std::string_view text) {
   std::vector<std::string> names;
   for (const std::string_view part : split(text, ',')) {
-    if (part.empty()) return invalid_argument(fmt::format("\"{}\": expected names, got an empty one", text));
+    if (part.empty())
+      return invalid_argument(fmt::format("\"{}\": expected names, got an empty one", text));
     names.emplace_back(part);
   }
   return names;
@@ -109,23 +115,25 @@ Result<std::vector<std::string>> parse_names(std::string_view text) {
 
 Result<std::pair<int64_t, int64_t>> parse_first_count(std::string_view text) {
   const auto parts = split(text, ':');
-  if (parts.size() != 2) return invalid_argument(fmt::format("\"{}\": expected first:count, for example 16:8", text));
+  if (parts.size() != 2)
+    return invalid_argument(fmt::format("\"{}\": expected first:count, for example 16:8", text));
   NVFP4_MOE_ASSIGN(const int64_t first, parse_number(parts[0], text));
   NVFP4_MOE_ASSIGN(const int64_t count, parse_number(parts[1], text));
   return std::pair{first, count};
 }
 
 Result<uint64_t> parse_bytes(std::string_view text) {
-  static constexpr std::array<std::pair<std::string_view, uint64_t>, 10> kUnits = {{{"KiB", 1ull << 10},
-                                                                                    {"MiB", 1ull << 20},
-                                                                                    {"GiB", 1ull << 30},
-                                                                                    {"TiB", 1ull << 40},
-                                                                                    {"kB", 1'000},
-                                                                                    {"KB", 1'000},
-                                                                                    {"MB", 1'000'000},
-                                                                                    {"GB", 1'000'000'000},
-                                                                                    {"TB", 1'000'000'000'000},
-                                                                                    {"B", 1}}};
+  static constexpr std::array<std::pair<std::string_view, uint64_t>, 10> kUnits = {
+      {{"KiB", 1ull << 10},
+       {"MiB", 1ull << 20},
+       {"GiB", 1ull << 30},
+       {"TiB", 1ull << 40},
+       {"kB", 1'000},
+       {"KB", 1'000},
+       {"MB", 1'000'000},
+       {"GB", 1'000'000'000},
+       {"TB", 1'000'000'000'000},
+       {"B", 1}}};
   std::string_view digits = text;
   uint64_t unit = 1;
   for (const auto& [name, bytes] : kUnits) {
@@ -138,8 +146,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   double number = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
   const double value = number * static_cast<double>(unit);
-  if (error != std::errc() || end != digits.data() + digits.size() || !(value >= 1) || value > 9e18) {
-    return invalid_argument(fmt::format("\"{}\": expected a size such as 5GB, 512MiB or 1048576", text));
+  if (error != std::errc() || end != digits.data() + digits.size() || !(value >= 1) ||
+      value > 9e18) {
+    return invalid_argument(
+        fmt::format("\"{}\": expected a size such as 5GB, 512MiB or 1048576", text));
   }
   return static_cast<uint64_t>(value);
 }

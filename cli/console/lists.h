@@ -1,4 +1,5 @@
-// The small languages of option values: lists, sweeps, ranges and sizes. All errors are kInvalidArgument.
+// The small languages of option values: lists, sweeps, ranges and sizes. All errors are
+// kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ namespace nvfp4_moe::internal::cli {
 
 // "0,3,5-9": ascending, without repetitions. At most 1 000 000 numbers.
 Result<std::vector<int64_t>> parse_list(std::string_view text);
-// "1,8,64..4096:x2" or "0..64:+8": in the order written. A range without a step doubles; it ends at the last value
-// that does not pass its end.
+// "1,8,64..4096:x2" or "0..64:+8": in the order written. A range without a step doubles; it ends at
+// the last value that does not pass its end.
 Result<std::vector<int64_t>> parse_sweep(std::string_view text);
 // "16:8": first 16, count 8.
 Result<std::pair<int64_t, int64_t>> parse_first_count(std::string_view text);

@@ -61,9 +61,11 @@ std::string extras_text(const CLI::App& verb, const std::vector<std::string>& ex
   for (const std::string& word : extras) {
     if (!is_option(word)) continue;
     const std::string name = word.substr(0, word.find('='));
-    return fmt::format("{}: unknown option of {}{}", name, verb.get_name(), did_you_mean(name, options_of(verb)));
+    return fmt::format("{}: unknown option of {}{}", name, verb.get_name(),
+                       did_you_mean(name, options_of(verb)));
   }
-  return fmt::format("{}: expected no further argument, got \"{}\"", verb.get_name(), extras.front());
+  return fmt::format("{}: expected no further argument, got \"{}\"", verb.get_name(),
+                     extras.front());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What a command line that cannot be parsed is answered: which word is wrong, what stands there instead, and what was
-// likely meant.
+// What a command line that cannot be parsed is answered: which word is wrong, what stands there
+// instead, and what was likely meant.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,12 +9,13 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// One line for an error of app.parse. arguments: those of the command line, without the program's name.
+// One line for an error of app.parse. arguments: those of the command line, without the program's
+// name.
 std::string parse_error_text(const CLI::App& app, const CLI::ParseError& error,
                              const std::vector<std::string>& arguments);
 
-// The candidate that differs from the word by the fewest insertions, removals, replacements and swaps of neighbours;
-// empty if a third of the word and more would have to change.
+// The candidate that differs from the word by the fewest insertions, removals, replacements and
+// swaps of neighbours; empty if a third of the word and more would have to change.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -16,8 +16,8 @@ namespace {
 constexpr int kMostBarCells = 24, kLeastBarCells = 8;
 constexpr int kUsualColumns = 80;
 
-// Bytes after the first of a character in UTF-8 take no column; a character that takes two is counted as two, by the
-// ranges of East Asian wide characters and emoji.
+// Bytes after the first of a character in UTF-8 take no column; a character that takes two is
+// counted as two, by the ranges of East Asian wide characters and emoji.
 bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 size_t columns_at(std::string_view text, size_t i) {
   const auto lead = static_cast<unsigned char>(text[i]);
@@ -25,9 +25,11 @@ size_t columns_at(std::string_view text, size_t i) {
   if (lead >= 0xF0) return 2;
   if (lead < 0xE1 || i + 1 >= text.size()) return 1;
   const auto next = static_cast<unsigned char>(text[i + 1]);
-  if (lead == 0xE1) return next >= 0x84 && next <= 0x85 ? 2 : 1;                    // U+1100 to U+117F, Hangul
-  if (lead == 0xE2) return next >= 0xBA ? 2 : 1;                                    // from U+2E80 on, CJK
-  return lead <= 0xED || (lead == 0xEF && (next == 0xBC || next == 0xB9)) ? 2 : 1;  // to U+D7FF; full-width forms
+  if (lead == 0xE1) return next >= 0x84 && next <= 0x85 ? 2 : 1;  // U+1100 to U+117F, Hangul
+  if (lead == 0xE2) return next >= 0xBA ? 2 : 1;                  // from U+2E80 on, CJK
+  return lead <= 0xED || (lead == 0xEF && (next == 0xBC || next == 0xB9))
+             ? 2
+             : 1;  // to U+D7FF; full-width forms
 }
 size_t columns_of(std::string_view text) {
   size_t columns = 0;
@@ -62,10 +64,12 @@ std::string progress_text(const Progress& progress, int bar_cells) {
   out += fmt::format(" {:3.0f}%", share * 100);
   if (progress.total > 0) out += fmt::format("  {}/{}", progress.done, progress.total);
   if (progress.done_bytes > 0 && progress.elapsed_s > 0) {
-    out += fmt::format(
-        "  {}/s", bytes_text(static_cast<uint64_t>(static_cast<double>(progress.done_bytes) / progress.elapsed_s)));
+    out +=
+        fmt::format("  {}/s", bytes_text(static_cast<uint64_t>(
+                                  static_cast<double>(progress.done_bytes) / progress.elapsed_s)));
   }
-  if (share > 0 && share < 1) out += "  eta " + duration_text(progress.elapsed_s * (1 - share) / share);
+  if (share > 0 && share < 1)
+    out += "  eta " + duration_text(progress.elapsed_s * (1 - share) / share);
   if (!progress.item.empty()) out += fmt::format("  {}", progress.item);
   return out;
 }
@@ -75,7 +79,8 @@ std::string fitted_progress_text(const Progress& progress, int columns) {
   const std::string text = printable(progress_text(progress, 0), kWholeText);
   const size_t used = columns_of(text);
   if (used > width) return cut(text, width);
-  const int cells = std::min(kMostBarCells, static_cast<int>(width - used) - 3);  // a space and two brackets
+  const int cells =
+      std::min(kMostBarCells, static_cast<int>(width - used) - 3);  // a space and two brackets
   return cells < kLeastBarCells ? text : printable(progress_text(progress, cells), kWholeText);
 }
 
@@ -89,7 +94,8 @@ ProgressStyle progress_style(bool quiet) {
   return style;
 }
 
-ProgressBar::ProgressBar(ProgressStyle style) : style_(std::move(style)), start_(std::chrono::steady_clock::now()) {
+ProgressBar::ProgressBar(ProgressStyle style)
+    : style_(std::move(style)), start_(std::chrono::steady_clock::now()) {
   if (style_.quiet) return;
   try {
     thread_ = std::thread([this] { loop(); });
@@ -128,7 +134,8 @@ ProgressFn ProgressBar::callback() {
 std::string ProgressBar::text() const {
   Progress now = last_;
   now.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  if (!style_.terminal) return printable(progress_text(now, 0), kWholeText) + "  after " + duration_text(now.elapsed_s);
+  if (!style_.terminal)
+    return printable(progress_text(now, 0), kWholeText) + "  after " + duration_text(now.elapsed_s);
   const int columns = style_.columns ? style_.columns() : 0;
   // The last column stays free: some terminals wrap as soon as it is written.
   return fitted_progress_text(now, (columns > 0 ? columns : kUsualColumns) - 1);

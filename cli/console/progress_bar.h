@@ -1,8 +1,9 @@
 // ProgressBar: shows a long operation on stderr.
 //
-// On a terminal: one redrawn line with a bar, rate and remaining time. Elsewhere: a heartbeat line every 5 s, also
-// while the operation is silent inside one item, because a loader that says nothing gets its pod killed. --quiet:
-// nothing. A thread of its own draws, so that the operation never waits for a slow terminal.
+// On a terminal: one redrawn line with a bar, rate and remaining time. Elsewhere: a heartbeat line
+// every 5 s, also while the operation is silent inside one item, because a loader that says nothing
+// gets its pod killed. --quiet: nothing. A thread of its own draws, so that the operation never
+// waits for a slow terminal.
 #pragma once
 
 #include <chrono>
@@ -54,10 +55,11 @@ class ProgressBar {
   std::thread thread_;
 };
 
-// One line: "pack [#####.....]  50%  3/6  2.1 GiB/s  eta 9.0 s  layer 12 expert 7"; 0 cells: without the bar.
+// One line: "pack [#####.....]  50%  3/6  2.1 GiB/s  eta 9.0 s  layer 12 expert 7"; 0 cells:
+// without the bar.
 std::string progress_text(const Progress& progress, int bar_cells);
-// The same in at most that many columns, since a line that wraps cannot be redrawn: the bar has the room that the text
-// leaves, if that is enough for one; a longer text is cut at its end.
+// The same in at most that many columns, since a line that wraps cannot be redrawn: the bar has the
+// room that the text leaves, if that is enough for one; a longer text is cut at its end.
 std::string fitted_progress_text(const Progress& progress, int columns);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -37,7 +37,10 @@ std::string error_json(const std::string& verb, const Status& status) {
 }
 
 Report::Report(std::string verb, std::string repro, CommonOptions common)
-    : verb_(std::move(verb)), repro_(std::move(repro)), common_(std::move(common)), json_(Json::object()) {}
+    : verb_(std::move(verb)),
+      repro_(std::move(repro)),
+      common_(std::move(common)),
+      json_(Json::object()) {}
 
 Executor& Report::executor() {
   if (executor_ == nullptr) executor_ = make_thread_pool(common_.threads.value_or(0));
@@ -46,7 +49,8 @@ Executor& Report::executor() {
 
 void Report::fact(const std::string& label, const std::string& text, Style style) {
   if (!common_.json) {
-    print(styled(fmt::format("{:<8}", label), style, stdout_has_color()) + "  " + printable(text, kWholeText) + "\n");
+    print(styled(fmt::format("{:<8}", label), style, stdout_has_color()) + "  " +
+          printable(text, kWholeText) + "\n");
   }
 }
 
@@ -86,7 +90,8 @@ int Report::finish(const Status& status) {
     code = kExitBadInput;
   } else if (failed()) {
     const size_t more = failures_.size() - 1;
-    log_line("nvfp4-moe: check failed: " + failures_.front() + (more > 0 ? fmt::format(" (and {} more)", more) : ""));
+    log_line("nvfp4-moe: check failed: " + failures_.front() +
+             (more > 0 ? fmt::format(" (and {} more)", more) : ""));
   }
   return code;
 }

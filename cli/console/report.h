@@ -1,8 +1,9 @@
-// Report: one verb's result. Either text and tables as they come, or one JSON object at the end (--json).
+// Report: one verb's result. Either text and tables as they come, or one JSON object at the end
+// (--json).
 //
-// The JSON object: {"schema": 1, "verb", "version", "ok", ...the verb's own keys with units in their names...,
-// "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version", "ok": false, "error": {"status",
-// "message"}} instead, and one line on stderr in either form.
+// The JSON object: {"schema": 1, "verb", "version", "ok", ...the verb's own keys with units in
+// their names..., "failures": [...], "repro"}. An error gives {"schema": 1, "verb", "version",
+// "ok": false, "error": {"status", "message"}} instead, and one line on stderr in either form.
 #pragma once
 
 #include <optional>
@@ -37,7 +38,8 @@ class Report {
   ProgressStyle progress() const { return progress_style(common_.quiet); }
 
   // Text for people, nothing under --json.
-  void fact(const std::string& label, const std::string& text, Style style = Style::kPlain);  // "label    text"
+  void fact(const std::string& label, const std::string& text,
+            Style style = Style::kPlain);  // "label    text"
   void line(const std::string& text);
   // Both: the table as text, its rows as JSON under `key`.
   void table(const std::string& key, const Table& table);

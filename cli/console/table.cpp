@@ -21,13 +21,16 @@ Cell cell(const std::string& text, Style style) { return {text, text, style}; }
 Cell cell(int64_t value) { return {fmt::format("{}", value), value, Style::kPlain}; }
 Cell cell(double value, const char* format) {
   // JSON has no NaN or Inf: they become strings, not a silent null.
-  if (!std::isfinite(value)) return {fmt::format("{}", value), fmt::format("{}", value), Style::kPlain};
+  if (!std::isfinite(value))
+    return {fmt::format("{}", value), fmt::format("{}", value), Style::kPlain};
   return {fmt::format(fmt::runtime(format), value), value, Style::kPlain};
 }
 Cell count_cell(uint64_t count) { return {fmt::format("{}", count), count, Style::kPlain}; }
 Cell bytes_cell(uint64_t bytes) { return {bytes_text(bytes), bytes, Style::kPlain}; }
 Cell no_cell() { return {"", nullptr, Style::kPlain}; }
-Cell verdict(bool pass) { return {pass ? "pass" : "FAIL", pass, pass ? Style::kGood : Style::kBad}; }
+Cell verdict(bool pass) {
+  return {pass ? "pass" : "FAIL", pass, pass ? Style::kGood : Style::kBad};
+}
 
 void Table::add(std::vector<Cell> cells) {
   cells.resize(columns_.size());
@@ -52,12 +55,15 @@ std::string Table::text(bool color) const {
     const std::string spaces(widths[c] - shown, ' ');
     return columns_[c].right ? spaces + text : text + spaces;
   };
-  std::string out = line([&](size_t c) { return pad(c, columns_[c].title, columns_[c].title.size()); });
+  std::string out =
+      line([&](size_t c) { return pad(c, columns_[c].title, columns_[c].title.size()); });
   out += line([&](size_t c) {
     return columns_[c].right ? std::string(widths[c] - 1, '-') + ":" : std::string(widths[c], '-');
   });
   for (const auto& row : rows_) {
-    out += line([&](size_t c) { return pad(c, styled(row[c].text, row[c].style, color), row[c].text.size()); });
+    out += line([&](size_t c) {
+      return pad(c, styled(row[c].text, row[c].style, color), row[c].text.size());
+    });
   }
   return out;
 }

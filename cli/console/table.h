@@ -1,7 +1,8 @@
-// Table: rows of named columns, said once and shown twice: aligned text for people, JSON objects for programs.
+// Table: rows of named columns, said once and shown twice: aligned text for people, JSON objects
+// for programs.
 //
-// A column has a key with its unit ("median_us") and a title ("median us"). Text is a Markdown table, so that it can be
-// pasted into an issue as it is.
+// A column has a key with its unit ("median_us") and a title ("median us"). Text is a Markdown
+// table, so that it can be pasted into an issue as it is.
 #pragma once
 
 #include <cstdint>

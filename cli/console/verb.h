@@ -17,23 +17,28 @@ struct Invocation {
   std::function<Status(Report&)> run;
 };
 
-// Adds the subcommand with the common options. `run` is called with the verb's own options after parsing.
+// Adds the subcommand with the common options. `run` is called with the verb's own options after
+// parsing.
 enum class UsesBackend : bool { kNo, kYes };
 template <class Options>
-CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& name, const std::string& description,
-                   UsesBackend uses_backend, Status (*run)(const Options&, Report&),
+CLI::App* add_verb(CLI::App& app, Invocation& invocation, const std::string& name,
+                   const std::string& description, UsesBackend uses_backend,
+                   Status (*run)(const Options&, Report&),
                    const std::function<void(CLI::App&, Options&)>& add_options) {
   CLI::App* verb = app.add_subcommand(name, description);
   auto options = std::make_shared<Options>();
   add_options(*verb, *options);
   CommonOptions& common = invocation.common;
-  verb->add_flag("--json", common.json, "One JSON object on stdout instead of text")->group("Common");
+  verb->add_flag("--json", common.json, "One JSON object on stdout instead of text")
+      ->group("Common");
   verb->add_flag("--quiet", common.quiet, "No progress on stderr")->group("Common");
-  verb->add_option("--threads", common.threads, "Threads; 0: one per available core; default NVFP4_MOE_THREADS, else 0")
+  verb->add_option("--threads", common.threads,
+                   "Threads; 0: one per available core; default NVFP4_MOE_THREADS, else 0")
       ->check(CLI::Range(0, 4096))
       ->group("Common");
   if (uses_backend == UsesBackend::kYes) {
-    verb->add_option("--backend", common.backend, "auto, or a backend's name (see doctor)")->group("Common");
+    verb->add_option("--backend", common.backend, "auto, or a backend's name (see doctor)")
+        ->group("Common");
     verb->add_option("--device", common.device, "cpu, or cuda:N: where layers lie and run")
         ->group("Common")
         ->capture_default_str();

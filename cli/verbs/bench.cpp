@@ -1,9 +1,11 @@
-// bench: how long a layer takes, beside what this host's or device's memory and arithmetic units could do.
+// bench: how long a layer takes, beside what this host's or device's memory and arithmetic units
+// could do.
 //
-// Before anything is timed, each backend is checked against the reference on a few tokens and experts of this very
-// layer. Configurations (backend x activation format) take turns, round after round, so that a change of the host's
-// speed affects all of them; figures are medians over the rounds, with the rounds' range. GB/s counts the touched
-// experts' packed bytes once per call. A host's rates are measured around each figure, a GPU's once: they are steady.
+// Before anything is timed, each backend is checked against the reference on a few tokens and
+// experts of this very layer. Configurations (backend x activation format) take turns, round after
+// round, so that a change of the host's speed affects all of them; figures are medians over the
+// rounds, with the rounds' range. GB/s counts the touched experts' packed bytes once per call. A
+// host's rates are measured around each figure, a GPU's once: they are steady.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,17 +37,20 @@ Status measure_device(std::vector<Configuration>& all, const std::string& device
     Configuration& one = all[i];
     const Backend& backend = one.timed->layer().backend();
     if (backend.measures == nullptr)
-      return unsupported(std::string("bench: backend ") + backend.name + " cannot measure its device");
+      return unsupported(std::string("bench: backend ") + backend.name +
+                         " cannot measure its device");
     const int index = one.timed->layer().weights().device;
     if (i == 0) {
       NVFP4_MOE_ASSIGN(const double rate, backend.measures->read_rate(index));
       read_gb_per_s = rate * 1e-9;
-      table.add({cell("read"), cell(read_gb_per_s, "{:.1f}"), no_cell(), cell("loads of up to 4 GiB")});
+      table.add(
+          {cell("read"), cell(read_gb_per_s, "{:.1f}"), no_cell(), cell("loads of up to 4 GiB")});
     }
     one.read_gb_per_s = read_gb_per_s;
     one.peak_name = std::string("bf16 tensor cores, ") + backend.name;
-    const auto same = std::find_if(all.begin(), all.begin() + static_cast<int64_t>(i),
-                                   [&](const Configuration& other) { return other.peak_name == one.peak_name; });
+    const auto same =
+        std::find_if(all.begin(), all.begin() + static_cast<int64_t>(i),
+                     [&](const Configuration& other) { return other.peak_name == one.peak_name; });
     if (same != all.begin() + static_cast<int64_t>(i)) {
       one.peak_gflop_per_s = same->peak_gflop_per_s;
       continue;
@@ -66,17 +71,19 @@ void report_peaks(ReadBandwidth& bandwidth, Report& report) {
              cell(fmt::format("loads of {}", bytes_text(bandwidth.size_bytes())))});
   for (const ComputePeak& peak : compute_peaks()) {
     if (!peak.runs_here()) continue;
-    table.add(
-        {cell(peak.name), no_cell(), cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"), cell(peak.instructions)});
+    table.add({cell(peak.name), no_cell(), cell(measure(peak, report.executor()) * 1e-9, "{:.1f}"),
+               cell(peak.instructions)});
   }
   report.table("peaks", table);
   report.line("");
 }
 
-Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep, const BenchVerb& verb,
-                std::optional<ReadBandwidth>& bandwidth, Report& report) {
+Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& sweep,
+                const BenchVerb& verb, std::optional<ReadBandwidth>& bandwidth, Report& report) {
   const bool on_device = !bandwidth;
-  const auto host_reads = [&] { return on_device ? 0.0 : bandwidth->measure(report.executor()) * 1e-9; };
+  const auto host_reads = [&] {
+    return on_device ? 0.0 : bandwidth->measure(report.executor()) * 1e-9;
+  };
   std::vector<BenchCell> cells;
   Json in_order = Json::array();
   bool noisy = false;
@@ -99,9 +106,11 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
       for (int64_t number = 0; number < verb.rounds; ++number) {
         for (size_t i = 0; i < all.size(); ++i, ++progress.done) {
           if (!advance(progress)) return Status(Code::kCancelled, "interrupted");
-          NVFP4_MOE_ASSIGN(BenchRound round, time_round(all[i], tokens, verb.repeat, verb.steps, report.executor()));
+          NVFP4_MOE_ASSIGN(BenchRound round,
+                           time_round(all[i], tokens, verb.repeat, verb.steps, report.executor()));
           const double read_after = host_reads();
-          round.read_gb_per_s = on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);
+          round.read_gb_per_s =
+              on_device ? all[i].read_gb_per_s : std::max(read_before, read_after);
           read_before = read_after;
           noisy = noisy || round.times.at(0.9) > 1.5 * round.times.us.front();
           BenchCell& cell = cells[first + i];
@@ -120,7 +129,8 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
   report.json()["noisy"] = noisy;
   if (noisy) {
     report.fact("note",
-                fmt::format("p90 is more than 1.5 times the fastest run: this {} was busy", on_device ? "GPU" : "host"),
+                fmt::format("p90 is more than 1.5 times the fastest run: this {} was busy",
+                            on_device ? "GPU" : "host"),
                 Style::kWarning);
   }
   return {};
@@ -128,9 +138,11 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
 
 Status bench(const BenchVerb& verb, Report& report) {
   if (verb.ranks > 0) return bench_ranks(verb, report);
-  if (!verb.combine.empty() || !verb.routing.empty() || !verb.over.empty() || verb.balance || verb.slots_per_rank)
+  if (!verb.combine.empty() || !verb.routing.empty() || !verb.over.empty() || verb.balance ||
+      verb.slots_per_rank)
     return invalid_argument(
-        "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep beside them, got none");
+        "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep beside them, got "
+        "none");
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
@@ -151,28 +163,33 @@ Status bench(const BenchVerb& verb, Report& report) {
     NVFP4_MOE_ASSIGN(bandwidth, ReadBandwidth::make(host.memory_bytes, executor));
   }
   NVFP4_MOE_ASSIGN(const int64_t copies, copies_of(all, facts, device));
-  report.fact("host", fmt::format("{}, {} of {} threads", host.cpu, executor.threads(), host.threads));
+  report.fact("host",
+              fmt::format("{}, {} of {} threads", host.cpu, executor.threads(), host.threads));
   report.json()["host"] = {{"cpu", host.cpu},
                            {"threads", executor.threads()},
                            {"available_threads", host.threads},
                            {"last_level_cache_bytes", last_level_cache_bytes()}};
-  if (on_device) report.fact("device", fmt::format("{}, {} multiprocessors", facts.name, facts.compute_units));
-  report.json()["device"] = {{"name", device}, {"model", on_device ? Json(facts.name) : Json(nullptr)}};
+  if (on_device)
+    report.fact("device", fmt::format("{}, {} multiprocessors", facts.name, facts.compute_units));
+  report.json()["device"] = {{"name", device},
+                             {"model", on_device ? Json(facts.name) : Json(nullptr)}};
   report.json()["copies"] = copies;
   report.json()["read_buffer_bytes"] = bandwidth ? Json(bandwidth->size_bytes()) : Json(nullptr);
   Json described = Json::array();
   for (Configuration& one : all) {
     ProgressBar bar(report.progress());
-    NVFP4_MOE_ASSIGN(one.timed,
-                     TimedLayer::open(one.subject, one.backend, device, most_tokens, copies, executor, bar.callback()));
+    NVFP4_MOE_ASSIGN(one.timed, TimedLayer::open(one.subject, one.backend, device, most_tokens,
+                                                 copies, executor, bar.callback()));
     const MoeLayer& layer = one.timed->layer();
     one.backend = layer.backend().name;
     one.peak = on_device ? nullptr : peak_of_layer(layer);
     if (one.peak != nullptr) one.peak_name = one.peak->name;
     const size_t packed_bytes = layer.weights().bytes.size_bytes();
-    report.fact("backend",
-                fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference", one.backend,
-                            one.format(), bytes_text(packed_bytes), copies, copies == 1 ? "y" : "ies"));
+    report.fact(
+        "backend",
+        fmt::format("{}, {} activations, packed {} x {} cop{}, checked against the reference",
+                    one.backend, one.format(), bytes_text(packed_bytes), copies,
+                    copies == 1 ? "y" : "ies"));
     described.push_back({{"backend", one.backend},
                          {"activation_format", one.format()},
                          {"packed_bytes", packed_bytes},
@@ -193,33 +210,39 @@ Status bench(const BenchVerb& verb, Report& report) {
 
 void add_bench(CLI::App& app, Invocation& invocation) {
   add_verb<BenchVerb>(
-      app, invocation, "bench", "Times a layer beside the read bandwidth and compute peaks of where it runs",
+      app, invocation, "bench",
+      "Times a layer beside the read bandwidth and compute peaks of where it runs",
       UsesBackend::kYes, bench, [](CLI::App& verb, BenchVerb& options) {
         add_subject(verb, options.subject, true);
-        verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")->capture_default_str();
+        verb.add_option("--tokens", options.tokens, "Sweep, for example 1,8,64..4096:x2")
+            ->capture_default_str();
         verb.add_option("--rounds", options.rounds,
                         "Medians of so many; all of --backend and --activation-format, "
                         "which are lists here, take turns in each")
             ->check(CLI::Range(int64_t{1}, int64_t{1000}))
             ->capture_default_str();
-        verb.add_option("--seconds", options.repeat.seconds, "For each token count and round, at least 5 runs")
+        verb.add_option("--seconds", options.repeat.seconds,
+                        "For each token count and round, at least 5 runs")
             ->check(CLI::Range(0.0, 3600.0))
             ->capture_default_str();
-        verb.add_option("--runs", options.repeat.most_runs, "At most, for each token count and round")
+        verb.add_option("--runs", options.repeat.most_runs,
+                        "At most, for each token count and round")
             ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
             ->capture_default_str();
         verb.add_flag("--steps", options.steps, "Also each step of the layer by itself");
         add_ranks(verb, options.ranks, "The layer over so many ranks beside the same layer on one");
-        verb.add_option("--combine", options.combine, "With --ep, a list; default all_to_all,all_reduce");
-        verb.add_option(
-            "--routing", options.routing,
-            "With --ep, a list: uniform, zipf (some experts crowded), hot (all of it rank 0's); default all");
+        verb.add_option("--combine", options.combine,
+                        "With --ep, a list; default all_to_all,all_reduce");
+        verb.add_option("--routing", options.routing,
+                        "With --ep, a list: uniform, zipf (some experts crowded), hot (all of it "
+                        "rank 0's); default all");
         add_over(verb, options.over, true);
-        verb.add_flag("--balance", options.balance,
-                      "With --ep, zipf and hot again, over the placement that is proposed of their load");
-        verb.add_option(
-                "--slots-per-rank", options.slots_per_rank,
-                "With --balance: experts that a rank holds; default an even division, more let some stand twice")
+        verb.add_flag(
+            "--balance", options.balance,
+            "With --ep, zipf and hot again, over the placement that is proposed of their load");
+        verb.add_option("--slots-per-rank", options.slots_per_rank,
+                        "With --balance: experts that a rank holds; default an even division, more "
+                        "let some stand twice")
             ->check(CLI::Range(int64_t{1}, int64_t{65536}));
       });
 }

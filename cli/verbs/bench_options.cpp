@@ -33,22 +33,24 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
       NVFP4_MOE_ASSIGN(one.backend, wanted_backend(backend));
       SubjectOptions options = verb.subject;
       options.choices.activation_format = format;
-      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes, one.backend, report.common().device));
+      NVFP4_MOE_ASSIGN(one.subject, open_subject(options, CheckScales::kYes, one.backend,
+                                                 report.common().device));
       all.push_back(std::move(one));
     }
   }
   return all;
 }
 
-Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device, uint64_t seed,
-                       Report& report) {
+Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device,
+                       uint64_t seed, Report& report) {
   bool agree = true;
   for (const Configuration& one : all) {
     NVFP4_MOE_ASSIGN(const std::string broken, disagreement(one, device, seed, report.executor()));
     if (broken.empty()) continue;
     agree = false;
-    const std::string what = fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
-                                         one.backend, one.format(), broken);
+    const std::string what =
+        fmt::format("{}, {} activations: not timed, because it disagrees with the reference: {}",
+                    one.backend, one.format(), broken);
     report.fail(what);
     report.fact("FAIL", what, Style::kBad);
   }

@@ -30,7 +30,8 @@ Result<std::vector<int64_t>> token_sweep(const BenchVerb& verb);
 // The product of --backend and --activation-format, each a list.
 Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const Report& report);
 // False if one disagrees with the reference: then nothing is timed.
-Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device, uint64_t seed, Report& report);
+Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device,
+                       uint64_t seed, Report& report);
 
 // bench --ep.
 Status bench_ranks(const BenchVerb& verb, Report& report);

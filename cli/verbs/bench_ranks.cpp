@@ -1,8 +1,10 @@
-// bench --ep: a layer over ranks beside the same layer on one, under routings that load the ranks evenly and not.
+// bench --ep: a layer over ranks beside the same layer on one, under routings that load the ranks
+// evenly and not.
 //
-// --tokens are those of all ranks together, so that every row of a cell computes the same: under all_to_all each rank
-// brings its part of them, under all_reduce all bring all, and one rank has them by itself. The backend is checked
-// against the reference, and the ranks' output against one rank's, before anything is timed.
+// --tokens are those of all ranks together, so that every row of a cell computes the same: under
+// all_to_all each rank brings its part of them, under all_reduce all bring all, and one rank has
+// them by itself. The backend is checked against the reference, and the ranks' output against one
+// rank's, before anything is timed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +21,8 @@ template <class Enum>
 Result<std::vector<Enum>> parse_enums(const std::string& list, const char* option) {
   std::vector<Enum> values;
   if (list.empty()) {
-    for (size_t i = 0; i < EnumNames<Enum>::kAll.size(); ++i) values.push_back(static_cast<Enum>(i));
+    for (size_t i = 0; i < EnumNames<Enum>::kAll.size(); ++i)
+      values.push_back(static_cast<Enum>(i));
     return values;
   }
   const Result<std::vector<std::string>> names = parse_names(list);
@@ -37,10 +40,11 @@ Result<std::unique_ptr<RanksWay>> make_way(int world, const std::string& device,
   NVFP4_MOE_TRY(device_of_rank(device, connected, 0).status());
   std::unique_ptr<RanksWay> way(new RanksWay{{}, std::move(connected), {}, {}});
   const VerbRanks& ranks = way->ranks;
-  NVFP4_MOE_ASSIGN(RankHosts hosts,
-                   RankHosts::make(
-                       ranks.ranks, [&](int index) { return device_of_rank(device, ranks, index).value(); },
-                       std::max(1, threads / ranks.ranks.here())));
+  NVFP4_MOE_ASSIGN(
+      RankHosts hosts,
+      RankHosts::make(
+          ranks.ranks, [&](int index) { return device_of_rank(device, ranks, index).value(); },
+          std::max(1, threads / ranks.ranks.here())));
   way->hosts.emplace(std::move(hosts));
   return way;
 }
@@ -48,12 +52,16 @@ Result<std::unique_ptr<RanksWay>> make_way(int world, const std::string& device,
 }  // namespace
 
 Status bench_ranks(const BenchVerb& verb, Report& report) {
-  if (verb.steps || !verb.subject.part.expert_range.empty() || !verb.subject.part.intermediate_slice.empty())
-    return invalid_argument("--ep: expected neither --steps, --expert-range nor --intermediate-slice beside it");
+  if (verb.steps || !verb.subject.part.expert_range.empty() ||
+      !verb.subject.part.intermediate_slice.empty())
+    return invalid_argument(
+        "--ep: expected neither --steps, --expert-range nor --intermediate-slice beside it");
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
-  NVFP4_MOE_ASSIGN(const std::vector<CombineBy> combines, parse_enums<CombineBy>(verb.combine, "--combine"));
-  NVFP4_MOE_ASSIGN(const std::vector<RankRouting> routings, parse_enums<RankRouting>(verb.routing, "--routing"));
+  NVFP4_MOE_ASSIGN(const std::vector<CombineBy> combines,
+                   parse_enums<CombineBy>(verb.combine, "--combine"));
+  NVFP4_MOE_ASSIGN(const std::vector<RankRouting> routings,
+                   parse_enums<RankRouting>(verb.routing, "--routing"));
   NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
   // Of a shape that is one rank's part, the whole model's experts: the ranks divide them.
@@ -84,11 +92,13 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
                            {"available_threads", host.threads}};
   NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(hosts.device(0)));
   const bool on_device = facts.kind == DeviceKind::kCuda;
-  report.json()["device"] = {{"name", device}, {"model", on_device ? Json(facts.name) : Json(nullptr)}};
+  report.json()["device"] = {{"name", device},
+                             {"model", on_device ? Json(facts.name) : Json(nullptr)}};
   if (first) {
     report.fact("layer", sizes_text(subject));
-    report.fact("ranks", fmt::format("{} {} of {} thread{} each; one rank: {}", ranks.ranks.world(), ranks.over(),
-                                     hosts.threads(), hosts.threads() == 1 ? "" : "s", threads));
+    report.fact("ranks", fmt::format("{} {} of {} thread{} each; one rank: {}", ranks.ranks.world(),
+                                     ranks.over(), hosts.threads(), hosts.threads() == 1 ? "" : "s",
+                                     threads));
     report.fact("host", fmt::format("{}, {} threads", host.cpu, host.threads));
     if (on_device) report.fact("device", fmt::format("{}, one for each rank", facts.name));
   }

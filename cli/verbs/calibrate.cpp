@@ -31,7 +31,8 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
   }
   NVFP4_MOE_ASSIGN(const CheckpointOptions reading, verb.reading.options());
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.path, reading));
-  if (!verb.write.empty()) NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // measuring takes long
+  if (!verb.write.empty())
+    NVFP4_MOE_TRY(check_takes_input_scales(checkpoint, verb.write));  // measuring takes long
   CalibrateOptions options;
   NVFP4_MOE_ASSIGN(options.layers, chosen_layers(checkpoint.model(), verb.layers));
   options.input = verb.input;
@@ -57,8 +58,9 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
                {"source", "states", false}});
   for (const LayerCalibration& layer : calibration.layers) {
     const LayerScales scales = layer.scales();
-    table.add({cell(layer.layer), cell(layer.tokens), cell(layer.experts_seen), cell(layer.hidden_amax, "{:.4g}"),
-               cell(scales.hidden.value_or(1.0f), "{:.4e}"), cell(layer.intermediate_amax, "{:.4g}"),
+    table.add({cell(layer.layer), cell(layer.tokens), cell(layer.experts_seen),
+               cell(layer.hidden_amax, "{:.4g}"), cell(scales.hidden.value_or(1.0f), "{:.4e}"),
+               cell(layer.intermediate_amax, "{:.4g}"),
                cell(scales.intermediate.value_or(1.0f), "{:.4e}"), cell(layer.source)});
   }
   report.table("layers", table);
@@ -69,22 +71,26 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
 
   if (!verb.moments.empty()) {
     report.json()["moments"] = verb.moments;
-    report.fact("moments", fmt::format("{}: for nvfp4-moe quantize IN OUT --search sweep --calibration {}",
-                                       verb.moments, shell_quoted(verb.moments)));
+    report.fact("moments",
+                fmt::format("{}: for nvfp4-moe quantize IN OUT --search sweep --calibration {}",
+                            verb.moments, shell_quoted(verb.moments)));
   }
   if (verb.write.empty()) {
     report.fact("next", checkpoint.model().format == SourceFormat::kFloat
-                            ? "nvfp4-moe quantize IN OUT --input-scales FILE, FILE being this command's --json output"
+                            ? "nvfp4-moe quantize IN OUT --input-scales FILE, FILE being this "
+                              "command's --json output"
                             : "the same command with --write OUT makes a copy with these scales");
     return {};
   }
   {
     ProgressBar bar(report.progress());
-    NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30, bar.callback(), reading));
+    NVFP4_MOE_TRY(write_input_scales(verb.path, verb.write, calibration.scales(), 5ull << 30,
+                                     bar.callback(), reading));
   }
   report.json()["written"] = verb.write;
   report.fact("wrote", verb.write + ": the same checkpoint with these input scales");
-  report.fact("next", "nvfp4-moe verify " + shell_quoted(verb.write) + " --activation-scale static");
+  report.fact("next",
+              "nvfp4-moe verify " + shell_quoted(verb.write) + " --activation-scale static");
   return {};
 }
 
@@ -92,16 +98,19 @@ Status calibrate_verb(const CalibrateVerb& verb, Report& report) {
 
 void add_calibrate(CLI::App& app, Invocation& invocation) {
   add_verb<CalibrateVerb>(
-      app, invocation, "calibrate", "Measure static activation scales from sample hidden states", UsesBackend::kNo,
-      calibrate_verb, [](CLI::App& verb, CalibrateVerb& options) {
+      app, invocation, "calibrate", "Measure static activation scales from sample hidden states",
+      UsesBackend::kNo, calibrate_verb, [](CLI::App& verb, CalibrateVerb& options) {
         add_checkpoint_directory(verb, options.path);
         add_states(verb, options.input, options.tokens, 1, "how many (default 128)");
-        verb.add_option("--random", options.random_amplitude, "Seeded states of this amplitude instead of a file");
+        verb.add_option("--random", options.random_amplitude,
+                        "Seeded states of this amplitude instead of a file");
         add_layer_list(verb, options.layers, "Layers to measure");
         add_seed(verb, options.seed);
-        verb.add_option("--moments", options.moments,
-                        "New file for second moments by channel, which quantize --calibration reads");
-        verb.add_option("--write", options.write, "Copy an NVFP4 checkpoint here with the measured scales in it");
+        verb.add_option(
+            "--moments", options.moments,
+            "New file for second moments by channel, which quantize --calibration reads");
+        verb.add_option("--write", options.write,
+                        "Copy an NVFP4 checkpoint here with the measured scales in it");
         add_reading_choices(verb, options.reading);
       });
 }

@@ -19,7 +19,8 @@ Status apply_name(const char* option, const std::string& name, Enum& value) {
 }  // namespace
 
 Status NumericChoices::apply(MoeOptions& options) const {
-  if (!chooses_format()) NVFP4_MOE_TRY(apply_name("--activation-format", activation_format, options.activation_format));
+  if (!chooses_format())
+    NVFP4_MOE_TRY(apply_name("--activation-format", activation_format, options.activation_format));
   NVFP4_MOE_TRY(apply_name("--activation-scale", activation_scale, options.activation_scale));
   NVFP4_MOE_TRY(apply_name("--intermediate-scale", intermediate_scale, options.intermediate_scale));
   NVFP4_MOE_TRY(apply_name("--router-weight", router_weight, options.router_weight));
@@ -33,14 +34,19 @@ Status NumericChoices::apply(MoeOptions& options) const {
 void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
   const auto add = [&](auto&&... arguments) { verb.add_option(arguments...)->group("Numbers"); };
   add("--activation-format", choices.activation_format,
-      "auto (by what DIR declares, the default), nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 (W4A8)");
+      "auto (by what DIR declares, the default), nvfp4 (W4A4), bf16 (W4A16), int8_block or fp8 "
+      "(W4A8)");
   add("--activation-scale", choices.activation_scale, "Of hidden: dynamic_token, static or compat");
-  add("--intermediate-scale", choices.intermediate_scale, "Of SwiGLU's output: dynamic_token, fixed or compat");
-  add("--intermediate-fixed", choices.intermediate_fixed, "The power of two of --intermediate-scale fixed");
-  add("--static-headroom", choices.static_headroom, "Power of two that multiplies the static scale");
+  add("--intermediate-scale", choices.intermediate_scale,
+      "Of SwiGLU's output: dynamic_token, fixed or compat");
+  add("--intermediate-fixed", choices.intermediate_fixed,
+      "The power of two of --intermediate-scale fixed");
+  add("--static-headroom", choices.static_headroom,
+      "Power of two that multiplies the static scale");
   add("--router-weight", choices.router_weight, "after_down, before_down or on_input");
   add("--row-format", choices.row_format, "gemm2's rows before combine: bf16 or fp32");
-  verb.add_flag("--batch-invariant", choices.batch_invariant, "A token's bits do not depend on its batch")
+  verb.add_flag("--batch-invariant", choices.batch_invariant,
+                "A token's bits do not depend on its batch")
       ->group("Numbers");
 }
 
@@ -50,8 +56,8 @@ Result<ExpertRange> LocalPart::range(int64_t num_experts) const {
   if (!parsed.ok()) return parsed.status().in("--expert-range");
   const ExpertRange range{parsed->first, parsed->second};
   if (range.count < 1 || range.first > num_experts || range.count > num_experts - range.first) {
-    return invalid_argument(
-        fmt::format("--expert-range: expected experts within 0:{}, got {}", num_experts, expert_range));
+    return invalid_argument(fmt::format("--expert-range: expected experts within 0:{}, got {}",
+                                        num_experts, expert_range));
   }
   return range;
 }
@@ -61,16 +67,18 @@ Result<IntermediateSlice> LocalPart::slice(int64_t intermediate_size) const {
   const auto parsed = parse_first_count(intermediate_slice);
   if (!parsed.ok()) return parsed.status().in("--intermediate-slice");
   const IntermediateSlice slice{parsed->first, parsed->second};
-  if (slice.count < 16 || slice.first % 16 != 0 || slice.count % 16 != 0 || slice.first > intermediate_size ||
-      slice.count > intermediate_size - slice.first) {
-    return invalid_argument(fmt::format("--intermediate-slice: expected multiples of 16 within 0:{}, got {}",
-                                        intermediate_size, intermediate_slice));
+  if (slice.count < 16 || slice.first % 16 != 0 || slice.count % 16 != 0 ||
+      slice.first > intermediate_size || slice.count > intermediate_size - slice.first) {
+    return invalid_argument(
+        fmt::format("--intermediate-slice: expected multiples of 16 within 0:{}, got {}",
+                    intermediate_size, intermediate_slice));
   }
   return slice;
 }
 
 void add_expert_range(CLI::App& verb, LocalPart& part) {
-  verb.add_option("--expert-range", part.expert_range, "Local experts, first:count; default all")->group("Numbers");
+  verb.add_option("--expert-range", part.expert_range, "Local experts, first:count; default all")
+      ->group("Numbers");
 }
 
 void add_intermediate_slice(CLI::App& verb, LocalPart& part) {

@@ -1,4 +1,5 @@
-// NumericChoices: the named choices of the numeric contract as options, for every verb that runs a layer.
+// NumericChoices: the named choices of the numeric contract as options, for every verb that runs a
+// layer.
 //
 // Options that are not given stay as the checkpoint's family (or the shape) has them.
 #pragma once
@@ -24,7 +25,8 @@ struct NumericChoices {
   std::string row_format;     // bf16 | fp32
   bool batch_invariant = false;
 
-  // Writes the given choices into options; kInvalidArgument for an unknown name. "auto" leaves the activation format.
+  // Writes the given choices into options; kInvalidArgument for an unknown name. "auto" leaves the
+  // activation format.
   Status apply(MoeOptions& options) const;
   // Whether moe/activation_choice.h's rule gives the activation format.
   bool chooses_format() const { return activation_format.empty() || activation_format == "auto"; }

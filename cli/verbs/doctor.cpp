@@ -1,5 +1,6 @@
-// doctor: is this machine ready? Host facts, the backends of this build, GPUs, engines with an adapter, and a self-test of
-// the number formats and of every backend on a tiny layer. Exit code 1 if a self-test fails; a missing GPU is a fact, not a failure.
+// doctor: is this machine ready? Host facts, the backends of this build, GPUs, engines with an
+// adapter, and a self-test of the number formats and of every backend on a tiny layer. Exit code 1
+// if a self-test fails; a missing GPU is a fact, not a failure.
 #include <fmt/format.h>
 #include <gnu/libc-version.h>
 
@@ -54,7 +55,8 @@ SelfTest test_e2m1() {
   int good = 0;
   for (int code = 0; code < 16; ++code) {
     const int exponent = (code >> 1) & 3, mantissa = code & 1;
-    const double magnitude = exponent == 0 ? 0.5 * mantissa : std::ldexp(1.0 + 0.5 * mantissa, exponent - 1);
+    const double magnitude =
+        exponent == 0 ? 0.5 * mantissa : std::ldexp(1.0 + 0.5 * mantissa, exponent - 1);
     const double value = (code & 8) != 0 ? -magnitude : magnitude;
     const float decoded = e2m1_to_float(static_cast<uint8_t>(code));
     const bool same = decoded == value && std::signbit(decoded) == std::signbit(value);
@@ -72,7 +74,8 @@ SelfTest test_e4m3() {
       good += std::isnan(decoded);
       continue;
     }
-    const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
     const double value = (byte & 0x80) != 0 ? -magnitude : magnitude;
     const bool same = decoded == value && std::signbit(decoded) == std::signbit(value);
     good += same && e4m3_from_float(decoded) == byte && e4m3_from_double(value) == byte;
@@ -87,14 +90,15 @@ SelfTest test_swizzle() {
   std::vector<uint8_t> swizzled(static_cast<size_t>(swizzled_scale_bytes(kRows, kCols)), 0xFF);
   swizzle_scales(linear.data(), kCols, kRows, kCols, swizzled.data());
   // Known places: row 33 of column 5 lies in tile column 1, 16-byte line 1, second group of four.
-  const bool placed =
-      swizzled[512 + 1 * 16 + 1 * 4 + 1] == linear[33 * kCols + 5] && swizzled[2 * 512] == linear[128 * kCols];
+  const bool placed = swizzled[512 + 1 * 16 + 1 * 4 + 1] == linear[33 * kCols + 5] &&
+                      swizzled[2 * 512] == linear[128 * kCols];
   unswizzle_scales(swizzled.data(), kRows, kCols, back.data(), kCols);
-  return {"scale layout 128x4", placed && back == linear, fmt::format("({}, {}) there and back", kRows, kCols)};
+  return {"scale layout 128x4", placed && back == linear,
+          fmt::format("({}, {}) there and back", kRows, kCols)};
 }
 
-Status run_layer(const MoeConfig& config, const std::string& backend, const std::string& device, Executor& executor,
-                 RandomTokens& tokens) {
+Status run_layer(const MoeConfig& config, const std::string& backend, const std::string& device,
+                 Executor& executor, RandomTokens& tokens) {
   LayerOptions options;
   options.backend = backend;
   options.device = device;
@@ -117,13 +121,15 @@ Result<MoeConfig> tiny_config(ActivationFormat format) {
   return MoeConfig::make(options);
 }
 
-// A tiny layer through every backend that takes it, on the host and on each GPU, against the reference.
+// A tiny layer through every backend that takes it, on the host and on each GPU, against the
+// reference.
 std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& executor) {
   std::vector<SelfTest> tests;
-  const std::pair<ActivationFormat, const char*> formats[] = {{ActivationFormat::kNvfp4, "W4A4"},
-                                                              {ActivationFormat::kBf16, "W4A16"},
-                                                              {ActivationFormat::kInt8Block, "W4A8"},
-                                                              {ActivationFormat::kFp8, "W4A8 fp8"}};
+  const std::pair<ActivationFormat, const char*> formats[] = {
+      {ActivationFormat::kNvfp4, "W4A4"},
+      {ActivationFormat::kBf16, "W4A16"},
+      {ActivationFormat::kInt8Block, "W4A8"},
+      {ActivationFormat::kFp8, "W4A8 fp8"}};
   for (const auto& [format, weights_and_activations] : formats) {
     const std::string suffix = weights_and_activations;
     const Result<MoeConfig> config = tiny_config(format);
@@ -140,14 +146,17 @@ std::vector<SelfTest> test_layers(const std::vector<Device>& devices, Executor& 
         if (name == "reference" || !backend->supports(*config, device.facts).ok()) continue;
         RandomTokens actual = random_tokens(sizes, {0, sizes.num_experts}, 13, 2);
         const Status status = run_layer(*config, name, device.name, executor, actual);
-        const std::string where = device.facts.kind == DeviceKind::kCpu ? name : name + " on " + device.name;
+        const std::string where =
+            device.facts.kind == DeviceKind::kCpu ? name : name + " on " + device.name;
         SelfTest test{"tiny layer " + suffix + ", " + where, status.ok(), status.message()};
         if (status.ok()) {
           const Comparison comparison =
-              compare(expected.out_floats().data(), actual.out_floats().data(), actual.tokens, sizes.hidden_size);
+              compare(expected.out_floats().data(), actual.out_floats().data(), actual.tokens,
+                      sizes.hidden_size);
           test.detail = broken_limit(comparison, layer_limits(*config));
           test.ok = test.detail.empty();
-          if (test.ok) test.detail = fmt::format("against reference: cosine {:.8f}", comparison.cosine);
+          if (test.ok)
+            test.detail = fmt::format("against reference: cosine {:.8f}", comparison.cosine);
         }
         tests.push_back(test);
       }
@@ -165,12 +174,13 @@ std::string joined(const std::vector<std::string>& words, const std::string& sep
 void report_host(Report& report) {
   const HostFacts host = read_host();
   std::string limits;
-  if (host.memory_limit_bytes > 0) limits += ", control group allows " + bytes_text(host.memory_limit_bytes);
+  if (host.memory_limit_bytes > 0)
+    limits += ", control group allows " + bytes_text(host.memory_limit_bytes);
   if (host.cpu_limit_cores > 0) limits += fmt::format(", {:.1f} cores", host.cpu_limit_cores);
-  report.fact("version", fmt::format("nvfp4-moe {}, gcc-compatible {}, glibc {}", NVFP4_MOE_VERSION, __VERSION__,
-                                     gnu_get_libc_version()));
-  report.fact("host",
-              fmt::format("{}, {} threads, {}{}", host.cpu, host.threads, bytes_text(host.memory_bytes), limits));
+  report.fact("version", fmt::format("nvfp4-moe {}, gcc-compatible {}, glibc {}", NVFP4_MOE_VERSION,
+                                     __VERSION__, gnu_get_libc_version()));
+  report.fact("host", fmt::format("{}, {} threads, {}{}", host.cpu, host.threads,
+                                  bytes_text(host.memory_bytes), limits));
   report.fact("system", host.system);
   report.fact("cpu has", joined(host.instruction_sets, " "));
   report.json()["host"] = {{"cpu", host.cpu},
@@ -203,14 +213,15 @@ void report_gpus(const std::vector<Device>& devices, Report& report) {
   const std::vector<GpuFacts> known = read_gpus();
   const std::string driver = known.empty() ? "unknown" : known.front().driver;
   Json list = Json::array();
-  const auto add = [&](const std::string& name, const std::string& memory, int capability, int units,
-                       const std::string& runs) {
-    report.fact(fmt::format("gpu {}", list.size()),
-                fmt::format("{} {} driver {}{}: {}", name, memory, driver,
-                            capability == 0 ? std::string()
-                                            : fmt::format(", compute capability {}.{}, {} multiprocessors",
-                                                          capability / 10, capability % 10, units),
-                            runs));
+  const auto add = [&](const std::string& name, const std::string& memory, int capability,
+                       int units, const std::string& runs) {
+    report.fact(
+        fmt::format("gpu {}", list.size()),
+        fmt::format("{} {} driver {}{}: {}", name, memory, driver,
+                    capability == 0 ? std::string()
+                                    : fmt::format(", compute capability {}.{}, {} multiprocessors",
+                                                  capability / 10, capability % 10, units),
+                    runs));
     list.push_back({{"name", name},
                     {"driver", driver},
                     {"memory", memory},
@@ -224,7 +235,8 @@ void report_gpus(const std::vector<Device>& devices, Report& report) {
         device.facts.compute_capability, device.facts.compute_units, gpu_backend(device.facts));
   }
   if (list.empty()) {
-    for (const GpuFacts& gpu : known) add(gpu.name, gpu.memory, 0, 0, gpu_backend(device_facts("cuda:0")));
+    for (const GpuFacts& gpu : known)
+      add(gpu.name, gpu.memory, 0, 0, gpu_backend(device_facts("cuda:0")));
   }
   if (list.empty()) report.fact("gpu", "none here; the CPU backends need none");
   report.json()["gpus"] = list;
@@ -239,7 +251,8 @@ Status report_backends(Report& report) {
   bool any = false;
   for (const BackendReport& choice : choices) {
     any = any || choice.chosen;
-    report.fact("backend", fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice), choice.reason));
+    report.fact("backend", fmt::format("{:<14} {:<10}  {}", choice.backend, result_text(choice),
+                                       choice.reason));
     list.push_back({{"name", choice.backend},
                     {"chosen", choice.chosen},
                     {"supported", choice.supported},
@@ -261,8 +274,8 @@ void report_engines(Report& report) {
   }
   for (const Json& engine : *engines) {
     const std::string version = engine["version"].is_string() ? engine["version"].text() : "--";
-    report.fact("engine", fmt::format("{:<13} {:<12} {}", printable(engine["name"].text()), printable(version),
-                                      printable(engine["note"].text())));
+    report.fact("engine", fmt::format("{:<13} {:<12} {}", printable(engine["name"].text()),
+                                      printable(version), printable(engine["note"].text())));
   }
   report.json()["engines"] = *engines;
 }
@@ -277,7 +290,8 @@ Status doctor(const DoctorOptions&, Report& report) {
   const auto start = std::chrono::steady_clock::now();
   std::vector<SelfTest> tests = {test_e2m1(), test_e4m3(), test_swizzle()};
   for (SelfTest& test : test_layers(devices, report.executor())) tests.push_back(std::move(test));
-  const double elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double elapsed_s =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 
   Table table({{"name", "self-test", false}, {"ok", "result", false}, {"detail", "detail", false}});
   for (const SelfTest& test : tests) {
@@ -287,8 +301,9 @@ Status doctor(const DoctorOptions&, Report& report) {
   report.table("self_test", table);
   report.json()["self_test_s"] = elapsed_s;
   report.fact("verdict",
-              report.failed() ? "a self-test failed: do not trust results of this build on this machine"
-                              : fmt::format("everything needed is in place ({:.2f} s)", elapsed_s),
+              report.failed()
+                  ? "a self-test failed: do not trust results of this build on this machine"
+                  : fmt::format("everything needed is in place ({:.2f} s)", elapsed_s),
               report.failed() ? Style::kBad : Style::kGood);
   return {};
 }
@@ -296,8 +311,8 @@ Status doctor(const DoctorOptions&, Report& report) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Invocation& invocation) {
-  add_verb<DoctorOptions>(app, invocation, "doctor", "Host facts, backends and a self-test", UsesBackend::kYes, doctor,
-                          [](CLI::App&, DoctorOptions&) {});
+  add_verb<DoctorOptions>(app, invocation, "doctor", "Host facts, backends and a self-test",
+                          UsesBackend::kYes, doctor, [](CLI::App&, DoctorOptions&) {});
 }
 
 }  // namespace nvfp4_moe::internal::cli

@@ -14,9 +14,10 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-constexpr int kSeconds = 10;               // an import from a cold network drive takes seconds
-constexpr size_t kMostBytes = 1 << 20;     // of an answer
-constexpr int kTimedOut = 124, kNone = 1;  // exit codes of `timeout`, and of a Python that finds no such module
+constexpr int kSeconds = 10;            // an import from a cold network drive takes seconds
+constexpr size_t kMostBytes = 1 << 20;  // of an answer
+constexpr int kTimedOut = 124,
+              kNone = 1;  // exit codes of `timeout`, and of a Python that finds no such module
 
 struct Answer {
   std::string text;
@@ -25,8 +26,9 @@ struct Answer {
 
 // From / rather than the current directory, which Python would import from.
 Answer ask() {
-  const std::string command =
-      fmt::format("cd / && exec timeout {} python3 -m nvfp4_moe.engines --json 2>/dev/null </dev/null", kSeconds);
+  const std::string command = fmt::format(
+      "cd / && exec timeout {} python3 -m nvfp4_moe.engines --json 2>/dev/null </dev/null",
+      kSeconds);
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return {};
   Answer answer;
@@ -43,11 +45,15 @@ Answer ask() {
 
 Result<Json> read_engines() {
   if (!on_path("python3")) return unsupported("there is no python3 on PATH");
-  if (!on_path("timeout")) return unsupported("there is no timeout on PATH, without which python3 is not asked");
+  if (!on_path("timeout"))
+    return unsupported("there is no timeout on PATH, without which python3 is not asked");
   const Answer answer = ask();
-  if (answer.exit_code == kTimedOut) return unsupported(fmt::format("python3 did not answer in {} s", kSeconds));
-  if (answer.exit_code == kNone) return unsupported("python3 on PATH has no nvfp4_moe (pip install it there)");
-  if (answer.exit_code != 0) return unsupported(fmt::format("python3 ended with {}", answer.exit_code));
+  if (answer.exit_code == kTimedOut)
+    return unsupported(fmt::format("python3 did not answer in {} s", kSeconds));
+  if (answer.exit_code == kNone)
+    return unsupported("python3 on PATH has no nvfp4_moe (pip install it there)");
+  if (answer.exit_code != 0)
+    return unsupported(fmt::format("python3 ended with {}", answer.exit_code));
   const Json json = Json::parse(answer.text);
   if (!json.is_object() || json["engines"].size() == 0)
     return unsupported(fmt::format("python3 gave no report: {}", printable(answer.text, 60)));

@@ -1,5 +1,5 @@
-// explain: which backend would run a layer here and why no other, with the plan, the workspace and the scale policy.
-// Packs nothing and runs nothing.
+// explain: which backend would run a layer here and why no other, with the plan, the workspace and
+// the scale policy. Packs nothing and runs nothing.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,12 +25,16 @@ struct ExplainVerb {
 
 std::string scale_text(const Json& how) {
   if (how.is_null()) return "not quantized (bf16)";
-  return how.is_string() ? how.get<std::string>() : fmt::format("{:.6g} for every line", how.get<float>());
+  return how.is_string() ? how.get<std::string>()
+                         : fmt::format("{:.6g} for every line", how.get<float>());
 }
 
-Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced, Report& report) {
-  Table table(
-      {{"backend", "backend", false}, {"chosen", "result", false}, {"supported", ""}, {"reason", "reason", false}});
+Status report_choices(const MoeConfig& config, const DeviceFacts& device, const std::string& forced,
+                      Report& report) {
+  Table table({{"backend", "backend", false},
+               {"chosen", "result", false},
+               {"supported", ""},
+               {"reason", "reason", false}});
   for (const BackendReport& choice : explain(config, device, forced)) {
     table.add({cell(choice.backend),
                {result_text(choice), choice.chosen, choice.chosen ? Style::kGood : Style::kPlain},
@@ -41,19 +45,23 @@ Status report_choices(const MoeConfig& config, const DeviceFacts& device, const 
   return {};
 }
 
-// The kernels of a step by how many tokens a call has, if they are not the same for all: plans differ at a few
-// counts, which halving finds.
-void report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject, const Plan& plan,
-                     int64_t most_tokens, Report& report) {
+// The kernels of a step by how many tokens a call has, if they are not the same for all: plans
+// differ at a few counts, which halving finds.
+void report_variants(const Backend& backend, const MoeConfig& config, const Subject& subject,
+                     const Plan& plan, int64_t most_tokens, Report& report) {
   const auto kernels = [&](int64_t tokens) {
     std::vector<StepPlan> steps = describe_run(backend, config, subject.range, plan, tokens);
-    std::erase_if(steps, [](const StepPlan& step) { return step.step.find("gemm") == std::string::npos; });
+    std::erase_if(steps,
+                  [](const StepPlan& step) { return step.step.find("gemm") == std::string::npos; });
     return steps;
   };
-  Table table({{"first_tokens", "tokens from"}, {"last_tokens", "to"}, {"kernel", "gemm1_swiglu, gemm2", false}});
+  Table table({{"first_tokens", "tokens from"},
+               {"last_tokens", "to"},
+               {"kernel", "gemm1_swiglu, gemm2", false}});
   for (int64_t first = 1; first <= most_tokens;) {
     const std::vector<StepPlan> here = kernels(first);
-    int64_t last = first, other = most_tokens + 1;  // [first, last] have these kernels, `other` does not
+    int64_t last = first,
+            other = most_tokens + 1;  // [first, last] have these kernels, `other` does not
     for (int64_t step = 1; last < most_tokens; step *= 2) {
       const int64_t next = std::min(last + step, most_tokens);
       const std::vector<StepPlan> there = kernels(next);
@@ -70,7 +78,8 @@ void report_variants(const Backend& backend, const MoeConfig& config, const Subj
     }
     std::string names;
     for (const StepPlan& step : here) {
-      if (names.find(step.kernel) == std::string::npos) names += (names.empty() ? "" : ", ") + step.kernel;
+      if (names.find(step.kernel) == std::string::npos)
+        names += (names.empty() ? "" : ", ") + step.kernel;
     }
     table.add({cell(first), cell(last), cell(names)});
     first = last + 1;
@@ -85,7 +94,8 @@ void report_plan(const Plan& plan, const std::vector<StepPlan>& run, Report& rep
   for (const StepPlan& step : run) steps.add({cell(step.step), cell(step.kernel)});
   report.line("");
   report.table("steps", steps);
-  Table spans({{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
+  Table spans(
+      {{"name", "workspace span", false}, {"offset_bytes", "offset"}, {"size_bytes", "bytes"}});
   for (const Span& span : plan.workspace.spans) {
     spans.add({cell(span.name), count_cell(span.offset_bytes), count_cell(span.size_bytes)});
   }
@@ -95,24 +105,28 @@ void report_plan(const Plan& plan, const std::vector<StepPlan>& run, Report& rep
 
 Status explain_verb(const ExplainVerb& verb, Report& report) {
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
-  NVFP4_MOE_ASSIGN(const Subject subject, open_subject(verb.subject, CheckScales::kNo, forced, report.common().device));
+  NVFP4_MOE_ASSIGN(const Subject subject,
+                   open_subject(verb.subject, CheckScales::kNo, forced, report.common().device));
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(subject.options));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   const MoeOptions& sizes = config.options();
   report.fact("layer", sizes_text(subject));
-  report.fact("numbers", fmt::format("{}{}, {} activations, router weight {}, rows {}{}", to_string(sizes.activation),
-                                     sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
-                                     to_string(sizes.activation_format), to_string(sizes.router_weight),
-                                     to_string(sizes.row_format), sizes.expert_biases ? ", expert biases" : ""));
+  report.fact(
+      "numbers",
+      fmt::format("{}{}, {} activations, router weight {}, rows {}{}", to_string(sizes.activation),
+                  sizes.swiglu_limit ? fmt::format(" L={:g}", *sizes.swiglu_limit) : "",
+                  to_string(sizes.activation_format), to_string(sizes.router_weight),
+                  to_string(sizes.row_format), sizes.expert_biases ? ", expert biases" : ""));
   report.fact("device", fmt::format("{}, {} {}, {}", device.name, device.compute_units,
                                     device.kind == DeviceKind::kCpu ? "threads" : "multiprocessors",
                                     bytes_text(static_cast<uint64_t>(device.memory_bytes))));
   report.line("");
   NVFP4_MOE_TRY(report_choices(config, device, forced, report));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
-  NVFP4_MOE_ASSIGN(const ActivationScales scales, resolve_activation_scales(config, subject.source.scales));
-  NVFP4_MOE_ASSIGN(const Plan plan,
-                   backend->plan(config, subject.range, subject.source.scales, Limits{verb.tokens}, device));
+  NVFP4_MOE_ASSIGN(const ActivationScales scales,
+                   resolve_activation_scales(config, subject.source.scales));
+  NVFP4_MOE_ASSIGN(const Plan plan, backend->plan(config, subject.range, subject.source.scales,
+                                                  Limits{verb.tokens}, device));
   report_plan(plan, describe_run(*backend, config, subject.range, plan, verb.tokens), report);
   report_variants(*backend, config, subject, plan, std::max<int64_t>(verb.tokens, 1), report);
 
@@ -121,13 +135,18 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
   const size_t packed_bytes = backend->packed_bytes(config, subject.range);
   report.line("");
   if (subject.source.declared) {
-    const std::string because = reason_of_format(sizes.activation_format, *subject.source.declared, backend->name);
-    report.fact("activations", fmt::format("{}, because {}", to_string(sizes.activation_format), because));
+    const std::string because =
+        reason_of_format(sizes.activation_format, *subject.source.declared, backend->name);
+    report.fact("activations",
+                fmt::format("{}, because {}", to_string(sizes.activation_format), because));
     report.json()["activations_because"] = because;
   }
-  report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden), scale_text(intermediate)));
-  report.fact("memory", fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
-                                    bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes), verb.tokens));
+  report.fact("scales", fmt::format("hidden: {}; intermediate: {}", scale_text(hidden),
+                                    scale_text(intermediate)));
+  report.fact(
+      "memory",
+      fmt::format("packed {}, workspace {} for up to {} tokens, shared by all layers",
+                  bytes_text(packed_bytes), bytes_text(plan.workspace.total_bytes), verb.tokens));
   Json& json = report.json();
   json["layer"] = subject.name;
   json["device"] = report.common().device;
@@ -146,10 +165,11 @@ Status explain_verb(const ExplainVerb& verb, Report& report) {
 
 void add_explain(CLI::App& app, Invocation& invocation) {
   add_verb<ExplainVerb>(
-      app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan", UsesBackend::kYes,
-      explain_verb, [](CLI::App& verb, ExplainVerb& options) {
+      app, invocation, "explain", "Which backend runs a layer here, why no other, and its plan",
+      UsesBackend::kYes, explain_verb, [](CLI::App& verb, ExplainVerb& options) {
         add_subject(verb, options.subject, true);
-        add_token_count(verb, "--tokens", options.tokens, "Most tokens of one call")->capture_default_str();
+        add_token_count(verb, "--tokens", options.tokens, "Most tokens of one call")
+            ->capture_default_str();
       });
 }
 

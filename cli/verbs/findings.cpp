@@ -9,7 +9,8 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-// "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj": like tensors fold into one line.
+// "model.layers.3.mlp.experts.17.up_proj" -> "model.layers.*.mlp.experts.*.up_proj": like tensors
+// fold into one line.
 std::string folded_name(const std::string& name) {
   std::string out;
   bool word_begins = true, in_number = false;
@@ -29,7 +30,8 @@ std::string folded_name(const std::string& name) {
 
 bool is_ignored(const Finding& finding) { return finding.id.starts_with("ignored"); }
 
-// One row per finding; notes of one kind fold into one row of the text, because a model has one per layer.
+// One row per finding; notes of one kind fold into one row of the text, because a model has one per
+// layer.
 Table findings_table(const std::vector<const Finding*>& findings, bool fold_notes) {
   Table table({{"severity", "severity", false},
                {"id", "finding", false},
@@ -46,7 +48,8 @@ Table findings_table(const std::vector<const Finding*>& findings, bool fold_note
     if (fold_notes && finding->severity == Severity::kNote) {
       if (!folded.insert(finding->id).second) continue;
       for (const Finding* other : findings) {
-        if (other == finding || other->id != finding->id || other->severity != Severity::kNote) continue;
+        if (other == finding || other->id != finding->id || other->severity != Severity::kNote)
+          continue;
         count += other->count;
         several = true;
       }
@@ -56,9 +59,10 @@ Table findings_table(const std::vector<const Finding*>& findings, bool fold_note
                         : finding->severity == Severity::kWarning ? Style::kWarning
                                                                   : Style::kPlain;
     table.add({cell(to_string(finding->severity), style), cell(finding->id),
-               several ? cell("several") : number(finding->layer), several ? no_cell() : number(finding->expert),
-               cell(finding->tensor + (several ? ", ..." : "")), cell(finding->expected), cell(finding->actual),
-               cell(count)});
+               several ? cell("several") : number(finding->layer),
+               several ? no_cell() : number(finding->expert),
+               cell(finding->tensor + (several ? ", ..." : "")), cell(finding->expected),
+               cell(finding->actual), cell(count)});
   }
   return table;
 }
@@ -82,12 +86,12 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
     shown.push_back(&finding);
   }
   report.line("");
-  report.fact(
-      "findings",
-      fmt::format("{} error{}, {} warning{}", errors, errors == 1 ? "" : "s", warnings, warnings == 1 ? "" : "s"),
-      errors > 0     ? Style::kBad
-      : warnings > 0 ? Style::kWarning
-                     : Style::kGood);
+  report.fact("findings",
+              fmt::format("{} error{}, {} warning{}", errors, errors == 1 ? "" : "s", warnings,
+                          warnings == 1 ? "" : "s"),
+              errors > 0     ? Style::kBad
+              : warnings > 0 ? Style::kWarning
+                             : Style::kGood);
   report.json()["errors"] = errors;
   report.json()["warnings"] = warnings;
   if (!shown.empty()) report.table("findings", findings_table(shown, true));
@@ -102,9 +106,11 @@ void report_findings(const std::vector<Finding>& findings, Report& report) {
     json.push_back({{"tensor", name}, {"count", what.first}, {"reason", what.second}});
   }
   report.json()["ignored"] = json;
-  if (total > 0) report.fact("ignored", fmt::format("{} tensors that are not routed experts:", total));
+  if (total > 0)
+    report.fact("ignored", fmt::format("{} tensors that are not routed experts:", total));
   for (const auto& [name, what] : ignored) {
-    report.line(fmt::format("          {:>6}  {}{}", what.first, name, what.second.empty() ? "" : "  " + what.second));
+    report.line(fmt::format("          {:>6}  {}{}", what.first, name,
+                            what.second.empty() ? "" : "  " + what.second));
   }
 }
 

@@ -8,7 +8,8 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// An error makes the report fail. Ignored tensors are listed by name, layer and expert numbers folded into '*'.
+// An error makes the report fail. Ignored tensors are listed by name, layer and expert numbers
+// folded into '*'.
 void report_findings(const std::vector<Finding>& findings, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

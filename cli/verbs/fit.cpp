@@ -18,20 +18,23 @@ struct Need {
   uint64_t workspace_bytes = 0;  // one, shared by all layers
 };
 
-Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks, int64_t max_tokens,
-                     const DeviceFacts& device) {
+Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64_t ranks,
+                     int64_t max_tokens, const DeviceFacts& device) {
   Need need;
-  std::map<std::string, std::pair<uint64_t, uint64_t>> seen;  // layers of one shape are measured once
+  std::map<std::string, std::pair<uint64_t, uint64_t>>
+      seen;  // layers of one shape are measured once
   for (const int64_t layer : checkpoint.model().layers) {
     NVFP4_MOE_ASSIGN(MoeOptions options, checkpoint.layer_options(layer));
-    NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, backend.name));
+    NVFP4_MOE_ASSIGN(const ChosenFormat chosen,
+                     choose_activation_format(options, device, backend.name));
     options.activation_format = chosen.format;
     const std::string key = fmt::format("{} {} {} {}", options.num_experts, options.hidden_size,
                                         options.intermediate_size, to_string(chosen.format));
     if (!seen.contains(key)) {
       NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
       const ExpertRange range{0, (options.num_experts + ranks - 1) / ranks};
-      NVFP4_MOE_ASSIGN(const Plan plan, backend.plan(config, range, {}, Limits{max_tokens}, device));
+      NVFP4_MOE_ASSIGN(const Plan plan,
+                       backend.plan(config, range, {}, Limits{max_tokens}, device));
       seen[key] = {backend.packed_bytes(config, range), plan.workspace.total_bytes};
     }
     need.experts_bytes += seen[key].first;
@@ -42,15 +45,17 @@ Result<Need> need_of(const Checkpoint& checkpoint, const Backend& backend, int64
 
 }  // namespace
 
-Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
-                  const std::vector<int64_t>& memories, int64_t max_tokens, Report& report) {
+Status report_fit(const Checkpoint& checkpoint, const std::string& forced,
+                  const DeviceFacts& device, const std::vector<int64_t>& memories,
+                  int64_t max_tokens, Report& report) {
   MoeOptions options = checkpoint.model().options;
   NVFP4_MOE_ASSIGN(const ChosenFormat chosen, choose_activation_format(options, device, forced));
   options.activation_format = chosen.format;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
-  const uint64_t other_bytes = checkpoint.index().size_bytes() - checkpoint.expert_bytes();  // stays on every rank
+  const uint64_t other_bytes =
+      checkpoint.index().size_bytes() - checkpoint.expert_bytes();  // stays on every rank
   std::vector<Column> columns = {{"ranks", "GPUs"},
                                  {"experts_bytes", "experts each"},
                                  {"other_bytes", "other tensors"},
@@ -76,9 +81,11 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const
     table.add(std::move(cells));
   }
   report.line("");
-  report.fact("fit",
-              fmt::format("bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
-                          max_tokens));
+  report.fact(
+      "fit",
+      fmt::format(
+          "bytes per GPU, workspace at {} tokens; without KV cache and activations of other layers",
+          max_tokens));
   report.json()["fit_max_tokens"] = max_tokens;
   report.table("fit", table);
   return {};

@@ -11,9 +11,11 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The table of `inspect`. forced: a backend's name, or "auto"; its packed layout stands for a GPU's, since the codes
-// and block scales are the same bytes in another order. memories: in units of 10^9 bytes. max_tokens: of one call.
-Status report_fit(const Checkpoint& checkpoint, const std::string& forced, const DeviceFacts& device,
-                  const std::vector<int64_t>& memories, int64_t max_tokens, Report& report);
+// The table of `inspect`. forced: a backend's name, or "auto"; its packed layout stands for a
+// GPU's, since the codes and block scales are the same bytes in another order. memories: in units
+// of 10^9 bytes. max_tokens: of one call.
+Status report_fit(const Checkpoint& checkpoint, const std::string& forced,
+                  const DeviceFacts& device, const std::vector<int64_t>& memories,
+                  int64_t max_tokens, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -1,6 +1,7 @@
-// inspect: what a checkpoint is, whether it is sound, and whether it fits. Reads headers, config, and the scales of the
-// chosen layers; never the codes. Findings that are errors make the exit code 1, and are reported whatever else cannot be
-// said of such files; what cannot be opened at all makes it 4.
+// inspect: what a checkpoint is, whether it is sound, and whether it fits. Reads headers, config,
+// and the scales of the chosen layers; never the codes. Findings that are errors make the exit code
+// 1, and are reported whatever else cannot be said of such files; what cannot be opened at all
+// makes it 4.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,20 +34,25 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
   const MoeOptions& sizes = model.options;
   const TensorIndex& index = checkpoint.index();
   report.fact("format",
-              fmt::format("{} in {} file{}, {}, {} tensors{}", to_string(model.format), index.files().size(),
-                          index.files().size() == 1 ? "" : "s", bytes_text(index.size_bytes()), index.tensors().size(),
+              fmt::format("{} in {} file{}, {}, {} tensors{}", to_string(model.format),
+                          index.files().size(), index.files().size() == 1 ? "" : "s",
+                          bytes_text(index.size_bytes()), index.tensors().size(),
                           model.producer.empty() ? "" : ", written by " + model.producer));
   std::string activation = to_string(sizes.activation);
   if (sizes.swiglu_limit) activation += fmt::format(" L={:g}", *sizes.swiglu_limit);
-  report.fact("model", fmt::format("{} ({}): {} MoE layers ({}), {} experts, top-{}{}, hidden {}, intermediate {}",
-                                   model.family, model.architecture, model.layers.size(), list_text(model.layers),
-                                   sizes.num_experts, sizes.top_k,
-                                   model.shared_experts > 0 ? fmt::format(", +{} shared", model.shared_experts) : "",
-                                   sizes.hidden_size, sizes.intermediate_size) +
-                           (sizes.hidden_size == model.model_hidden_size
-                                ? ""
-                                : fmt::format(", behind a projection from the model's {}", model.model_hidden_size)));
-  report.fact("numbers", fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
+  report.fact(
+      "model",
+      fmt::format("{} ({}): {} MoE layers ({}), {} experts, top-{}{}, hidden {}, intermediate {}",
+                  model.family, model.architecture, model.layers.size(), list_text(model.layers),
+                  sizes.num_experts, sizes.top_k,
+                  model.shared_experts > 0 ? fmt::format(", +{} shared", model.shared_experts) : "",
+                  sizes.hidden_size, sizes.intermediate_size) +
+          (sizes.hidden_size == model.model_hidden_size
+               ? ""
+               : fmt::format(", behind a projection from the model's {}",
+                             model.model_hidden_size)));
+  report.fact("numbers",
+              fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
   Json& json = report.json();
   json["path"] = index.directory();
   json["format"] = to_string(model.format);
@@ -72,8 +78,8 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
 }
 
 // The activation format that each layer would run in on this device.
-Status report_declared(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, const DeviceFacts& device,
-                       const std::string& forced, Report& report) {
+Status report_declared(const Checkpoint& checkpoint, const std::vector<int64_t>& layers,
+                       const DeviceFacts& device, const std::string& forced, Report& report) {
   std::vector<LayerActivations> activations;
   for (const int64_t layer : layers) {
     NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
@@ -88,13 +94,14 @@ Status report_declared(const Checkpoint& checkpoint, const std::vector<int64_t>&
 
 Cell range_cell(const std::optional<float>& low, const std::optional<float>& high) {
   if (!low || !high) return {"none", nullptr};
-  const std::string text = *low == *high ? fmt::format("{:.3g}", *low) : fmt::format("{:.3g} .. {:.3g}", *low, *high);
+  const std::string text =
+      *low == *high ? fmt::format("{:.3g}", *low) : fmt::format("{:.3g} .. {:.3g}", *low, *high);
   return {text, Json::array({*low, *high})};
 }
 
 // Findings of the layers, appended to `all`, and statistics of their scales: floats have none.
-Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, bool floats, Report& report,
-                     std::vector<Finding>& all) {
+Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& layers, bool floats,
+                     Report& report, std::vector<Finding>& all) {
   Table table({{"layer", "layer"},
                {"codes_bytes", "codes"},
                {"scales_bytes", "block scales"},
@@ -151,7 +158,8 @@ Status inspect(const InspectOptions& options, Report& report) {
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
   NVFP4_MOE_ASSIGN(const CheckpointOptions reading, options.reading.options());
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(options.path, reading));
-  NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers, chosen_layers(checkpoint.model(), options.layers));
+  NVFP4_MOE_ASSIGN(const std::vector<int64_t> layers,
+                   chosen_layers(checkpoint.model(), options.layers));
   report_model(checkpoint, report);
   NVFP4_MOE_TRY(report_declared(checkpoint, layers, device, forced, report));
   const bool floats = checkpoint.model().format == SourceFormat::kFloat;
@@ -159,8 +167,9 @@ Status inspect(const InspectOptions& options, Report& report) {
   if (floats) report.fact("scales", "none: floats, quantized at load or by nvfp4-moe quantize");
   if (!options.headers_only) {
     // Reading finds again what opening found in these layers.
-    std::erase_if(findings,
-                  [&](const Finding& f) { return std::binary_search(layers.begin(), layers.end(), f.layer); });
+    std::erase_if(findings, [&](const Finding& f) {
+      return std::binary_search(layers.begin(), layers.end(), f.layer);
+    });
     NVFP4_MOE_TRY(report_layers(checkpoint, layers, floats, report, findings));
   }
   report_findings(findings, report);
@@ -176,13 +185,18 @@ Status inspect(const InspectOptions& options, Report& report) {
 
 void add_inspect(CLI::App& app, Invocation& invocation) {
   add_verb<InspectOptions>(
-      app, invocation, "inspect", "What a checkpoint is, its scales and faults, and whether it fits", UsesBackend::kYes,
+      app, invocation, "inspect",
+      "What a checkpoint is, its scales and faults, and whether it fits", UsesBackend::kYes,
       inspect, [](CLI::App& verb, InspectOptions& options) {
-        verb.add_option("DIR", options.path, "Checkpoint directory, or one safetensors or GGUF file")->required();
+        verb.add_option("DIR", options.path,
+                        "Checkpoint directory, or one safetensors or GGUF file")
+            ->required();
         add_layer_list(verb, options.layers, "Layers whose scales are read");
-        verb.add_option("--gpu-memory", options.gpu_memory, "GPU memories in GB to judge the fit by")
+        verb.add_option("--gpu-memory", options.gpu_memory,
+                        "GPU memories in GB to judge the fit by")
             ->capture_default_str();
-        add_token_count(verb, "--max-tokens", options.max_tokens, "Tokens of one call, for the workspace")
+        add_token_count(verb, "--max-tokens", options.max_tokens,
+                        "Tokens of one call, for the workspace")
             ->capture_default_str();
         verb.add_flag("--headers-only", options.headers_only, "Read headers and config only");
         add_reading_choices(verb, options.reading);

@@ -18,7 +18,8 @@ std::string list_text(const std::vector<int64_t>& ascending) {
     size_t end = i + 1;
     while (end < ascending.size() && ascending[end] == ascending[end - 1] + 1) ++end;
     if (!out.empty()) out += ",";
-    out += end - i == 1 ? fmt::format("{}", ascending[i]) : fmt::format("{}-{}", ascending[i], ascending[end - 1]);
+    out += end - i == 1 ? fmt::format("{}", ascending[i])
+                        : fmt::format("{}-{}", ascending[i], ascending[end - 1]);
     i = end;
   }
   return out;
@@ -29,8 +30,9 @@ Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::st
   NVFP4_MOE_ASSIGN(std::vector<int64_t> layers, parse_list(list));
   for (const int64_t layer : layers) {
     if (!std::binary_search(model.layers.begin(), model.layers.end(), layer)) {
-      return invalid_argument(fmt::format("--layers: expected layers with experts that can be loaded ({}), got {}",
-                                          list_text(model.layers), layer));
+      return invalid_argument(
+          fmt::format("--layers: expected layers with experts that can be loaded ({}), got {}",
+                      list_text(model.layers), layer));
     }
   }
   return layers;
@@ -42,8 +44,10 @@ void report_activations(const std::vector<LayerActivations>& layers, Report& rep
   Json json = Json::array();
   for (const auto& [what, numbers] : alike) {
     const char* format = to_string(what.first);
-    report.fact("activations", fmt::format("{}, because {}{}", format, what.second,
-                                           alike.size() > 1 ? fmt::format(": layers {}", list_text(numbers)) : ""));
+    report.fact(
+        "activations",
+        fmt::format("{}, because {}{}", format, what.second,
+                    alike.size() > 1 ? fmt::format(": layers {}", list_text(numbers)) : ""));
     json.push_back({{"format", format}, {"because", what.second}, {"layers", numbers}});
   }
   report.json()["activations"] = json;

@@ -14,8 +14,8 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The layers named by a list option; all MoE layers if it is empty. A number that is not a MoE layer is
-// kInvalidArgument, and names those there are.
+// The layers named by a list option; all MoE layers if it is empty. A number that is not a MoE
+// layer is kInvalidArgument, and names those there are.
 Result<std::vector<int64_t>> chosen_layers(const ModelInfo& model, const std::string& list);
 // "0-2,5,7-9".
 std::string list_text(const std::vector<int64_t>& ascending);
@@ -32,8 +32,8 @@ struct LayerActivations {
 // One line and one object of "activations" for layers that have the same.
 void report_activations(const std::vector<LayerActivations>& layers, Report& report);
 
-// The backend of --backend: "auto" gives NVFP4_MOE_BACKEND if that is set; a name this build does not have is
-// kInvalidArgument.
+// The backend of --backend: "auto" gives NVFP4_MOE_BACKEND if that is set; a name this build does
+// not have is kInvalidArgument.
 Result<std::string> wanted_backend(const std::string& option);
 
 }  // namespace nvfp4_moe::internal::cli

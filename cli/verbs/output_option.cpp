@@ -14,12 +14,14 @@ Result<std::string> checked_output(const std::string& option, const std::string&
   auto target = output_path(path);
   if (!target.ok()) return target.status().in(option);
   const auto refuse = [&](const std::string& name, const std::string& other) {
-    return invalid_argument(fmt::format("{} {}: expected another file than {} {}, which it would overwrite", option,
-                                        nvfp4_moe::internal::printable(path, 4096), name,
-                                        nvfp4_moe::internal::printable(other, 4096)));
+    return invalid_argument(
+        fmt::format("{} {}: expected another file than {} {}, which it would overwrite", option,
+                    nvfp4_moe::internal::printable(path, 4096), name,
+                    nvfp4_moe::internal::printable(other, 4096)));
   };
   for (const NamedFile& other : others) {
-    if (!other.path.empty() && same_file(*target, other.path)) return refuse(other.name, other.path);
+    if (!other.path.empty() && same_file(*target, other.path))
+      return refuse(other.name, other.path);
   }
   // Of a model that cannot be listed, who opens it says why.
   const Result<std::vector<std::string>> names = list_directory(model);

@@ -1,4 +1,5 @@
-// quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what it cost (SQNR).
+// quantize: a float checkpoint in, an NVFP4 checkpoint that inference engines read out, with what
+// it cost (SQNR).
 #include <fmt/format.h>
 
 #include <limits>
@@ -39,8 +40,10 @@ Result<QuantizeOptions> engine_options(const QuantizeVerb& verb) {
   NVFP4_MOE_ASSIGN(options.max_shard_bytes, parse_bytes(verb.max_shard_size));
   if (!verb.input_scales.empty()) {
     NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(verb.in));
-    NVFP4_MOE_ASSIGN(const std::vector<int64_t> needed, chosen_layers(checkpoint.model(), verb.layers));
-    NVFP4_MOE_ASSIGN(options.input_scales, read_input_scales(verb.input_scales, checkpoint.model().layers, needed));
+    NVFP4_MOE_ASSIGN(const std::vector<int64_t> needed,
+                     chosen_layers(checkpoint.model(), verb.layers));
+    NVFP4_MOE_ASSIGN(options.input_scales,
+                     read_input_scales(verb.input_scales, checkpoint.model().layers, needed));
   }
   return options;
 }
@@ -74,7 +77,8 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
       worst_layer = layer.layer;
     }
     const bool gated = layer.gate.counts.blocks > 0;
-    table.add({cell(layer.layer), cell(layer.experts), gated ? cell(layer.gate.sqnr_db(), "{:.2f}") : no_cell(),
+    table.add({cell(layer.layer), cell(layer.experts),
+               gated ? cell(layer.gate.sqnr_db(), "{:.2f}") : no_cell(),
                cell(layer.up.sqnr_db(), "{:.2f}"), cell(layer.down.sqnr_db(), "{:.2f}"),
                cell(total.sqnr_db(), "{:.2f}"), cell(total.relative_error(), "{:.3e}"),
                count_cell(total.counts.saturated_scales), count_cell(total.counts.zero_scales),
@@ -83,16 +87,20 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
   report.table("layers", table);
   std::string worst;
   if (worst_layer >= 0) worst = fmt::format(" (worst: layer {}, {:.2f} dB)", worst_layer, worst_db);
-  report.fact("done", fmt::format("{} layers to {} ({} search) in {}, mean SQNR {:.2f} dB{}", result.layers.size(),
-                                  to_string(result.format), verb.search, duration_text(result.seconds),
-                                  result.mean_sqnr_db(), worst));
-  report.fact("wrote",
-              fmt::format("{} -> {} in {} shards{}; {} matrices quantized, {} tensors copied",
-                          bytes_text(result.source_bytes), bytes_text(result.written_bytes), result.shards,
-                          result.resumed_shards > 0 ? fmt::format(" ({} kept from before)", result.resumed_shards) : "",
-                          result.quantized_tensors, result.copied_tensors));
+  report.fact("done", fmt::format("{} layers to {} ({} search) in {}, mean SQNR {:.2f} dB{}",
+                                  result.layers.size(), to_string(result.format), verb.search,
+                                  duration_text(result.seconds), result.mean_sqnr_db(), worst));
+  report.fact(
+      "wrote",
+      fmt::format("{} -> {} in {} shards{}; {} matrices quantized, {} tensors copied",
+                  bytes_text(result.source_bytes), bytes_text(result.written_bytes), result.shards,
+                  result.resumed_shards > 0
+                      ? fmt::format(" ({} kept from before)", result.resumed_shards)
+                      : "",
+                  result.quantized_tensors, result.copied_tensors));
   for (const std::string& note : result.notes) report.fact("note", note);
-  report.fact("next", fmt::format("nvfp4-moe verify {} --against {}", shell_quoted(verb.out), shell_quoted(verb.in)));
+  report.fact("next", fmt::format("nvfp4-moe verify {} --against {}", shell_quoted(verb.out),
+                                  shell_quoted(verb.in)));
 
   Json& json = report.json();
   json["in"] = verb.in;
@@ -118,22 +126,28 @@ Status quantize(const QuantizeVerb& verb, Report& report) {
 
 void add_quantize(CLI::App& app, Invocation& invocation) {
   add_verb<QuantizeVerb>(
-      app, invocation, "quantize", "Float checkpoint to NVFP4, streaming and resumable", UsesBackend::kNo, quantize,
-      [](CLI::App& verb, QuantizeVerb& options) {
+      app, invocation, "quantize", "Float checkpoint to NVFP4, streaming and resumable",
+      UsesBackend::kNo, quantize, [](CLI::App& verb, QuantizeVerb& options) {
         verb.add_option("IN", options.in, "bf16, fp16 or fp32 checkpoint directory")->required();
-        verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")->required();
-        verb.add_option("--format", options.format, "modelopt or compressed-tensors")->capture_default_str();
+        verb.add_option("OUT", options.out, "Directory to write; an unfinished one is resumed")
+            ->required();
+        verb.add_option("--format", options.format, "modelopt or compressed-tensors")
+            ->capture_default_str();
         add_layer_list(verb, options.layers, "Layers to quantize");
-        verb.add_option("--search", options.search,
-                        "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
+        verb.add_option(
+                "--search", options.search,
+                "Block scales: max (of the block), mse (best of two) or sweep (best of all)")
             ->capture_default_str();
         verb.add_option("--max-shard-size", options.max_shard_size, "Largest file, for example 5GB")
             ->capture_default_str();
-        verb.add_option("--input-scales", options.input_scales, "Activation scales: the output of calibrate --json");
-        verb.add_option("--calibration", options.calibration,
-                        "Second moments that weigh errors: of calibrate --moments, or an imatrix (mse, sweep)");
+        verb.add_option("--input-scales", options.input_scales,
+                        "Activation scales: the output of calibrate --json");
+        verb.add_option(
+            "--calibration", options.calibration,
+            "Second moments that weigh errors: of calibrate --moments, or an imatrix (mse, sweep)");
         verb.add_flag("--separate-gate-up", options.separate_gate_up,
-                      "gate and up keep tensor scales of their own (exact here; vLLM applies gate's to both)");
+                      "gate and up keep tensor scales of their own (exact here; vLLM applies "
+                      "gate's to both)");
         add_reading_choices(verb, options.reading);
       });
 }

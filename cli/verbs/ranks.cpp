@@ -28,29 +28,35 @@ Result<VerbRanks> connect_mpi(int ranks) {
   const char* const path = asked != nullptr && *asked != 0 ? asked : kAdapter;
   void* const library = ::dlopen(path, RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr)
-    return unsupported(
-        fmt::format("--ep: several processes of mpirun or srun need the MPI adapter: expected {}, got {} "
-                    "(build examples/mpi, and set NVFP4_MOE_MPI to its path)",
-                    path, ::dlerror()));
-  using Connect = int32_t(nvfp4_moe_exchange_callbacks*, int32_t*, int32_t*, int32_t*, char*, size_t);
+    return unsupported(fmt::format(
+        "--ep: several processes of mpirun or srun need the MPI adapter: expected {}, got {} "
+        "(build examples/mpi, and set NVFP4_MOE_MPI to its path)",
+        path, ::dlerror()));
+  using Connect =
+      int32_t(nvfp4_moe_exchange_callbacks*, int32_t*, int32_t*, int32_t*, char*, size_t);
   auto* const connect = reinterpret_cast<Connect*>(::dlsym(library, "nvfp4_moe_mpi_connect"));
-  if (connect == nullptr) return unsupported(fmt::format("--ep: {}: expected nvfp4_moe_mpi_connect, got none", path));
+  if (connect == nullptr)
+    return unsupported(fmt::format("--ep: {}: expected nvfp4_moe_mpi_connect, got none", path));
   nvfp4_moe_exchange_callbacks callbacks{};
   int32_t rank = 0, world = 0, local_rank = 0;
   char error[512] = {};
   if (connect(&callbacks, &rank, &world, &local_rank, error, sizeof(error)) != 0)
-    return io_error(fmt::format("--ep: {}: {}", path, std::string_view(error, ::strnlen(error, sizeof(error)))));
+    return io_error(fmt::format("--ep: {}: {}", path,
+                                std::string_view(error, ::strnlen(error, sizeof(error)))));
   if (world != ranks)
-    return invalid_argument(fmt::format("--ep: expected {}, the ranks that MPI has, got {}", world, ranks));
-  NVFP4_MOE_ASSIGN(auto exchange,
-                   connect_callbacks({callbacks.user, callbacks.all_to_all_v, callbacks.abort}, rank, world));
+    return invalid_argument(
+        fmt::format("--ep: expected {}, the ranks that MPI has, got {}", world, ranks));
+  NVFP4_MOE_ASSIGN(
+      auto exchange,
+      connect_callbacks({callbacks.user, callbacks.all_to_all_v, callbacks.abort}, rank, world));
   return VerbRanks{LocalRanks::process(std::move(exchange)), true, local_rank};
 }
 
 }  // namespace
 
 void add_ranks(CLI::App& verb, int& ranks, const std::string& what) {
-  verb.add_option("--ep", ranks, what + ": threads of this process, or the processes of mpirun or srun")
+  verb.add_option("--ep", ranks,
+                  what + ": threads of this process, or the processes of mpirun or srun")
       ->check(CLI::Range(1, 64));
 }
 
@@ -60,7 +66,8 @@ Result<VerbRanks> connect_ranks(int ranks) {
     return connect_mpi(ranks);
   if (std::getenv("TORCHELASTIC_RUN_ID") != nullptr && one_of_several("WORLD_SIZE"))
     return unsupported(
-        "--ep: expected no launcher, mpirun or srun, got torchrun (run `torchrun -m nvfp4_moe.verify` or "
+        "--ep: expected no launcher, mpirun or srun, got torchrun (run `torchrun -m "
+        "nvfp4_moe.verify` or "
         "`torchrun -m nvfp4_moe.bench`)");
   NVFP4_MOE_ASSIGN(LocalRanks threads, LocalRanks::threads(ranks));
   return VerbRanks{std::move(threads), false, 0};
@@ -68,14 +75,16 @@ Result<VerbRanks> connect_ranks(int ranks) {
 
 void add_over(CLI::App& verb, std::string& over, bool several) {
   verb.add_option("--over", over,
-                  std::string("With --ep on GPUs, ") + (several ? "a list: " : "") + "nccl or peers; default nccl");
+                  std::string("With --ep on GPUs, ") + (several ? "a list: " : "") +
+                      "nccl or peers; default nccl");
 }
 
 Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::string& device) {
   std::vector<RanksOver> ways;
   if (device == "cpu" && over.empty()) return ways;
   if (device == "cpu") return invalid_argument("--over: expected --device cuda beside it, got cpu");
-  const Result<std::vector<std::string>> names = parse_names(over.empty() ? name_of(RanksOver::kNccl) : over);
+  const Result<std::vector<std::string>> names =
+      parse_names(over.empty() ? name_of(RanksOver::kNccl) : over);
   if (!names.ok()) return names.status().in("--over");
   for (const std::string& name : *names) {
     NVFP4_MOE_ASSIGN(const RanksOver way, parse<RanksOver>(name, "--over"));
@@ -87,7 +96,8 @@ Result<std::vector<RanksOver>> parse_over(const std::string& over, const std::st
 Result<std::string> device_of_rank(const std::string& device, const VerbRanks& ranks, int index) {
   if (device == "cuda") return fmt::format("cuda:{}", ranks.launched ? ranks.local_rank : index);
   if (device != "cpu" && !ranks.launched && ranks.ranks.world() > 1)
-    return invalid_argument("--device: expected cpu, or cuda where each rank has the GPU of its number, got " + device);
+    return invalid_argument(
+        "--device: expected cpu, or cuda where each rank has the GPU of its number, got " + device);
   return device;
 }
 

@@ -15,15 +15,16 @@ namespace {
 constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have done something by itself
 constexpr int64_t kCheckTokens = 3;          // of each rank
 
-// Whether own experts compute what the layer's ranks do: a shared expert is on the token's source rank under all_to_all, and
-// rank 0's under all_reduce as in its own experts.
+// Whether own experts compute what the layer's ranks do: a shared expert is on the token's source
+// rank under all_to_all, and rank 0's under all_reduce as in its own experts.
 bool same_work(const Configuration& one, CombineBy combine) {
   return one.subject.options.shared_intermediate_size == 0 || combine == CombineBy::kAllReduce;
 }
 
 }  // namespace
 
-RanksBench::RanksBench(const BenchVerb& verb, Report& report, const std::vector<std::unique_ptr<RanksWay>>& ways,
+RanksBench::RanksBench(const BenchVerb& verb, Report& report,
+                       const std::vector<std::unique_ptr<RanksWay>>& ways,
                        std::vector<Configuration>& all)
     : verb_(verb), report_(report), ways_(ways), all_(all), first_(ranks().has_first()) {}
 
@@ -37,10 +38,12 @@ Status RanksBench::run(const std::vector<int64_t>& sweep, const std::vector<Comb
   report_.json()["ranks"] = ranks().world();
   if (!first_) return {};
   report_.table("timings", ranks_table(cells_));
-  const bool noisy = std::any_of(cells_.begin(), cells_.end(), [](const RanksCell& cell) { return is_noisy(cell); });
+  const bool noisy = std::any_of(cells_.begin(), cells_.end(),
+                                 [](const RanksCell& cell) { return is_noisy(cell); });
   report_.json()["noisy"] = noisy;
   if (noisy)
-    report_.fact("note", "p90 is more than 1.5 times the fastest run: where the ranks run was busy", Style::kWarning);
+    report_.fact("note", "p90 is more than 1.5 times the fastest run: where the ranks run was busy",
+                 Style::kWarning);
   return {};
 }
 
@@ -70,10 +73,12 @@ Status RanksBench::choose_slots() {
 // As many on all ranks, since a run is one of the same copy everywhere.
 Status RanksBench::prepare_copies(size_t combines) {
   const std::string& device = hosts().device(0);
-  // A GPU has one rank's part of each layer over ranks, rank 0's the whole one besides; a host has all of all.
+  // A GPU has one rank's part of each layer over ranks, rank 0's the whole one besides; a host has
+  // all of all.
   const auto world = static_cast<double>(ranks().world());
   const double parts = device == "cpu" ? 1 : 1 / world;
-  const double balanced = parts * static_cast<double>(slots_per_rank_) * world / static_cast<double>(experts());
+  const double balanced =
+      parts * static_cast<double>(slots_per_rank_) * world / static_cast<double>(experts());
   const double layers_each = 1 + static_cast<double>(ways_.size() * combines) * (parts + balanced);
   const auto find = [&]() -> Result<int64_t> {
     NVFP4_MOE_ASSIGN(const DeviceFacts facts, device_facts(device));
@@ -85,7 +90,8 @@ Status RanksBench::prepare_copies(size_t combines) {
   std::vector<int64_t> of_ranks(static_cast<size_t>(ranks().world()));
   NVFP4_MOE_TRY(ranks().each([&](int index) {
     std::vector<int64_t> all(of_ranks.size());
-    const Status gathered = ranks().exchange(index)->all_gather(&*mine, sizeof(int64_t), all.data());
+    const Status gathered =
+        ranks().exchange(index)->all_gather(&*mine, sizeof(int64_t), all.data());
     if (index == 0) of_ranks = all;
     return gathered;
   }));
@@ -101,8 +107,9 @@ Status RanksBench::open_all(const std::vector<CombineBy>& combines, int64_t most
     layers_.push_back({&one, {}});
     const auto alone = [&]() -> Status {
       if (!first_) return {};
-      NVFP4_MOE_ASSIGN(one.timed, TimedLayer::open(one.subject, one.backend, hosts().device(0), most_tokens, copies_,
-                                                   report_.executor(), bar.callback()));
+      NVFP4_MOE_ASSIGN(one.timed,
+                       TimedLayer::open(one.subject, one.backend, hosts().device(0), most_tokens,
+                                        copies_, report_.executor(), bar.callback()));
       return {};
     };
     NVFP4_MOE_TRY(share(alone()));
@@ -117,20 +124,23 @@ Status RanksBench::open_all(const std::vector<CombineBy>& combines, int64_t most
       }
       for (const auto& way : ways_)
         for (const CombineBy combine : combines)
-          NVFP4_MOE_TRY(open_over(layers_.back(), *way, wanted, {combine, most_tokens, copies_, placement},
-                                  bar.callback(), described));
+          NVFP4_MOE_TRY(open_over(layers_.back(), *way, wanted,
+                                  {combine, most_tokens, copies_, placement}, bar.callback(),
+                                  described));
     }
   }
   report_.json()["describe"] = described;
   return {};
 }
 
-Status RanksBench::open_over(Layers& layers, RanksWay& way, const std::string& backend, const RanksLayer& divided,
-                             const ProgressFn& progress, Json& described) {
+Status RanksBench::open_over(Layers& layers, RanksWay& way, const std::string& backend,
+                             const RanksLayer& divided, const ProgressFn& progress,
+                             Json& described) {
   const Configuration& one = *layers.configuration;
   Status opened = way.connected;
   if (opened.ok()) {
-    Result<TimedRanks> timed = TimedRanks::open(*way.hosts, one.subject, backend, divided, progress);
+    Result<TimedRanks> timed =
+        TimedRanks::open(*way.hosts, one.subject, backend, divided, progress);
     if (timed.ok()) {
       described.push_back(Json::parse(timed->layer().describe_json()));
       layers.divided.push_back({&way, divided.placement.has_value(), *std::move(timed)});
@@ -165,8 +175,9 @@ Status RanksBench::check(const Configuration& one, TimedRanks& timed) const {
     const Comparison comparison = compare(want.data(), have.data(), most, sizes.hidden_size);
     const std::string broken = broken_limit(comparison, layer_limits(config, most));
     if (broken.empty()) return {};
-    return check_failed(fmt::format("{}, {} activations, {}: not timed, because it disagrees with one rank: {}",
-                                    one.backend, one.format(), to_string(timed.combine()), broken));
+    return check_failed(
+        fmt::format("{}, {} activations, {}: not timed, because it disagrees with one rank: {}",
+                    one.backend, one.format(), to_string(timed.combine()), broken));
   };
   return share(compare_on_first());
 }
@@ -178,9 +189,10 @@ std::vector<RanksBench::Row> RanksBench::rows_of(RankRouting routing) {
     rows.push_back({&one, nullptr, RanksWork::kLayer});
     for (const bool balanced : {false, true}) {
       if (balanced && routing == RankRouting::kUniform) continue;  // its load is even as it is
-      const auto own = std::find_if(layers.divided.begin(), layers.divided.end(), [&](const Divided& divided) {
-        return divided.balanced == balanced && same_work(one, divided.timed.combine());
-      });
+      const auto own =
+          std::find_if(layers.divided.begin(), layers.divided.end(), [&](const Divided& divided) {
+            return divided.balanced == balanced && same_work(one, divided.timed.combine());
+          });
       if (own != layers.divided.end()) rows.push_back({&one, &*own, RanksWork::kOwnExperts});
       for (Divided& divided : layers.divided)
         if (divided.balanced == balanced) rows.push_back({&one, &divided, RanksWork::kLayer});
@@ -214,7 +226,8 @@ RanksCell RanksBench::cell_of(const Row& row, int64_t tokens, RankRouting routin
   return cell;
 }
 
-Status RanksBench::time_all(const std::vector<int64_t>& sweep, const std::vector<RankRouting>& routings) {
+Status RanksBench::time_all(const std::vector<int64_t>& sweep,
+                            const std::vector<RankRouting>& routings) {
   ProgressBar bar(progress());
   const ProgressFn advance = bar.callback();
   Progress state;
@@ -239,11 +252,13 @@ Status RanksBench::time_all(const std::vector<int64_t>& sweep, const std::vector
 }
 
 template <class Step>
-Status RanksBench::time_cell(int64_t tokens, RankRouting routing, const Step& step, Json& in_order) {
+Status RanksBench::time_cell(int64_t tokens, RankRouting routing, const Step& step,
+                             Json& in_order) {
   NVFP4_MOE_ASSIGN(const Placement placement, Placement::contiguous(experts(), ranks().world()));
   batches_.reset();
-  batches_ = std::make_shared<ColdBatches>(rank_batches(all_.front().subject.options, placement, routing, tokens,
-                                                        verb_.subject.seed, static_cast<size_t>(copies_)));
+  batches_ = std::make_shared<ColdBatches>(rank_batches(all_.front().subject.options, placement,
+                                                        routing, tokens, verb_.subject.seed,
+                                                        static_cast<size_t>(copies_)));
   const std::vector<Row> rows = rows_of(routing);
   NVFP4_MOE_TRY(prepare(rows));
   const size_t begin = cells_.size();
@@ -284,7 +299,8 @@ Status RanksBench::prepare(const std::vector<Row>& rows) {
 }
 
 Result<RanksRound> RanksBench::time(const Row& row) const {
-  return row.divided == nullptr ? time_alone(*row.configuration) : row.divided->timed.time(verb_.repeat, row.work);
+  return row.divided == nullptr ? time_alone(*row.configuration)
+                                : row.divided->timed.time(verb_.repeat, row.work);
 }
 
 Result<RanksRound> RanksBench::time_alone(Configuration& one) const {

@@ -1,8 +1,9 @@
 // RanksBench: what `bench --ep` times, cell by cell, and in which order.
 //
-// A cell is a number of tokens and a routing. Its rows take turns, round after round: the layer on one rank, the ranks'
-// own experts without an exchange, the layer over ranks by each way to combine and over each way between devices, and
-// with --balance these again over the placement that is proposed of the cell's load.
+// A cell is a number of tokens and a routing. Its rows take turns, round after round: the layer on
+// one rank, the ranks' own experts without an exchange, the layer over ranks by each way to combine
+// and over each way between devices, and with --balance these again over the placement that is
+// proposed of the cell's load.
 #pragma once
 
 #include <memory>
@@ -17,7 +18,8 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// The ranks as one way between their devices connects them. Each way has ranks of its own, since an exchange has one.
+// The ranks as one way between their devices connects them. Each way has ranks of its own, since an
+// exchange has one.
 struct RanksWay {
   std::optional<RanksOver> over;  // none: host memory
   VerbRanks ranks;
@@ -28,8 +30,8 @@ struct RanksWay {
 class RanksBench {
  public:
   // ways: at least one; all: what is timed.
-  RanksBench(const BenchVerb& verb, Report& report, const std::vector<std::unique_ptr<RanksWay>>& ways,
-             std::vector<Configuration>& all);
+  RanksBench(const BenchVerb& verb, Report& report,
+             const std::vector<std::unique_ptr<RanksWay>>& ways, std::vector<Configuration>& all);
   Status run(const std::vector<int64_t>& sweep, const std::vector<CombineBy>& combines,
              const std::vector<RankRouting>& routings);
 
@@ -60,8 +62,8 @@ class RanksBench {
   Status choose_slots();
   Status prepare_copies(size_t combines);
   Status open_all(const std::vector<CombineBy>& combines, int64_t most_tokens);
-  Status open_over(Layers& layers, RanksWay& way, const std::string& backend, const RanksLayer& divided,
-                   const ProgressFn& progress, Json& described);
+  Status open_over(Layers& layers, RanksWay& way, const std::string& backend,
+                   const RanksLayer& divided, const ProgressFn& progress, Json& described);
   // The ranks' output of a few tokens against one rank's.
   Status check(const Configuration& one, TimedRanks& timed) const;
   std::vector<Row> rows_of(RankRouting routing);

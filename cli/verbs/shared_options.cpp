@@ -16,11 +16,12 @@ Result<CheckpointOptions> ReadingChoices::options() const {
 }
 
 void add_reading_choices(CLI::App& verb, ReadingChoices& choices) {
-  verb.add_option(
-      "--gate-up-order", choices.gate_up_order,
-      "Rows of tensors with gate and up: gate_first, up_first or interleaved; default as the family has them");
+  verb.add_option("--gate-up-order", choices.gate_up_order,
+                  "Rows of tensors with gate and up: gate_first, up_first or interleaved; default "
+                  "as the family has them");
   verb.add_option("--accept-tensor", choices.accept_tensors,
-                  "Leave out experts' tensors of this name, which is else an error; * is any text; may be repeated")
+                  "Leave out experts' tensors of this name, which is else an error; * is any text; "
+                  "may be repeated")
       ->allow_extra_args(false);
 }
 
@@ -28,16 +29,20 @@ void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what
   verb.add_option("--layers", layers, what + ", for example 0,3,5-9; default all");
 }
 
-void add_seed(CLI::App& verb, uint64_t& seed) { verb.add_option("--seed", seed, "Seed")->capture_default_str(); }
+void add_seed(CLI::App& verb, uint64_t& seed) {
+  verb.add_option("--seed", seed, "Seed")->capture_default_str();
+}
 
-void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens, int64_t least_tokens,
-                const std::string& seeded) {
-  verb.add_option("--input", input, "safetensors with hidden, and topk_ids and topk_weights if known");
+void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens,
+                int64_t least_tokens, const std::string& seeded) {
+  verb.add_option("--input", input,
+                  "safetensors with hidden, and topk_ids and topk_weights if known");
   verb.add_option("--tokens", tokens, "Seeded: " + seeded + "; of a file: at most this many")
       ->check(CLI::Range(least_tokens, kMostTokens));
 }
 
-CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens, const std::string& help) {
+CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens,
+                             const std::string& help) {
   return verb.add_option(name, tokens, help)->check(CLI::Range(int64_t{0}, kMostTokens));
 }
 

@@ -25,10 +25,12 @@ void add_reading_choices(CLI::App& verb, ReadingChoices& choices);
 // what: "Layers to quantize", for the help.
 void add_layer_list(CLI::App& verb, std::string& layers, const std::string& what);
 void add_seed(CLI::App& verb, uint64_t& seed);
-// Where hidden states come from: a file, or a seed and a count. `seeded` says what the count means without a file.
-void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens, int64_t least_tokens,
-                const std::string& seeded);
+// Where hidden states come from: a file, or a seed and a count. `seeded` says what the count means
+// without a file.
+void add_states(CLI::App& verb, std::string& input, std::optional<int64_t>& tokens,
+                int64_t least_tokens, const std::string& seeded);
 // A number of tokens from `least` to kMostTokens.
-CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens, const std::string& help);
+CLI::Option* add_token_count(CLI::App& verb, const std::string& name, int64_t& tokens,
+                             const std::string& help);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal::cli {
 namespace {
 
-Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
-                                   const std::string& device) {
+Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales check,
+                                   const std::string& backend, const std::string& device) {
   Subject subject;
   NVFP4_MOE_ASSIGN(const CheckpointOptions reading, options.reading.options());
   NVFP4_MOE_ASSIGN(Checkpoint checkpoint, Checkpoint::open(options.path, reading));
@@ -35,7 +35,8 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   NVFP4_MOE_ASSIGN(const IntermediateSlice slice, options.part.slice(whole));
   NVFP4_MOE_TRY(subject.checkpoint->check_layout(layer, subject.range));
   if (check == CheckScales::kYes) {
-    NVFP4_MOE_ASSIGN(const std::vector<Finding> findings, subject.checkpoint->validate(layer, subject.range));
+    NVFP4_MOE_ASSIGN(const std::vector<Finding> findings,
+                     subject.checkpoint->validate(layer, subject.range));
     for (const Finding& finding : findings) {
       if (finding.severity == Severity::kError) return error_of(finding);
     }
@@ -44,7 +45,8 @@ Result<Subject> checkpoint_subject(const SubjectOptions& options, CheckScales ch
   if (slice.count > 0) {
     subject.options.intermediate_size = slice.count;
     // layer_source has checked that the shared expert is cut in the same proportion.
-    subject.options.shared_intermediate_size = subject.options.shared_intermediate_size * slice.count / whole;
+    subject.options.shared_intermediate_size =
+        subject.options.shared_intermediate_size * slice.count / whole;
   }
   subject.name = fmt::format("layer {} of {}", layer, options.path);
   return subject;
@@ -56,7 +58,8 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
   verb.add_option("DIR", options.path, "Checkpoint directory, or GGUF file");
   verb.add_option("--layer", options.layer, "MoE layer of DIR; default the first");
   if (shapes_too) {
-    verb.add_option("--shape", options.shape, "Instead of DIR, random weights of: " + shape_names());
+    verb.add_option("--shape", options.shape,
+                    "Instead of DIR, random weights of: " + shape_names());
     verb.add_option("--experts", options.experts, "With --shape: so many experts, all local")
         ->check(CLI::Range(int64_t{1}, int64_t{65536}));
   }
@@ -67,9 +70,10 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too) {
   add_reading_choices(verb, options.reading);
 }
 
-Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
-                             const std::string& device) {
-  if (options.path.empty() == options.shape.empty()) return invalid_argument("expected one of DIR and --shape NAME");
+Result<Subject> open_subject(const SubjectOptions& options, CheckScales check,
+                             const std::string& backend, const std::string& device) {
+  if (options.path.empty() == options.shape.empty())
+    return invalid_argument("expected one of DIR and --shape NAME");
   if (!options.path.empty()) {
     if (options.experts > 0) return invalid_argument("--experts: only with --shape");
     return checkpoint_subject(options, check, backend, device);
@@ -83,7 +87,8 @@ Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, c
   if (!options.part.expert_range.empty()) {
     NVFP4_MOE_ASSIGN(subject.range, options.part.range(subject.options.num_experts));
   }
-  NVFP4_MOE_ASSIGN(const IntermediateSlice slice, options.part.slice(subject.options.intermediate_size));
+  NVFP4_MOE_ASSIGN(const IntermediateSlice slice,
+                   options.part.slice(subject.options.intermediate_size));
   if (slice.count > 0) subject.options.intermediate_size = slice.count;
   subject.source = random_layer(subject.options, options.seed);
   subject.name = "shape " + options.shape;

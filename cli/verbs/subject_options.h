@@ -1,4 +1,5 @@
-// The options by which a verb is given its layer: from a checkpoint (DIR --layer L) or by a shape's name (--shape).
+// The options by which a verb is given its layer: from a checkpoint (DIR --layer L) or by a shape's
+// name (--shape).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -26,7 +27,7 @@ void add_subject(CLI::App& verb, SubjectOptions& options, bool shapes_too);
 // Of a checkpoint, the layer's findings are asked first: an error is kBadInput.
 enum class CheckScales : bool { kNo, kYes };
 // backend, device: where it will run, for the activation format.
-Result<Subject> open_subject(const SubjectOptions& options, CheckScales check, const std::string& backend,
-                             const std::string& device);
+Result<Subject> open_subject(const SubjectOptions& options, CheckScales check,
+                             const std::string& backend, const std::string& device);
 
 }  // namespace nvfp4_moe::internal::cli

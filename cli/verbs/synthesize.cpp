@@ -1,4 +1,5 @@
-// synthesize: a small model directory with a real one's shape and names, from a seed. The demo's input.
+// synthesize: a small model directory with a real one's shape and names, from a seed. The demo's
+// input.
 #include "convert/synthesize.h"
 
 #include <fmt/format.h>
@@ -39,13 +40,14 @@ Status synthesize(const SynthesizeVerb& verb, Report& report) {
     options.progress = bar.callback();
     NVFP4_MOE_ASSIGN(made, synthesize_checkpoint(verb.out, options));
   }
-  report.fact("made", fmt::format("{}: {} layers x {} experts, hidden {}, intermediate {}, {} {}", options.family,
-                                  options.layers, options.num_experts, options.hidden_size, options.intermediate_size,
-                                  to_string(options.dtype), verb.out));
-  report.fact("size", fmt::format("{} in {} shards, {} tensors, {:.1f} s", bytes_text(made.bytes), made.shards,
-                                  made.tensors, made.seconds));
-  report.fact("next",
-              fmt::format("nvfp4-moe quantize {} {}", shell_quoted(verb.out), shell_quoted(verb.out + "-NVFP4")));
+  report.fact("made",
+              fmt::format("{}: {} layers x {} experts, hidden {}, intermediate {}, {} {}",
+                          options.family, options.layers, options.num_experts, options.hidden_size,
+                          options.intermediate_size, to_string(options.dtype), verb.out));
+  report.fact("size", fmt::format("{} in {} shards, {} tensors, {:.1f} s", bytes_text(made.bytes),
+                                  made.shards, made.tensors, made.seconds));
+  report.fact("next", fmt::format("nvfp4-moe quantize {} {}", shell_quoted(verb.out),
+                                  shell_quoted(verb.out + "-NVFP4")));
   Json& json = report.json();
   json["path"] = verb.out;
   json["family"] = options.family;
@@ -63,12 +65,14 @@ Status synthesize(const SynthesizeVerb& verb, Report& report) {
 
 void add_synthesize(CLI::App& app, Invocation& invocation) {
   add_verb<SynthesizeVerb>(
-      app, invocation, "synthesize", "A small checkpoint with a real one's shape and names, from a seed",
-      UsesBackend::kNo, synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
+      app, invocation, "synthesize",
+      "A small checkpoint with a real one's shape and names, from a seed", UsesBackend::kNo,
+      synthesize, [](CLI::App& verb, SynthesizeVerb& options) {
         SynthesizeOptions& sizes = options.sizes;
         const CLI::Range positive(int64_t{1}, int64_t{1} << 24);
         verb.add_option("OUT", options.out, "Directory to make")->required();
-        verb.add_option("--family", sizes.family, "deepseek_v4, qwen3_moe or nemotron_h")->capture_default_str();
+        verb.add_option("--family", sizes.family, "deepseek_v4, qwen3_moe or nemotron_h")
+            ->capture_default_str();
         const auto size = [&](const char* name, int64_t& value, const char* help) {
           verb.add_option(name, value, help)->check(positive)->capture_default_str();
         };
@@ -77,11 +81,13 @@ void add_synthesize(CLI::App& app, Invocation& invocation) {
         size("--top-k", sizes.top_k, "Experts of a token");
         size("--hidden", sizes.hidden_size, "Hidden size, a multiple of 16");
         size("--intermediate", sizes.intermediate_size, "Intermediate size, a multiple of 16");
-        verb.add_option("--latent", sizes.latent_size, "nemotron_h: the experts' hidden size behind a projection");
+        verb.add_option("--latent", sizes.latent_size,
+                        "nemotron_h: the experts' hidden size behind a projection");
         size("--vocab", sizes.vocab_size, "Rows of the embedding");
         verb.add_option("--dtype", options.dtype, "BF16, F16 or F32")->capture_default_str();
         add_seed(verb, sizes.seed);
-        verb.add_option("--max-shard-size", options.max_shard_size, "Largest file")->capture_default_str();
+        verb.add_option("--max-shard-size", options.max_shard_size, "Largest file")
+            ->capture_default_str();
         verb.add_option("--of-size", options.of_size,
                         "Instead of sizes: about this many bytes of experts, for measurements");
       });

@@ -1,5 +1,6 @@
-// verify: the checkpoint as this build packs and runs it, against the file's bytes, the exact reference, and the
-// original weights. Exit code 1 names what failed by layer, expert, tensor and coordinate, or by token and channel.
+// verify: the checkpoint as this build packs and runs it, against the file's bytes, the exact
+// reference, and the original weights. Exit code 1 names what failed by layer, expert, tensor and
+// coordinate, or by token and channel.
 #include "verify/verify.h"
 
 #include <fmt/format.h>
@@ -40,7 +41,8 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
   options.states.seed = verb.seed;
   options.states.tokens = verb.tokens.value_or(verb.input.empty() ? 32 : 0);
   options.limit_sqnr_db = verb.limit_sqnr_db;
-  if (verb.limit_sqnr_db && verb.against.empty()) return invalid_argument("--limit: needs --against ORIGINAL");
+  if (verb.limit_sqnr_db && verb.against.empty())
+    return invalid_argument("--limit: needs --against ORIGINAL");
   MoeOptions probe = model.options;
   NVFP4_MOE_TRY(verb.choices.apply(probe));  // unknown names are refused before any work
   options.adjust = [choices = verb.choices](MoeOptions& layer) { (void)choices.apply(layer).ok(); };
@@ -48,19 +50,26 @@ Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& mo
   return options;
 }
 
-std::string coordinates(int64_t a, int64_t b) { return a < 0 ? "-" : fmt::format("({}, {})", a, b); }
+std::string coordinates(int64_t a, int64_t b) {
+  return a < 0 ? "-" : fmt::format("({}, {})", a, b);
+}
 
 void add_packed_row(const LayerVerification& layer, Table& table) {
   const PackedCheck& check = *layer.packed;
   const std::string first =
-      check.faults.empty() ? "" : fmt::format("expert {} {}", check.faults[0].expert, check.faults[0].projection);
+      check.faults.empty()
+          ? ""
+          : fmt::format("expert {} {}", check.faults[0].expert, check.faults[0].projection);
   const Cell where =
-      check.faults.empty() ? no_cell() : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
-  table.add(
-      {cell(layer.layer), cell("file's bytes, unpacked"), no_cell(), no_cell(), no_cell(), no_cell(), where,
-       cell(check.passed() ? fmt::format("{} equal", bytes_text(check.bytes_compared))
-                           : fmt::format("{} bytes of {} tensors differ", check.differing_bytes, check.faulty_tensors)),
-       verdict(check.passed())});
+      check.faults.empty()
+          ? no_cell()
+          : cell(first + " " + coordinates(check.faults[0].row, check.faults[0].col));
+  table.add({cell(layer.layer), cell("file's bytes, unpacked"), no_cell(), no_cell(), no_cell(),
+             no_cell(), where,
+             cell(check.passed() ? fmt::format("{} equal", bytes_text(check.bytes_compared))
+                                 : fmt::format("{} bytes of {} tensors differ",
+                                               check.differing_bytes, check.faulty_tensors)),
+             verdict(check.passed())});
 }
 
 void add_run_row(const LayerVerification& layer, Table& table) {
@@ -71,23 +80,29 @@ void add_run_row(const LayerVerification& layer, Table& table) {
        cell("exact reference, " + check.backend),
        cell(c.cosine, "{:.8f}"),
        cell(c.relative_l2, "{:.1e}"),
-       {c.worst_token < 0 ? "" : fmt::format("{:.1e} (token {})", c.worst_token_l2, c.worst_token), c.worst_token_l2},
+       {c.worst_token < 0 ? "" : fmt::format("{:.1e} (token {})", c.worst_token_l2, c.worst_token),
+        c.worst_token_l2},
        cell(c.max_abs, "{:.2e}"),
        cell(c.max_abs > 0 ? coordinates(c.max_token, c.max_channel) : ""),
-       cell(fmt::format("L2 {:.0e}, token {:.0e}", check.limits.relative_l2, check.limits.worst_token_l2)),
+       cell(fmt::format("L2 {:.0e}, token {:.0e}", check.limits.relative_l2,
+                        check.limits.worst_token_l2)),
        verdict(check.passed())});
 }
 
-void add_original_row(const LayerVerification& layer, const std::optional<double>& limit, Table& table) {
+void add_original_row(const LayerVerification& layer, const std::optional<double>& limit,
+                      Table& table) {
   const OriginalCheck& check = *layer.original;
   // The place of the fault if there is one, else that of the largest error.
-  std::string where = fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
+  std::string where =
+      fmt::format("expert {} {}", check.max_expert, coordinates(check.max_row, check.max_col));
   if (!check.faults.empty()) {
     const WeightFault& fault = check.faults.front();
-    where = fmt::format("expert {} {} {}", fault.expert, fault.projection, coordinates(fault.row, fault.col));
+    where = fmt::format("expert {} {} {}", fault.expert, fault.projection,
+                        coordinates(fault.row, fault.col));
   }
   table.add({cell(layer.layer), cell(check.format + " original"), cell(check.cosine, "{:.8f}"),
-             cell(check.relative_l2, "{:.1e}"), no_cell(), cell(check.max_abs, "{:.2e}"), cell(where),
+             cell(check.relative_l2, "{:.1e}"), no_cell(), cell(check.max_abs, "{:.2e}"),
+             cell(where),
              cell(fmt::format("half step; {:.2f} dB{}", check.sqnr_db,
                               limit ? fmt::format(" >= {:g}", *limit) : std::string())),
              verdict(check.passed())});
@@ -112,9 +127,10 @@ void report_saturation(const VerifyReport& verified, Report& report) {
     if (layer.run) {
       const RunStatus& s = layer.run->status;
       cells.insert(cells.end(),
-                   {count_cell(s.hidden_blocks), count_cell(s.hidden_saturated), count_cell(s.hidden_zeroed),
-                    count_cell(s.intermediate_blocks), count_cell(s.intermediate_saturated),
-                    count_cell(s.intermediate_zeroed), count_cell(s.nonfinite_rows), count_cell(s.nonfinite_outputs)});
+                   {count_cell(s.hidden_blocks), count_cell(s.hidden_saturated),
+                    count_cell(s.hidden_zeroed), count_cell(s.intermediate_blocks),
+                    count_cell(s.intermediate_saturated), count_cell(s.intermediate_zeroed),
+                    count_cell(s.nonfinite_rows), count_cell(s.nonfinite_outputs)});
     }
     cells.resize(9);
     if (layer.original) {
@@ -136,8 +152,10 @@ void report_fp8(const VerifyReport& verified, Report& report) {
     if (!layer.fp8) continue;
     const Fp8LayerWeights& fp8 = *layer.fp8;
     const double share = static_cast<double>(fp8.inexact) / static_cast<double>(fp8.weights);
-    report.fact("fp8", fmt::format("layer {}: E4M3 rounds {} of {} weights ({:.1f} %), shifts {} to {}", layer.layer,
-                                   fp8.inexact, fp8.weights, 100 * share, fp8.least_shift, fp8.most_shift));
+    report.fact("fp8",
+                fmt::format("layer {}: E4M3 rounds {} of {} weights ({:.1f} %), shifts {} to {}",
+                            layer.layer, fp8.inexact, fp8.weights, 100 * share, fp8.least_shift,
+                            fp8.most_shift));
     Json one = fp8_weights_json(fp8);
     one["layer"] = layer.layer;
     layers.push_back(one);
@@ -153,18 +171,23 @@ void report_unchecked(bool against_original, Report& report) {
     unchecked.push_back({{"what", what}, {"why", why}});
   };
   if (!against_original)
-    add("weights", "without --against only illegal bytes are errors; wrong codes and scales that are legal pass");
+    add("weights",
+        "without --against only illegal bytes are errors; wrong codes and scales that are legal "
+        "pass");
   add("input_scale", "calibration made it, and there is nothing to compare it with");
   report.json()["unchecked"] = unchecked;
 }
 
 // --ep: a layer over ranks against the same layer on one.
 Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
-  if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() || verb.limit_sqnr_db)
-    return invalid_argument("--ep: expected neither --against, --input, --limit nor --expert-range beside it");
+  if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() ||
+      verb.limit_sqnr_db)
+    return invalid_argument(
+        "--ep: expected neither --against, --input, --limit nor --expert-range beside it");
   const std::string& device = report.common().device;
   NVFP4_MOE_ASSIGN(const std::vector<RanksOver> overs, parse_over(verb.over, device));
-  if (overs.size() > 1) return invalid_argument("--over: expected one way between devices, got " + verb.over);
+  if (overs.size() > 1)
+    return invalid_argument("--over: expected one way between devices, got " + verb.over);
   RanksOptions options;
   NVFP4_MOE_ASSIGN(options.combine, parse<CombineBy>(verb.combine, "--combine"));
   NVFP4_MOE_ASSIGN(options.reading, verb.reading.options());
@@ -185,8 +208,9 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   NVFP4_MOE_TRY(device_of_rank(device, ranks, 0).status());
   options.device = [&](int index) { return device_of_rank(device, ranks, index).value(); };
   if (!overs.empty())
-    NVFP4_MOE_TRY(ranks.ranks.each(
-        [&](int index) { return connect_device(*ranks.ranks.exchange(index), options.device(index), overs.front()); }));
+    NVFP4_MOE_TRY(ranks.ranks.each([&](int index) {
+      return connect_device(*ranks.ranks.exchange(index), options.device(index), overs.front());
+    }));
   Result<std::vector<RanksCheck>> checks = std::vector<RanksCheck>();
   {
     ProgressStyle style = report.progress();
@@ -201,10 +225,12 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   report.json()["device"] = device;
   report.json()["over"] = overs.empty() ? Json() : Json(name_of(overs.front()));
   if (!first) return {};  // rank 0 says it for all
-  report.fact("checked",
-              fmt::format("{}: {} ranks ({}), {}{}", verb.path, verb.ranks,
-                          ranks.launched ? "processes" : "threads of this process", verb.combine,
-                          overs.empty() ? "" : fmt::format(" on {} over {}", device, name_of(overs.front()))));
+  report.fact(
+      "checked",
+      fmt::format(
+          "{}: {} ranks ({}), {}{}", verb.path, verb.ranks,
+          ranks.launched ? "processes" : "threads of this process", verb.combine,
+          overs.empty() ? "" : fmt::format(" on {} over {}", device, name_of(overs.front()))));
   Table table({{"layer", "layer"},
                {"backend", "backend", false},
                {"tokens", "tokens"},
@@ -264,8 +290,8 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
     if (layer.run) add_run_row(layer, table);
     if (layer.original) add_original_row(layer, verb.limit_sqnr_db, table);
     if (!layer.packed && !layer.run && !layer.original) {
-      table.add({cell(layer.layer), cell("its own scales"), no_cell(), no_cell(), no_cell(), no_cell(), no_cell(),
-                 cell("no errors"), verdict(layer.passed())});
+      table.add({cell(layer.layer), cell("its own scales"), no_cell(), no_cell(), no_cell(),
+                 no_cell(), no_cell(), cell("no errors"), verdict(layer.passed())});
     }
     if (layer.run && layer.run->backend_is_reference) ++checks_by_themselves;
     for (const std::string& failure : layer.failures) report.fail(failure);
@@ -274,7 +300,8 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   std::vector<LayerActivations> activations;
   for (const LayerVerification& layer : verified.layers) {
     if (!layer.activations_because.empty())
-      activations.push_back({layer.layer, layer.options.activation_format, layer.activations_because});
+      activations.push_back(
+          {layer.layer, layer.options.activation_format, layer.activations_because});
   }
   report_activations(activations, report);
   report_saturation(verified, report);
@@ -283,20 +310,25 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
   report.line("");
   for (const LayerVerification& layer : verified.layers) {
     for (const std::string& failure : layer.failures) report.fact("FAIL", failure, Style::kBad);
-    if (layer.original && !layer.original->hint.empty()) report.fact("hint", layer.original->hint, Style::kWarning);
+    if (layer.original && !layer.original->hint.empty())
+      report.fact("hint", layer.original->hint, Style::kWarning);
   }
   report.line(
-      "\"exact reference\" runs the same NVFP4 numbers without rounding in between: it judges the kernels. "
+      "\"exact reference\" runs the same NVFP4 numbers without rounding in between: it judges the "
+      "kernels. "
       "\"original\" judges the quantization.");
   report_unchecked(!verb.against.empty(), report);
   if (checks_by_themselves > 0) {
-    report.fact("note", "the chosen backend is the reference itself: that comparison says nothing about kernels",
-                Style::kWarning);
+    report.fact(
+        "note",
+        "the chosen backend is the reference itself: that comparison says nothing about kernels",
+        Style::kWarning);
   }
   report.fact("verdict",
-              verified.passed()
-                  ? fmt::format("{} layers passed in {}", verified.layers.size(), duration_text(verified.seconds))
-                  : fmt::format("{} of {} layers failed", verified.failed_layers(), verified.layers.size()),
+              verified.passed() ? fmt::format("{} layers passed in {}", verified.layers.size(),
+                                              duration_text(verified.seconds))
+                                : fmt::format("{} of {} layers failed", verified.failed_layers(),
+                                              verified.layers.size()),
               verified.passed() ? Style::kGood : Style::kBad);
   if (!verified.passed() && !report.failed()) report.fail("a check of the whole checkpoint failed");
   report.json()["path"] = verb.path;
@@ -312,18 +344,20 @@ Status verify_verb(const VerifyVerb& verb, Report& report) {
 
 void add_verify(CLI::App& app, Invocation& invocation) {
   add_verb<VerifyVerb>(
-      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked", UsesBackend::kYes,
-      verify_verb, [](CLI::App& verb, VerifyVerb& options) {
+      app, invocation, "verify", "Packed bytes, kernels and quantization of a checkpoint, checked",
+      UsesBackend::kYes, verify_verb, [](CLI::App& verb, VerifyVerb& options) {
         add_checkpoint_directory(verb, options.path);
         verb.add_option("--against", options.against, "The checkpoint it was quantized from");
         add_layer_list(verb, options.layers, "Layers to check");
         add_states(verb, options.input, options.tokens, 0, "how many (default 32; 0: do not run)");
-        verb.add_option("--limit", options.limit_sqnr_db, "With --against: fail a layer below this SQNR in dB");
+        verb.add_option("--limit", options.limit_sqnr_db,
+                        "With --against: fail a layer below this SQNR in dB");
         add_seed(verb, options.seed);
         add_numeric_choices(verb, options.choices);
         add_expert_range(verb, options.part);
         add_ranks(verb, options.ranks, "Over so many ranks against one");
-        verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")->capture_default_str();
+        verb.add_option("--combine", options.combine, "With --ep: all_to_all or all_reduce")
+            ->capture_default_str();
         add_over(verb, options.over, false);
         add_reading_choices(verb, options.reading);
       });

@@ -17,9 +17,11 @@ int main(int argc, char** argv) try {
   const Layer layer(checkpoint, layer_index, options);
   const Workspace workspace(layer.workspace_bytes(4));
 
-  std::vector<float> hidden(4 * config.hidden_size, 0.5f), out(hidden.size());      // (tokens, hidden_size)
-  std::vector<int32_t> ids(4 * config.top_k);                                       // (tokens, top_k)
-  std::vector<float> weights(ids.size(), 1.0f / static_cast<float>(config.top_k));  // (tokens, top_k)
+  std::vector<float> hidden(4 * config.hidden_size, 0.5f),
+      out(hidden.size());                      // (tokens, hidden_size)
+  std::vector<int32_t> ids(4 * config.top_k);  // (tokens, top_k)
+  std::vector<float> weights(ids.size(),
+                             1.0f / static_cast<float>(config.top_k));  // (tokens, top_k)
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % config.num_experts);
 
   auto batch = make<nvfp4_moe_batch>();
@@ -30,7 +32,8 @@ int main(int argc, char** argv) try {
   layer.run(batch, workspace);
 
   std::printf("nvfp4-moe %s\n%s\n", version().c_str(), layer.describe().c_str());
-  for (int token = 0; token < 4; ++token) std::printf("token %d: %g\n", token, out[token * config.hidden_size]);
+  for (int token = 0; token < 4; ++token)
+    std::printf("token %d: %g\n", token, out[token * config.hidden_size]);
   return layer.status(workspace).nonfinite_tokens == 0 ? 0 : 1;
 } catch (const nvfp4_moe::Error& error) {
   return std::fprintf(stderr, "embed: %s\n", error.what()), 1;

@@ -1,7 +1,10 @@
-// nvfp4-moe for C++20: a thin wrapper of the C interface. nvfp4_moe.h documents every function and field.
+// nvfp4-moe for C++20: a thin wrapper of the C interface. nvfp4_moe.h documents every function and
+// field.
 //
-// Handles close themselves, failures are thrown as nvfp4_moe::Error, and texts are std::string. Structs are the C
-// structs: nvfp4_moe::make<nvfp4_moe_config>() returns one with its size set and all other fields at their defaults.
+// Handles close themselves, failures are thrown as nvfp4_moe::Error, and texts are std::string.
+// Structs are the C structs: nvfp4_moe::make<nvfp4_moe_config>() returns one with its size set and
+// all other fields at their defaults.
+// Long because it wraps every function of C.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +22,8 @@ namespace nvfp4_moe {
 
 class Error : public std::runtime_error {
  public:
-  Error(nvfp4_moe_status status, const std::string& text) : std::runtime_error(text), status_(status) {}
+  Error(nvfp4_moe_status status, const std::string& text)
+      : std::runtime_error(text), status_(status) {}
   nvfp4_moe_status status() const noexcept { return status_; }
 
  private:
@@ -76,15 +80,15 @@ class Workspace {
 
 // What a layer would need, without its weights.
 struct Plan {
-  std::string text;  // one "key: value" per line
+  std::string text;  // for a person
   std::size_t workspace_bytes = 0, packed_bytes = 0;
 };
-inline Plan plan(const nvfp4_moe_config& config, const nvfp4_moe_layer_options& options, float hidden_scale = 0,
-                 float intermediate_scale = 0) {
+inline Plan plan(const nvfp4_moe_config& config, const nvfp4_moe_layer_options& options,
+                 float hidden_scale = 0, float intermediate_scale = 0) {
   Plan plan;
   const auto call = [&](char** text) {
-    return nvfp4_moe_plan(&config, &options, hidden_scale, intermediate_scale, text, &plan.workspace_bytes,
-                          &plan.packed_bytes);
+    return nvfp4_moe_plan(&config, &options, hidden_scale, intermediate_scale, text,
+                          &plan.workspace_bytes, &plan.packed_bytes);
   };
   plan.text = text_of(call);
   return plan;
@@ -119,7 +123,9 @@ class Checkpoint {
 
  private:
   struct Close {
-    void operator()(nvfp4_moe_checkpoint* handle) const noexcept { nvfp4_moe_checkpoint_close(handle); }
+    void operator()(nvfp4_moe_checkpoint* handle) const noexcept {
+      nvfp4_moe_checkpoint_close(handle);
+    }
   };
   std::unique_ptr<nvfp4_moe_checkpoint, Close> handle_;
 };
@@ -127,7 +133,8 @@ class Checkpoint {
 // One rank's connection to the other ranks. Layers opened over it may outlive it.
 class Exchange {
  public:
-  Exchange(const nvfp4_moe_exchange_callbacks& callbacks, int rank, int world, std::int64_t timeout_ms = 0) {
+  Exchange(const nvfp4_moe_exchange_callbacks& callbacks, int rank, int world,
+           std::int64_t timeout_ms = 0) {
     nvfp4_moe_exchange* handle = nullptr;
     check(nvfp4_moe_exchange_connect(&callbacks, rank, world, timeout_ms, &handle));
     handle_.reset(handle);
@@ -163,18 +170,22 @@ class ThreadGroup {
 
  private:
   struct Close {
-    void operator()(nvfp4_moe_thread_group* handle) const noexcept { nvfp4_moe_thread_group_close(handle); }
+    void operator()(nvfp4_moe_thread_group* handle) const noexcept {
+      nvfp4_moe_thread_group_close(handle);
+    }
   };
   std::unique_ptr<nvfp4_moe_thread_group, Close> handle_;
 };
 
 // A placement that balances the load over the ranks: the expert of each slot.
-inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64_t>& load, int world,
-                                                   std::int64_t slots_per_rank) {
-  std::vector<std::int64_t> expert_of_slot(
-      world > 0 && slots_per_rank > 0 ? static_cast<std::size_t>(world) * static_cast<std::size_t>(slots_per_rank) : 1);
-  check(nvfp4_moe_propose_placement(load.data(), static_cast<std::int64_t>(load.size()), world, slots_per_rank,
-                                    expert_of_slot.data()));
+inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64_t>& load,
+                                                   int world, std::int64_t slots_per_rank) {
+  std::vector<std::int64_t> expert_of_slot(world > 0 && slots_per_rank > 0
+                                               ? static_cast<std::size_t>(world) *
+                                                     static_cast<std::size_t>(slots_per_rank)
+                                               : 1);
+  check(nvfp4_moe_propose_placement(load.data(), static_cast<std::int64_t>(load.size()), world,
+                                    slots_per_rank, expert_of_slot.data()));
   return expert_of_slot;
 }
 
@@ -195,7 +206,9 @@ class Layer {
   }
 
   std::string describe() const { return text_of(nvfp4_moe_layer_describe, get()); }
-  std::string describe_run(std::int64_t tokens) const { return text_of(nvfp4_moe_layer_describe_run, get(), tokens); }
+  std::string describe_run(std::int64_t tokens) const {
+    return text_of(nvfp4_moe_layer_describe_run, get(), tokens);
+  }
   // The least workspace of a run of that many tokens. More tokens never need less.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
@@ -207,9 +220,10 @@ class Layer {
   }
   // Selects the experts from logits, then runs, in one call.
   void run_logits(const nvfp4_moe_router_config& router, const nvfp4_moe_router_batch& routing,
-                  const nvfp4_moe_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
-    check(
-        nvfp4_moe_layer_run_logits(get(), &router, &routing, &batch, workspace.data(), workspace.size_bytes(), stream));
+                  const nvfp4_moe_batch& batch, const Workspace& workspace,
+                  void* stream = nullptr) const {
+    check(nvfp4_moe_layer_run_logits(get(), &router, &routing, &batch, workspace.data(),
+                                     workspace.size_bytes(), stream));
   }
   nvfp4_moe_run_status status(const Workspace& workspace) const {
     auto status = make<nvfp4_moe_run_status>();
@@ -219,13 +233,15 @@ class Layer {
   void replace_expert(std::int64_t local_expert, const nvfp4_moe_expert& expert) {
     check(nvfp4_moe_layer_replace_expert(handle_.get(), local_expert, &expert));
   }
-  void replace_expert_on_stream(std::int64_t local_expert, const nvfp4_moe_expert& expert, void* stream) {
+  void replace_expert_on_stream(std::int64_t local_expert, const nvfp4_moe_expert& expert,
+                                void* stream) {
     check(nvfp4_moe_layer_replace_expert_on_stream(handle_.get(), local_expert, &expert, stream));
   }
   void unpack_expert(std::int64_t local_expert, nvfp4_moe_expert_out& expert) const {
     check(nvfp4_moe_layer_unpack_expert(get(), local_expert, &expert));
   }
-  void write_repro(const nvfp4_moe_batch& batch, const std::string& path, bool with_output = true) const {
+  void write_repro(const nvfp4_moe_batch& batch, const std::string& path,
+                   bool with_output = true) const {
     check(nvfp4_moe_layer_write_repro(get(), &batch, with_output ? 1 : 0, path.c_str()));
   }
   // Over an exchange: the assignments of each expert on all ranks.
@@ -235,13 +251,17 @@ class Layer {
     return load;
   }
   void reset_expert_load() const { check(nvfp4_moe_layer_reset_expert_load(get())); }
-  void rearrange(const std::vector<std::int64_t>& expert_of_slot, const Checkpoint& checkpoint, std::int64_t layer) {
+  void rearrange(const std::vector<std::int64_t>& expert_of_slot, const Checkpoint& checkpoint,
+                 std::int64_t layer) {
     check(nvfp4_moe_layer_rearrange(handle_.get(), expert_of_slot.data(),
-                                    static_cast<std::int64_t>(expert_of_slot.size()), checkpoint.get(), layer));
+                                    static_cast<std::int64_t>(expert_of_slot.size()),
+                                    checkpoint.get(), layer));
   }
-  void rearrange(const std::vector<std::int64_t>& expert_of_slot, const nvfp4_moe_layer_tensors& tensors) {
+  void rearrange(const std::vector<std::int64_t>& expert_of_slot,
+                 const nvfp4_moe_layer_tensors& tensors) {
     check(nvfp4_moe_layer_rearrange_tensors(handle_.get(), expert_of_slot.data(),
-                                            static_cast<std::int64_t>(expert_of_slot.size()), &tensors));
+                                            static_cast<std::int64_t>(expert_of_slot.size()),
+                                            &tensors));
   }
   const nvfp4_moe_layer* get() const noexcept { return handle_.get(); }
 
@@ -266,7 +286,8 @@ class Linear {
     check(nvfp4_moe_linear_workspace_bytes(get(), tokens, &bytes));
     return bytes;
   }
-  void run(const nvfp4_moe_linear_batch& batch, const Workspace& workspace, void* stream = nullptr) const {
+  void run(const nvfp4_moe_linear_batch& batch, const Workspace& workspace,
+           void* stream = nullptr) const {
     check(nvfp4_moe_linear_run(get(), &batch, workspace.data(), workspace.size_bytes(), stream));
   }
   const nvfp4_moe_linear* get() const noexcept { return handle_.get(); }
@@ -281,43 +302,54 @@ class Linear {
 // ---- format, on the host and on a GPU; counts may be null
 
 inline void quantize(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                     nvfp4_moe_search search, float& tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
-                     nvfp4_moe_quantize_counts* counts = nullptr) {
-  check(nvfp4_moe_quantize(x, dtype, rows, cols, search, &tensor_scale, codes, block_scales, counts));
+                     nvfp4_moe_search search, float& tensor_scale, std::uint8_t* codes,
+                     std::uint8_t* block_scales, nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(
+      nvfp4_moe_quantize(x, dtype, rows, cols, search, &tensor_scale, codes, block_scales, counts));
 }
-inline void quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                                   std::uint8_t* codes, std::uint8_t* block_scales, float* row_scales,
+inline void quantize_dynamic_token(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
+                                   std::int64_t cols, std::uint8_t* codes,
+                                   std::uint8_t* block_scales, float* row_scales,
                                    nvfp4_moe_quantize_counts* counts = nullptr) {
-  check(nvfp4_moe_quantize_dynamic_token(x, dtype, rows, cols, codes, block_scales, row_scales, counts));
+  check(nvfp4_moe_quantize_dynamic_token(x, dtype, rows, cols, codes, block_scales, row_scales,
+                                         counts));
 }
-inline void quantize_static(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                            float& tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
+inline void quantize_static(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
+                            std::int64_t cols, float& tensor_scale, std::uint8_t* codes,
+                            std::uint8_t* block_scales,
                             nvfp4_moe_quantize_counts* counts = nullptr) {
-  check(nvfp4_moe_quantize_static(x, dtype, rows, cols, &tensor_scale, codes, block_scales, counts));
+  check(
+      nvfp4_moe_quantize_static(x, dtype, rows, cols, &tensor_scale, codes, block_scales, counts));
 }
-inline void quantize_compat(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                            float tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales,
+inline void quantize_compat(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
+                            std::int64_t cols, float tensor_scale, std::uint8_t* codes,
+                            std::uint8_t* block_scales,
                             nvfp4_moe_quantize_counts* counts = nullptr) {
   check(nvfp4_moe_quantize_compat(x, dtype, rows, cols, tensor_scale, codes, block_scales, counts));
 }
-inline void quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                                std::int8_t* codes, float* block_scales, nvfp4_moe_quantize_counts* counts = nullptr) {
+inline void quantize_int8_block(const void* x, nvfp4_moe_dtype dtype, std::int64_t rows,
+                                std::int64_t cols, std::int8_t* codes, float* block_scales,
+                                nvfp4_moe_quantize_counts* counts = nullptr) {
   check(nvfp4_moe_quantize_int8_block(x, dtype, rows, cols, codes, block_scales, counts));
 }
-inline void swiglu_quantize(const nvfp4_moe_swiglu& options, const void* gate_up, std::int64_t rows, std::int64_t inner,
-                            const float* row_weights, std::uint8_t* codes, std::uint8_t* block_scales,
-                            float* row_scales, nvfp4_moe_quantize_counts* counts = nullptr) {
-  check(
-      nvfp4_moe_swiglu_quantize(&options, gate_up, rows, inner, row_weights, codes, block_scales, row_scales, counts));
+inline void swiglu_quantize(const nvfp4_moe_swiglu& options, const void* gate_up, std::int64_t rows,
+                            std::int64_t inner, const float* row_weights, std::uint8_t* codes,
+                            std::uint8_t* block_scales, float* row_scales,
+                            nvfp4_moe_quantize_counts* counts = nullptr) {
+  check(nvfp4_moe_swiglu_quantize(&options, gate_up, rows, inner, row_weights, codes, block_scales,
+                                  row_scales, counts));
 }
-inline void dequantize(const std::uint8_t* codes, const std::uint8_t* block_scales, float tensor_scale,
-                       std::int64_t rows, std::int64_t cols, nvfp4_moe_dtype out_dtype, void* out) {
+inline void dequantize(const std::uint8_t* codes, const std::uint8_t* block_scales,
+                       float tensor_scale, std::int64_t rows, std::int64_t cols,
+                       nvfp4_moe_dtype out_dtype, void* out) {
   check(nvfp4_moe_dequantize(codes, block_scales, tensor_scale, rows, cols, out_dtype, out));
 }
-inline void convert_to_fp8(const std::uint8_t* codes, const std::uint8_t* block_scales, float tensor_scale,
-                           std::int64_t rows, std::int64_t cols, std::int64_t block_rows, std::int64_t block_cols,
-                           std::uint8_t* out, float* scales) {
-  check(nvfp4_moe_convert_to_fp8(codes, block_scales, tensor_scale, rows, cols, block_rows, block_cols, out, scales));
+inline void convert_to_fp8(const std::uint8_t* codes, const std::uint8_t* block_scales,
+                           float tensor_scale, std::int64_t rows, std::int64_t cols,
+                           std::int64_t block_rows, std::int64_t block_cols, std::uint8_t* out,
+                           float* scales) {
+  check(nvfp4_moe_convert_to_fp8(codes, block_scales, tensor_scale, rows, cols, block_rows,
+                                 block_cols, out, scales));
 }
 inline std::int64_t fp8_scale_count(std::int64_t rows, std::int64_t cols, std::int64_t block_rows,
                                     std::int64_t block_cols) noexcept {
@@ -336,48 +368,58 @@ inline void swizzle_scales(const std::uint8_t* linear, std::int64_t rows, std::i
                            std::uint8_t* swizzled) {
   check(nvfp4_moe_swizzle_scales(linear, rows, scale_cols, swizzled));
 }
-inline void unswizzle_scales(const std::uint8_t* swizzled, std::int64_t rows, std::int64_t scale_cols,
-                             std::uint8_t* linear) {
+inline void unswizzle_scales(const std::uint8_t* swizzled, std::int64_t rows,
+                             std::int64_t scale_cols, std::uint8_t* linear) {
   check(nvfp4_moe_unswizzle_scales(swizzled, rows, scale_cols, linear));
 }
-inline void device_quantize(const std::string& device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search,
-                            const void* x, nvfp4_moe_dtype dtype, std::int64_t rows, std::int64_t cols,
-                            float tensor_scale, std::uint8_t* codes, std::uint8_t* block_scales, float* scales,
+inline void device_quantize(const std::string& device, nvfp4_moe_quantize_mode mode,
+                            nvfp4_moe_search search, const void* x, nvfp4_moe_dtype dtype,
+                            std::int64_t rows, std::int64_t cols, float tensor_scale,
+                            std::uint8_t* codes, std::uint8_t* block_scales, float* scales,
                             void* stream = nullptr) {
-  check(nvfp4_moe_device_quantize(device.c_str(), mode, search, x, dtype, rows, cols, tensor_scale, codes, block_scales,
-                                  scales, stream));
+  check(nvfp4_moe_device_quantize(device.c_str(), mode, search, x, dtype, rows, cols, tensor_scale,
+                                  codes, block_scales, scales, stream));
 }
-inline void device_dequantize(const std::string& device, const std::uint8_t* codes, const std::uint8_t* block_scales,
-                              const float* scales, bool scale_of_row, std::int64_t rows, std::int64_t cols,
+inline void device_dequantize(const std::string& device, const std::uint8_t* codes,
+                              const std::uint8_t* block_scales, const float* scales,
+                              bool scale_of_row, std::int64_t rows, std::int64_t cols,
                               nvfp4_moe_dtype out_dtype, void* out, void* stream = nullptr) {
-  check(nvfp4_moe_device_dequantize(device.c_str(), codes, block_scales, scales, scale_of_row ? 1 : 0, rows, cols,
-                                    out_dtype, out, stream));
+  check(nvfp4_moe_device_dequantize(device.c_str(), codes, block_scales, scales,
+                                    scale_of_row ? 1 : 0, rows, cols, out_dtype, out, stream));
 }
-inline void device_swiglu_quantize(const std::string& device, const nvfp4_moe_swiglu& options, const void* gate_up,
-                                   std::int64_t rows, std::int64_t inner, const float* row_weights, std::uint8_t* codes,
-                                   std::uint8_t* block_scales, float* row_scales, void* stream = nullptr) {
-  check(nvfp4_moe_device_swiglu_quantize(device.c_str(), &options, gate_up, rows, inner, row_weights, codes,
-                                         block_scales, row_scales, stream));
+inline void device_swiglu_quantize(const std::string& device, const nvfp4_moe_swiglu& options,
+                                   const void* gate_up, std::int64_t rows, std::int64_t inner,
+                                   const float* row_weights, std::uint8_t* codes,
+                                   std::uint8_t* block_scales, float* row_scales,
+                                   void* stream = nullptr) {
+  check(nvfp4_moe_device_swiglu_quantize(device.c_str(), &options, gate_up, rows, inner,
+                                         row_weights, codes, block_scales, row_scales, stream));
 }
-inline void device_swizzle_scales(const std::string& device, const std::uint8_t* linear, std::int64_t matrices,
-                                  std::int64_t rows, std::int64_t scale_cols, std::uint8_t* swizzled,
-                                  void* stream = nullptr) {
-  check(nvfp4_moe_device_swizzle_scales(device.c_str(), linear, matrices, rows, scale_cols, swizzled, stream));
+inline void device_swizzle_scales(const std::string& device, const std::uint8_t* linear,
+                                  std::int64_t matrices, std::int64_t rows, std::int64_t scale_cols,
+                                  std::uint8_t* swizzled, void* stream = nullptr) {
+  check(nvfp4_moe_device_swizzle_scales(device.c_str(), linear, matrices, rows, scale_cols,
+                                        swizzled, stream));
 }
-inline void device_unswizzle_scales(const std::string& device, const std::uint8_t* swizzled, std::int64_t matrices,
-                                    std::int64_t rows, std::int64_t scale_cols, std::uint8_t* linear,
+inline void device_unswizzle_scales(const std::string& device, const std::uint8_t* swizzled,
+                                    std::int64_t matrices, std::int64_t rows,
+                                    std::int64_t scale_cols, std::uint8_t* linear,
                                     void* stream = nullptr) {
-  check(nvfp4_moe_device_unswizzle_scales(device.c_str(), swizzled, matrices, rows, scale_cols, linear, stream));
+  check(nvfp4_moe_device_unswizzle_scales(device.c_str(), swizzled, matrices, rows, scale_cols,
+                                          linear, stream));
 }
 
 // ---- router, on the host and on a GPU
 
-inline void router_gemm(const nvfp4_moe_router_gemm_call& call) { check(nvfp4_moe_router_gemm(&call)); }
+inline void router_gemm(const nvfp4_moe_router_gemm_call& call) {
+  check(nvfp4_moe_router_gemm(&call));
+}
 inline void device_router_gemm(const std::string& device, const nvfp4_moe_router_gemm_call& call,
                                void* stream = nullptr) {
   check(nvfp4_moe_device_router_gemm(device.c_str(), &call, stream));
 }
-inline void select_experts(const nvfp4_moe_router_config& config, const nvfp4_moe_router_batch& batch) {
+inline void select_experts(const nvfp4_moe_router_config& config,
+                           const nvfp4_moe_router_batch& batch) {
   check(nvfp4_moe_select_experts(&config, &batch));
 }
 inline void device_select_experts(const std::string& device, const nvfp4_moe_router_config& config,

@@ -62,10 +62,12 @@ int multiprocessors() {
 
 int resident_ctas(uint32_t threads, uint64_t shared_bytes) {
   const Generation& one = generation();
-  const uint64_t by_threads =
-      static_cast<uint64_t>(one.threads_per_multiprocessor) / std::max(1u, (threads + 31) / 32 * 32);
-  const uint64_t by_shared = static_cast<uint64_t>(one.shared_per_multiprocessor) / (shared_bytes + kSharedBase);
-  return static_cast<int>(std::min({by_threads, by_shared, static_cast<uint64_t>(one.ctas_per_multiprocessor)}));
+  const uint64_t by_threads = static_cast<uint64_t>(one.threads_per_multiprocessor) /
+                              std::max(1u, (threads + 31) / 32 * 32);
+  const uint64_t by_shared =
+      static_cast<uint64_t>(one.shared_per_multiprocessor) / (shared_bytes + kSharedBase);
+  return static_cast<int>(
+      std::min({by_threads, by_shared, static_cast<uint64_t>(one.ctas_per_multiprocessor)}));
 }
 
 int attribute(cudaDeviceAttr which) {
@@ -125,8 +127,10 @@ bool Device::capture_forbids() {
   for (auto& [stream, capture] : captures) {
     const bool own = capture->thread == std::this_thread::get_id();
     if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
-    if (capture->mode == cudaStreamCaptureModeThreadLocal || thread_mode == cudaStreamCaptureModeThreadLocal ? own
-                                                                                                             : true) {
+    if (capture->mode == cudaStreamCaptureModeThreadLocal ||
+                thread_mode == cudaStreamCaptureModeThreadLocal
+            ? own
+            : true) {
       capture->invalid = true;
       forbidden = true;
     }
@@ -155,7 +159,9 @@ cudaError_t cudaGetDevice(int* index) {
   *index = 0;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int index) { return noted(index == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int index) {
+  return noted(index == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
 cudaError_t cudaInitDevice(int index, unsigned, unsigned) { return cudaSetDevice(index); }
 cudaError_t cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 cudaError_t cudaDeviceSynchronize() {
@@ -186,7 +192,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int index) {
   properties->totalGlobalMem = kDeviceBytes;
   properties->sharedMemPerBlock = 49152;
   properties->sharedMemPerBlockOptin = static_cast<size_t>(generation().shared_optin);
-  properties->sharedMemPerMultiprocessor = static_cast<size_t>(generation().shared_per_multiprocessor);
+  properties->sharedMemPerMultiprocessor =
+      static_cast<size_t>(generation().shared_per_multiprocessor);
   properties->reservedSharedMemPerBlock = kSharedBase;
   properties->warpSize = 32;
   properties->maxThreadsPerBlock = 1024;
@@ -210,7 +217,8 @@ cudaError_t cudaGetDeviceProperties_v2(cudaDeviceProp* properties, int index) {
 // Its place in a host is made up.
 constexpr char kPciAddress[] = "0000:01:00.0";
 cudaError_t cudaDeviceGetPCIBusId(char* address, int length, int index) {
-  if (address == nullptr || length < static_cast<int>(sizeof kPciAddress)) return noted(cudaErrorInvalidValue);
+  if (address == nullptr || length < static_cast<int>(sizeof kPciAddress))
+    return noted(cudaErrorInvalidValue);
   if (index != 0) return noted(cudaErrorInvalidDevice);
   std::snprintf(address, static_cast<size_t>(length), "%s", kPciAddress);
   return cudaSuccess;
@@ -240,15 +248,20 @@ cudaError_t cudaGetLastError() {
 }
 cudaError_t cudaPeekAtLastError() { return last_error; }
 
-#define NAMES(each)                                                                                                \
-  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation) each(cudaErrorInitializationError) \
-      each(cudaErrorInvalidConfiguration) each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)        \
-          each(cudaErrorNoKernelImageForDevice) each(cudaErrorInvalidPtx) each(cudaErrorSymbolNotFound)            \
-              each(cudaErrorNotReady) each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure)                   \
-                  each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle)                                 \
-                      each(cudaErrorStreamCaptureUnsupported) each(cudaErrorStreamCaptureInvalidated)              \
-                          each(cudaErrorStreamCaptureImplicit) each(cudaErrorIllegalState)                         \
-                              each(cudaErrorCooperativeLaunchTooLarge) each(cudaErrorMapBufferObjectFailed)
+#define NAMES(each)                                                                        \
+  each(cudaSuccess) each(cudaErrorInvalidValue) each(cudaErrorMemoryAllocation)            \
+      each(cudaErrorInitializationError) each(cudaErrorInvalidConfiguration)               \
+          each(cudaErrorInvalidDevice) each(cudaErrorInvalidDeviceFunction)                \
+              each(cudaErrorNoKernelImageForDevice) each(cudaErrorInvalidPtx)              \
+                  each(cudaErrorSymbolNotFound) each(cudaErrorNotReady)                    \
+                      each(cudaErrorIllegalAddress) each(cudaErrorLaunchFailure)           \
+                          each(cudaErrorNotSupported) each(cudaErrorInvalidResourceHandle) \
+                              each(cudaErrorStreamCaptureUnsupported)                      \
+                                  each(cudaErrorStreamCaptureInvalidated)                  \
+                                      each(cudaErrorStreamCaptureImplicit)                 \
+                                          each(cudaErrorIllegalState)                      \
+                                              each(cudaErrorCooperativeLaunchTooLarge)     \
+                                                  each(cudaErrorMapBufferObjectFailed)
 
 const char* cudaGetErrorName(cudaError_t error) {
 #define NAME(name) \
@@ -264,13 +277,15 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     case cudaErrorLaunchFailure: return "unspecified launch failure";
-    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
     case cudaErrorInitializationError: return "initialization error";
     default: return cudaGetErrorName(error);
   }
 }
 
-// The two functions that CUDA does not have. The report of the launch that failed, "" if none did; and this library's version.
+// The two functions that CUDA does not have. The report of the launch that failed, "" if none did;
+// and this library's version.
 const char* ptxemu_last_report() { return device().failure.c_str(); }
 const char* ptxemu_version() { return PTXEMU_VERSION; }
 

@@ -1,4 +1,5 @@
-// The device behind the CUDA run time: queues of launches, captures, and the modules that programs registered.
+// The device behind the CUDA run time: queues of launches, captures, and the modules that programs
+// registered.
 #pragma once
 
 #include <cuda.h>
@@ -39,7 +40,8 @@ struct Capture {
 
 struct Device {
   DeviceMutex mutex;
-  std::vector<std::unique_ptr<Queue>> queues;  // of the host threads that have launches, the oldest first
+  std::vector<std::unique_ptr<Queue>>
+      queues;  // of the host threads that have launches, the oldest first
   std::chrono::steady_clock::time_point last_work{};
   std::map<cudaStream_t, std::shared_ptr<Capture>> captures;
   std::map<cudaEvent_t, std::shared_ptr<Capture>> captured_events;
@@ -47,8 +49,8 @@ struct Device {
   cudaError_t broken = cudaSuccess;  // of a launch that failed, until the device is reset
   std::string failure;
 
-  // Runs what waits, other threads' as far as it goes, until this thread's launches have ended, and those of a stream
-  // that it names. The error of a launch that failed, now or before.
+  // Runs what waits, other threads' as far as it goes, until this thread's launches have ended, and
+  // those of a stream that it names. The error of a launch that failed, now or before.
   cudaError_t drain(cudaStream_t stream = nullptr);
   // Runs what waits as far as it goes.
   void settle();
@@ -67,7 +69,8 @@ struct Device {
   // An allocation is no longer there.
   void forget_allocations();
   Capture* capture_of(cudaStream_t stream);
-  // Whether a call that may wait must be refused, since a capture runs that such a call would break.
+  // Whether a call that may wait must be refused, since a capture runs that such a call would
+  // break.
   bool capture_forbids();
 
  private:
@@ -113,9 +116,10 @@ struct LaunchShape {
   bool programmatic = false, cooperative = false;
 };
 cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream);
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
 }  // namespace ptxemu

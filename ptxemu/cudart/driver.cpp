@@ -1,4 +1,5 @@
-// The part of the driver's interface that programs look up by name, and a small one to load and launch PTX texts.
+// The part of the driver's interface that programs look up by name, and a small one to load and
+// launch PTX texts.
 #include <cstring>
 
 #include "cudart/device.h"
@@ -8,10 +9,11 @@
 namespace ptxemu {
 
 // The driver's own rules, where they are documented.
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
   TensorMap made{};
   if (!map || reinterpret_cast<uint64_t>(map) % 64 || rank < 1 || rank > 5 ||
       reinterpret_cast<uint64_t>(address) % 16 || static_cast<int>(type) > 15)
@@ -25,7 +27,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
   made.fill = static_cast<uint8_t>(fill);
   made.promotion = static_cast<uint8_t>(promotion);
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (dims[i] == 0 || dims[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1)
+    if (dims[i] == 0 || dims[i] > 1ull << 32 || box[i] == 0 || box[i] > 256 ||
+        element_strides[i] != 1)
       return CUDA_ERROR_INVALID_VALUE;
     made.dims[i] = static_cast<uint32_t>(dims[i]);
     made.box[i] = static_cast<uint16_t>(box[i]);
@@ -35,7 +38,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
     made.strides[i] = strides[i];
   }
   static constexpr uint32_t kMostBytes[] = {1u << 30, 32, 64, 128};
-  if (static_cast<int>(swizzle) > 3 || made.row_bytes() % 16 || made.row_bytes() > kMostBytes[swizzle])
+  if (static_cast<int>(swizzle) > 3 || made.row_bytes() % 16 ||
+      made.row_bytes() > kMostBytes[swizzle])
     return CUDA_ERROR_INVALID_VALUE;
   std::memset(map, 0, sizeof *map);
   std::memcpy(map, &made, sizeof made);
@@ -48,13 +52,13 @@ using namespace ptxemu;
 
 extern "C" {
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                                const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                                const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                                CUtensorMapFloatOOBfill fill) {
-  return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides, interleave, swizzle,
-                           promotion, fill);
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                                const cuuint32_t* box, const cuuint32_t* element_strides,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+  return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides,
+                           interleave, swizzle, promotion, fill);
 }
 CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
   std::memcpy(map, &address, sizeof address);
@@ -65,7 +69,8 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
   return CUDA_SUCCESS;
 }
 
-// From here on the emulator has this fault ("": none). False if it was built without, or knows no such fault.
+// From here on the emulator has this fault ("": none). False if it was built without, or knows no
+// such fault.
 bool ptxemu_plant(const char* name) {
 #ifdef PTXEMU_PLANT
   planted_fault = Fault::kNone;
@@ -96,7 +101,8 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
   if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_SUCCESS;
   return static_cast<CUresult>(set_dynamic_shared(reinterpret_cast<Kernel*>(function), value));
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments,
+                          void**) {
   const Lock lock(device().mutex);
   LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
@@ -114,11 +120,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
       return CUDA_ERROR_NOT_SUPPORTED;
     }
   }
-  return static_cast<CUresult>(
-      launch(reinterpret_cast<Kernel*>(function), shape, arguments, reinterpret_cast<cudaStream_t>(config->hStream)));
+  return static_cast<CUresult>(launch(reinterpret_cast<Kernel*>(function), shape, arguments,
+                                      reinterpret_cast<cudaStream_t>(config->hStream)));
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                             unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const struct {
     const char* name;
@@ -129,7 +136,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
   *function = nullptr;
   for (const auto& one : known)
     if (std::strcmp(name, one.name) == 0) *function = one.function;
-  if (result) *result = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  if (result)
+    *result = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 cudaError_t cudaGetDriverEntryPoint(const char* name, void** function, unsigned long long flags,

@@ -32,14 +32,17 @@ cudaError_t launch_shape(const void* function, const cudaLaunchConfig_t& config,
       case cudaLaunchAttributeProgrammaticStreamSerialization:
         shape.programmatic = attribute.val.programmaticStreamSerializationAllowed != 0;
         break;
-      case cudaLaunchAttributeCooperative: shape.cooperative = attribute.val.cooperative != 0; break;
+      case cudaLaunchAttributeCooperative:
+        shape.cooperative = attribute.val.cooperative != 0;
+        break;
       case cudaLaunchAttributeIgnore:
       case cudaLaunchAttributePriority:
       case cudaLaunchAttributeAccessPolicyWindow:
       case cudaLaunchAttributePreferredClusterDimension:
       case cudaLaunchAttributeClusterSchedulingPolicyPreference: break;
       default:
-        std::fprintf(stderr, "ptxemu: launch attribute %d is not supported\n", static_cast<int>(attribute.id));
+        std::fprintf(stderr, "ptxemu: launch attribute %d is not supported\n",
+                     static_cast<int>(attribute.id));
         return noted(cudaErrorNotSupported);
     }
   }
@@ -57,12 +60,14 @@ int occupancy(const void* function, int threads, size_t dynamic_bytes) {
 
 extern "C" {
 
-void** __cudaRegisterFatBinary(void* fatbin) { return reinterpret_cast<void**>(add_module(fatbin)); }
+void** __cudaRegisterFatBinary(void* fatbin) {
+  return reinterpret_cast<void**>(add_module(fatbin));
+}
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 1; }
-void __cudaRegisterFunction(void** module, const char* function, char*, const char* name, int, uint3*, uint3*, dim3*,
-                            dim3*, int*) {
+void __cudaRegisterFunction(void** module, const char* function, char*, const char* name, int,
+                            uint3*, uint3*, dim3*, dim3*, int*) {
   add_kernel(reinterpret_cast<Module*>(module), function, name);
 }
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
@@ -82,19 +87,21 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
-cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t shared,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
+                             size_t shared, cudaStream_t stream) {
   return launch_shape(function, {grid, block, shared, stream, nullptr, 0}, arguments);
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
-                               cudaStream_t stream) {
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared, stream);
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               size_t shared, cudaStream_t stream) {
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared,
+                          stream);
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                void** arguments) {
   return launch_shape(function, *config, arguments);
 }
-cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block, void** arguments, size_t shared,
-                                        cudaStream_t stream) {
+cudaError_t cudaLaunchCooperativeKernel(const void* function, dim3 grid, dim3 block,
+                                        void** arguments, size_t shared, cudaStream_t stream) {
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
@@ -105,8 +112,9 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
   const Lock lock(device().mutex);
   Kernel* kernel = find_kernel(function);
   if (!kernel) return noted(cudaErrorInvalidDeviceFunction);
-  return noted(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize ? set_dynamic_shared(kernel, value)
-                                                                        : cudaSuccess);
+  return noted(attribute == cudaFuncAttributeMaxDynamicSharedMemorySize
+                   ? set_dynamic_shared(kernel, value)
+                   : cudaSuccess);
 }
 cudaError_t cudaFuncSetCacheConfig(const void*, cudaFuncCache) { return cudaSuccess; }
 // Registers are not modelled: a kernel is said to use 64.
@@ -125,22 +133,27 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* fu
   attributes->binaryVersion = compute_capability();
   return cudaSuccess;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* ctas, const void* function, int threads,
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* ctas, const void* function,
+                                                                   int threads,
                                                                    size_t dynamic_bytes, unsigned) {
   *ctas = occupancy(function, threads, dynamic_bytes);
   return cudaSuccess;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* ctas, const void* function, int threads,
-                                                          size_t dynamic_bytes) {
-  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(ctas, function, threads, dynamic_bytes, 0);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* ctas, const void* function,
+                                                          int threads, size_t dynamic_bytes) {
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(ctas, function, threads,
+                                                                dynamic_bytes, 0);
 }
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, const cudaLaunchConfig_t* config) {
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function,
+                                           const cudaLaunchConfig_t* config) {
   int size = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension)
-      size = static_cast<int>(config->attrs[i].val.clusterDim.x * config->attrs[i].val.clusterDim.y *
-                              config->attrs[i].val.clusterDim.z);
-  const int threads = static_cast<int>(config->blockDim.x * config->blockDim.y * config->blockDim.z);
+      size =
+          static_cast<int>(config->attrs[i].val.clusterDim.x * config->attrs[i].val.clusterDim.y *
+                           config->attrs[i].val.clusterDim.z);
+  const int threads =
+      static_cast<int>(config->blockDim.x * config->blockDim.y * config->blockDim.z);
   *clusters = occupancy(function, threads, config->dynamicSmemBytes) * multiprocessors() / size;
   return cudaSuccess;
 }

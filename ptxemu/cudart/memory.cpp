@@ -41,27 +41,31 @@ bool on_device(const void* pointer, size_t bytes) {
 }
 
 // Whether the side that the kind calls device memory is.
-bool valid_copy(const void* to, size_t to_bytes, const void* from, size_t from_bytes, cudaMemcpyKind kind) {
+bool valid_copy(const void* to, size_t to_bytes, const void* from, size_t from_bytes,
+                cudaMemcpyKind kind) {
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   return (!to_device || on_device(to, to_bytes)) && (!from_device || on_device(from, from_bytes));
 }
 
-cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                      cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+cudaError_t copy_rows(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                      size_t rows, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   const Lock lock(device().mutex);
   if (rows == 0 || width == 0) return noted(device().drain());
-  const size_t to_bytes = to_pitch * (rows - 1) + width, from_bytes = from_pitch * (rows - 1) + width;
+  const size_t to_bytes = to_pitch * (rows - 1) + width,
+               from_bytes = from_pitch * (rows - 1) + width;
   if (width > to_pitch || width > from_pitch) return noted(cudaErrorInvalidValue);
   if (!valid_copy(to, to_bytes, from, from_bytes, kind)) return noted(cudaErrorInvalidValue);
   if (wait && device().capture_of(stream)) return noted(cudaErrorStreamCaptureUnsupported);
   return noted(device().enqueue(stream, [=] {
     for (size_t row = 0; row < rows; ++row)
-      std::memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
+      std::memmove(static_cast<char*>(to) + row * to_pitch,
+                   static_cast<const char*>(from) + row * from_pitch, width);
   }));
 }
 
-cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream,
+                 bool wait) {
   const Lock lock(device().mutex);
   if (forked()) return noted(cudaErrorInitializationError);
   if (!valid_copy(to, bytes, from, bytes, kind)) return noted(cudaErrorInvalidValue);
@@ -77,7 +81,8 @@ cudaError_t fill(void* to, int value, size_t bytes, cudaStream_t stream) {
 
 constexpr const char* kRegistered = "registered host memory";
 
-// What cudaIpcGetMemHandle gives: an allocation of a process, by its number, since addresses come again.
+// What cudaIpcGetMemHandle gives: an allocation of a process, by its number, since addresses come
+// again.
 struct SharedAllocation {
   char name[8];
   uint64_t address, bytes, number;
@@ -95,11 +100,15 @@ std::map<void*, uint32_t>& opened() {
 
 extern "C" {
 
-cudaError_t cudaMalloc(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "device memory"); }
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  return allocate_into(pointer, bytes, "device memory");
+}
 cudaError_t cudaMallocAsync(void** pointer, size_t bytes, cudaStream_t) {
   return allocate_into(pointer, bytes, "device memory");
 }
-cudaError_t cudaMallocHost(void** pointer, size_t bytes) { return allocate_into(pointer, bytes, "pinned host memory"); }
+cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
+  return allocate_into(pointer, bytes, "pinned host memory");
+}
 cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned) {
   return allocate_into(pointer, bytes, "pinned host memory");
 }
@@ -114,7 +123,8 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned) {
   const Lock lock(device().mutex);
   if (forked()) return noted(cudaErrorInitializationError);
   if (!pointer || bytes == 0) return noted(cudaErrorInvalidValue);
-  if (allocated(reinterpret_cast<uint64_t>(pointer), 1)) return noted(cudaErrorHostMemoryAlreadyRegistered);
+  if (allocated(reinterpret_cast<uint64_t>(pointer), 1))
+    return noted(cudaErrorHostMemoryAlreadyRegistered);
   register_memory(reinterpret_cast<uint64_t>(pointer), bytes, kRegistered);
   return cudaSuccess;
 }
@@ -140,18 +150,21 @@ cudaError_t cudaFreeHost(void* pointer) { return release_from(pointer); }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
   return copy(to, from, bytes, kind, nullptr, true);
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
   return copy(to, from, bytes, kind, stream, false);
 }
-cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                         cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                         size_t width, size_t rows, cudaMemcpyKind kind) {
   return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, nullptr, true);
 }
-cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                              size_t width, size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
   return copy_rows(to, to_pitch, from, from_pitch, width, rows, kind, stream, false);
 }
-cudaError_t cudaMemset(void* to, int value, size_t bytes) { return fill(to, value, bytes, nullptr); }
+cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  return fill(to, value, bytes, nullptr);
+}
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   return fill(to, value, bytes, stream);
 }
@@ -176,7 +189,8 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
   SharedAllocation shared;
   std::memcpy(&shared, &handle, sizeof shared);
   if (!pointer || flags != cudaIpcMemLazyEnablePeerAccess) return noted(cudaErrorInvalidValue);
-  if (std::memcmp(shared.name, kShared, sizeof shared.name) != 0) return noted(cudaErrorInvalidResourceHandle);
+  if (std::memcmp(shared.name, kShared, sizeof shared.name) != 0)
+    return noted(cudaErrorInvalidResourceHandle);
   if (shared.process != getpid() || shared.number != allocation_number(shared.address))
     return noted(cudaErrorMapBufferObjectFailed);
   *pointer = reinterpret_cast<void*>(shared.address);
@@ -203,8 +217,11 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   *attributes = {};
   const bool known = allocated(reinterpret_cast<uint64_t>(pointer), 1);
   const bool pinned =
-      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("host memory") != std::string::npos;
-  attributes->type = pinned ? cudaMemoryTypeHost : known ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+      known && describe_address(reinterpret_cast<uint64_t>(pointer)).find("host memory") !=
+                   std::string::npos;
+  attributes->type = pinned  ? cudaMemoryTypeHost
+                     : known ? cudaMemoryTypeDevice
+                             : cudaMemoryTypeUnregistered;
   attributes->device = known ? 0 : -2;
   attributes->devicePointer = known ? const_cast<void*>(pointer) : nullptr;
   attributes->hostPointer = !known || pinned ? const_cast<void*>(pointer) : nullptr;

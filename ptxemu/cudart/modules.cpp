@@ -1,4 +1,5 @@
-// Kernels: PTX out of the program's fat binaries, translated and compiled when first launched, and kept by its hash.
+// Kernels: PTX out of the program's fat binaries, translated and compiled when first launched, and
+// kept by its hash.
 #include <dlfcn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -86,8 +87,10 @@ const std::string& version_hash() {
   static const std::string hash = [] {
     std::vector<std::filesystem::path> files;
     for (const char* folder : {"translator", "runtime"})
-      for (const auto& entry : std::filesystem::recursive_directory_iterator(source_folder() / folder))
-        if (entry.path().extension() == ".py" || entry.path().extension() == ".h") files.push_back(entry.path());
+      for (const auto& entry :
+           std::filesystem::recursive_directory_iterator(source_folder() / folder))
+        if (entry.path().extension() == ".py" || entry.path().extension() == ".h")
+          files.push_back(entry.path());
     std::sort(files.begin(), files.end());
     Hash all;
     for (const auto& file : files) all.add(file.string() + contents(file));
@@ -114,7 +117,8 @@ std::pair<int, char> target(const std::string& text) {
   return {static_cast<int>(value), *end == 'a' || *end == 'f' ? *end : 0};
 }
 
-// The newest PTX that the device can run: what is for one architecture (a) or family (f) runs nowhere else.
+// The newest PTX that the device can run: what is for one architecture (a) or family (f) runs
+// nowhere else.
 const std::string* newest_text(const Module& module) {
   const int cc = compute_capability();
   const std::string* newest = nullptr;
@@ -130,8 +134,9 @@ const std::string* newest_text(const Module& module) {
   return newest;
 }
 
-// By what a translation is kept: all of a PTX text but the .target, which the translator does not look at. nvcc gives 10.0 and
-// 12.0 the same text of most kernels that are not for one of them alone, and so one translation serves both.
+// By what a translation is kept: all of a PTX text but the .target, which the translator does not
+// look at. nvcc gives 10.0 and 12.0 the same text of most kernels that are not for one of them
+// alone, and so one translation serves both.
 std::string hash_of(const std::string& text) {
   const size_t begin = std::min(text.find("\n.target"), text.size()),
                end = std::min(text.find('\n', begin + 1), text.size());
@@ -156,22 +161,24 @@ void write_once(const std::filesystem::path& path, const std::string& text) {
   std::filesystem::rename(draft, path);
 }
 
-// The interpreter, in the folder of what it runs. That needs the standard library alone, so no site packages are looked for,
-// and its bytecode is kept whatever the environment says of bytecode: without it Python takes as long as g++ for most kernels.
+// The interpreter, in the folder of what it runs. That needs the standard library alone, so no site
+// packages are looked for, and its bytecode is kept whatever the environment says of bytecode:
+// without it Python takes as long as g++ for most kernels.
 std::string python() {
   const char* asked = std::getenv("PTXEMU_PYTHON");
   std::ostringstream command;
-  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '" << (asked ? asked : "python3")
-          << "' -S -E -X pycache_prefix='" << (cache_folder() / "bytecode").string() << "'";
+  command << "cd '" << source_folder().string() << "' && LD_PRELOAD= '"
+          << (asked ? asked : "python3") << "' -S -E -X pycache_prefix='"
+          << (cache_folder() / "bytecode").string() << "'";
   return command.str();
 }
 
 // Runs the translator, which also compiles. Its own messages reach stderr.
-bool translate(const std::filesystem::path& ptx, const std::string& kernel, const std::filesystem::path& library,
-               bool checked) {
+bool translate(const std::filesystem::path& ptx, const std::string& kernel,
+               const std::filesystem::path& library, bool checked) {
   std::ostringstream command;
-  command << python() << " -m translator '" << ptx.string() << "' --kernel '" << kernel << "' --output '"
-          << library.string() << "'" << (checked ? " --check" : "");
+  command << python() << " -m translator '" << ptx.string() << "' --kernel '" << kernel
+          << "' --output '" << library.string() << "'" << (checked ? " --check" : "");
 #ifdef PTXEMU_PLANT
   command << " --plant";
 #endif
@@ -179,8 +186,10 @@ bool translate(const std::filesystem::path& ptx, const std::string& kernel, cons
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// A kernel's text as it was, or as the command PTXEMU_EDIT left it: COMMAND KERNEL FILE may edit the file in place.
-const std::string* edited(const std::string* text, const std::string& kernel, const std::filesystem::path& folder) {
+// A kernel's text as it was, or as the command PTXEMU_EDIT left it: COMMAND KERNEL FILE may edit
+// the file in place.
+const std::string* edited(const std::string* text, const std::string& kernel,
+                          const std::filesystem::path& folder) {
   const char* edit = std::getenv("PTXEMU_EDIT");
   if (!edit || !*edit) return text;
   const std::filesystem::path draft = folder / ("edit-" + std::to_string(getpid()) + ".ptx");
@@ -199,9 +208,10 @@ cudaError_t load(Kernel* kernel, bool checked) {
   Module* module = kernel->module;
   choose(module);
   if (!module->text) {
-    std::fprintf(stderr, "ptxemu: no PTX for compute capability %d.%d of %s%s\n", compute_capability() / 10,
-                 compute_capability() % 10, kernel->name.c_str(),
-                 module->compressed ? ": its fat binary is compressed (compile with --no-compress)" : "");
+    std::fprintf(
+        stderr, "ptxemu: no PTX for compute capability %d.%d of %s%s\n", compute_capability() / 10,
+        compute_capability() % 10, kernel->name.c_str(),
+        module->compressed ? ": its fat binary is compressed (compile with --no-compress)" : "");
     return cudaErrorNoKernelImageForDevice;
   }
   const std::filesystem::path folder = cache_folder();
@@ -218,7 +228,8 @@ cudaError_t load(Kernel* kernel, bool checked) {
     if (lock < 0 || flock(lock, LOCK_EX) != 0) return cudaErrorInvalidPtx;
     const std::filesystem::path ptx = folder / (hash + ".ptx");
     write_once(ptx, *text);
-    const bool done = std::filesystem::exists(library) || translate(ptx, kernel->name, library, checked);
+    const bool done =
+        std::filesystem::exists(library) || translate(ptx, kernel->name, library, checked);
     close(lock);
     std::filesystem::remove(base.string() + ".lock");
     if (!done) return cudaErrorInvalidPtx;
@@ -251,7 +262,8 @@ uint64_t product(const uint32_t* x) { return uint64_t{x[0]} * x[1] * x[2]; }
 Module* add_module(const void* fatbin) {
   auto* module = new Module;
   const Wrapper& wrapper = *static_cast<const Wrapper*>(fatbin);
-  const uint8_t* data = wrapper.magic == kWrapperMagic ? wrapper.data : static_cast<const uint8_t*>(fatbin);
+  const uint8_t* data =
+      wrapper.magic == kWrapperMagic ? wrapper.data : static_cast<const uint8_t*>(fatbin);
   if (read<uint32_t>(data) != kFatbinMagic) return module;
   const uint64_t end = read<uint16_t>(data + 6) + read<uint64_t>(data + 8);
   for (uint64_t at = read<uint16_t>(data + 6); at + sizeof(EntryHead) <= end;) {
@@ -304,32 +316,37 @@ cudaError_t kernel_facts(Kernel* kernel, KernelFacts* facts) {
   std::smatch match;
   const std::string head = body.substr(0, body.find('{'));
   if (std::regex_search(head, match, threads))
-    facts->max_threads = static_cast<uint32_t>(std::stoul(match[2]) *
-                                               (match[3].matched ? std::stoul(match[3]) * std::stoul(match[4]) : 1));
+    facts->max_threads =
+        static_cast<uint32_t>(std::stoul(match[2]) *
+                              (match[3].matched ? std::stoul(match[3]) * std::stoul(match[4]) : 1));
   for (std::sregex_iterator it(body.begin(), body.end(), shared), last; it != last; ++it) {
     const uint32_t align = static_cast<uint32_t>(std::stoul((*it)[1]));
-    facts->static_shared_bytes =
-        (facts->static_shared_bytes + align - 1) / align * align + static_cast<uint32_t>(std::stoul((*it)[2]));
+    facts->static_shared_bytes = (facts->static_shared_bytes + align - 1) / align * align +
+                                 static_cast<uint32_t>(std::stoul((*it)[2]));
   }
   return cudaSuccess;
 }
 
 cudaError_t set_dynamic_shared(Kernel* kernel, int bytes) {
-  if (bytes < 0 || bytes > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) return cudaErrorInvalidValue;
+  if (bytes < 0 || bytes > attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))
+    return cudaErrorInvalidValue;
   kernel->dynamic_limit = static_cast<uint64_t>(bytes);
   return cudaSuccess;
 }
 
-cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, cudaStream_t stream) {
+cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments,
+                   cudaStream_t stream) {
   if (forked()) return cudaErrorInitializationError;
   if (!kernel) return cudaErrorInvalidDeviceFunction;
   const bool checked = asked_to_check();
   const cudaError_t loaded = load(kernel, checked);
   if (loaded != cudaSuccess) return loaded;
   const KernelInfo& info = *kernel->translations[checked];
-  const uint64_t threads = product(shape.block), allowed = info.max_threads[0] ? product(info.max_threads) : 1024;
-  if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 || threads > allowed ||
-      shape.grid[1] > 65535 || shape.grid[2] > 65535 || shape.grid[0] > 0x7fffffffu)
+  const uint64_t threads = product(shape.block),
+                 allowed = info.max_threads[0] ? product(info.max_threads) : 1024;
+  if (product(shape.grid) == 0 || threads == 0 || threads > 1024 || shape.block[2] > 64 ||
+      threads > allowed || shape.grid[1] > 65535 || shape.grid[2] > 65535 ||
+      shape.grid[0] > 0x7fffffffu)
     return cudaErrorInvalidConfiguration;
   const uint64_t shared_bytes = info.static_shared_bytes + shape.dynamic_shared_bytes;
   if (shape.dynamic_shared_bytes > kernel->dynamic_limit ||
@@ -341,16 +358,22 @@ cudaError_t launch(Kernel* kernel, const LaunchShape& shape, void** arguments, c
   for (int axis = 0; axis < 3; ++axis) {
     launch.grid[axis] = shape.grid[axis];
     launch.block[axis] = shape.block[axis];
-    launch.cluster[axis] = shape.cluster[0] ? shape.cluster[axis] : info.cluster[0] ? info.cluster[axis] : 1;
-    if (launch.cluster[axis] == 0 || launch.grid[axis] % launch.cluster[axis]) return cudaErrorInvalidConfiguration;
+    launch.cluster[axis] = shape.cluster[0]  ? shape.cluster[axis]
+                           : info.cluster[0] ? info.cluster[axis]
+                                             : 1;
+    if (launch.cluster[axis] == 0 || launch.grid[axis] % launch.cluster[axis])
+      return cudaErrorInvalidConfiguration;
   }
   if (product(launch.cluster) > 16) return cudaErrorInvalidConfiguration;
   launch.explicit_cluster = shape.cluster[0] || info.cluster[0];
   launch.dynamic_shared_bytes = static_cast<uint32_t>(shape.dynamic_shared_bytes);
-  const uint64_t resident = static_cast<uint64_t>(resident_ctas(static_cast<uint32_t>(threads), shared_bytes)) *
-                            static_cast<uint64_t>(multiprocessors());
-  if (shape.cooperative && product(shape.grid) > resident) return cudaErrorCooperativeLaunchTooLarge;
-  launch.resident_clusters = static_cast<uint32_t>(std::max<uint64_t>(1, resident / product(launch.cluster)));
+  const uint64_t resident =
+      static_cast<uint64_t>(resident_ctas(static_cast<uint32_t>(threads), shared_bytes)) *
+      static_cast<uint64_t>(multiprocessors());
+  if (shape.cooperative && product(shape.grid) > resident)
+    return cudaErrorCooperativeLaunchTooLarge;
+  launch.resident_clusters =
+      static_cast<uint32_t>(std::max<uint64_t>(1, resident / product(launch.cluster)));
   launch.variables = kernel->module->variables;
   launch.programmatic = shape.programmatic;
   launch.arguments.assign(info.parameter_bytes + 16, 0);

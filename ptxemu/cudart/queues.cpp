@@ -76,7 +76,8 @@ bool Device::is_done(cudaStream_t stream) { return !own_queue() && !others_use(s
 
 bool Device::others_use(cudaStream_t stream) {
   // Of streams that every thread has under one name each thread has its own here.
-  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) return false;
+  if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread)
+    return false;
   for (const auto& queue : queues)
     for (const Queue::Chain& chain : queue->chains)
       if (chain.stream == stream && queue->thread != std::this_thread::get_id()) return true;
@@ -85,7 +86,8 @@ bool Device::others_use(cudaStream_t stream) {
 
 void Device::fail(const char* report) {
   failure = report;
-  broken = failure.find("out of bounds") != std::string::npos ? cudaErrorIllegalAddress : cudaErrorLaunchFailure;
+  broken = failure.find("out of bounds") != std::string::npos ? cudaErrorIllegalAddress
+                                                              : cudaErrorLaunchFailure;
   for (auto& queue : queues)
     for (Queue::Chain& chain : queue->chains) chain.mark->reached = true;
   queues.clear();
@@ -105,7 +107,9 @@ Device::Outcome Device::advance(Queue& queue, bool patient) {
     queue.chains.pop_front();
     mutex.changed();
   }
-  return worked ? Outcome::kWorked : state == Run::State::kWaits ? Outcome::kWaits : Outcome::kPolls;
+  return worked                        ? Outcome::kWorked
+         : state == Run::State::kWaits ? Outcome::kWaits
+                                       : Outcome::kPolls;
 }
 
 Device::Outcome Device::advance(bool patient) {
@@ -118,7 +122,8 @@ Device::Outcome Device::advance(bool patient) {
     fail(error.what());
     return Outcome::kWorked;
   }
-  queues.erase(std::remove_if(queues.begin(), queues.end(), [](const auto& queue) { return queue->chains.empty(); }),
+  queues.erase(std::remove_if(queues.begin(), queues.end(),
+                              [](const auto& queue) { return queue->chains.empty(); }),
                queues.end());
   if (all == Outcome::kWorked) last_work = std::chrono::steady_clock::now();
   return all;

@@ -1,8 +1,9 @@
 // Whose turn it is: the device's mutex, and a queue of launches for each host thread.
 //
-// Host threads may stand for ranks whose kernels wait for each other's. Whoever waits for his own launches holds the mutex and
-// runs them; where they can go no further he runs those of the other host threads, and where nobody can go on he gives the
-// mutex up for a moment, however often he holds it, so that the others can launch, copy and ask.
+// Host threads may stand for ranks whose kernels wait for each other's. Whoever waits for his own
+// launches holds the mutex and runs them; where they can go no further he runs those of the other
+// host threads, and where nobody can go on he gives the mutex up for a moment, however often he
+// holds it, so that the others can launch, copy and ask.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -28,7 +29,8 @@ class DeviceMutex {
   void unlock();
   // Of its owner: whether others ask for it.
   bool wanted();
-  // Gives it up altogether until something has changed, for so long at most, and takes it again as often as it was held.
+  // Gives it up altogether until something has changed, for so long at most, and takes it again as
+  // often as it was held.
   void pause(std::chrono::microseconds longest);
   // Ends the pauses of others.
   void changed();

@@ -1,5 +1,5 @@
-// Streams, events, captures and graphs. Each thread's work is done in the order of its calls, which is an order that streams
-// allow.
+// Streams, events, captures and graphs. Each thread's work is done in the order of its calls, which
+// is an order that streams allow.
 #include <chrono>
 #include <thread>
 
@@ -45,7 +45,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int pri
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const Lock lock(device().mutex);
   device().captures.erase(stream);
@@ -110,12 +112,14 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 // The emulator's own time, which says nothing of a device's.
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  const auto span = reinterpret_cast<Event*>(end)->recorded - reinterpret_cast<Event*>(start)->recorded;
+  const auto span =
+      reinterpret_cast<Event*>(end)->recorded - reinterpret_cast<Event*>(start)->recorded;
   *milliseconds = std::chrono::duration<float, std::milli>(span).count();
   return cudaSuccess;
 }
 
-// The host's functions are called without the device's mutex: one may wait for what another thread does.
+// The host's functions are called without the device's mutex: one may wait for what another thread
+// does.
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   std::unique_lock<DeviceMutex> lock(device().mutex);
   if (device().capture_of(stream)) return noted(device().enqueue(stream, [=] { function(data); }));
@@ -128,7 +132,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 // ---- captures
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   const Lock lock(device().mutex);
-  if (stream == nullptr || stream == cudaStreamLegacy) return noted(cudaErrorStreamCaptureUnsupported);
+  if (stream == nullptr || stream == cudaStreamLegacy)
+    return noted(cudaErrorStreamCaptureUnsupported);
   if (device().capture_of(stream)) return noted(cudaErrorIllegalState);
   const cudaError_t error = device().drain();
   if (error != cudaSuccess) return noted(error);
@@ -164,8 +169,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
                                : cudaStreamCaptureStatusActive;
   return cudaSuccess;
 }
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                     cudaGraph_t*, const cudaGraphNode_t**, const cudaGraphEdgeData**, size_t*) {
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
   const cudaError_t error = cudaStreamIsCapturing(stream, status);
   if (error != cudaSuccess) return error;
   const Lock lock(device().mutex);
@@ -173,12 +179,14 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
-  *executable =
-      reinterpret_cast<cudaGraphExec_t>(new std::shared_ptr<Graph>(*reinterpret_cast<std::shared_ptr<Graph>*>(graph)));
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long) {
+  *executable = reinterpret_cast<cudaGraphExec_t>(
+      new std::shared_ptr<Graph>(*reinterpret_cast<std::shared_ptr<Graph>*>(graph)));
   return cudaSuccess;
 }
-cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                          unsigned long long flags) {
   return cudaGraphInstantiate(executable, graph, flags);
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }

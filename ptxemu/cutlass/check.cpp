@@ -71,13 +71,15 @@ void prepare(Prepared& x, const Kernel& kernel, const Size& size) {
 
 const std::vector<const Kernel*>& kernels() {
   static const std::vector<const Kernel*> all = {
-      &kSm100Dense,     &kSm100Narrow, &kSm100Wide,  &kSm100Pair,    &kSm100Grouped,         &kSm100GroupedPair,
-      &kSm100Fp4Output, &kSm100Bf16,   &kSm120Dense, &kSm120Grouped, &kSm120GroupedPingpong, &kSm120Fp4Output};
+      &kSm100Dense,           &kSm100Narrow,    &kSm100Wide, &kSm100Pair,  &kSm100Grouped,
+      &kSm100GroupedPair,     &kSm100Fp4Output, &kSm100Bf16, &kSm120Dense, &kSm120Grouped,
+      &kSm120GroupedPingpong, &kSm120Fp4Output};
   return all;
 }
 
-// Rows of D and of codes are multiples of 16 bytes, so n is a multiple of 8 (of 32 where codes come out) and k of 32: the
-// columns of scales that are no multiple of four are two beyond one, as for k = 32, 96, 352, 544 and 1056.
+// Rows of D and of codes are multiples of 16 bytes, so n is a multiple of 8 (of 32 where codes come
+// out) and k of 32: the columns of scales that are no multiple of four are two beyond one, as for k
+// = 32, 96, 352, 544 and 1056.
 std::vector<std::vector<Size>> launches(const Kernel& kernel) {
   if (kernel.grouped)
     return {{{128, 128, 256}},
@@ -102,7 +104,8 @@ bool fits_device(const Kernel& kernel) {
   return major == kernel.capability / 10;
 }
 
-std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data data, std::mt19937& random) {
+std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data data,
+                  std::mt19937& random) {
   std::deque<Prepared> prepared;
   std::vector<Gemm> gemms;
   for (const Size& size : sizes) {
@@ -116,8 +119,10 @@ std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data dat
   if (!declined.empty()) return declined;
   require(cudaDeviceSynchronize());
   for (const Prepared& x : prepared) {
-    const std::vector<uint8_t> d = x.d->read(), scales = x.d_scales ? x.d_scales->read() : std::vector<uint8_t>{};
-    const std::string wrong = judge(x.problem, exact_sums(x.problem), kernel.output, data, d, scales);
+    const std::vector<uint8_t> d = x.d->read(),
+                               scales = x.d_scales ? x.d_scales->read() : std::vector<uint8_t>{};
+    const std::string wrong =
+        judge(x.problem, exact_sums(x.problem), kernel.output, data, d, scales);
     if (!wrong.empty()) return wrong;
   }
   return "";

@@ -16,19 +16,22 @@ struct Order {
   const char* seed;  // PTXEMU_SEED
 };
 
-// All kernels, and how they are launched: several products at once of a grouped kernel, one of others.
+// All kernels, and how they are launched: several products at once of a grouped kernel, one of
+// others.
 const std::vector<const Kernel*>& kernels();
 std::vector<std::vector<Size>> launches(const Kernel& kernel);
 
-// Asks the emulator for this order of asynchronous work, and for tcgen05.ld as ptxas compiles it: CUTLASS reads
-// registers before tcgen05.wait::ld, which the PTX manual forbids and ptxas, that waits for the registers, makes right.
+// Asks the emulator for this order of asynchronous work, and for tcgen05.ld as ptxas compiles it:
+// CUTLASS reads registers before tcgen05.wait::ld, which the PTX manual forbids and ptxas, that
+// waits for the registers, makes right.
 void set_order(const Order& order);
 
 // Whether the device is of the generation that the kernel needs.
 bool fits_device(const Kernel& kernel);
 
 // "" where every product is right, else what is wrong.
-std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data data, std::mt19937& random);
+std::string check(const Kernel& kernel, const std::vector<Size>& sizes, Data data,
+                  std::mt19937& random);
 
 }  // namespace cutlass_oracle
 

@@ -1,7 +1,9 @@
-// CUTLASS's kernels, which are right on silicon, through the emulator: what comes out judges the emulator.
+// CUTLASS's kernels, which are right on silicon, through the emulator: what comes out judges the
+// emulator.
 //
-// Each kernel runs several sizes, ragged ones and such whose columns of scales are no multiple of four, with data whose
-// sums are exact and with any codes and scales, in every order of asynchronous work. Fresh device memory holds poison.
+// Each kernel runs several sizes, ragged ones and such whose columns of scales are no multiple of
+// four, with data whose sums are exact and with any codes and scales, in every order of
+// asynchronous work. Fresh device memory holds poison.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +13,8 @@
 namespace cutlass_oracle {
 namespace {
 
-constexpr Order kOrders[] = {{"at-once", "1"}, {"late", "1"}, {"random", "1"}, {"random", "2"}, {"random", "3"}};
+constexpr Order kOrders[] = {
+    {"at-once", "1"}, {"late", "1"}, {"random", "1"}, {"random", "2"}, {"random", "3"}};
 
 struct Case {
   const Kernel* kernel;
@@ -33,7 +36,8 @@ TEST_P(Cutlass, IsRight) {
   set_order(order);
   std::mt19937 random(17);
   for (const std::vector<Size>& sizes : launches(*kernel))
-    for (const Data data : {Data::kExact, Data::kAny}) ASSERT_EQ(check(*kernel, sizes, data, random), "");
+    for (const Data data : {Data::kExact, Data::kAny})
+      ASSERT_EQ(check(*kernel, sizes, data, random), "");
 }
 
 std::vector<Case> cases() {

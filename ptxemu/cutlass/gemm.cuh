@@ -1,4 +1,5 @@
-// Kernels out of CUTLASS's builders, and their launch. A kernel is a `Config`: tiles, types and schedules.
+// Kernels out of CUTLASS's builders, and their launch. A kernel is a `Config`: tiles, types and
+// schedules.
 #ifndef PTXEMU_CUTLASS_GEMM_CUH_
 #define PTXEMU_CUTLASS_GEMM_CUH_
 
@@ -32,10 +33,11 @@ using EpilogueAuto = cutlass::epilogue::collective::EpilogueScheduleAuto;
 
 // An output in E2M1 with scales over 16 columns, as quantize makes them, or a plain one.
 template <class D>
-using Fusion = std::conditional_t<
-    std::is_same_v<D, E2m1>,
-    cutlass::epilogue::fusion::LinCombBlockScaleFactor<16, E2m1, float, Ue4m3, cutlass::layout::RowMajor, Bf16>,
-    cutlass::epilogue::fusion::LinearCombination<D, float, Bf16, float>>;
+using Fusion =
+    std::conditional_t<std::is_same_v<D, E2m1>,
+                       cutlass::epilogue::fusion::LinCombBlockScaleFactor<
+                           16, E2m1, float, Ue4m3, cutlass::layout::RowMajor, Bf16>,
+                       cutlass::epilogue::fusion::LinearCombination<D, float, Bf16, float>>;
 
 // What a kernel is unless its Config says otherwise.
 struct Sm100Config {
@@ -60,9 +62,10 @@ struct Built {
   using Cluster = typename Config::Cluster;
   static constexpr bool kNvfp4 = std::is_same_v<Operand, Nvfp4>;
   static constexpr bool kGrouped = Config::kGrouped;
-  using Class = std::conditional_t<kNvfp4, cutlass::arch::OpClassBlockScaledTensorOp, cutlass::arch::OpClassTensorOp>;
-  using EpilogueClass =
-      std::conditional_t<std::is_same_v<Arch, cutlass::arch::Sm120>, cutlass::arch::OpClassBlockScaledTensorOp, Class>;
+  using Class = std::conditional_t<kNvfp4, cutlass::arch::OpClassBlockScaledTensorOp,
+                                   cutlass::arch::OpClassTensorOp>;
+  using EpilogueClass = std::conditional_t<std::is_same_v<Arch, cutlass::arch::Sm120>,
+                                           cutlass::arch::OpClassBlockScaledTensorOp, Class>;
   // Layouts are passed by pointer, one a group, to grouped kernels.
   template <class Layout>
   using Passed = std::conditional_t<kGrouped, Layout*, Layout>;
@@ -72,14 +75,18 @@ struct Built {
   static constexpr int kAlignmentD = 128 / cutlass::sizeof_bits<D>::value;
 
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      Arch, EpilogueClass, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float, float, Bf16, RowMajor,
-      8, D, RowMajor, kAlignmentD, typename Config::EpilogueSchedule, Fusion<D>>::CollectiveOp;
+      Arch, EpilogueClass, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, float,
+      float, Bf16, RowMajor, 8, D, RowMajor, kAlignmentD, typename Config::EpilogueSchedule,
+      Fusion<D>>::CollectiveOp;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      Arch, Class, Operand, RowMajor, kAlignment, Operand, ColumnMajor, kAlignment, float, Tile, Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>,
+      Arch, Class, Operand, RowMajor, kAlignment, Operand, ColumnMajor, kAlignment, float, Tile,
+      Cluster,
+      cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(
+          sizeof(typename Epilogue::SharedStorage))>,
       typename Config::Schedule>::CollectiveOp;
-  using Shape = std::conditional_t<kGrouped, cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>,
-                                   cute::Shape<int, int, int, int>>;
+  using Shape =
+      std::conditional_t<kGrouped, cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>,
+                         cute::Shape<int, int, int, int>>;
   using Device = cutlass::gemm::device::GemmUniversalAdapter<
       cutlass::gemm::kernel::GemmUniversal<Shape, Mainloop, Epilogue, void>>;
 };
@@ -112,7 +119,9 @@ std::string launch(const typename Device::Arguments& arguments) {
   if (bytes && cudaMalloc(&workspace, bytes) != cudaSuccess) return "no memory for the workspace";
   status = gemm.initialize(arguments, workspace);
   if (status == cutlass::Status::kSuccess) status = gemm.run();
-  return status == cutlass::Status::kSuccess ? "" : std::string("run: ") + cutlass::cutlassGetStatusString(status);
+  return status == cutlass::Status::kSuccess
+             ? ""
+             : std::string("run: ") + cutlass::cutlassGetStatusString(status);
 }
 
 inline cutlass::KernelHardwareInfo hardware() {
@@ -226,7 +235,9 @@ constexpr Kernel entry(const char* name) {
   kernel.capability = std::is_same_v<typename Config::Arch, cutlass::arch::Sm100> ? 100 : 120;
   kernel.nvfp4 = std::is_same_v<typename Config::Operand, Nvfp4>;
   kernel.grouped = Config::kGrouped;
-  kernel.output = std::is_same_v<D, float> ? Output::kF32 : std::is_same_v<D, Bf16> ? Output::kBf16 : Output::kNvfp4;
+  kernel.output = std::is_same_v<D, float>  ? Output::kF32
+                  : std::is_same_v<D, Bf16> ? Output::kBf16
+                                            : Output::kNvfp4;
   if constexpr (Config::kGrouped)
     kernel.run = run_grouped<Config>;
   else

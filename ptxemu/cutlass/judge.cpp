@@ -1,14 +1,17 @@
 // What a kernel may write, given the exact sums.
 //
-// Exact data: the accumulator is the sum. alpha x accumulator is rounded to fp32 once, beta c is added by one fma, and the
-// output is rounded once, as CUTLASS's linear combination is documented; so every bit is known.
+// Exact data: the accumulator is the sum. alpha x accumulator is rounded to fp32 once, beta c is
+// added by one fma, and the output is rounded once, as CUTLASS's linear combination is documented;
+// so every bit is known.
 //
-// Other data: a matrix instruction adds its products to the accumulator with one rounding to fp32 here, so after s of them
-// the accumulator is off by at most s 2^-24 times the sum of the products' magnitudes M. The factor (1 + 2^-12) covers the
-// growth of these errors themselves, which is below (1 + 2^-24)^s. Every number between the ends is allowed.
+// Other data: a matrix instruction adds its products to the accumulator with one rounding to fp32
+// here, so after s of them the accumulator is off by at most s 2^-24 times the sum of the products'
+// magnitudes M. The factor (1 + 2^-12) covers the growth of these errors themselves, which is below
+// (1 + 2^-24)^s. Every number between the ends is allowed.
 //
-// An E2M1 output has a scale for each 16 columns, UE4M3 of amax norm / 6, and codes of x norm / scale. CUTLASS takes two
-// approximate reciprocals, each within 2^-23, and rounds up to three products: 2^-21 in all either way.
+// An E2M1 output has a scale for each 16 columns, UE4M3 of amax norm / 6, and codes of x norm /
+// scale. CUTLASS takes two approximate reciprocals, each within 2^-23, and rounds up to three
+// products: 2^-21 in all either way.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -38,7 +41,8 @@ uint16_t bf16_of(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// The nearest of the values of a format without signs, ties to the even code; the largest for what lies beyond.
+// The nearest of the values of a format without signs, ties to the even code; the largest for what
+// lies beyond.
 template <class Value>
 int nearest(double x, int largest, Value value) {
   int code = 0;
@@ -50,7 +54,9 @@ double e2m1_value(int code) {
   static constexpr double kValues[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
   return code & 8 ? -kValues[code & 7] : kValues[code & 7];
 }
-double ue4m3_value(int code) { return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + (code & 7), (code >> 3) - 10); }
+double ue4m3_value(int code) {
+  return code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + (code & 7), (code >> 3) - 10);
+}
 double to_e2m1(double x) {
   const double rounded = e2m1_value(nearest(std::abs(x), 7, e2m1_value));
   return x < 0 ? -rounded : rounded;
@@ -64,7 +70,8 @@ Interval result(const Problem& problem, const Sums& sums, Data data, size_t at) 
   const double slack = data == Data::kExact ? 0 : sums.steps * 0x1p-24 * magnitude * (1 + 0x1p-12);
   const auto finish = [&](double accumulator) {
     const float scaled = problem.alpha * static_cast<float>(accumulator);
-    return static_cast<double>(problem.c.empty() ? scaled : std::fma(problem.beta, bf16_value(problem.c[at]), scaled));
+    return static_cast<double>(
+        problem.c.empty() ? scaled : std::fma(problem.beta, bf16_value(problem.c[at]), scaled));
   };
   // Rounding to fp32 keeps the order, so the ends of the interval are those of the result.
   const double one = finish(sum - slack), other = finish(sum + slack);
@@ -75,8 +82,8 @@ std::string told(const Problem& problem, size_t at, double got, const Interval& 
   const int n = problem.size.n;
   std::ostringstream text;
   text.precision(9);
-  text << "(" << problem.size.m << ", " << n << ", " << problem.size.k << ") element (" << at / n << ", " << at % n
-       << "): expected " << want.low;
+  text << "(" << problem.size.m << ", " << n << ", " << problem.size.k << ") element (" << at / n
+       << ", " << at % n << "): expected " << want.low;
   if (want.high != want.low) text << " to " << want.high;
   text << ", got " << got;
   return text.str();
@@ -95,15 +102,16 @@ std::string judge_values(const Problem& problem, const Sums& sums, Output output
       uint16_t bits;
       std::memcpy(&bits, &d[2 * at], 2);
       got = bf16_value(bits);
-      want = {bf16_value(bf16_of(static_cast<float>(want.low))), bf16_value(bf16_of(static_cast<float>(want.high)))};
+      want = {bf16_value(bf16_of(static_cast<float>(want.low))),
+              bf16_value(bf16_of(static_cast<float>(want.high)))};
     }
     if (!(got >= want.low && got <= want.high)) return told(problem, at, got, want);
   }
   return "";
 }
 
-std::string judge_nvfp4(const Problem& problem, const Sums& sums, Data data, const std::vector<uint8_t>& d,
-                        const std::vector<uint8_t>& d_scales) {
+std::string judge_nvfp4(const Problem& problem, const Sums& sums, Data data,
+                        const std::vector<uint8_t>& d, const std::vector<uint8_t>& d_scales) {
   const int n = problem.size.n;
   const double norm = problem.norm;
   for (size_t first = 0; first < sums.sum.size(); first += 16) {
@@ -119,8 +127,10 @@ std::string judge_nvfp4(const Problem& problem, const Sums& sums, Data data, con
     const int least = to_ue4m3(amax.low * norm / 6 * (1 - kQuantizeError)),
               most = to_ue4m3(amax.high * norm / 6 * (1 + kQuantizeError));
     if (code < least || code > most)
-      return "scale of 16: " + told(problem, first, code, {static_cast<double>(least), static_cast<double>(most)});
-    // The reciprocal of 0 is infinite, and CUTLASS takes the largest finite fp32 instead: all but 0 saturates.
+      return "scale of 16: " +
+             told(problem, first, code, {static_cast<double>(least), static_cast<double>(most)});
+    // The reciprocal of 0 is infinite, and CUTLASS takes the largest finite fp32 instead: all but 0
+    // saturates.
     const double factor = code == 0 ? 0x1.fffffep127 : norm / ue4m3_value(code);
     for (size_t i = 0; i < 16; ++i) {
       const double got = e2m1_value(d[(first + i) / 2] >> (i % 2 * 4) & 15);
@@ -136,14 +146,18 @@ std::string judge_nvfp4(const Problem& problem, const Sums& sums, Data data, con
 
 }  // namespace
 
-int output_bits(Output output) { return output == Output::kF32 ? 32 : output == Output::kBf16 ? 16 : 4; }
+int output_bits(Output output) {
+  return output == Output::kF32 ? 32 : output == Output::kBf16 ? 16 : 4;
+}
 
-std::string judge(const Problem& problem, const Sums& sums, Output output, Data data, const std::vector<uint8_t>& d,
-                  const std::vector<uint8_t>& d_scales) {
+std::string judge(const Problem& problem, const Sums& sums, Output output, Data data,
+                  const std::vector<uint8_t>& d, const std::vector<uint8_t>& d_scales) {
   if (data == Data::kExact)
     for (const int64_t magnitude : sums.magnitude) {
-      // Every product is a multiple of 1/16 (NVFP4: halves by halves, scales of at least 1/2 each) or of 1 (bf16).
-      const double units = std::ldexp(static_cast<double>(magnitude), (problem.a.nvfp4 ? 4 : 0) - sums.bits);
+      // Every product is a multiple of 1/16 (NVFP4: halves by halves, scales of at least 1/2 each)
+      // or of 1 (bf16).
+      const double units =
+          std::ldexp(static_cast<double>(magnitude), (problem.a.nvfp4 ? 4 : 0) - sums.bits);
       if (units > 0x1p24) return "the data of this size is not exact in fp32";
     }
   return output == Output::kNvfp4 ? judge_nvfp4(problem, sums, data, d, d_scales)

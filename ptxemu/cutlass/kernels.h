@@ -1,7 +1,8 @@
-// CUTLASS's kernels as the driver sees them: a name, the GPU that they are for, and a function over device arrays.
+// CUTLASS's kernels as the driver sees them: a name, the GPU that they are for, and a function over
+// device arrays.
 //
-// Nothing of CUTLASS is seen here: each kernel is compiled in a file of its own, since one takes up to a minute and
-// 5 GiB, and the driver is plain C++.
+// Nothing of CUTLASS is seen here: each kernel is compiled in a file of its own, since one takes up
+// to a minute and 5 GiB, and the driver is plain C++.
 #ifndef PTXEMU_CUTLASS_KERNELS_H_
 #define PTXEMU_CUTLASS_KERNELS_H_
 
@@ -10,7 +11,8 @@
 
 namespace cutlass_oracle {
 
-// D = alpha A B^T + beta C. Pointers are the device's. Scales lie in tiles of 128x4, as CUTLASS has them.
+// D = alpha A B^T + beta C. Pointers are the device's. Scales lie in tiles of 128x4, as CUTLASS has
+// them.
 struct Gemm {
   int m, n, k;
   const void* a;         // (m, k) E2M1 codes, two a byte, or bf16; row-major
@@ -38,8 +40,8 @@ struct Kernel {
 };
 
 // Defined in the file of the kernel.
-extern const Kernel kSm100Dense, kSm100Narrow, kSm100Wide, kSm100Pair, kSm100Grouped, kSm100GroupedPair,
-    kSm100Fp4Output, kSm100Bf16;
+extern const Kernel kSm100Dense, kSm100Narrow, kSm100Wide, kSm100Pair, kSm100Grouped,
+    kSm100GroupedPair, kSm100Fp4Output, kSm100Bf16;
 extern const Kernel kSm120Dense, kSm120Grouped, kSm120GroupedPingpong, kSm120Fp4Output;
 
 }  // namespace cutlass_oracle

@@ -1,5 +1,6 @@
-// planted_fault NAME: CUTLASS's kernels of this compute capability on the emulator with a fault of runtime/planted.def, or
-// with "none". Prints each kernel and order before it runs; exit status 1 with the reason where one comes out wrong.
+// planted_fault NAME: CUTLASS's kernels of this compute capability on the emulator with a fault of
+// runtime/planted.def, or with "none". Prints each kernel and order before it runs; exit status 1
+// with the reason where one comes out wrong.
 #include <cstdio>
 #include <cstring>
 #include <exception>

@@ -28,7 +28,8 @@ void fill_nvfp4(Operand& x, Data data, std::mt19937& random) {
   for (int row = 0; row < x.rows; ++row)
     for (int column = 0; column < columns; ++column) {
       // Powers of two from 1/2 to 2, so that sums are exact; or any code that is a number.
-      const int code = data == Data::kExact ? kOne + 8 * pick(random, -1, 1) : pick(random, 0, kLargestScale);
+      const int code =
+          data == Data::kExact ? kOne + 8 * pick(random, -1, 1) : pick(random, 0, kLargestScale);
       x.scales[scale_offset(row, column, columns)] = static_cast<uint8_t>(code);
       x.factors.push_back(scale_value(code));
       for (int i = 0; i < 16; ++i) {
@@ -44,8 +45,8 @@ void fill_bf16(Operand& x, Data data, std::mt19937& random) {
   x.factors.assign(static_cast<size_t>(x.rows), 1);
   for (int i = 0; i < x.rows * x.k; ++i) {
     // Integers up to 8; or eight bits of fraction over 2^-15 to 1.
-    const int value =
-        data == Data::kExact ? pick(random, -8, 8) << kBf16Bits : pick(random, -255, 255) << pick(random, 0, 8);
+    const int value = data == Data::kExact ? pick(random, -8, 8) << kBf16Bits
+                                           : pick(random, -255, 255) << pick(random, 0, 8);
     const float exact = std::ldexp(static_cast<float>(value), -kBf16Bits);
     uint32_t bits;
     std::memcpy(&bits, &exact, 4);
@@ -67,10 +68,12 @@ Operand make_operand(int rows, int k, bool nvfp4, Data data, std::mt19937& rando
 
 }  // namespace
 
-int64_t scale_bytes(int rows, int columns) { return int64_t{(rows + 127) / 128 * 128} * ((columns + 3) / 4 * 4); }
+int64_t scale_bytes(int rows, int columns) {
+  return int64_t{(rows + 127) / 128 * 128} * ((columns + 3) / 4 * 4);
+}
 int64_t scale_offset(int row, int column, int columns) {
-  return (int64_t{row >> 7} * ((columns + 3) / 4) + (column >> 2)) * 512 + (row & 31) * 16 + (row >> 5 & 3) * 4 +
-         (column & 3);
+  return (int64_t{row >> 7} * ((columns + 3) / 4) + (column >> 2)) * 512 + (row & 31) * 16 +
+         (row >> 5 & 3) * 4 + (column & 3);
 }
 
 Problem make_problem(const Size& size, bool nvfp4, Data data, bool with_c, std::mt19937& random) {
@@ -82,7 +85,8 @@ Problem make_problem(const Size& size, bool nvfp4, Data data, bool with_c, std::
                   kAlphas[random() % 4],
                   0.0f,
                   0.0f};
-  // The scales of an E2M1 output are amax / 6 times norm: so some of them round to 0 and some saturate.
+  // The scales of an E2M1 output are amax / 6 times norm: so some of them round to 0 and some
+  // saturate.
   problem.norm = data == Data::kExact ? 0.0625f : std::ldexp(1.0f, -14);
   if (with_c) {
     problem.beta = -0.5f;
@@ -109,12 +113,13 @@ Sums exact_sums(const Problem& problem) {
       for (int block = 0; block < blocks; ++block) {
         int64_t part = 0, absolute = 0;
         for (int i = 0; i < a.per_factor; ++i) {
-          const int64_t product =
-              int64_t{a.values[row * k + block * a.per_factor + i]} * b.values[column * k + block * a.per_factor + i];
+          const int64_t product = int64_t{a.values[row * k + block * a.per_factor + i]} *
+                                  b.values[column * k + block * a.per_factor + i];
           part += product;
           absolute += std::abs(product);
         }
-        const int64_t factor = int64_t{a.factors[row * blocks + block]} * b.factors[column * blocks + block];
+        const int64_t factor =
+            int64_t{a.factors[row * blocks + block]} * b.factors[column * blocks + block];
         sum += part * factor;
         magnitude += absolute * factor;
       }

@@ -1,7 +1,9 @@
-// Products for CUTLASS's kernels, and what must come out: exact sums in integers, bounds derived from them.
+// Products for CUTLASS's kernels, and what must come out: exact sums in integers, bounds derived
+// from them.
 //
-// An element is an integer over 2^unit_bits: of NVFP4 the code in halves times the scale in 2^-9, of bf16 a value of few
-// enough exponents. So each product and each sum of products is an int64 without rounding.
+// An element is an integer over 2^unit_bits: of NVFP4 the code in halves times the scale in 2^-9,
+// of bf16 a value of few enough exponents. So each product and each sum of products is an int64
+// without rounding.
 #ifndef PTXEMU_CUTLASS_PROBLEM_H_
 #define PTXEMU_CUTLASS_PROBLEM_H_
 
@@ -18,7 +20,8 @@ struct Size {
   int m, n, k;
 };
 
-// kExact: fp32 holds every partial sum in every order, so equal bits are expected. kAny: all codes and scales.
+// kExact: fp32 holds every partial sum in every order, so equal bits are expected. kAny: all codes
+// and scales.
 enum class Data { kExact, kAny };
 
 // One side of a product, (rows, k).
@@ -45,13 +48,14 @@ Problem make_problem(const Size& size, bool nvfp4, Data data, bool with_c, std::
 struct Sums {
   std::vector<int64_t> sum, magnitude;  // of products, of their absolute values
   int bits;                             // the unit is 2^-bits
-  int steps;                            // roundings of an fp32 accumulator: one a matrix instruction
+  int steps;  // roundings of an fp32 accumulator: one a matrix instruction
 };
 Sums exact_sums(const Problem& problem);
 
-// "" where the output that a kernel wrote is what the contract of `output` allows, else the first element that is not.
-std::string judge(const Problem& problem, const Sums& sums, Output output, Data data, const std::vector<uint8_t>& d,
-                  const std::vector<uint8_t>& d_scales);
+// "" where the output that a kernel wrote is what the contract of `output` allows, else the first
+// element that is not.
+std::string judge(const Problem& problem, const Sums& sums, Output output, Data data,
+                  const std::vector<uint8_t>& d, const std::vector<uint8_t>& d_scales);
 
 int64_t scale_offset(int row, int column, int columns);  // in 128x4 tiles
 int64_t scale_bytes(int rows, int columns);

@@ -1,4 +1,5 @@
-// NVFP4 of one cta: tcgen05.cp of scales, tcgen05.mma, tensor copies, clusterlaunchcontrol. The output is fp32.
+// NVFP4 of one cta: tcgen05.cp of scales, tcgen05.mma, tensor copies, clusterlaunchcontrol. The
+// output is fp32.
 #include "gemm.cuh"
 
 namespace cutlass_oracle {

@@ -1,4 +1,5 @@
-// Several NVFP4 products in a launch, of one cta each tile: tensor maps that the kernel rewrites (tensormap.replace).
+// Several NVFP4 products in a launch, of one cta each tile: tensor maps that the kernel rewrites
+// (tensormap.replace).
 #include "gemm.cuh"
 
 namespace cutlass_oracle {

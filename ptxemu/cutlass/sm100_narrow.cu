@@ -1,4 +1,5 @@
-// NVFP4 tiles of 64 columns: two tiles share a tile of B's scales, of which every second one takes the later half.
+// NVFP4 tiles of 64 columns: two tiles share a tile of B's scales, of which every second one takes
+// the later half.
 #include "gemm.cuh"
 
 namespace cutlass_oracle {

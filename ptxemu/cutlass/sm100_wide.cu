@@ -1,5 +1,5 @@
-// NVFP4 tiles of 192 columns by pairs of ctas: B's scales are copied for 256, and every second tile begins within a
-// tile of scales.
+// NVFP4 tiles of 192 columns by pairs of ctas: B's scales are copied for 256, and every second tile
+// begins within a tile of scales.
 #include "gemm.cuh"
 
 namespace cutlass_oracle {

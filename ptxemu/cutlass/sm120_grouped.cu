@@ -1,4 +1,5 @@
-// Several NVFP4 products in a launch, two consumer warpgroups on a tile; the kernel rewrites tensor maps.
+// Several NVFP4 products in a launch, two consumer warpgroups on a tile; the kernel rewrites tensor
+// maps.
 #include "gemm.cuh"
 
 namespace cutlass_oracle {

@@ -1,5 +1,6 @@
-// A program that knows nothing of the emulator: CUB, which comes with CUDA, sorts pairs and sums them on whatever device there
-// is. Prints what it sorted and the device's name; exit status 1 if the order or the sum is wrong.
+// A program that knows nothing of the emulator: CUB, which comes with CUDA, sorts pairs and sums
+// them on whatever device there is. Prints what it sorted and the device's name; exit status 1 if
+// the order or the sum is wrong.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -32,10 +33,12 @@ int main() {
   void* scratch = nullptr;
   size_t sort_bytes = 0, sum_bytes = 0;
   CHECK(cub::DeviceRadixSort::SortKeys(nullptr, sort_bytes, in, out, kCount));
-  CHECK(cub::DeviceReduce::Reduce(nullptr, sum_bytes, in, sum, kCount, cuda::std::plus<>{}, uint64_t{0}));
+  CHECK(cub::DeviceReduce::Reduce(nullptr, sum_bytes, in, sum, kCount, cuda::std::plus<>{},
+                                  uint64_t{0}));
   CHECK(cudaMalloc(&scratch, std::max(sort_bytes, sum_bytes)));
   CHECK(cub::DeviceRadixSort::SortKeys(scratch, sort_bytes, in, out, kCount));
-  CHECK(cub::DeviceReduce::Reduce(scratch, sum_bytes, out, sum, kCount, cuda::std::plus<>{}, uint64_t{0}));
+  CHECK(cub::DeviceReduce::Reduce(scratch, sum_bytes, out, sum, kCount, cuda::std::plus<>{},
+                                  uint64_t{0}));
 
   uint64_t actual, expected = 0;
   CHECK(cudaMemcpy(sorted.data(), out, kCount * sizeof *out, cudaMemcpyDeviceToHost));
@@ -46,7 +49,7 @@ int main() {
   cudaDeviceProp device;
   CHECK(cudaGetDeviceProperties(&device, 0));
   const bool right = sorted == keys && actual == expected;
-  std::printf("%d keys sorted and summed on %s (%d.%d): %s\n", kCount, device.name, device.major, device.minor,
-              right ? "right" : "WRONG");
+  std::printf("%d keys sorted and summed on %s (%d.%d): %s\n", kCount, device.name, device.major,
+              device.minor, right ? "right" : "WRONG");
   return right ? 0 : 1;
 }

@@ -13,7 +13,8 @@ OwnAgent& agent_of(Thread* T, SlotKind kind) {
   OrderThread& o = *T->order;
   for (OwnAgent& agent : o.agents)
     if (agent.kind == kind) return agent;
-  const bool of_warp = kind == SlotKind::kProducts || kind == SlotKind::kTensorLoad || kind == SlotKind::kTensorStore;
+  const bool of_warp = kind == SlotKind::kProducts || kind == SlotKind::kTensorLoad ||
+                       kind == SlotKind::kTensorStore;
   o.agents.push_back({kind, o.cta->agent(kind, of_warp ? T->warp->index : T->linear), 1, {}});
   return o.agents.back();
 }
@@ -41,8 +42,9 @@ void acquire(Thread* T, const ClockRef& clock) {
 Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t queue) {
   if (before.cta != o.cta->number) {
     const OrderLaunch& launch = *checker.ctas[before.cta]->launch;
-    if (&launch != o.cta->launch && (o.base->launches.has(launch.thread, launch.number) ||
-                                     (planted(Fault::clock_ranks) && launch.thread != o.cta->launch->thread)))
+    if (&launch != o.cta->launch &&
+        (o.base->launches.has(launch.thread, launch.number) ||
+         (planted(Fault::clock_ranks) && launch.thread != o.cta->launch->thread)))
       return Verdict::kOrdered;
   }
   Known known{};
@@ -57,17 +59,20 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
     } else {
       for (const OwnAgent& agent : o.agents)
         if (agent.slot == before.slot) {
-          if (proxy == Proxy::kTensor && agent.known.done >= before.number) return Verdict::kOrdered;
+          if (proxy == Proxy::kTensor && agent.known.done >= before.number)
+            return Verdict::kOrdered;
           known.done = std::max(known.done, agent.known.done);
           known.async = std::max(known.async, agent.known.async);
         }
     }
-  } else if (const Part* part = o.base->find(before.cta); part && before.slot < part->slots->size()) {
+  } else if (const Part* part = o.base->find(before.cta);
+             part && before.slot < part->slots->size()) {
     known = (*part->slots)[before.slot];
   }
   if (proxy == Proxy::kTensor && o.tensor_base) {
     const Part* part = o.tensor_base->find(before.cta);
-    if (part && before.slot < part->slots->size() && (*part->slots)[before.slot].tensor >= before.number)
+    if (part && before.slot < part->slots->size() &&
+        (*part->slots)[before.slot].tensor >= before.number)
       return Verdict::kOrdered;
   }
   if (known.done < before.number || before.in_flight) return Verdict::kUnordered;
@@ -75,9 +80,11 @@ Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t
     if (!checker.tensor_fences) return Verdict::kOrdered;
     if (planted(Fault::clock_before)) known.tensor = ~0u;
     if (known.tensor < before.number) return Verdict::kNoFenceBefore;
-    return planted(Fault::clock_after) || planted(Fault::clock_before) ? Verdict::kOrdered : Verdict::kNoFenceAfter;
+    return planted(Fault::clock_after) || planted(Fault::clock_before) ? Verdict::kOrdered
+                                                                       : Verdict::kNoFenceAfter;
   }
-  if (now == Proxy::kAsync && proxy == Proxy::kGeneric && before.write && known.async < before.number)
+  if (now == Proxy::kAsync && proxy == Proxy::kGeneric && before.write &&
+      known.async < before.number)
     return Verdict::kNoProxyFence;
   return Verdict::kOrdered;
 }
@@ -93,7 +100,8 @@ bool includes(uint32_t scope, const Record& a, const Record& b) {
          checker.ctas[a.cta]->cluster == checker.ctas[b.cta]->cluster;
 }
 
-// Atomic operations do not race with each other where each one's scope has the other's thread in it.
+// Atomic operations do not race with each other where each one's scope has the other's thread in
+// it.
 bool both_strong(const Record& a, const Record& b) {
   return a.strong && b.strong && includes(a.scope, a, b) && includes(b.scope, a, b);
 }
@@ -115,7 +123,8 @@ void compare(Thread* T, const Record& before, const Record& now, uint64_t at, ui
   if (verdict != Verdict::kOrdered) report(T, verdict, before, now, at);
 }
 
-// A read stays until a later one is ordered after it, since a write after that one is then after both.
+// A read stays until a later one is ordered after it, since a write after that one is then after
+// both.
 void add_read(Thread* T, Cell& cell, const Record& now) {
   if (planted(Fault::clock_reads)) return;
   const auto replaces = [&](const Record& old) {
@@ -138,7 +147,8 @@ void add_read(Thread* T, Cell& cell, const Record& now) {
   reads.push_back(now);
 }
 
-// Atomic operations leave the store before them, which those of other threads must be ordered after.
+// Atomic operations leave the store before them, which those of other threads must be ordered
+// after.
 void set_write(Cell& cell, const Record& now) {
   (now.strong ? cell.update : cell.write) = now;
   if (!now.strong) cell.update.number = 0;
@@ -149,7 +159,8 @@ void set_write(Cell& cell, const Record& now) {
 
 }  // namespace
 
-Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot, uint32_t number) {
+Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot,
+             uint32_t number) {
   Record record;
   record.number = number, record.cta = cta, record.slot = static_cast<uint16_t>(slot);
   record.line = T->line;
@@ -160,10 +171,12 @@ Record stamp(const Thread* T, bool write, Proxy proxy) {
   return stamp(T, write, proxy, T->order->cta->number, T->order->slot, T->order->number);
 }
 
-void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent, uint32_t queue) {
+void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent,
+           uint32_t queue) {
   if (planted(Fault::clock_granule)) {
     size += reinterpret_cast<uint64_t>(at) % 4;
-    at = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(at) & ~3ull), size = (size + 3) / 4 * 4;
+    at = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(at) & ~3ull),
+    size = (size + 3) / 4 * 4;
   }
   checker.shadow.each(reinterpret_cast<uint64_t>(at), size, [&](Cell& cell, uint64_t address) {
     compare(T, cell.write, now, address, queue);

@@ -1,5 +1,5 @@
-// What acts for threads asynchronously: copies, wgmma, tcgen05. Each is an agent with a slot and numbers of its own, and
-// what it has done is known to those who wait for it.
+// What acts for threads asynchronously: copies, wgmma, tcgen05. Each is an agent with a slot and
+// numbers of its own, and what it has done is known to those who wait for it.
 #include "order/state.h"
 
 namespace ptxemu {
@@ -8,8 +8,8 @@ using namespace ordering;
 
 namespace {
 
-void touch_as(Thread* T, SlotKind kind, const void* at, uint64_t size, bool write, Proxy proxy, bool any_lane = false,
-              bool queue = false) {
+void touch_as(Thread* T, SlotKind kind, const void* at, uint64_t size, bool write, Proxy proxy,
+              bool any_lane = false, bool queue = false) {
   const OwnAgent& agent = agent_of(T, kind);
   if (planted(Fault::clock_agents)) agent_of(T, kind).known.done = agent.number;
   Record now = stamp(T, write, proxy, T->order->cta->number, agent.slot, agent.number);
@@ -26,7 +26,8 @@ Mbarrier* known_mbarrier(const uint64_t* at) {
 
 // ---- cp.async: of the generic proxy, but not in the thread's order
 
-void check_copy_async(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size, uint32_t source_bytes) {
+void check_copy_async(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size,
+                      uint32_t source_bytes) {
   if (!T->order) return;
   if (source_bytes) touch_as(T, SlotKind::kCopyAsync, from, source_bytes, false, Proxy::kGeneric);
   touch_as(T, SlotKind::kCopyAsync, to, size, true, Proxy::kGeneric);
@@ -55,25 +56,29 @@ void check_copy_done(Cluster* cluster, AgentNumber copies, const uint64_t* at) {
 
 // ---- copies that complete at an mbarrier
 
-void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size, const uint64_t* at) {
+void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size,
+                const uint64_t* at) {
   Mbarrier* barrier = T->order ? known_mbarrier(at) : nullptr;
   if (!barrier) return;
   const Verdict verdict = order_of(*T->order, barrier->init, Proxy::kAsync, kNoQueue);
   if (verdict == Verdict::kUnordered ||
       (verdict == Verdict::kNoProxyFence && !barrier->fenced && !planted(Fault::clock_init)))
-    report_mbarrier(T, verdict == Verdict::kUnordered ? verdict : Verdict::kNoInitFence, *barrier, at, true);
-  Record now = stamp(T, false, Proxy::kAsync, barrier->cta->number, barrier->slot, barrier->phases + 1);
+    report_mbarrier(T, verdict == Verdict::kUnordered ? verdict : Verdict::kNoInitFence, *barrier,
+                    at, true);
+  Record now =
+      stamp(T, false, Proxy::kAsync, barrier->cta->number, barrier->slot, barrier->phases + 1);
   now.in_flight = true;
   if (from) touch(T, from, size, now);
   now.write = true;
   touch(T, to, size, now);
 }
-void check_bulk_done(Cluster* cluster, const uint8_t* to, const uint8_t* from, uint32_t size, const uint64_t* at,
-                     uint32_t line) {
+void check_bulk_done(Cluster* cluster, const uint8_t* to, const uint8_t* from, uint32_t size,
+                     const uint64_t* at, uint32_t line) {
   Mbarrier* barrier = cluster->order ? known_mbarrier(at) : nullptr;
   if (!barrier) return;
   Record now;
-  now.number = barrier->phases + 1, now.cta = barrier->cta->number, now.slot = static_cast<uint16_t>(barrier->slot);
+  now.number = barrier->phases + 1, now.cta = barrier->cta->number,
+  now.slot = static_cast<uint16_t>(barrier->slot);
   now.line = line, now.proxy = static_cast<uint8_t>(Proxy::kAsync);
   if (from) note(from, size, now);
   now.write = true;
@@ -87,7 +92,8 @@ void check_bulk_source(Thread* T, const uint8_t* at, uint32_t size) {
 // ---- bulk stores, in groups
 
 void check_bulk_store(Thread* T, const uint8_t* at, uint32_t size, bool write) {
-  if (T->order) touch_as(T, write ? SlotKind::kBulkWrite : SlotKind::kBulkRead, at, size, write, Proxy::kAsync);
+  if (T->order)
+    touch_as(T, write ? SlotKind::kBulkWrite : SlotKind::kBulkRead, at, size, write, Proxy::kAsync);
 }
 void check_bulk_group(Thread* T) {
   if (!T->order) return;
@@ -130,15 +136,18 @@ void check_unfenced(Thread* T, uint32_t line) {
 
 namespace {
 
-constexpr SlotKind kTensorSlots[] = {SlotKind::kQueue, SlotKind::kTensorLoad, SlotKind::kTensorStore};
+constexpr SlotKind kTensorSlots[] = {SlotKind::kQueue, SlotKind::kTensorLoad,
+                                     SlotKind::kTensorStore};
 
 }  // namespace
 
 void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, bool write) {
   if (!T->order) return;
-  for (auto& cta : T->cta->cluster->ctas) cta->order->tensor = reinterpret_cast<uint8_t*>(cta->tensor.cells.get());
+  for (auto& cta : T->cta->cluster->ctas)
+    cta->order->tensor = reinterpret_cast<uint8_t*>(cta->tensor.cells.get());
   const bool queue = agent == TensorAgent::kQueue;
-  touch_as(T, kTensorSlots[static_cast<int>(agent)], at, size, write, Proxy::kTensor, !queue, queue);
+  touch_as(T, kTensorSlots[static_cast<int>(agent)], at, size, write, Proxy::kTensor, !queue,
+           queue);
 }
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size) {
   if (T->order) touch_as(T, SlotKind::kQueue, at, size, false, Proxy::kAsync);
@@ -158,13 +167,15 @@ TensorCommit check_tensor_commit(Thread* T) {
   OwnAgent& agent = agent_of(T, SlotKind::kQueue);
   return {{T->order->cta->number, agent.slot, agent.number++}, T->order->base};
 }
-// A commit has tcgen05.fence::before_thread_sync in it. Its work began after what its thread had waited for, so that who
-// waits for the work knows of that too: the bytes of a stage that it read, for example.
+// A commit has tcgen05.fence::before_thread_sync in it. Its work began after what its thread had
+// waited for, so that who waits for the work knows of that too: the bytes of a stage that it read,
+// for example.
 void check_tensor_done(Cluster* cluster, const TensorCommit& commit, const uint64_t* at) {
   Mbarrier* barrier = cluster->order ? known_mbarrier(at) : nullptr;
   if (!barrier) return;
   if (!planted(Fault::clock_commit)) barrier->arrived.add(commit.known);
-  barrier->arrived.set(commit.work.cta, commit.work.slot, {commit.work.number, 0, commit.work.number});
+  barrier->arrived.set(commit.work.cta, commit.work.slot,
+                       {commit.work.number, 0, commit.work.number});
 }
 
 }  // namespace ptxemu

@@ -1,8 +1,8 @@
 // Atomic operations and fences: what is released at an address, and who acquires it.
 //
-// A release at an address is found by every later acquire that reads it or what updates have made of it, if both scopes
-// have the other thread in them. A fence turns relaxed operations after it into releases of what came before it, and
-// makes what relaxed reads before it have seen known.
+// A release at an address is found by every later acquire that reads it or what updates have made
+// of it, if both scopes have the other thread in them. A fence turns relaxed operations after it
+// into releases of what came before it, and makes what relaxed reads before it have seen known.
 #include "order/state.h"
 
 namespace ptxemu {
@@ -11,10 +11,14 @@ using namespace ordering;
 
 namespace {
 
-// The scope that two threads of these ctas need to find each other. Host threads stand for ranks with devices of their own.
+// The scope that two threads of these ctas need to find each other. Host threads stand for ranks
+// with devices of their own.
 Scope between(const OrderCta& a, const Released& one) {
-  if (a.launch->thread != one.thread) return planted(Fault::clock_system) ? Scope::kGpu : Scope::kSys;
-  return a.number == one.cta ? Scope::kCta : a.cluster == one.cluster ? Scope::kCluster : Scope::kGpu;
+  if (a.launch->thread != one.thread)
+    return planted(Fault::clock_system) ? Scope::kGpu : Scope::kSys;
+  return a.number == one.cta        ? Scope::kCta
+         : a.cluster == one.cluster ? Scope::kCluster
+                                    : Scope::kGpu;
 }
 
 void add_release(uint64_t address, const OrderCta& cta, Scope scope, const ClockRef& clock) {
@@ -23,7 +27,8 @@ void add_release(uint64_t address, const OrderCta& cta, Scope scope, const Clock
   auto& all = checker.released[address];
   for (Released& one : all)
     if (one.scope == scope && one.thread == thread &&
-        (scope >= Scope::kGpu || one.cta == cta.number || (scope == Scope::kCluster && one.cluster == cta.cluster))) {
+        (scope >= Scope::kGpu || one.cta == cta.number ||
+         (scope == Scope::kCluster && one.cluster == cta.cluster))) {
       one.clock = join(one.clock, clock);
       return;
     }
@@ -32,7 +37,8 @@ void add_release(uint64_t address, const OrderCta& cta, Scope scope, const Clock
 
 }  // namespace
 
-void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics, Scope scope) {
+void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics,
+                  Scope scope) {
   if (!T->order) return;
   const uint64_t address = reinterpret_cast<uint64_t>(at);
   if (address >= T->local_low && address < T->local_high) return;
@@ -43,7 +49,8 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
       for (const Released& one : found->second) {
         const Scope needed = between(*o.cta, one);
         if ((one.scope < needed || scope < needed) && !planted(Fault::clock_scope)) continue;
-        if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed))
+        if (semantics == Semantics::kAcquire || semantics == Semantics::kAcqRel ||
+            planted(Fault::clock_relaxed))
           acquire(T, one.clock);
         else
           o.unacquired[static_cast<int>(needed)].add(one.clock);
@@ -55,7 +62,8 @@ void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Sema
   if (what == Strong::kRead) return;
   // A store begins anew what is released there, an update adds to it.
   if (what == Strong::kWrite) checker.released.erase(address);
-  if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel || planted(Fault::clock_relaxed)) {
+  if (semantics == Semantics::kRelease || semantics == Semantics::kAcqRel ||
+      planted(Fault::clock_relaxed)) {
     add_release(address, *o.cta, scope, release(T));
     return;
   }
@@ -76,7 +84,8 @@ void check_fence(Thread* T, Scope scope) {
   if (planted(Fault::clock_proxy)) check_fence_proxy(T);
 }
 
-// All that the thread knows of, and what it has done itself, comes before what the asynchronous proxy does after this.
+// All that the thread knows of, and what it has done itself, comes before what the asynchronous
+// proxy does after this.
 void check_fence_proxy(Thread* T) {
   if (!T->order) return;
   OrderThread& o = *T->order;
@@ -89,7 +98,8 @@ void check_fence_proxy(Thread* T) {
 void check_fence_mbarrier_init(Thread* T) {
   if (!T->order) return;
   for (const uint64_t* at : T->order->inits)
-    if (const auto found = checker.mbarriers.find(at); found != checker.mbarriers.end()) found->second.fenced = true;
+    if (const auto found = checker.mbarriers.find(at); found != checker.mbarriers.end())
+      found->second.fenced = true;
   T->order->inits.clear();
 }
 

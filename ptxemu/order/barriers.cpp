@@ -1,4 +1,5 @@
-// Barriers of warps, ctas and clusters, mbarriers, launches: what those that arrive pass on to those that wait.
+// Barriers of warps, ctas and clusters, mbarriers, launches: what those that arrive pass on to
+// those that wait.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -18,15 +19,17 @@ bool asked_to_check() {
   if (!asked || !*asked) return false;
   checker.tensor_fences = std::strcmp(asked, "order,no-tcgen05-fence") != 0;
   if (std::strcmp(asked, "order") == 0 || !checker.tensor_fences) return true;
-  std::fprintf(stderr, "ptxemu: PTXEMU_CHECK: expected order or order,no-tcgen05-fence, got %s\n", asked);
+  std::fprintf(stderr, "ptxemu: PTXEMU_CHECK: expected order or order,no-tcgen05-fence, got %s\n",
+               asked);
   std::abort();
 }
 
 void check_enqueue(Launch& launch) {
   if (!launch.checked) return;
   auto& threads = checker.threads;
-  const auto self = std::find_if(threads.begin(), threads.end(),
-                                 [](const HostThread& one) { return one.id == std::this_thread::get_id(); });
+  const auto self = std::find_if(threads.begin(), threads.end(), [](const HostThread& one) {
+    return one.id == std::this_thread::get_id();
+  });
   const uint32_t thread = static_cast<uint32_t>(self - threads.begin());
   if (self == threads.end()) threads.push_back({std::this_thread::get_id(), 0, 0, {}});
   auto order = std::make_unique<OrderLaunch>();
@@ -42,19 +45,23 @@ void check_enqueue(Launch& launch) {
 void check_begin_chain(std::vector<Launch>& chain) {
   uint32_t index = 0;
   for (Launch& launch : chain)
-    if (launch.order) launch.order->index = index++, launch.order->before = checker.threads[launch.order->thread].ended;
+    if (launch.order)
+      launch.order->index = index++,
+      launch.order->before = checker.threads[launch.order->thread].ended;
 }
 
 namespace {
 
-// What one knows of launches that have ended, and of what other host threads' launches have released.
+// What one knows of launches that have ended, and of what other host threads' launches have
+// released.
 void add_foreign(Gather& gather, const ClockRef& clock, uint32_t thread) {
   if (!clock) return;
   gather.add(clock->launches);
   if (checker.threads.size() == 1) return;
   for (const Part& part : clock->parts) {
     const OrderLaunch& launch = *checker.ctas[part.cta]->launch;
-    if (launch.thread != thread && !clock->launches.has(launch.thread, launch.number)) gather.add(part);
+    if (launch.thread != thread && !clock->launches.has(launch.thread, launch.number))
+      gather.add(part);
   }
 }
 
@@ -91,7 +98,8 @@ void check_give_up() {
 void check_freed(uint64_t low, uint64_t bytes) {
   if (checker.launches.empty()) return;
   checker.shadow.forget(low, (bytes + 15) / 16 * 16);
-  checker.released.erase(checker.released.lower_bound(low), checker.released.lower_bound(low + bytes));
+  checker.released.erase(checker.released.lower_bound(low),
+                         checker.released.lower_bound(low + bytes));
 }
 
 void check_begin_cluster(Cluster& cluster) {
@@ -105,7 +113,8 @@ void check_begin_cluster(Cluster& cluster) {
   Launches earlier;
   earlier.add(own.thread, own.before, 0);
   // Its predecessor's triggers say nothing of that launch's own writes.
-  if (const Launch* before = launch.predecessor; before && before->order && !planted(Fault::clock_trigger)) {
+  if (const Launch* before = launch.predecessor;
+      before && before->order && !planted(Fault::clock_trigger)) {
     OrderLaunch& order = *before->order;
     if (!order.triggered) order.triggered = order.triggered_with.take();
     known.add(order.triggered);
@@ -135,13 +144,16 @@ void check_end_cluster(Cluster& cluster) {
   if (!cluster.order) return;
   for (auto& cta : cluster.ctas) {
     const auto low = reinterpret_cast<const uint64_t*>(cta->shared);
-    checker.shadow.forget(reinterpret_cast<uint64_t>(cta->shared), (cta->shared_bytes + 15) / 16 * 16);
+    checker.shadow.forget(reinterpret_cast<uint64_t>(cta->shared),
+                          (cta->shared_bytes + 15) / 16 * 16);
     checker.mbarriers.erase(checker.mbarriers.lower_bound(low),
                             checker.mbarriers.lower_bound(low + (cta->shared_bytes + 7) / 8));
     if (cta->tensor.cells)
-      checker.shadow.forget(reinterpret_cast<uint64_t>(cta->tensor.cells.get()), kTensorLanes * kTensorColumns * 4);
-    checker.released.erase(checker.released.lower_bound(reinterpret_cast<uint64_t>(cta->shared)),
-                           checker.released.lower_bound(reinterpret_cast<uint64_t>(cta->shared) + cta->shared_bytes));
+      checker.shadow.forget(reinterpret_cast<uint64_t>(cta->tensor.cells.get()),
+                            kTensorLanes * kTensorColumns * 4);
+    checker.released.erase(
+        checker.released.lower_bound(reinterpret_cast<uint64_t>(cta->shared)),
+        checker.released.lower_bound(reinterpret_cast<uint64_t>(cta->shared) + cta->shared_bytes));
     for (Thread& thread : cta->threads) delete thread.order;
     cta->order->shared = cta->order->tensor = nullptr;
     cta->order->agents.clear();
@@ -198,7 +210,8 @@ void check_open(Cta* cta, uint32_t barrier, const std::vector<Thread*>& waiting,
 }
 
 void check_cluster_arrive(Thread* T, bool release) {
-  if (T->order && (release || planted(Fault::clock_cluster))) release_into(T, T->cta->cluster->order->arrived);
+  if (T->order && (release || planted(Fault::clock_cluster)))
+    release_into(T, T->cta->cluster->order->arrived);
 }
 void check_cluster_open(Cluster* cluster) {
   if (cluster->order) cluster->order->passed = cluster->order->arrived.take();
@@ -268,7 +281,8 @@ void check_mbarrier_pass(Thread* T, const uint64_t* at, bool over, bool acquired
   Mbarrier* barrier = use(T, at);
   if (barrier && over && barrier->completed) know_own_queue(*T->order, *barrier->completed);
   if (barrier && over && !acquired) T->order->tensor_seen.add(barrier->completed);
-  if (barrier && acquired && barrier->completed && !planted(Fault::clock_phase)) acquire(T, barrier->completed);
+  if (barrier && acquired && barrier->completed && !planted(Fault::clock_phase))
+    acquire(T, barrier->completed);
 }
 void check_mbarrier_phase(const uint64_t* at) {
   Mbarrier* barrier = known_mbarrier(at);

@@ -29,7 +29,8 @@ void raise(Slots& a, const Slots& b) {
   }
 }
 
-// What was made of which clocks. Those named are kept, so that no other clock can have their addresses.
+// What was made of which clocks. Those named are kept, so that no other clock can have their
+// addresses.
 struct Remembered {
   ClockRef a, b, result;
   uint32_t number = 0;
@@ -40,8 +41,11 @@ std::vector<Remembered>& memory() {
   return *all;
 }
 Remembered& place(const ClockRef& a, const ClockRef& b, uint32_t number) {
-  const uint64_t x = reinterpret_cast<uint64_t>(a.get()) / 16, y = reinterpret_cast<uint64_t>(b.get()) / 16;
-  return memory()[(x * 0x9e3779b97f4a7c15ull ^ y * 0xc2b2ae3d27d4eb4full ^ number * 0x165667b19e3779f9ull) >> 32 &
+  const uint64_t x = reinterpret_cast<uint64_t>(a.get()) / 16,
+                 y = reinterpret_cast<uint64_t>(b.get()) / 16;
+  return memory()[(x * 0x9e3779b97f4a7c15ull ^ y * 0xc2b2ae3d27d4eb4full ^
+                   number * 0x165667b19e3779f9ull) >>
+                      32 &
                   (kRemembered - 1)];
 }
 template <class F>
@@ -59,7 +63,8 @@ enum : uint32_t { kJoin, kRaise };
 bool Launches::has(uint32_t thread, uint32_t number) const {
   if (thread >= threads_.size()) return false;
   const Ended& one = threads_[thread];
-  return number <= one.before || (number - one.before <= 32 && one.chain >> (number - one.before - 1) & 1);
+  return number <= one.before ||
+         (number - one.before <= 32 && one.chain >> (number - one.before - 1) & 1);
 }
 
 void Launches::add(uint32_t thread, uint32_t before, uint32_t chain) {
@@ -79,15 +84,17 @@ void Launches::add(const Launches& other) {
 
 bool Launches::covers(const Launches& other) const {
   for (uint32_t thread = 0; thread < other.threads_.size(); ++thread) {
-    const Ended &more = other.threads_[thread], own = thread < threads_.size() ? threads_[thread] : Ended{};
-    if (more.before > own.before || (more.before == own.before && more.chain & ~own.chain)) return false;
+    const Ended &more = other.threads_[thread],
+                own = thread < threads_.size() ? threads_[thread] : Ended{};
+    if (more.before > own.before || (more.before == own.before && more.chain & ~own.chain))
+      return false;
   }
   return true;
 }
 
 const Part* Clock::find(uint32_t cta) const {
-  const auto at =
-      std::lower_bound(parts.begin(), parts.end(), cta, [](const Part& part, uint32_t x) { return part.cta < x; });
+  const auto at = std::lower_bound(parts.begin(), parts.end(), cta,
+                                   [](const Part& part, uint32_t x) { return part.cta < x; });
   return at != parts.end() && at->cta == cta ? &*at : nullptr;
 }
 

@@ -1,8 +1,9 @@
 // Vector clocks: what a thread knows to have happened, shared between threads that know the same.
 //
-// Within a launch everything that acts is a slot of its cta: its threads, and the agents that act for them
-// asynchronously. Of each slot a clock says up to which of its numbers accesses have happened before. Beside that it knows
-// of launches that have ended before, by host thread: those of a thread are numbered, and its chains follow one another.
+// Within a launch everything that acts is a slot of its cta: its threads, and the agents that act
+// for them asynchronously. Of each slot a clock says up to which of its numbers accesses have
+// happened before. Beside that it knows of launches that have ended before, by host thread: those
+// of a thread are numbered, and its chains follow one another.
 #pragma once
 
 #include <array>
@@ -12,8 +13,9 @@
 
 namespace ptxemu::ordering {
 
-// Up to which number a slot's accesses are done; are also ordered before the asynchronous proxy's (a proxy fence lies
-// between); are also ordered before other threads' tcgen05 instructions (tcgen05.fence::before_thread_sync).
+// Up to which number a slot's accesses are done; are also ordered before the asynchronous proxy's
+// (a proxy fence lies between); are also ordered before other threads' tcgen05 instructions
+// (tcgen05.fence::before_thread_sync).
 struct Known {
   uint32_t done = 0, async = 0, tensor = 0;
 };
@@ -26,7 +28,8 @@ struct Part {
 class Launches {
  public:
   bool has(uint32_t thread, uint32_t number) const;
-  // All up to `before`, where a chain of the thread's begins, and those of the chain that `chain` has a bit of.
+  // All up to `before`, where a chain of the thread's begins, and those of the chain that `chain`
+  // has a bit of.
   void add(uint32_t thread, uint32_t before, uint32_t chain);
   void add(const Launches& other);
   bool covers(const Launches& other) const;

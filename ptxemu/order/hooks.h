@@ -1,4 +1,5 @@
-// What the run time tells the checker of order: nothing comes of it where a thread's, cluster's or launch's `order` is null.
+// What the run time tells the checker of order: nothing comes of it where a thread's, cluster's or
+// launch's `order` is null.
 #pragma once
 
 #include <memory>
@@ -48,7 +49,8 @@ void check_mbarrier_pass(Thread* T, const uint64_t* at, bool over, bool acquired
 void check_mbarrier_phase(const uint64_t* at);
 
 // ---- asynchronous copies
-void check_copy_async(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size, uint32_t source_bytes);
+void check_copy_async(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size,
+                      uint32_t source_bytes);
 void check_copy_group(Thread* T);                       // commit_group
 constexpr uint32_t kNoneOpen = ~0u;                     // wait_all
 void check_copy_wait(Thread* T, uint32_t groups_left);  // wait_group
@@ -59,11 +61,14 @@ struct AgentNumber {
 // cp.async.mbarrier.arrive: the copies before it; then their arrival, which releases them.
 AgentNumber check_copy_arrive(Thread* T);
 void check_copy_done(Cluster* cluster, AgentNumber copies, const uint64_t* at);
-// A piece of a copy that completes at an mbarrier: when it is issued, and when it is done. from may be null.
-void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size, const uint64_t* at);
-void check_bulk_done(Cluster* cluster, const uint8_t* to, const uint8_t* from, uint32_t size, const uint64_t* at,
-                     uint32_t line);
-// A piece of global memory that a tensor copy reads: compared with writes before it, not kept as a read.
+// A piece of a copy that completes at an mbarrier: when it is issued, and when it is done. from may
+// be null.
+void check_bulk(Thread* T, const uint8_t* to, const uint8_t* from, uint32_t size,
+                const uint64_t* at);
+void check_bulk_done(Cluster* cluster, const uint8_t* to, const uint8_t* from, uint32_t size,
+                     const uint64_t* at, uint32_t line);
+// A piece of global memory that a tensor copy reads: compared with writes before it, not kept as a
+// read.
 void check_bulk_source(Thread* T, const uint8_t* at, uint32_t size);
 // A piece of a store in a bulk group: what it reads, or writes.
 void check_bulk_store(Thread* T, const uint8_t* at, uint32_t size, bool write);
@@ -77,13 +82,19 @@ void check_wgmma_read(Thread* T, const uint8_t* at, uint32_t size);
 void check_wgmma_wait(Thread* T, uint64_t before_group);
 
 // ---- tensor memory and what tcgen05 reads of shared memory
-enum class TensorAgent : uint8_t { kQueue, kLoad, kStore };  // a thread's products and copies; a warp's ld and st
+enum class TensorAgent : uint8_t {
+  kQueue,
+  kLoad,
+  kStore
+};  // a thread's products and copies; a warp's ld and st
 void check_tensor(Thread* T, TensorAgent agent, const void* at, uint32_t size, bool write);
 void check_tensor_operand(Thread* T, const uint8_t* at, uint32_t size);
 void check_tensor_wait(Thread* T, TensorAgent agent);
-// tcgen05.dealloc: after all accesses to a lane's columns. Whoever has them next knows nothing of it.
+// tcgen05.dealloc: after all accesses to a lane's columns. Whoever has them next knows nothing of
+// it.
 void check_tensor_freed(Thread* T, const void* at, uint32_t size);
-// tcgen05.commit: the work before it, and what its thread knew then; then its arrival, which releases both.
+// tcgen05.commit: the work before it, and what its thread knew then; then its arrival, which
+// releases both.
 struct TensorCommit {
   AgentNumber work;
   std::shared_ptr<const ordering::Clock> known;

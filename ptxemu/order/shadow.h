@@ -1,4 +1,5 @@
-// Who accessed which bytes last: a record a granule of device, shared and tensor memory, by the host's address.
+// Who accessed which bytes last: a record a granule of device, shared and tensor memory, by the
+// host's address.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,8 @@ class Shadow {
   template <class F>
   void each(uint64_t at, uint64_t size, F of) {
     while (size != 0) {
-      const uint64_t first = at & ((1u << kPageShift) - 1), here = std::min<uint64_t>(size, (1u << kPageShift) - first);
+      const uint64_t first = at & ((1u << kPageShift) - 1),
+                     here = std::min<uint64_t>(size, (1u << kPageShift) - first);
       Page& page = page_of(at);
       refine(page, static_cast<uint32_t>(__builtin_ctzll(first | here | 16)));
       for (uint64_t i = first >> page.shift; i < (first + here) >> page.shift; ++i)

@@ -1,4 +1,5 @@
-// What the checker knows of launches, ctas, threads and barriers, and how an access is compared with earlier ones.
+// What the checker knows of launches, ctas, threads and barriers, and how an access is compared
+// with earlier ones.
 #pragma once
 
 #include <map>
@@ -14,7 +15,8 @@ namespace ptxemu {
 
 enum class Proxy : uint8_t { kGeneric, kAsync, kTensor };
 
-// Threads come first among a cta's slots; the others are agents: of a thread, a warp, or an mbarrier.
+// Threads come first among a cta's slots; the others are agents: of a thread, a warp, or an
+// mbarrier.
 enum class SlotKind : uint8_t {
   kThread,
   kCopyAsync,   // a thread's cp.async
@@ -54,12 +56,13 @@ struct OrderThread {
   OrderCta* cta;
   uint32_t slot, number = 1, fenced = 0;  // fenced: the number of the last proxy fence
   ordering::ClockRef base;                // what it knows of others
-  ordering::Gather tensor_seen;           // at relaxed waits: of use for tcgen05 alone, after its fence
-  ordering::ClockRef tensor_base;         // the same at its last tcgen05.fence::after_thread_sync
-  const ordering::Slots* own = nullptr;   // of base, its own cta's
+  ordering::Gather tensor_seen;    // at relaxed waits: of use for tcgen05 alone, after its fence
+  ordering::ClockRef tensor_base;  // the same at its last tcgen05.fence::after_thread_sync
+  const ordering::Slots* own = nullptr;  // of base, its own cta's
   std::vector<OwnAgent> agents;
-  ordering::ClockRef fences[4];    // what its fences release, by the scope that suffices
-  ordering::Gather unacquired[4];  // what its relaxed reads have seen, by the scope that a fence needs
+  ordering::ClockRef fences[4];  // what its fences release, by the scope that suffices
+  ordering::Gather
+      unacquired[4];  // what its relaxed reads have seen, by the scope that a fence needs
   bool wgmma_fenced = false;
   uint8_t stored_over[64];             // what a store replaces
   std::vector<const uint64_t*> inits;  // mbarriers without a fence since
@@ -72,8 +75,8 @@ struct OrderCluster {
   ordering::ClockRef passed;
 };
 
-// A launch. What its threads know of launches before it, and of what other host threads' launches have released, as far as
-// its successor may rely on it.
+// A launch. What its threads know of launches before it, and of what other host threads' launches
+// have released, as far as its successor may rely on it.
 struct OrderLaunch {
   const KernelInfo* kernel;
   uint32_t thread, number;         // the host thread, and among its launches
@@ -141,12 +144,14 @@ ClockRef release(Thread* T);
 void release_into(Thread* T, Gather& gather);
 void acquire(Thread* T, const ClockRef& clock);
 
-// The order between an earlier access and one that T makes now, or makes by a queue's slot, which is in order itself.
+// The order between an earlier access and one that T makes now, or makes by a queue's slot, which
+// is in order itself.
 constexpr uint32_t kNoQueue = ~0u;
 Verdict order_of(const OrderThread& o, const Record& before, Proxy now, uint32_t queue);
 // A record of T's own slot, or of an agent's, at T's PTX line.
 Record stamp(const Thread* T, bool write, Proxy proxy);
-Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot, uint32_t number);
+Record stamp(const Thread* T, bool write, Proxy proxy, uint32_t cta, uint32_t slot,
+             uint32_t number);
 // Compares an access with earlier ones and notes it.
 void touch(Thread* T, const void* at, uint64_t size, const Record& now, bool coherent = true,
            uint32_t queue = kNoQueue);
@@ -156,7 +161,8 @@ void note(const void* at, uint64_t size, const Record& now);
 void report(Thread* T, Verdict verdict, const Record& before, const Record& now, uint64_t at);
 // A wgmma after registers were written at `line`, 0 if the thread has had no fence at all.
 void report_unfenced(Thread* T, uint32_t line);
-void report_mbarrier(Thread* T, Verdict verdict, const Mbarrier& barrier, const uint64_t* at, bool async);
+void report_mbarrier(Thread* T, Verdict verdict, const Mbarrier& barrier, const uint64_t* at,
+                     bool async);
 
 }  // namespace ordering
 }  // namespace ptxemu

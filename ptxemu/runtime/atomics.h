@@ -13,7 +13,8 @@ inline std::make_unsigned_t<T> update(uint8_t* at, F of) {
 }
 template <class T>
 inline auto atomic_add(uint8_t* at, std::make_unsigned_t<T> value) {
-  const auto old = update<T>(at, [=](T x) { return static_cast<T>(static_cast<std::make_unsigned_t<T>>(x) + value); });
+  const auto old = update<T>(
+      at, [=](T x) { return static_cast<T>(static_cast<std::make_unsigned_t<T>>(x) + value); });
   return planted(Fault::atom_old) ? static_cast<std::make_unsigned_t<T>>(old + value) : old;
 }
 template <class T>
@@ -41,7 +42,8 @@ inline auto atomic_exch(uint8_t* at, T value) {
   return update<T>(at, [=](T) { return value; });
 }
 template <class T>
-inline auto atomic_cas(uint8_t* at, std::make_unsigned_t<T> expected, std::make_unsigned_t<T> value) {
+inline auto atomic_cas(uint8_t* at, std::make_unsigned_t<T> expected,
+                       std::make_unsigned_t<T> value) {
   return update<T>(at, [=](T x) {
     return static_cast<std::make_unsigned_t<T>>(x) == expected || planted(Fault::atom_cas_always)
                ? static_cast<T>(value)
@@ -57,10 +59,12 @@ inline auto atomic_dec(uint8_t* at, T most) {
   return update<T>(at, [=](T x) { return x == 0 || x > most ? most : x - 1; });
 }
 inline uint32_t atomic_add_f32(uint8_t* at, uint32_t value) {
-  return update<uint32_t>(at, [=](uint32_t x) { return canonical_nan(float_bits(as_float(x) + as_float(value))); });
+  return update<uint32_t>(
+      at, [=](uint32_t x) { return canonical_nan(float_bits(as_float(x) + as_float(value))); });
 }
 inline uint64_t atomic_add_f64(uint8_t* at, uint64_t value) {
-  return update<uint64_t>(at, [=](uint64_t x) { return double_bits(as_double(x) + as_double(value)); });
+  return update<uint64_t>(at,
+                          [=](uint64_t x) { return double_bits(as_double(x) + as_double(value)); });
 }
 #define PTXEMU_ATOMIC_HALVES(op, type)                                                  \
   inline uint16_t atomic_##op##_##type(uint8_t* at, uint16_t value) {                   \

@@ -22,10 +22,12 @@ void arrive(Thread* T, uint32_t id, uint32_t count, bool wait) {
   if (id > 15) fault(T, "a barrier's number: expected 0 to 15");
   if (count % 32) fault(T, "a barrier's count of threads: expected a multiple of 32");
   NamedBarrier& barrier = T->cta->barriers[id];
-  if (barrier.count && barrier.expected != count) fault(T, "threads disagree about how many a barrier is for");
+  if (barrier.count && barrier.expected != count)
+    fault(T, "threads disagree about how many a barrier is for");
   barrier.expected = count;
   check_arrive(T, id);
-  if (++barrier.count > (count ? count : T->cta->alive)) fault(T, "more threads arrive at a barrier than it is for");
+  if (++barrier.count > (count ? count : T->cta->alive))
+    fault(T, "more threads arrive at a barrier than it is for");
   if (barrier.count == (count ? count : T->cta->alive))
     open_if_full(T->cta, id, wait ? T : nullptr);
   else if (wait && !(planted(Fault::barrier_early) && T->warp->index == 0)) {
@@ -49,14 +51,17 @@ void open_cluster_if_full(Cluster* cluster) {
 void barrier_sync(Thread* T, uint32_t id, uint32_t count) { arrive(T, id, count, true); }
 void barrier_arrive(Thread* T, uint32_t id, uint32_t count) { arrive(T, id, count, false); }
 
-uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate, BarrierReduction kind) {
+uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate,
+                        BarrierReduction kind) {
   if (id > 15) fault(T, "a barrier's number: expected 0 to 15");
   NamedBarrier& barrier = T->cta->barriers[id];
   barrier.trues = planted(Fault::barrier_red_or) ? predicate : barrier.trues + predicate;
   const uint32_t participants = count ? count : T->cta->alive;
   arrive(T, id, count, true);
   const uint32_t trues = T->cta->barriers[id].result;
-  return kind == BarrierReduction::kPopc ? trues : kind == BarrierReduction::kAnd ? trues == participants : trues > 0;
+  return kind == BarrierReduction::kPopc  ? trues
+         : kind == BarrierReduction::kAnd ? trues == participants
+                                          : trues > 0;
 }
 
 void cluster_arrive(Thread* T, bool release) {

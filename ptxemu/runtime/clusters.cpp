@@ -54,9 +54,11 @@ std::unique_ptr<Cta> make_cta(Launch& launch, Cluster* cluster, uint64_t index, 
   cta->sm_count = launch.resident_clusters;
   cta->sm = static_cast<uint32_t>(index % launch.resident_clusters);
   cta->dynamic_shared_bytes = launch.dynamic_shared_bytes;
-  cta->shared_bytes = kSharedBase + launch.kernel->static_shared_bytes + launch.dynamic_shared_bytes;
+  cta->shared_bytes =
+      kSharedBase + launch.kernel->static_shared_bytes + launch.dynamic_shared_bytes;
   // Shared memory lies on a boundary of 1 KiB, which swizzled copies and descriptors count from.
-  cta->shared = static_cast<uint8_t*>(std::aligned_alloc(1024, (cta->shared_bytes + 2047) / 1024 * 1024));
+  cta->shared =
+      static_cast<uint8_t*>(std::aligned_alloc(1024, (cta->shared_bytes + 2047) / 1024 * 1024));
   std::memset(cta->shared, kSharedPoison, cta->shared_bytes);
   cta->warps.resize(cta->warp_count);
   cta->threads = std::vector<Thread>(threads);

@@ -30,21 +30,24 @@ void finish(std::vector<Work>& stores) {
 
 // In which ctas of the cluster a multicast copy arrives; else in the one that its address names.
 template <class F>
-void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t to, uint32_t barrier, F of) {
+void each_destination(Cluster* cluster, bool multicast, uint32_t mask, uint32_t to,
+                      uint32_t barrier, F of) {
   if (!multicast) return of(to, barrier);
   for (uint32_t rank = 0; rank < cluster->ctas.size(); ++rank)
     if (mask >> rank & 1)
-      of((to & 0xffffff) | rank << kSharedOffsetBits, (barrier & 0xffffff) | rank << kSharedOffsetBits);
+      of((to & 0xffffff) | rank << kSharedOffsetBits,
+         (barrier & 0xffffff) | rank << kSharedOffsetBits);
 }
 
 void require_sixteens(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
-  if (to % 16 || from % 16 || size % 16) fault(T, "a bulk copy: addresses and size must be multiples of 16");
+  if (to % 16 || from % 16 || size % 16)
+    fault(T, "a bulk copy: addresses and size must be multiples of 16");
 }
 
 }  // namespace
 
-void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier, uint32_t bytes,
-                      std::function<void(uint8_t*)> deliver) {
+void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier,
+                      uint32_t bytes, std::function<void(uint8_t*)> deliver) {
   Cluster* cluster = T->cta->cluster;
   uint8_t* place = cluster->shared_at(to);
   uint64_t* at = reinterpret_cast<uint64_t*>(cluster->shared_at(barrier));
@@ -60,9 +63,10 @@ void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size
 void store_async(Thread* T, uint64_t to, const void* values, uint32_t size, uint64_t barrier) {
   T->shared_at(to, size);
   mbarrier_at(T, barrier);
-  std::vector<uint8_t> bytes(static_cast<const uint8_t*>(values), static_cast<const uint8_t*>(values) + size);
-  enqueue_delivery(T, static_cast<uint32_t>(to), nullptr, size, static_cast<uint32_t>(barrier), size,
-                   [=](uint8_t* place) { std::memcpy(place, bytes.data(), bytes.size()); });
+  std::vector<uint8_t> bytes(static_cast<const uint8_t*>(values),
+                             static_cast<const uint8_t*>(values) + size);
+  enqueue_delivery(T, static_cast<uint32_t>(to), nullptr, size, static_cast<uint32_t>(barrier),
+                   size, [=](uint8_t* place) { std::memcpy(place, bytes.data(), bytes.size()); });
 }
 
 void copy_async(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint32_t source_bytes) {
@@ -113,7 +117,8 @@ void copy_async_arrive(Thread* T, uint64_t barrier, bool counted) {
   for (auto& group : T->copy_groups) groups->push_back(group);
   groups->push_back(T->open_copies);
   Cluster* cluster = T->cta->cluster;
-  // Both this and a later wait finish the same copies. Each has read its bytes or reads them from the same place.
+  // Both this and a later wait finish the same copies. Each has read its bytes or reads them from
+  // the same place.
   enqueue_copy(cluster, [=] {
     for (auto& group : *groups) finish(group);
     check_copy_done(cluster, agent, at);
@@ -144,7 +149,8 @@ void finish_copies(Thread* T) {
   finish(T->open_bulk);
 }
 
-void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier, bool multicast, uint32_t mask) {
+void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier,
+               bool multicast, uint32_t mask) {
   require_sixteens(T, to, from, size);
   const uint8_t* source = T->global_at(from, 16);
   T->global_at(from + size - 16, 16);
@@ -152,10 +158,11 @@ void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t ba
   T->shared_at(to + size - 16, 16);
   mbarrier_at(T, barrier);
   Cluster* cluster = T->cta->cluster;
-  each_destination(cluster, multicast, mask, static_cast<uint32_t>(to), static_cast<uint32_t>(barrier),
-                   [&](uint32_t place, uint32_t signal) {
-                     enqueue_delivery(T, place, source, size, signal, planted(Fault::bulk_no_bytes) ? 0 : size,
-                                      [=](uint8_t* to_bytes) { std::memcpy(to_bytes, source, size); });
+  each_destination(cluster, multicast, mask, static_cast<uint32_t>(to),
+                   static_cast<uint32_t>(barrier), [&](uint32_t place, uint32_t signal) {
+                     enqueue_delivery(
+                         T, place, source, size, signal, planted(Fault::bulk_no_bytes) ? 0 : size,
+                         [=](uint8_t* to_bytes) { std::memcpy(to_bytes, source, size); });
                    });
 }
 
@@ -200,8 +207,8 @@ void bulk_add(Thread* T, uint64_t to, uint64_t from, uint32_t size, bool floats)
   });
 }
 
-// The answer names a cluster that has not started, or says that there is none. Every cta of the cluster gets it where
-// `all` is set.
+// The answer names a cluster that has not started, or says that there is none. Every cta of the
+// cluster gets it where `all` is set.
 void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
   Cluster* cluster = T->cta->cluster;
   Launch* launch = cluster->launch;
@@ -212,7 +219,8 @@ void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
     ++launch->finished;
     for (int axis = 0; axis < 3; ++axis) {
       const uint32_t clusters = launch->grid[axis] / launch->cluster[axis];
-      answer |= static_cast<u128>(index % clusters * launch->cluster[axis]) << (axis == 0 ? 0 : 16 + 16 * axis);
+      answer |= static_cast<u128>(index % clusters * launch->cluster[axis])
+                << (axis == 0 ? 0 : 16 + 16 * axis);
       index /= clusters;
     }
     answer |= static_cast<u128>(1) << 127;
@@ -221,7 +229,8 @@ void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all) {
     if (!all && rank != T->rank) continue;
     const uint32_t place = (static_cast<uint32_t>(to) & 0xffffff) | rank << kSharedOffsetBits;
     const uint32_t signal = (static_cast<uint32_t>(barrier) & 0xffffff) | rank << kSharedOffsetBits;
-    enqueue_delivery(T, place, nullptr, 16, signal, 16, [=](uint8_t* to_bytes) { std::memcpy(to_bytes, &answer, 16); });
+    enqueue_delivery(T, place, nullptr, 16, signal, 16,
+                     [=](uint8_t* to_bytes) { std::memcpy(to_bytes, &answer, 16); });
   }
 }
 

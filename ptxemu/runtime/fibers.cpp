@@ -1,4 +1,5 @@
-// Fibers: one a PTX thread, each on a stack of its own, and the ways in which a thread gives up the processor.
+// Fibers: one a PTX thread, each on a stack of its own, and the ways in which a thread gives up the
+// processor.
 #include <sys/mman.h>
 
 #include <vector>
@@ -13,8 +14,9 @@ namespace {
 
 constexpr size_t kStackBytes = 1 << 20, kStackGuard = 1 << 14, kPageBytes = 1 << 12;
 constexpr size_t kStackStagger = 5 * 64;  // an odd number of cache lines
-// A guard is a mapping of its own, of which Linux gives a process 65530 unless told otherwise: beyond so many stacks, which
-// kernels of several host threads can have together, neighbours share one mapping without guards.
+// A guard is a mapping of its own, of which Linux gives a process 65530 unless told otherwise:
+// beyond so many stacks, which kernels of several host threads can have together, neighbours share
+// one mapping without guards.
 constexpr size_t kMostGuarded = 20000;
 
 std::vector<uint8_t*>& free_stacks() {
@@ -30,7 +32,8 @@ uint8_t* take_stack() {
     free_stacks().pop_back();
     return stack;
   }
-  void* base = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) throw LaunchFailure("ptxemu: no memory for a thread's stack");
   static size_t made = 0;
   if (++made <= kMostGuarded) mprotect(base, kStackGuard, PROT_NONE);
@@ -91,8 +94,8 @@ void fiber_main() {
 
 void prepare_fiber(Thread& thread) {
   thread.stack = take_stack();
-  // Stacks lie a power of two apart and would all begin in the same set of a cache, which has eight ways or so: those of a
-  // cta's threads begin in all of them.
+  // Stacks lie a power of two apart and would all begin in the same set of a cache, which has eight
+  // ways or so: those of a cta's threads begin in all of them.
   const size_t offset = thread.linear * kStackStagger % kPageBytes;
   uint64_t* top = reinterpret_cast<uint64_t*>(thread.stack + kStackBytes - 64 - offset);
   *--top = 0;  // the stack's alignment at a function's entry
@@ -131,7 +134,8 @@ void exit_thread(Thread* T) {
   __builtin_unreachable();
 }
 
-// The successor may begin once all threads of every cta have triggered or ended. True for the last one.
+// The successor may begin once all threads of every cta have triggered or ended. True for the last
+// one.
 bool trigger(Thread* T) {
   if (T->triggered) return false;
   T->triggered = true;
@@ -142,7 +146,8 @@ bool trigger(Thread* T) {
   return ++launch->triggered_ctas == uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
 }
 
-// In late order the last thread waits until the successor can go no further, so that what comes after is seen late.
+// In late order the last thread waits until the successor can go no further, so that what comes
+// after is seen late.
 void launch_dependents(Thread* T) {
   if (!trigger(T) || order() != Order::kLate) return;
   T->cta->cluster->launch->held = T;
@@ -151,7 +156,8 @@ void launch_dependents(Thread* T) {
 
 void wait_for_prerequisites(Thread* T) {
   Launch* launch = T->cta->cluster->launch;
-  if (launch->predecessor && !launch->predecessor->complete() && !planted(Fault::dependents_early)) {
+  if (launch->predecessor && !launch->predecessor->complete() &&
+      !planted(Fault::dependents_early)) {
     launch->waiting_for_predecessor.push_back(T);
     park(T, "the preceding launch (griddepcontrol.wait)", 0);
   }

@@ -1,4 +1,5 @@
-// f32 and f64 arithmetic as PTX defines it: NaN results are 0x7fffffff, .ftz, directed roundings, minimum and maximum.
+// f32 and f64 arithmetic as PTX defines it: NaN results are 0x7fffffff, .ftz, directed roundings,
+// minimum and maximum.
 #pragma once
 
 #include <cmath>
@@ -32,7 +33,9 @@ inline uint64_t double_bits(double value) {
   return bits;
 }
 inline bool is_nan_bits(uint32_t x) { return (x & 0x7fffffffu) > 0x7f800000u; }
-inline uint32_t canonical_nan(uint32_t x) { return is_nan_bits(x) && !planted(Fault::nan_kept) ? 0x7fffffffu : x; }
+inline uint32_t canonical_nan(uint32_t x) {
+  return is_nan_bits(x) && !planted(Fault::nan_kept) ? 0x7fffffffu : x;
+}
 inline uint32_t flush_subnormal(uint32_t x) {
   if (planted(Fault::ftz_ignored)) return x;
   return (x & 0x7f800000u) == 0 ? x & 0x80000000u : x;
@@ -66,8 +69,12 @@ inline float maximum_number(float a, float b) {
   if (b != b) return a;
   return a == b ? as_float(float_bits(a) & float_bits(b)) : a > b ? a : b;
 }
-inline float minimum_nan(float a, float b) { return either_nan(a, b) ? as_float(0x7fffffffu) : minimum_number(a, b); }
-inline float maximum_nan(float a, float b) { return either_nan(a, b) ? as_float(0x7fffffffu) : maximum_number(a, b); }
+inline float minimum_nan(float a, float b) {
+  return either_nan(a, b) ? as_float(0x7fffffffu) : minimum_number(a, b);
+}
+inline float maximum_nan(float a, float b) {
+  return either_nan(a, b) ? as_float(0x7fffffffu) : maximum_number(a, b);
+}
 inline double minimum_double(double a, double b) {
   return a != a ? b : b != b ? a : a == b ? (std::signbit(a) ? a : b) : a < b ? a : b;
 }
@@ -77,7 +84,8 @@ inline double maximum_double(double a, double b) {
 template <class F>
 inline uint32_t xorsign_abs(F choice, float a, float b) {
   const uint32_t sign = (float_bits(a) ^ float_bits(b)) & 0x80000000u;
-  const float chosen = choice(as_float(float_bits(a) & 0x7fffffffu), as_float(float_bits(b) & 0x7fffffffu));
+  const float chosen =
+      choice(as_float(float_bits(a) & 0x7fffffffu), as_float(float_bits(b) & 0x7fffffffu));
   return is_nan_bits(float_bits(chosen)) ? 0x7fffffffu : float_bits(chosen) | sign;
 }
 
@@ -89,9 +97,10 @@ inline bool test_normal(uint32_t x) { return test_finite(x) && (x & 0x7f800000u)
 inline bool test_subnormal(uint32_t x) { return (x & 0x7f800000u) == 0 && (x & 0x007fffffu) != 0; }
 
 inline uint64_t each_f32(uint64_t a, uint64_t b, float (*of)(float, float)) {
-  const uint32_t low = float_bits(of(as_float(static_cast<uint32_t>(a)), as_float(static_cast<uint32_t>(b))));
-  const uint32_t high =
-      float_bits(of(as_float(static_cast<uint32_t>(a >> 32)), as_float(static_cast<uint32_t>(b >> 32))));
+  const uint32_t low =
+      float_bits(of(as_float(static_cast<uint32_t>(a)), as_float(static_cast<uint32_t>(b))));
+  const uint32_t high = float_bits(
+      of(as_float(static_cast<uint32_t>(a >> 32)), as_float(static_cast<uint32_t>(b >> 32))));
   return pair_of_words(canonical_nan(low), canonical_nan(high));
 }
 inline uint64_t add_f32x2(uint64_t a, uint64_t b) {
@@ -106,9 +115,10 @@ inline uint64_t mul_f32x2(uint64_t a, uint64_t b) {
 inline uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
   uint32_t half[2];
   for (int i = 0; i < 2; ++i)
-    half[i] = canonical_nan(float_bits(__builtin_fmaf(as_float(static_cast<uint32_t>(a >> (32 * i))),
-                                                      as_float(static_cast<uint32_t>(b >> (32 * i))),
-                                                      as_float(static_cast<uint32_t>(c >> (32 * i))))));
+    half[i] =
+        canonical_nan(float_bits(__builtin_fmaf(as_float(static_cast<uint32_t>(a >> (32 * i))),
+                                                as_float(static_cast<uint32_t>(b >> (32 * i))),
+                                                as_float(static_cast<uint32_t>(c >> (32 * i))))));
   return pair_of_words(half[0], half[1]);
 }
 
@@ -123,7 +133,8 @@ float float_from_double(double x, Rounding mode);
 template <class T>
 inline float float_from_integer(T x, Rounding mode) {
   const float nearest = static_cast<float>(x);
-  const long double error = static_cast<long double>(nearest) - static_cast<long double>(x);  // both are exact
+  const long double error =
+      static_cast<long double>(nearest) - static_cast<long double>(x);  // both are exact
   if (mode == kNearest || error == 0) return nearest;
   const bool lower = mode == kDown || (mode == kToZero && x > 0);
   if (lower) return error > 0 ? std::nextafterf(nearest, -INFINITY) : nearest;
@@ -140,7 +151,8 @@ template <class T>
 inline T integer_from_double(double x, Rounding mode, bool nan_is_top_bit) {
   using Limits = std::numeric_limits<T>;
   if (x != x && !planted(Fault::cvt_nan_integer))
-    return nan_is_top_bit ? static_cast<T>(std::make_unsigned_t<T>(1) << (sizeof(T) * 8 - 1)) : T(0);
+    return nan_is_top_bit ? static_cast<T>(std::make_unsigned_t<T>(1) << (sizeof(T) * 8 - 1))
+                          : T(0);
   const double rounded = round_to_integer(x, mode);
   if (rounded <= static_cast<double>(Limits::min())) return Limits::min();
   // 2^63 - 1 becomes 2^63 as a double, so that what is below it fits.

@@ -27,7 +27,8 @@ struct Small {
 
 // The code of |x| without its sign: to nearest, saturating. Ties go to even.
 uint32_t magnitude_code(float x, const Small& format, bool ties_away) {
-  const double magnitude = std::fmin(std::fabs(static_cast<double>(x)), static_cast<double>(format.largest));
+  const double magnitude =
+      std::fmin(std::fabs(static_cast<double>(x)), static_cast<double>(format.largest));
   if (magnitude == 0) return 0;
   int exponent;
   std::frexp(magnitude, &exponent);
@@ -37,13 +38,16 @@ uint32_t magnitude_code(float x, const Small& format, bool ties_away) {
   double steps = ties_away ? std::floor(magnitude / step + 0.5) : std::nearbyint(magnitude / step);
   const double largest_steps = format.largest / step;
   if (steps > largest_steps) steps = largest_steps;
-  // Above `least`, the leading one of `steps` adds one to the exponent's field; a carry to the next power does so again.
-  return static_cast<uint32_t>(steps) + (static_cast<uint32_t>(exponent - least) << format.mantissa_bits);
+  // Above `least`, the leading one of `steps` adds one to the exponent's field; a carry to the next
+  // power does so again.
+  return static_cast<uint32_t>(steps) +
+         (static_cast<uint32_t>(exponent - least) << format.mantissa_bits);
 }
 
 uint32_t with_sign(uint32_t code, float x, int at) { return code | float_bits(x) >> 31 << at; }
 
-// A double to a float, so that a second rounding to fewer bits is right: what is cut sets the last bit.
+// A double to a float, so that a second rounding to fewer bits is right: what is cut sets the last
+// bit.
 float to_odd(double x) {
   const float rounded = static_cast<float>(x);
   if (static_cast<double>(rounded) == x || rounded != rounded || std::isinf(x)) return rounded;
@@ -86,7 +90,9 @@ uint16_t f16_from_float(float x, Rounding mode, bool finite) {
   const uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fff;
   if (magnitude == 0x7f800000u) return static_cast<uint16_t>(sign | (finite ? 0x7bffu : 0x7c00u));
-  const Small format{10, 15, 131008.0f};  // a step above the largest finite value's binade stays representable here
+  const Small format{
+      10, 15,
+      131008.0f};  // a step above the largest finite value's binade stays representable here
   uint32_t code;
   if (mode == kToZero) {
     // Cutting is rounding to nearest of a value that was cut before.
@@ -110,7 +116,8 @@ uint16_t bf16_from_float(float x, Rounding mode, bool finite) {
   if (planted(Fault::bf16_truncates)) mode = kToZero;
   const uint32_t rounded = mode == kToZero ? bits : bits + 0x7fffu + (bits >> 16 & 1);
   const uint32_t code = rounded >> 16;
-  if (finite && (code & 0x7fffu) == 0x7f80u) return static_cast<uint16_t>((code & 0x8000u) | 0x7f7fu);
+  if (finite && (code & 0x7fffu) == 0x7f80u)
+    return static_cast<uint16_t>((code & 0x8000u) | 0x7f7fu);
   return static_cast<uint16_t>(code);
 }
 
@@ -128,7 +135,8 @@ double fma_to_odd(double a, double b, double c) {
 }
 
 float float_from_f16(uint16_t x) {
-  const uint32_t exponent = x >> 10 & 31u, mantissa = x & 1023u, sign = static_cast<uint32_t>(x & 0x8000u) << 16;
+  const uint32_t exponent = x >> 10 & 31u, mantissa = x & 1023u,
+                 sign = static_cast<uint32_t>(x & 0x8000u) << 16;
   if (exponent == 31) return as_float(sign | 0x7f800000u | mantissa << 13);
   if (exponent == 0) return as_float(sign | float_bits(static_cast<float>(mantissa) * 0x1p-24f));
   return as_float(sign | (exponent + 112u) << 23 | mantissa << 13);
@@ -136,13 +144,18 @@ float float_from_f16(uint16_t x) {
 
 uint8_t e4m3_from_float(float x) {
   if (x != x || (planted(Fault::e4m3_overflow) && std::fabs(x) > 464.0f)) return 0x7f;
-  return static_cast<uint8_t>(with_sign(magnitude_code(x, {3, 7, 448.0f}, planted(Fault::e4m3_tie)), x, 7));
+  return static_cast<uint8_t>(
+      with_sign(magnitude_code(x, {3, 7, 448.0f}, planted(Fault::e4m3_tie)), x, 7));
 }
 uint8_t e5m2_from_float(float x) {
-  return x != x ? 0x7f : static_cast<uint8_t>(with_sign(magnitude_code(x, {2, 15, 57344.0f}, false), x, 7));
+  return x != x
+             ? 0x7f
+             : static_cast<uint8_t>(with_sign(magnitude_code(x, {2, 15, 57344.0f}, false), x, 7));
 }
 uint8_t e2m1_from_float(float x) {
-  return x != x ? 7 : static_cast<uint8_t>(with_sign(magnitude_code(x, {1, 1, 6.0f}, planted(Fault::e2m1_tie)), x, 3));
+  return x != x ? 7
+                : static_cast<uint8_t>(
+                      with_sign(magnitude_code(x, {1, 1, 6.0f}, planted(Fault::e2m1_tie)), x, 3));
 }
 
 // A power of two: the exponent of |x| rounded down or up, from 2^-127 to 2^127.
@@ -160,11 +173,14 @@ uint8_t ue8m0_from_float(float x, Rounding mode, bool finite) {
 float float_from_e4m3(uint32_t x) {
   if ((x & 0x7fu) == 0x7fu) return as_float(0x7fffffffu);
   const int exponent = x >> 3 & 15, mantissa = x & 7;
-  const float magnitude = exponent ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
-                                   : std::ldexp(static_cast<float>(mantissa), -9);
+  const float magnitude = exponent
+                              ? std::ldexp(1.0f + static_cast<float>(mantissa) / 8, exponent - 7)
+                              : std::ldexp(static_cast<float>(mantissa), -9);
   return x & 0x80u ? -magnitude : magnitude;
 }
-float float_from_e5m2(uint32_t x) { return float_from_f16(static_cast<uint16_t>((x & 0xffu) << 8)); }
+float float_from_e5m2(uint32_t x) {
+  return float_from_f16(static_cast<uint16_t>((x & 0xffu) << 8));
+}
 float float_from_e2m1(uint32_t x) {
   static constexpr float kValues[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
   return x & 8u ? -kValues[x & 7u] : kValues[x & 7u];

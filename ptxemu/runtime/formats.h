@@ -5,7 +5,8 @@
 
 namespace ptxemu {
 
-// To halves: `finite` is .satfinite, which turns what is too large into the largest finite value. NaN becomes 0x7fff.
+// To halves: `finite` is .satfinite, which turns what is too large into the largest finite value.
+// NaN becomes 0x7fff.
 uint16_t f16_from_float(float x, Rounding mode, bool finite);
 uint16_t bf16_from_float(float x, Rounding mode, bool finite);
 // One rounding, to nearest, of a double.
@@ -14,7 +15,8 @@ uint16_t bf16_from_double(double x);
 float float_from_f16(uint16_t x);
 inline float float_from_bf16(uint16_t x) { return as_float(static_cast<uint32_t>(x) << 16); }
 
-// To small formats: nearest, ties to even, saturating. A NaN becomes 0x7f, in E2M1 the largest value.
+// To small formats: nearest, ties to even, saturating. A NaN becomes 0x7f, in E2M1 the largest
+// value.
 uint8_t e4m3_from_float(float x);
 uint8_t e5m2_from_float(float x);
 uint8_t e2m1_from_float(float x);
@@ -31,61 +33,80 @@ float float_from_e2m1(uint32_t x);
 inline uint16_t bf16_from_ue8m0(uint32_t x) {
   return static_cast<uint16_t>(x == 255 ? 0x7fff : x == 0 ? 0x0040 : x << 7);
 }
-inline uint32_t tf32_from_bits(uint32_t x) { return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x; }
+inline uint32_t tf32_from_bits(uint32_t x) {
+  return test_finite(x) ? (x + 0x1000u) & 0xffffe000u : x;
+}
 
-// a * b + c with one rounding to 53 bits in which nothing that was cut is lost (the last bit says so).
+// a * b + c with one rounding to 53 bits in which nothing that was cut is lost (the last bit says
+// so).
 double fma_to_odd(double a, double b, double c);
 
-// ---- arithmetic in halves: each operation rounds once. Sums and products of two halves are rounded rightly by way of f32.
-#define PTXEMU_HALVES(type)                                                                                           \
-  inline uint16_t add_##type(uint16_t a, uint16_t b) {                                                                \
-    return type##_from_float(float_from_##type(a) + float_from_##type(b), kNearest, false);                           \
-  }                                                                                                                   \
-  inline uint16_t sub_##type(uint16_t a, uint16_t b) {                                                                \
-    return type##_from_float(float_from_##type(a) - float_from_##type(b), kNearest, false);                           \
-  }                                                                                                                   \
-  inline uint16_t mul_##type(uint16_t a, uint16_t b) {                                                                \
-    return type##_from_float(float_from_##type(a) * float_from_##type(b), kNearest, false);                           \
-  }                                                                                                                   \
-  inline uint16_t fma_##type(uint16_t a, uint16_t b, uint16_t c) {                                                    \
-    if (planted(Fault::fma_two_roundings)) return add_##type(mul_##type(a, b), c);                                    \
-    return type##_from_double(fma_to_odd(float_from_##type(a), float_from_##type(b), float_from_##type(c)));          \
-  }                                                                                                                   \
-  inline uint16_t min_##type(uint16_t a, uint16_t b) {                                                                \
-    return type##_from_float(minimum_number(float_from_##type(a), float_from_##type(b)), kNearest, false);            \
-  }                                                                                                                   \
-  inline uint16_t max_##type(uint16_t a, uint16_t b) {                                                                \
-    return type##_from_float(maximum_number(float_from_##type(a), float_from_##type(b)), kNearest, false);            \
-  }                                                                                                                   \
-  inline uint16_t min_nan_##type(uint16_t a, uint16_t b) {                                                            \
-    return type##_from_float(minimum_nan(float_from_##type(a), float_from_##type(b)), kNearest, false);               \
-  }                                                                                                                   \
-  inline uint16_t max_nan_##type(uint16_t a, uint16_t b) {                                                            \
-    return type##_from_float(maximum_nan(float_from_##type(a), float_from_##type(b)), kNearest, false);               \
-  }                                                                                                                   \
-  inline uint16_t relu_##type(uint16_t a) { return type##_from_float(relu(float_from_##type(a)), kNearest, false); }  \
-  inline uint16_t saturate_##type(uint16_t a) {                                                                       \
-    return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest, false);             \
-  }                                                                                                                   \
-  inline uint32_t add_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, add_##type); }                       \
-  inline uint32_t sub_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, sub_##type); }                       \
-  inline uint32_t mul_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, mul_##type); }                       \
-  inline uint32_t min_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, min_##type); }                       \
-  inline uint32_t max_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, max_##type); }                       \
-  inline uint32_t min_nan_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, min_nan_##type); }               \
-  inline uint32_t max_nan_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, max_nan_##type); }               \
-  inline uint32_t relu_##type##x2(uint32_t a) {                                                                       \
-    return relu_##type(static_cast<uint16_t>(a)) | static_cast<uint32_t>(relu_##type(static_cast<uint16_t>(a >> 16))) \
-                                                       << 16;                                                         \
-  }                                                                                                                   \
-  inline uint32_t saturate_##type##x2(uint32_t a) {                                                                   \
-    return saturate_##type(static_cast<uint16_t>(a)) |                                                                \
-           static_cast<uint32_t>(saturate_##type(static_cast<uint16_t>(a >> 16))) << 16;                              \
-  }                                                                                                                   \
-  inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                                                \
-    const uint32_t high =                                                                                             \
-        fma_##type(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16), static_cast<uint16_t>(c >> 16));   \
-    return fma_##type(static_cast<uint16_t>(a), static_cast<uint16_t>(b), static_cast<uint16_t>(c)) | high << 16;     \
+// ---- arithmetic in halves: each operation rounds once. Sums and products of two halves are
+// rounded rightly by way of f32.
+#define PTXEMU_HALVES(type)                                                                        \
+  inline uint16_t add_##type(uint16_t a, uint16_t b) {                                             \
+    return type##_from_float(float_from_##type(a) + float_from_##type(b), kNearest, false);        \
+  }                                                                                                \
+  inline uint16_t sub_##type(uint16_t a, uint16_t b) {                                             \
+    return type##_from_float(float_from_##type(a) - float_from_##type(b), kNearest, false);        \
+  }                                                                                                \
+  inline uint16_t mul_##type(uint16_t a, uint16_t b) {                                             \
+    return type##_from_float(float_from_##type(a) * float_from_##type(b), kNearest, false);        \
+  }                                                                                                \
+  inline uint16_t fma_##type(uint16_t a, uint16_t b, uint16_t c) {                                 \
+    if (planted(Fault::fma_two_roundings)) return add_##type(mul_##type(a, b), c);                 \
+    return type##_from_double(                                                                     \
+        fma_to_odd(float_from_##type(a), float_from_##type(b), float_from_##type(c)));             \
+  }                                                                                                \
+  inline uint16_t min_##type(uint16_t a, uint16_t b) {                                             \
+    return type##_from_float(minimum_number(float_from_##type(a), float_from_##type(b)), kNearest, \
+                             false);                                                               \
+  }                                                                                                \
+  inline uint16_t max_##type(uint16_t a, uint16_t b) {                                             \
+    return type##_from_float(maximum_number(float_from_##type(a), float_from_##type(b)), kNearest, \
+                             false);                                                               \
+  }                                                                                                \
+  inline uint16_t min_nan_##type(uint16_t a, uint16_t b) {                                         \
+    return type##_from_float(minimum_nan(float_from_##type(a), float_from_##type(b)), kNearest,    \
+                             false);                                                               \
+  }                                                                                                \
+  inline uint16_t max_nan_##type(uint16_t a, uint16_t b) {                                         \
+    return type##_from_float(maximum_nan(float_from_##type(a), float_from_##type(b)), kNearest,    \
+                             false);                                                               \
+  }                                                                                                \
+  inline uint16_t relu_##type(uint16_t a) {                                                        \
+    return type##_from_float(relu(float_from_##type(a)), kNearest, false);                         \
+  }                                                                                                \
+  inline uint16_t saturate_##type(uint16_t a) {                                                    \
+    return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest,  \
+                             false);                                                               \
+  }                                                                                                \
+  inline uint32_t add_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, add_##type); }    \
+  inline uint32_t sub_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, sub_##type); }    \
+  inline uint32_t mul_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, mul_##type); }    \
+  inline uint32_t min_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, min_##type); }    \
+  inline uint32_t max_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, max_##type); }    \
+  inline uint32_t min_nan_##type##x2(uint32_t a, uint32_t b) {                                     \
+    return each_u16(a, b, min_nan_##type);                                                         \
+  }                                                                                                \
+  inline uint32_t max_nan_##type##x2(uint32_t a, uint32_t b) {                                     \
+    return each_u16(a, b, max_nan_##type);                                                         \
+  }                                                                                                \
+  inline uint32_t relu_##type##x2(uint32_t a) {                                                    \
+    return relu_##type(static_cast<uint16_t>(a)) |                                                 \
+           static_cast<uint32_t>(relu_##type(static_cast<uint16_t>(a >> 16))) << 16;               \
+  }                                                                                                \
+  inline uint32_t saturate_##type##x2(uint32_t a) {                                                \
+    return saturate_##type(static_cast<uint16_t>(a)) |                                             \
+           static_cast<uint32_t>(saturate_##type(static_cast<uint16_t>(a >> 16))) << 16;           \
+  }                                                                                                \
+  inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                             \
+    const uint32_t high =                                                                          \
+        fma_##type(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16),                 \
+                   static_cast<uint16_t>(c >> 16));                                                \
+    return fma_##type(static_cast<uint16_t>(a), static_cast<uint16_t>(b),                          \
+                      static_cast<uint16_t>(c)) |                                                  \
+           high << 16;                                                                             \
   }
 PTXEMU_HALVES(f16)
 PTXEMU_HALVES(bf16)

@@ -26,23 +26,27 @@ void set_max_registers(Thread* T, uint32_t count, bool increase);
 uint8_t* shared_elsewhere(Thread* T, uint32_t address, uint32_t size);
 bool find_allocation(Thread* T, uint64_t address, uint32_t size);
 [[noreturn]] void fault_address(Thread* T, const char* space, uint64_t address, uint32_t size);
-inline bool misaligned(uint64_t address, uint32_t size) { return size <= 32 && (address & (size - 1)) != 0; }
+inline bool misaligned(uint64_t address, uint32_t size) {
+  return size <= 32 && (address & (size - 1)) != 0;
+}
 inline uint8_t* Thread::shared_at(uint64_t address, uint32_t size) {
   const uint32_t low = static_cast<uint32_t>(address), offset = low & 0xffffff;
-  if (__builtin_expect((low >> kSharedOffsetBits) != rank || offset + size > shared_end || offset < kSharedBase ||
-                           misaligned(low, size),
+  if (__builtin_expect((low >> kSharedOffsetBits) != rank || offset + size > shared_end ||
+                           offset < kSharedBase || misaligned(low, size),
                        0))
     return shared_elsewhere(this, low, size);
   return shared + offset;
 }
 inline uint8_t* Thread::global_at(uint64_t address, uint32_t size) {
-  if (__builtin_expect(address < memory_low || address + size > memory_high || misaligned(address, size), 0))
+  if (__builtin_expect(
+          address < memory_low || address + size > memory_high || misaligned(address, size), 0))
     if (misaligned(address, size) || !find_allocation(this, address, size))
       fault_address(this, "global", address, size);
   return reinterpret_cast<uint8_t*>(address);
 }
 inline uint8_t* Thread::local_at(uint64_t address, uint32_t size) {
-  if (__builtin_expect(address < local_low || address + size > local_high || misaligned(address, size), 0))
+  if (__builtin_expect(
+          address < local_low || address + size > local_high || misaligned(address, size), 0))
     fault_address(this, "local", address, size);
   return reinterpret_cast<uint8_t*>(address);
 }
@@ -51,7 +55,8 @@ inline uint64_t generic_to_shared(uint64_t address) { return address & 0xfffffff
 inline uint64_t shared_to_generic(uint64_t address) { return kSharedTag | (address & 0xffffffffu); }
 inline uint8_t* Thread::generic_at(uint64_t address, uint32_t size) {
   if (is_shared(address)) return shared_at(generic_to_shared(address), size);
-  return address >= local_low && address < local_high ? local_at(address, size) : global_at(address, size);
+  return address >= local_low && address < local_high ? local_at(address, size)
+                                                      : global_at(address, size);
 }
 inline uint64_t map_rank(Thread* T, uint64_t address, uint32_t rank) {
   if (planted(Fault::cluster_rank)) rank = T->rank;
@@ -65,7 +70,8 @@ enum class Vote { kBallot, kAny, kAll, kUni };
 enum class Reduction { kAdd, kAnd, kOr, kXor, kMinU32, kMaxU32, kMinS32, kMaxS32 };
 void warp_sync(Thread* T, uint32_t mask);
 uint32_t active_mask(Thread* T);
-uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp, uint32_t mask, bool& in_range);
+uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp,
+                 uint32_t mask, bool& in_range);
 uint32_t vote(Thread* T, Vote kind, bool predicate, uint32_t mask);
 uint32_t match_any(Thread* T, uint64_t value, uint32_t mask);
 uint32_t match_all(Thread* T, uint64_t value, uint32_t mask, bool& equal);
@@ -76,7 +82,8 @@ bool elect(Thread* T, uint32_t mask, uint32_t& leader);
 enum class BarrierReduction { kPopc, kAnd, kOr };
 void barrier_sync(Thread* T, uint32_t id, uint32_t count);
 void barrier_arrive(Thread* T, uint32_t id, uint32_t count);
-uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate, BarrierReduction kind);
+uint32_t barrier_reduce(Thread* T, uint32_t id, uint32_t count, bool predicate,
+                        BarrierReduction kind);
 void cluster_arrive(Thread* T, bool release);
 void cluster_wait(Thread* T);
 void mbarrier_init(Thread* T, uint64_t address, uint32_t count);
@@ -96,7 +103,8 @@ void copy_async_wait_all(Thread* T);
 void copy_async_arrive(Thread* T, uint64_t barrier, bool counted);
 void bulk_commit(Thread* T);
 void bulk_wait(Thread* T, uint32_t groups_left, bool reads_alone);
-void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier, bool multicast, uint32_t mask);
+void bulk_load(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier,
+               bool multicast, uint32_t mask);
 void bulk_store(Thread* T, uint64_t to, uint64_t from, uint32_t size);
 void bulk_exchange(Thread* T, uint64_t to, uint64_t from, uint32_t size, uint64_t barrier);
 void bulk_add(Thread* T, uint64_t to, uint64_t from, uint32_t size, bool floats);
@@ -104,11 +112,19 @@ template <class V>
 void bulk_reduce(Thread* T, uint64_t to, uint64_t from, uint32_t size) {
   bulk_add(T, to, from, size, std::is_same<V, float>::value);
 }
-void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at, uint64_t barrier, bool multicast,
-                 uint32_t mask, bool pair);
+void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map, const int32_t* at,
+                 uint64_t barrier, bool multicast, uint32_t mask, bool pair);
 void tensor_store(Thread* T, int rank, uint64_t map, const int32_t* at, uint64_t from);
-enum class TensorMapField { kGlobalAddress, kGlobalDim, kGlobalStride, kBoxDim, kElementStride, kRank };
-void tensor_map_replace(Thread* T, uint8_t* map, TensorMapField field, uint32_t ordinal, uint64_t value);
+enum class TensorMapField {
+  kGlobalAddress,
+  kGlobalDim,
+  kGlobalStride,
+  kBoxDim,
+  kElementStride,
+  kRank
+};
+void tensor_map_replace(Thread* T, uint8_t* map, TensorMapField field, uint32_t ordinal,
+                        uint64_t value);
 void tensor_map_copy(Thread* T, uint64_t to, uint64_t from);
 void cancel_cluster(Thread* T, uint64_t to, uint64_t barrier, bool all);
 inline bool was_canceled(u128 answer) { return static_cast<bool>(answer >> 127); }
@@ -121,20 +137,22 @@ inline uint32_t canceled_ctaid(u128 answer, int axis) {
 // ---- matrices
 void load_matrix(Thread* T, int count, bool transposed, uint64_t address, uint32_t* to);
 void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const uint32_t* from);
-void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c);
-void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b,
-                    const uint32_t* c);
+void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                     const uint32_t* c);
+void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a,
+                    const uint32_t* b, const uint32_t* c);
 enum class Small { kE4M3, kE5M2 };
-void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b,
-                  const uint32_t* c);
+void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a,
+                  const uint32_t* b, const uint32_t* c);
 struct BlockScales {
   uint32_t bytes, byte_id, thread_id;
 };
-void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d,
-                           const uint32_t* a, const uint32_t* b, const uint32_t* c);
+void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a,
+                           BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                           const uint32_t* c);
 enum class WgmmaType { kF16, kBf16, kE4M3, kE5M2 };
-void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a, uint64_t a_descriptor,
-                 uint64_t b_descriptor, bool accumulate, uint32_t* const* d);
+void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a,
+                 uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate, uint32_t* const* d);
 void wgmma_fence(Thread* T);
 void wgmma_commit(Thread* T);
 void wgmma_wait(Thread* T, uint32_t groups_left);
@@ -150,11 +168,15 @@ void tensor_wait_load(Thread* T);
 void tensor_wait_store(Thread* T);
 void tensor_commit(Thread* T, bool pair, uint64_t barrier, bool multicast, uint32_t mask);
 void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t descriptor);
-void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address, uint32_t* const* to);
-void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address, const uint32_t* from);
-void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
-                                  uint64_t scale_a, uint64_t scale_b, bool accumulate);
-void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, bool accumulate);
+void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address,
+                           uint32_t* const* to);
+void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address,
+                            const uint32_t* from);
+void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b,
+                                  uint32_t kind, uint64_t scale_a, uint64_t scale_b,
+                                  bool accumulate);
+void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
+                            bool accumulate);
 inline void require_no_lane_mask(Thread* T, uint32_t mask) {
   if (mask) fault(T, "tcgen05.mma with disabled output lanes is not supported");
 }

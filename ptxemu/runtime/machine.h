@@ -1,4 +1,5 @@
-// The emulated machine: threads on fibers, warps, ctas with shared and tensor memory, clusters, launches.
+// The emulated machine: threads on fibers, warps, ctas with shared and tensor memory, clusters,
+// launches.
 #pragma once
 
 #include <array>
@@ -37,13 +38,15 @@ struct KernelInfo {
   uint32_t instructions;
 };
 
-// Shared addresses are 32 bits: the cta's rank in the cluster, then an offset. As on hardware the first KiB is the
-// system's, so that no variable has address 0. Generic addresses of shared memory carry a tag.
+// Shared addresses are 32 bits: the cta's rank in the cluster, then an offset. As on hardware the
+// first KiB is the system's, so that no variable has address 0. Generic addresses of shared memory
+// carry a tag.
 constexpr uint32_t kSharedBase = 1024, kSharedOffsetBits = 24;
 constexpr uint64_t kSharedTag = 0x7e00000000000000ull;
 constexpr uint8_t kSharedPoison = 0xfe;
 
-// Registers that wgmma is still writing: whose they are now, and their values once they may be seen.
+// Registers that wgmma is still writing: whose they are now, and their values once they may be
+// seen.
 struct InFlightRegisters {
   std::vector<uint32_t*> registers;  // may name a slot several times: copies
   std::vector<uint32_t> slots;       // of each register
@@ -83,14 +86,16 @@ struct Thread {
   uint32_t cluster_phase = 0;
   bool triggered = false;  // launch_dependents
   std::vector<PendingCopy> open_copies;
-  // Lists, since a deque that holds nothing takes memory, of which each thread of each cta would have two.
+  // Lists, since a deque that holds nothing takes memory, of which each thread of each cta would
+  // have two.
   std::list<std::vector<PendingCopy>> copy_groups;
   std::vector<std::function<void()>> open_bulk;
   std::list<std::vector<std::function<void()>>> bulk_groups;
   uint64_t wgmma_group = 0;  // the commit group that is open
   InFlightRegisters* in_flight = nullptr;
   std::vector<std::unique_ptr<InFlightRegisters>> in_flight_records;
-  std::vector<std::pair<uint32_t*, uint32_t>> tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
+  std::vector<std::pair<uint32_t*, uint32_t>>
+      tensor_loads;  // registers that tcgen05.ld writes, until wait::ld
   OrderThread* order = nullptr;
 
   uint8_t* shared_at(uint64_t address, uint32_t size);
@@ -98,7 +103,9 @@ struct Thread {
   uint8_t* local_at(uint64_t address, uint32_t size);
   uint8_t* const_at(uint64_t address, uint32_t size) { return global_at(address, size); }
   uint8_t* generic_at(uint64_t address, uint32_t size);
-  uint64_t shared_symbol(uint32_t offset) const { return (rank << kSharedOffsetBits) + kSharedBase + offset; }
+  uint64_t shared_symbol(uint32_t offset) const {
+    return (rank << kSharedOffsetBits) + kSharedBase + offset;
+  }
   void add_local(const uint8_t* array, uint64_t size) {
     const uint64_t low = reinterpret_cast<uint64_t>(array);
     if (low < local_low) local_low = low;
@@ -134,17 +141,19 @@ struct NamedBarrier {
 
 constexpr uint32_t kTensorLanes = 128, kTensorColumns = 512;
 struct TensorMemory {
-  std::unique_ptr<uint32_t[]> cells;         // (lane, column), made when first allocated
-  uint32_t owner[kTensorColumns / 32] = {};  // columns of the allocation that holds these 32; 0 for none
+  std::unique_ptr<uint32_t[]> cells;  // (lane, column), made when first allocated
+  uint32_t owner[kTensorColumns / 32] =
+      {};  // columns of the allocation that holds these 32; 0 for none
   uint32_t allocated = 0;
   bool permit = true;
 };
 
 struct Cta {
   Cluster* cluster;
-  uint32_t ctaid[3], nctaid[3], ntid[3], cluster_ctaid[3], cluster_nctaid[3], clusterid[3], nclusterid[3];
-  uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count, dynamic_shared_bytes,
-      shared_bytes;
+  uint32_t ctaid[3], nctaid[3], ntid[3], cluster_ctaid[3], cluster_nctaid[3], clusterid[3],
+      nclusterid[3];
+  uint32_t rank, cluster_size, explicit_cluster, warp_count, thread_count, sm, sm_count,
+      dynamic_shared_bytes, shared_bytes;
   uint32_t alive, untriggered;  // threads
   uint8_t* shared;
   std::vector<Warp> warps;
@@ -162,9 +171,12 @@ struct Cluster {
   uint32_t phase = 0, arrived = 0, alive = 0;
   std::vector<Thread*> cluster_waiting;
   std::map<uint64_t*, std::vector<Thread*>> barrier_waiting;
-  std::vector<Work> copies;                          // done in any order
-  std::map<const Thread*, std::deque<Work>> tensor;  // tcgen05 work: in order for each thread that issues
-  uint8_t* shared_at(uint32_t address) { return ctas[address >> kSharedOffsetBits]->shared + (address & 0xffffff); }
+  std::vector<Work> copies;  // done in any order
+  std::map<const Thread*, std::deque<Work>>
+      tensor;  // tcgen05 work: in order for each thread that issues
+  uint8_t* shared_at(uint32_t address) {
+    return ctas[address >> kSharedOffsetBits]->shared + (address & 0xffffff);
+  }
 };
 
 struct Launch {
@@ -174,7 +186,7 @@ struct Launch {
   uint8_t* variables;                                   // the module's global variables
   std::vector<uint8_t> arguments;                       // as laid out for the kernel
   bool explicit_cluster = false, programmatic = false;  // may begin before its predecessor ends
-  bool checked = false;                                 // its kernel was translated for the checker of order
+  bool checked = false;  // its kernel was translated for the checker of order
   OrderLaunch* order = nullptr;
 
   uint8_t* params = nullptr;

@@ -1,4 +1,5 @@
-// ldmatrix, stmatrix, mma.sync. A product's sum is exact in double where the values allow, and rounded once.
+// ldmatrix, stmatrix, mma.sync. A product's sum is exact in double where the values allow, and
+// rounded once.
 #include <immintrin.h>
 
 #include <cstring>
@@ -38,7 +39,8 @@ void sums_of(const V (*a)[kK], const V (*b)[kK], double (*sums)[8]) {
   for (int row = 0; row < 16; ++row)
     for (int column = 0; column < 8; ++column) {
       double sum = 0;
-      for (int k = 0; k < kK; ++k) sum += static_cast<double>(a[row][k]) * static_cast<double>(b[column][k]);
+      for (int k = 0; k < kK; ++k)
+        sum += static_cast<double>(a[row][k]) * static_cast<double>(b[column][k]);
       sums[row][column] = sum;
     }
 }
@@ -60,7 +62,8 @@ void load_matrix(Thread* T, int count, bool transposed, uint64_t address, uint32
         const int row = lane / 4, column = lane % 4 * 2;
         const uint16_t low = transposed ? matrix[column][row] : matrix[row][column];
         const uint16_t high = transposed ? matrix[column + 1][row] : matrix[row][column + 1];
-        static_cast<MatrixLane*>(lanes[lane])->registers[i] = low | static_cast<uint32_t>(high) << 16;
+        static_cast<MatrixLane*>(lanes[lane])->registers[i] = low | static_cast<uint32_t>(high)
+                                                                        << 16;
       }
     }
   });
@@ -73,12 +76,14 @@ void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const
   meet(T, 0, "aligned stmatrix", &mine, true, [=](void** lanes, uint32_t) {
     for (int i = 0; i < count; ++i) {
       uint16_t matrix[8][8];
-      const int source = planted(Fault::stmatrix_rows) && (i == 1 || i == 2) && count == 4 ? 3 - i : i;
+      const int source =
+          planted(Fault::stmatrix_rows) && (i == 1 || i == 2) && count == 4 ? 3 - i : i;
       for (int lane = 0; lane < 32; ++lane) {
         const int row = lane / 4, column = lane % 4 * 2;
         const uint32_t value = static_cast<MatrixLane*>(lanes[lane])->registers[source];
         (transposed ? matrix[column][row] : matrix[row][column]) = static_cast<uint16_t>(value);
-        (transposed ? matrix[column + 1][row] : matrix[row][column + 1]) = static_cast<uint16_t>(value >> 16);
+        (transposed ? matrix[column + 1][row] : matrix[row][column + 1]) =
+            static_cast<uint16_t>(value >> 16);
       }
       for (int row = 0; row < 8; ++row) {
         const MatrixLane& x = *static_cast<MatrixLane*>(lanes[i * 8 + row]);
@@ -115,14 +120,15 @@ void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a
   });
 }
 
-void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a, const uint32_t* b,
-                    const uint32_t* c) {
+void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d, const uint32_t* a,
+                    const uint32_t* b, const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     int32_t left[16][32] = {}, right[8][32] = {};
     const auto value = [](uint32_t word, int i, bool is_signed) {
       const uint8_t byte = static_cast<uint8_t>(word >> (8 * i));
-      return is_signed ? static_cast<int32_t>(static_cast<int8_t>(byte)) : static_cast<int32_t>(byte);
+      return is_signed ? static_cast<int32_t>(static_cast<int8_t>(byte))
+                       : static_cast<int32_t>(byte);
     };
     for (int lane = 0; lane < 32; ++lane) {
       const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
@@ -139,15 +145,16 @@ void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d,
       for (uint32_t i = 0; i < 4; ++i) {
         uint32_t sum = x.c[i];
         for (int j = 0; j < k; ++j)
-          sum += static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[lane % 4 * 2 + i % 2][j]);
+          sum +=
+              static_cast<uint32_t>(left[lane / 4 + i / 2 * 8][j] * right[lane % 4 * 2 + i % 2][j]);
         x.d[i] = sum;
       }
     }
   });
 }
 
-void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a, const uint32_t* b,
-                  const uint32_t* c) {
+void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint32_t* a,
+                  const uint32_t* b, const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][32], right[8][32];
@@ -173,24 +180,31 @@ void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint
 
 // m16n8k64 of E2M1 with a scale for each block of a row of A and a column of B.
 //
-// Of the four lanes of a quad, two hold A's scales (rows g and g + 8), chosen by thread_id 0 or 1, and one holds B's
-// (thread_id 0 to 3). byte_id picks the first of two bytes where a row has two blocks.
-void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a, BlockScales scale_b, uint32_t* d,
-                           const uint32_t* a, const uint32_t* b, const uint32_t* c) {
-  if (scale_a.thread_id > 1 || scale_b.thread_id > 3) fault(T, "mma.sync block_scale: no such thread-id");
+// Of the four lanes of a quad, two hold A's scales (rows g and g + 8), chosen by thread_id 0 or 1,
+// and one holds B's (thread_id 0 to 3). byte_id picks the first of two bytes where a row has two
+// blocks.
+void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_a,
+                           BlockScales scale_b, uint32_t* d, const uint32_t* a, const uint32_t* b,
+                           const uint32_t* c) {
+  if (scale_a.thread_id > 1 || scale_b.thread_id > 3)
+    fault(T, "mma.sync block_scale: no such thread-id");
   if (blocks == 4 ? scale_a.byte_id || scale_b.byte_id : (scale_a.byte_id | scale_b.byte_id) & ~2u)
     fault(T, "mma.sync block_scale: no such byte-id");
-  ProductLane mine{d, a, b, c, scale_a.bytes >> (8 * scale_a.byte_id), scale_b.bytes >> (8 * scale_b.byte_id)};
+  ProductLane mine{
+      d, a, b, c, scale_a.bytes >> (8 * scale_a.byte_id), scale_b.bytes >> (8 * scale_b.byte_id)};
   meet(T, 0, "aligned mma.sync.block_scale", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][64], right[8][64];
     double left_scales[16][4], right_scales[8][4];
-    static constexpr float kValues[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    static constexpr float kValues[16] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
+                                          -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
     const auto unpack = [](uint32_t word, float* to) {
-      for (int i = 0; i < 8; ++i) to[i] = kValues[word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15)];
+      for (int i = 0; i < 8; ++i)
+        to[i] = kValues[word >> (4 * i) & (planted(Fault::block_scale_sign) ? 7 : 15)];
     };
     const auto scale = [=](uint32_t bytes, int block) {
       const uint32_t byte = bytes >> (8 * block) & 255;
-      return static_cast<double>(ue8m0 ? float_from_bf16(bf16_from_ue8m0(byte)) : float_from_e4m3(byte & 127));
+      return static_cast<double>(ue8m0 ? float_from_bf16(bf16_from_ue8m0(byte))
+                                       : float_from_e4m3(byte & 127));
     };
     for (int lane = 0; lane < 32; ++lane) {
       const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
@@ -201,7 +215,8 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
         if (static_cast<uint32_t>(q / 2) == scale_a.thread_id)
           left_scales[g + q % 2 * 8][block] = scale(x.scale_a, block);
         if (static_cast<uint32_t>(q) == scale_b.thread_id)
-          right_scales[g][planted(Fault::block_scale_column) ? blocks - 1 - block : block] = scale(x.scale_b, block);
+          right_scales[g][planted(Fault::block_scale_column) ? blocks - 1 - block : block] =
+              scale(x.scale_b, block);
       }
     }
     double sums[16][8];
@@ -211,7 +226,8 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
         double sum = 0;
         for (int block = 0; block < blocks; ++block) {
           float part = 0;  // exact: multiples of 1/4 below 2^12
-          for (int k = block * length; k < (block + 1) * length; ++k) part += left[row][k] * right[column][k];
+          for (int k = block * length; k < (block + 1) * length; ++k)
+            part += left[row][k] * right[column][k];
           sum += static_cast<double>(part) * left_scales[row][block] * right_scales[column][block];
         }
         sums[row][column] = sum;
@@ -221,7 +237,8 @@ void multiply_block_scaled(Thread* T, int blocks, bool ue8m0, BlockScales scale_
 }
 
 uint32_t MatrixDescriptor::at(uint32_t row, uint32_t byte) const {
-  if (swizzle == 0) return start + row / 8 * stride + row % 8 * 16 + byte / 16 * leading + byte % 16;
+  if (swizzle == 0)
+    return start + row / 8 * stride + row % 8 * 16 + byte / 16 * leading + byte % 16;
   return swizzled(start + row / 8 * stride + row % 8 * (16u << swizzle) + byte, swizzle);
 }
 

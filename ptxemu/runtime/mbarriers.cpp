@@ -1,4 +1,5 @@
-// mbarrier objects in shared memory: pending arrivals (20 bits), arrivals a phase (20), bytes to come (23, biased), phase.
+// mbarrier objects in shared memory: pending arrivals (20 bits), arrivals a phase (20), bytes to
+// come (23, biased), phase.
 #include "runtime/control.h"
 
 namespace ptxemu {
@@ -19,7 +20,8 @@ Barrier load(const uint64_t* at) {
 }
 void store(uint64_t* at, const Barrier& b) {
   *at = (b.pending & 0xfffffull) | (b.expected & 0xfffffull) << 20 |
-        static_cast<uint64_t>((b.bytes + kBias) & 0x7fffff) << 40 | static_cast<uint64_t>(b.phase) << 63;
+        static_cast<uint64_t>((b.bytes + kBias) & 0x7fffff) << 40 |
+        static_cast<uint64_t>(b.phase) << 63;
 }
 
 // The phase ends once all have arrived and all bytes have come.
@@ -42,14 +44,18 @@ void update_phase(Cluster* cluster, uint64_t* at, Barrier b) {
 
 }  // namespace
 
-uint64_t* mbarrier_at(Thread* T, uint64_t address) { return reinterpret_cast<uint64_t*>(T->shared_at(address, 8)); }
+uint64_t* mbarrier_at(Thread* T, uint64_t address) {
+  return reinterpret_cast<uint64_t*>(T->shared_at(address, 8));
+}
 
 void mbarrier_init(Thread* T, uint64_t address, uint32_t count) {
   if (count == 0 || count > 0xfffff) fault(T, "mbarrier.init: expected 1 to 2^20 - 1 arrivals");
   store(mbarrier_at(T, address), {count, count, 0, 0});
   check_mbarrier_init(T, mbarrier_at(T, address));
 }
-void mbarrier_invalidate(Thread* T, uint64_t address) { *mbarrier_at(T, address) = 0xfefefefefefefefeull; }
+void mbarrier_invalidate(Thread* T, uint64_t address) {
+  *mbarrier_at(T, address) = 0xfefefefefefefefeull;
+}
 
 void mbarrier_expect(Thread* T, uint64_t address, uint32_t bytes) {
   uint64_t* at = mbarrier_at(T, address);
@@ -62,7 +68,8 @@ void mbarrier_expect(Thread* T, uint64_t address, uint32_t bytes) {
 void mbarrier_complete_bytes(Cluster* cluster, uint64_t* at, uint32_t bytes) {
   Barrier b = load(at);
   b.bytes -= static_cast<int32_t>(bytes);
-  if (b.bytes < -kMostBytes) fault_work(cluster, "mbarrier: 2^20 bytes more have come than were expected");
+  if (b.bytes < -kMostBytes)
+    fault_work(cluster, "mbarrier: 2^20 bytes more have come than were expected");
   update_phase(cluster, at, b);
 }
 void mbarrier_complete(Thread* T, uint64_t address, uint32_t bytes) {
@@ -92,7 +99,8 @@ void add_pending_arrival(Thread* T, uint64_t* at) {
   store(at, b);
 }
 
-// True once the phase of that parity has ended. A blocking wait may end without success, as the definition allows.
+// True once the phase of that parity has ended. A blocking wait may end without success, as the
+// definition allows.
 bool mbarrier_wait(Thread* T, uint64_t address, uint32_t phase, bool blocking, bool acquire) {
   uint64_t* at = mbarrier_at(T, address);
   if (planted(Fault::mbarrier_parity)) phase ^= 1;

@@ -38,7 +38,8 @@ uint8_t fill_byte() {
 
 std::string text(uint64_t low, const Range& range) {
   std::ostringstream out;
-  out << range.what << " #" << range.number << " (" << range.high - low << " bytes at 0x" << std::hex << low << ")";
+  out << range.what << " #" << range.number << " (" << range.high - low << " bytes at 0x"
+      << std::hex << low << ")";
   return out.str();
 }
 
@@ -75,7 +76,8 @@ bool release(void* pointer) {
   map().freed.emplace_back(low, range);
   map().ranges.erase(found);
   if (map().freed.size() > kFreedKept) {
-    munmap(reinterpret_cast<void*>(map().freed.front().second.mapped_low), map().freed.front().second.mapped_bytes);
+    munmap(reinterpret_cast<void*>(map().freed.front().second.mapped_low),
+           map().freed.front().second.mapped_bytes);
     map().freed.pop_front();
   }
   return true;
@@ -106,7 +108,8 @@ std::string describe_address(uint64_t address) {
     if (address < before->second.high)
       out << address - before->first << " bytes into " << text(before->first, before->second);
     else
-      out << address - before->second.high << " bytes after the end of " << text(before->first, before->second);
+      out << address - before->second.high << " bytes after the end of "
+          << text(before->first, before->second);
   }
   if (after != map().ranges.end())
     out << (out.str().empty() ? "" : ", ") << after->first - address << " bytes before "

@@ -8,10 +8,11 @@ namespace ptxemu {
 
 constexpr uint64_t kDeviceBytes = 16ull << 30;
 
-// `bytes` bytes that begin at a multiple of 256, filled with poison, between pages that no access may touch. Null where
-// the device has no room.
+// `bytes` bytes that begin at a multiple of 256, filled with poison, between pages that no access
+// may touch. Null where the device has no room.
 void* allocate(uint64_t bytes, const char* what);
-// False if nothing begins there. The addresses are not used again for a while, so that later accesses are seen.
+// False if nothing begins there. The addresses are not used again for a while, so that later
+// accesses are seen.
 bool release(void* pointer);
 void register_memory(uint64_t low, uint64_t bytes, const char* what);
 void unregister_memory(uint64_t low);

@@ -1,6 +1,7 @@
 // What translated kernels tell the checker of order (order/), where PTXEMU_CHECK=order is set.
 //
-// They are translated once more for it, with PTXEMU_CHECK defined: without it what they would tell is compiled away.
+// They are translated once more for it, with PTXEMU_CHECK defined: without it what they would tell
+// is compiled away.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,10 @@ void check_write(Thread* T, const uint8_t* at, uint32_t size);
 // The same around a store: one that leaves the bytes as they were can be seen by nobody.
 void check_before_store(Thread* T, const uint8_t* at, uint32_t size);
 void check_after_store(Thread* T, const uint8_t* at, uint32_t size);
-// Atomic operations, and loads and stores that are volatile, relaxed, acquire or release. Before the access itself.
-void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics, Scope scope);
+// Atomic operations, and loads and stores that are volatile, relaxed, acquire or release. Before
+// the access itself.
+void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics,
+                  Scope scope);
 inline void on_read(Thread* T, const uint8_t* at, uint32_t size, bool coherent = true) {
   if constexpr (kChecked) check_read(T, at, size, coherent);
 }
@@ -36,7 +39,8 @@ inline void before_store(Thread* T, const uint8_t* at, uint32_t size) {
 inline void after_store(Thread* T, const uint8_t* at, uint32_t size) {
   if constexpr (kChecked) check_after_store(T, at, size);
 }
-inline uint8_t* on_strong(Thread* T, uint8_t* at, uint32_t size, Strong what, Semantics semantics, Scope scope) {
+inline uint8_t* on_strong(Thread* T, uint8_t* at, uint32_t size, Strong what, Semantics semantics,
+                          Scope scope) {
   if constexpr (kChecked) check_strong(T, at, size, what, semantics, scope);
   return at;
 }
@@ -59,7 +63,8 @@ inline void on_fence_tensor(Thread* T, bool after) {
   if constexpr (kChecked) check_fence_tensor(T, after);
 }
 
-// ---- registers of wgmma: a product whose registers were written at `line`, after the last wgmma.fence
+// ---- registers of wgmma: a product whose registers were written at `line`, after the last
+// wgmma.fence
 void check_unfenced(Thread* T, uint32_t line);
 inline void on_unfenced(Thread* T, uint32_t line) {
   if constexpr (kChecked) check_unfenced(T, line);

@@ -1,4 +1,5 @@
-// Whether a planted fault is in force. Without PTXEMU_PLANT, in every normal build, the answer is a constant.
+// Whether a planted fault is in force. Without PTXEMU_PLANT, in every normal build, the answer is a
+// constant.
 #pragma once
 
 namespace ptxemu {

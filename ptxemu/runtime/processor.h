@@ -1,4 +1,5 @@
-// The one processor: which fiber runs, whether its launch has failed, and what the files of the run time share of it.
+// The one processor: which fiber runs, whether its launch has failed, and what the files of the run
+// time share of it.
 #pragma once
 
 #include <sstream>

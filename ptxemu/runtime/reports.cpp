@@ -24,7 +24,8 @@ void report_cluster(std::ostringstream& out, const Cluster& cluster) {
         const Thread& thread = *warp.lanes[lane];
         std::ostringstream state;
         if (thread.waiting)
-          state << "waits for " << thread.waiting << " 0x" << std::hex << thread.waiting_for << std::dec;
+          state << "waits for " << thread.waiting << " 0x" << std::hex << thread.waiting_for
+                << std::dec;
         else
           state << (thread.polling ? "polls" : "runs");
         state << ", PTX line " << thread.line;
@@ -33,8 +34,8 @@ void report_cluster(std::ostringstream& out, const Cluster& cluster) {
       for (const auto& [state, mask] : lanes) {
         char text[16];
         std::snprintf(text, sizeof text, "%08x", mask);
-        out << "  cta " << coordinates(cta->ctaid) << " rank " << cta->rank << " warp " << warp.index << " lanes "
-            << text << ": " << state << "\n";
+        out << "  cta " << coordinates(cta->ctaid) << " rank " << cta->rank << " warp "
+            << warp.index << " lanes " << text << ": " << state << "\n";
       }
     }
 }
@@ -43,8 +44,8 @@ void report_barriers(std::ostringstream& out, const Cluster& cluster) {
   for (const auto& [barrier, waiting] : cluster.barrier_waiting) {
     if (waiting.empty()) continue;
     const uint64_t value = *barrier;
-    out << "  mbarrier that " << waiting.size() << " threads wait for: phase " << (value >> 63) << ", "
-        << (value & 0xfffff) << " of " << (value >> 20 & 0xfffff) << " arrivals and "
+    out << "  mbarrier that " << waiting.size() << " threads wait for: phase " << (value >> 63)
+        << ", " << (value & 0xfffff) << " of " << (value >> 20 & 0xfffff) << " arrivals and "
         << static_cast<int64_t>(value >> 40 & 0x7fffff) - (1 << 22) << " bytes pending\n";
   }
 }
@@ -55,14 +56,16 @@ void stop(const std::string& report) {
   std::fputs(report.c_str(), stderr);
 }
 
-std::string headline(const KernelInfo* kernel) { return std::string(" in kernel ") + kernel->name + "\n"; }
+std::string headline(const KernelInfo* kernel) {
+  return std::string(" in kernel ") + kernel->name + "\n";
+}
 
 void fault(Thread* T, const char* what) {
   std::ostringstream out;
   const Launch& launch = *T->cta->cluster->launch;
   out << "ptxemu: " << what << headline(launch.kernel);
-  out << "  thread " << coordinates(T->tid) << " of cta " << coordinates(T->cta->ctaid) << ", PTX line " << T->line
-      << "\n";
+  out << "  thread " << coordinates(T->tid) << " of cta " << coordinates(T->cta->ctaid)
+      << ", PTX line " << T->line << "\n";
   stop(out.str());
   if (processor.running) back_to_scheduler(T);
   throw LaunchFailure(processor.failure);
@@ -81,10 +84,11 @@ void fault_work(Cluster* cluster, const char* what) {
 void fault_address(Thread* T, const char* space, uint64_t address, uint32_t size) {
   std::ostringstream out;
   const bool aligned = !misaligned(address, size);
-  out << (aligned ? "out of bounds: " : "misaligned: ") << size << " bytes of " << space << " memory at 0x" << std::hex
-      << address << std::dec;
+  out << (aligned ? "out of bounds: " : "misaligned: ") << size << " bytes of " << space
+      << " memory at 0x" << std::hex << address << std::dec;
   if (std::strcmp(space, "global") == 0) out << ", " << describe_address(address);
-  if (std::strcmp(space, "shared") == 0) out << ", the cta has " << T->cta->shared_bytes << " bytes from 0x400";
+  if (std::strcmp(space, "shared") == 0)
+    out << ", the cta has " << T->cta->shared_bytes << " bytes from 0x400";
   fault(T, out.str().c_str());
 }
 
@@ -96,7 +100,8 @@ bool find_allocation(Thread* T, uint64_t address, uint32_t size) {
 uint8_t* shared_elsewhere(Thread* T, uint32_t address, uint32_t size) {
   const uint32_t rank = address >> kSharedOffsetBits, offset = address & 0xffffff;
   const bool inside = offset >= kSharedBase && offset + size <= T->shared_end;
-  if (rank >= T->cta->cluster_size || misaligned(address, size) || (!inside && !planted(Fault::shared_unchecked)))
+  if (rank >= T->cta->cluster_size || misaligned(address, size) ||
+      (!inside && !planted(Fault::shared_unchecked)))
     fault_address(T, "shared", address, size);
   return T->cta->cluster->ctas[rank]->shared + offset;
 }

@@ -1,9 +1,10 @@
 // Fibers and who runs next.
 //
-// One OS thread runs all fibers. Warps take turns; the lanes of a warp run one after the other, each until it waits, so
-// a thread is never interrupted between two instructions that do not wait. Asynchronous work is done at once, at random
-// moments, or only when nobody can go on without it. A run whose threads sleep or look at the time waits for what others
-// do, and is taken for stuck only after the patience of PTXEMU_PATIENCE.
+// One OS thread runs all fibers. Warps take turns; the lanes of a warp run one after the other,
+// each until it waits, so a thread is never interrupted between two instructions that do not wait.
+// Asynchronous work is done at once, at random moments, or only when nobody can go on without it. A
+// run whose threads sleep or look at the time waits for what others do, and is taken for stuck only
+// after the patience of PTXEMU_PATIENCE.
 #include "runtime/scheduler.h"
 
 #include <algorithm>
@@ -17,9 +18,11 @@
 namespace ptxemu {
 namespace {
 
-// A round in which all that ran only looked at memory again is idle; after so many the launch is taken for stuck.
+// A round in which all that ran only looked at memory again is idle; after so many the launch is
+// taken for stuck.
 constexpr uint64_t kMostIdleRounds = 20000;
-// In random order warps' turns are left out: after so many rounds in which the others did nothing, nobody can do anything.
+// In random order warps' turns are left out: after so many rounds in which the others did nothing,
+// nobody can do anything.
 constexpr uint64_t kMostSkippedRounds = 8;
 // Idle rounds after which other runs have a turn.
 constexpr uint64_t kIdleTurn = 64;
@@ -107,8 +110,8 @@ bool release_waiting(Launch& launch) {
   std::ostringstream out;
   for (Launch& launch : chain) {
     if (launch.complete() || launch.live.empty()) continue;
-    out << "ptxemu: " << what << headline(launch.kernel) << "  " << launch.finished << " of " << launch.total
-        << " clusters have ended, " << launch.live.size() << " wait\n";
+    out << "ptxemu: " << what << headline(launch.kernel) << "  " << launch.finished << " of "
+        << launch.total << " clusters have ended, " << launch.live.size() << " wait\n";
     for (auto& cluster : launch.live) {
       report_cluster(out, *cluster);
       report_barriers(out, *cluster);
@@ -123,7 +126,8 @@ bool release_waiting(Launch& launch) {
 Run::Run(std::vector<Launch> launches) : launches_(std::move(launches)), order_(asked_order()) {
   processor.order = order_;
   seed_random();
-  for (size_t i = 0; i < launches_.size(); ++i) prepare(launches_[i], i ? &launches_[i - 1] : nullptr);
+  for (size_t i = 0; i < launches_.size(); ++i)
+    prepare(launches_[i], i ? &launches_[i - 1] : nullptr);
   check_begin_chain(launches_);
 }
 
@@ -164,7 +168,8 @@ Run::State Run::advance(bool& worked, bool patient) {
       continue;
     }
     if (skipped_ && ++skipped_rounds_ < kMostSkippedRounds) continue;
-    // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits may time out.
+    // Nobody went on by himself: asynchronous work, then further clusters, then those whose waits
+    // may time out.
     if (release_held() || work() || grow()) {
       worked = true;
       continue;
@@ -176,7 +181,8 @@ Run::State Run::advance(bool& worked, bool patient) {
     }
     if (!polling_) report_deadlock(launches_, "deadlock");
     if (processor.outside) {
-      if (!patient) report_deadlock(launches_, "nobody has come for whom threads wait (PTXEMU_PATIENCE)");
+      if (!patient)
+        report_deadlock(launches_, "nobody has come for whom threads wait (PTXEMU_PATIENCE)");
       return State::kWaits;
     }
     if (++idle_ > kMostIdleRounds)
@@ -196,12 +202,13 @@ void Run::forget_allocations() {
 
 void Run::prepare(Launch& launch, Launch* predecessor) {
   launch.predecessor = predecessor;
-  launch.total = uint64_t(launch.grid[0] / launch.cluster[0]) * (launch.grid[1] / launch.cluster[1]) *
-                 (launch.grid[2] / launch.cluster[2]);
+  launch.total = uint64_t(launch.grid[0] / launch.cluster[0]) *
+                 (launch.grid[1] / launch.cluster[1]) * (launch.grid[2] / launch.cluster[2]);
   const size_t bytes = (launch.arguments.size() + 255) / 128 * 128;
   launch.params = static_cast<uint8_t*>(std::aligned_alloc(128, bytes));
   std::memcpy(launch.params, launch.arguments.data(), launch.arguments.size());
-  register_memory(reinterpret_cast<uint64_t>(launch.params), launch.arguments.size(), "kernel arguments");
+  register_memory(reinterpret_cast<uint64_t>(launch.params), launch.arguments.size(),
+                  "kernel arguments");
   launch.limit = order_ == Order::kRandom ? 1 + random_number() % 4 : 1;
 }
 
@@ -216,7 +223,8 @@ bool Run::round() {
       for (Thread* thread : launch.waiting_for_predecessor) wake(thread);
       launch.waiting_for_predecessor.clear();
     }
-    while (launch.live.size() < launch.limit && launch.next < launch.total) start_cluster(launch), worked = true;
+    while (launch.live.size() < launch.limit && launch.next < launch.total)
+      start_cluster(launch), worked = true;
     for (size_t c = 0; c < launch.live.size(); ++c) {
       worked |= run_cluster(*launch.live[c], skipped_);
       for (auto& cta : launch.live[c]->ctas)
@@ -248,7 +256,8 @@ bool Run::work() {
 bool Run::grow() {
   bool any = false;
   for (Launch& launch : launches_)
-    if (may_begin(launch) && launch.next < launch.total && launch.live.size() < launch.resident_clusters) {
+    if (may_begin(launch) && launch.next < launch.total &&
+        launch.live.size() < launch.resident_clusters) {
       launch.limit = launch.live.size() + 1;
       any = true;
     }

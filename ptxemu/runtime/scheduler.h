@@ -1,7 +1,8 @@
-// Runs launches: a chain of them, of which each may begin before its predecessor ends where both ask for that.
+// Runs launches: a chain of them, of which each may begin before its predecessor ends where both
+// ask for that.
 //
-// Several runs can be under way, those of host threads that stand for ranks: each goes on until it can go on no further by
-// itself, and then another has the processor (cudart/queues.h).
+// Several runs can be under way, those of host threads that stand for ranks: each goes on until it
+// can go on no further by itself, and then another has the processor (cudart/queues.h).
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ class Run {
   enum class State {
     kEnded,
     kPolls,  // all threads that run only look at memory again
-    kWaits,  // and look at the time or sleep in between: they wait for another run, for the host, or for the time
+    kWaits,  // and look at the time or sleep in between: they wait for another run, for the host,
+             // or for the time
   };
 
   explicit Run(std::vector<Launch> launches);
@@ -24,8 +26,8 @@ class Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Goes on until it has ended or can go on no further by itself. worked: whether anything was done. Throws LaunchFailure,
-  // also where it waits and nobody is to be waited for any longer.
+  // Goes on until it has ended or can go on no further by itself. worked: whether anything was
+  // done. Throws LaunchFailure, also where it waits and nobody is to be waited for any longer.
   State go_on(bool& worked, bool patient);
   // Threads look up again to which allocation an address belongs.
   void forget_allocations();

@@ -1,4 +1,5 @@
-// Tensor copies: a box of a tensor of up to five dimensions to and from shared memory, with swizzles and bounds.
+// Tensor copies: a box of a tensor of up to five dimensions to and from shared memory, with
+// swizzles and bounds.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -50,7 +51,9 @@ std::pair<int64_t, int64_t> inside_range(const TensorMap& map, const Coordinates
   return {low, std::max(low, high)};
 }
 
-uint8_t nibble(const uint8_t* row, int64_t element) { return row[element / 2] >> (element % 2 * 4) & 15; }
+uint8_t nibble(const uint8_t* row, int64_t element) {
+  return row[element / 2] >> (element % 2 * 4) & 15;
+}
 void put_nibble(uint8_t* row, int64_t element, uint8_t value) {
   uint8_t& byte = row[element / 2];
   byte = static_cast<uint8_t>(element % 2 ? (byte & 15) | value << 4 : (byte & 0xf0) | value);
@@ -61,29 +64,36 @@ int64_t spread_nibble(int64_t e) { return e / 16 * 32 + e % 16; }
 void read_row(const TensorMap& map, const Coordinates& at, const uint8_t* row, uint8_t* line) {
   const auto [low, high] = inside_range(map, at);
   if (map.element_bits() == 4) {
-    for (int64_t e = low; e < high; ++e) put_nibble(line, map.spread() ? spread_nibble(e) : e, nibble(row, at[0] + e));
+    for (int64_t e = low; e < high; ++e)
+      put_nibble(line, map.spread() ? spread_nibble(e) : e, nibble(row, at[0] + e));
   } else {
     const uint32_t bytes = map.element_bits() / 8;
-    std::memcpy(line + low * bytes, row + (at[0] + low) * bytes, static_cast<size_t>((high - low) * bytes));
+    std::memcpy(line + low * bytes, row + (at[0] + low) * bytes,
+                static_cast<size_t>((high - low) * bytes));
   }
 }
 void write_row(const TensorMap& map, const Coordinates& at, uint8_t* row, const uint8_t* line) {
   const auto [low, high] = inside_range(map, at);
   if (map.element_bits() == 4) {
-    for (int64_t e = low; e < high; ++e) put_nibble(row, at[0] + e, nibble(line, map.spread() ? spread_nibble(e) : e));
+    for (int64_t e = low; e < high; ++e)
+      put_nibble(row, at[0] + e, nibble(line, map.spread() ? spread_nibble(e) : e));
   } else {
     const uint32_t bytes = map.element_bits() / 8;
-    std::memcpy(row + (at[0] + low) * bytes, line + low * bytes, static_cast<size_t>((high - low) * bytes));
+    std::memcpy(row + (at[0] + low) * bytes, line + low * bytes,
+                static_cast<size_t>((high - low) * bytes));
   }
 }
 
-uint32_t swizzle_of(const TensorMap& map) { return planted(Fault::tensor_swizzle) ? 0 : map.swizzle; }
+uint32_t swizzle_of(const TensorMap& map) {
+  return planted(Fault::tensor_swizzle) ? 0 : map.swizzle;
+}
 
 // Calls of(first byte in the tensor, bytes) for each row of the box that lies in it.
 template <class F>
 void each_row_inside(const TensorMap& map, const Coordinates& at, F of) {
   const auto [low, high] = inside_range(map, at);
-  const int64_t first = (at[0] + low) * map.element_bits() / 8, end = (at[0] + high) * map.element_bits() / 8;
+  const int64_t first = (at[0] + low) * map.element_bits() / 8,
+                end = (at[0] + high) * map.element_bits() / 8;
   each_row(map, at, [&, first = first, end = end](uint32_t, const uint8_t* row) {
     if (row && end > first) of(row + first, static_cast<uint32_t>(end - first));
   });
@@ -96,14 +106,15 @@ void load_box(const TensorMap& map, const Coordinates& at, uint8_t* shared, uint
     std::fill(line.begin(), line.end(), 0);
     if (from) read_row(map, at, from, line.data());
     for (uint32_t i = 0; i < bytes; i += 16)
-      std::memcpy(shared + swizzled(to + row * bytes + i, swizzle_of(map)), line.data() + i, std::min(16u, bytes - i));
+      std::memcpy(shared + swizzled(to + row * bytes + i, swizzle_of(map)), line.data() + i,
+                  std::min(16u, bytes - i));
   });
 }
 
 }  // namespace
 
-void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const int32_t* at, uint64_t barrier,
-                 bool multicast, uint32_t mask, bool pair) {
+void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const int32_t* at,
+                 uint64_t barrier, bool multicast, uint32_t mask, bool pair) {
   const TensorMap map = checked_map(T, map_address, rank);
   if (to % 128) fault(T, "a tensor copy: the address in shared memory must be a multiple of 128");
   T->shared_at(to, 1);
@@ -113,15 +124,17 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
   std::copy(at, at + rank, from.begin());
   Cluster* cluster = T->cta->cluster;
   if (T->order)
-    each_row_inside(map, from, [&](const uint8_t* row, uint32_t bytes) { check_bulk_source(T, row, bytes); });
+    each_row_inside(map, from,
+                    [&](const uint8_t* row, uint32_t bytes) { check_bulk_source(T, row, bytes); });
   // What arrives in each cta is an event of its own.
   for (uint32_t r = 0; r < cluster->ctas.size(); ++r) {
     if (multicast ? !(mask >> r & 1) : r != 0) continue;
     uint32_t place = static_cast<uint32_t>(to), signal = static_cast<uint32_t>(barrier);
     if (multicast) {
       // Of a pair of ctas, the barrier of the one that the address names gets the bytes of both.
-      const uint32_t signalled =
-          pair && !planted(Fault::tensor_pair_signal) ? (r & ~1u) | (signal >> kSharedOffsetBits & 1) : r;
+      const uint32_t signalled = pair && !planted(Fault::tensor_pair_signal)
+                                     ? (r & ~1u) | (signal >> kSharedOffsetBits & 1)
+                                     : r;
       place = (place & 0xffffff) | r << kSharedOffsetBits;
       signal = (signal & 0xffffff) | signalled << kSharedOffsetBits;
     }
@@ -133,7 +146,8 @@ void tensor_load(Thread* T, int rank, uint64_t to, uint64_t map_address, const i
 
 void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, uint64_t source) {
   const TensorMap map = checked_map(T, map_address, rank);
-  if (source % 128) fault(T, "a tensor copy: the address in shared memory must be a multiple of 128");
+  if (source % 128)
+    fault(T, "a tensor copy: the address in shared memory must be a multiple of 128");
   T->shared_at(source, 1);
   T->shared_at(source + map.box_bytes() - 1, 1);
   Coordinates to{};
@@ -141,7 +155,9 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
   const uint8_t* shared = T->shared;
   if (T->order) {
     check_bulk_store(T, T->shared_at(source, 1), map.box_bytes(), false);
-    each_row_inside(map, to, [&](const uint8_t* row, uint32_t bytes) { check_bulk_store(T, row, bytes, true); });
+    each_row_inside(map, to, [&](const uint8_t* row, uint32_t bytes) {
+      check_bulk_store(T, row, bytes, true);
+    });
   }
   T->open_bulk.push_back([=] {
     const uint32_t bytes = map.row_bytes(), from = static_cast<uint32_t>(source) & 0xffffff;
@@ -156,7 +172,8 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
   });
 }
 
-void tensor_map_replace(Thread* T, uint8_t* at, TensorMapField field, uint32_t ordinal, uint64_t value) {
+void tensor_map_replace(Thread* T, uint8_t* at, TensorMapField field, uint32_t ordinal,
+                        uint64_t value) {
   if (ordinal > 4) fault(T, "tensormap.replace: expected a dimension from 0 to 4");
   TensorMap map;
   std::memcpy(&map, at, sizeof map);
@@ -168,7 +185,9 @@ void tensor_map_replace(Thread* T, uint8_t* at, TensorMapField field, uint32_t o
       break;
     case TensorMapField::kGlobalStride: map.strides[ordinal & 3] = value; break;
     case TensorMapField::kBoxDim: map.box[ordinal] = static_cast<uint16_t>(value); break;
-    case TensorMapField::kElementStride: map.element_strides[ordinal] = static_cast<uint8_t>(value); break;
+    case TensorMapField::kElementStride:
+      map.element_strides[ordinal] = static_cast<uint8_t>(value);
+      break;
     case TensorMapField::kRank: map.rank = static_cast<uint8_t>(value + 1); break;
   }
   std::memcpy(at, &map, sizeof map);

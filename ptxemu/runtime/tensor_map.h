@@ -10,8 +10,8 @@ struct TensorMap {
   uint64_t address;
   uint32_t magic;
   uint8_t type, rank, interleave,
-      swizzle;          // CUtensorMapDataType, dimensions, CUtensorMapInterleave, CUtensorMapSwizzle
-  uint32_t dims[5];     // elements; 0 stands for 2^32
+      swizzle;       // CUtensorMapDataType, dimensions, CUtensorMapInterleave, CUtensorMapSwizzle
+  uint32_t dims[5];  // elements; 0 stands for 2^32
   uint64_t strides[4];  // bytes, of dimensions 1 to 4
   uint16_t box[5];      // elements
   uint8_t element_strides[5];

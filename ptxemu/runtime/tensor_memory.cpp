@@ -1,6 +1,8 @@
-// tcgen05: tensor memory of 128 lanes by 512 columns a cta, its copies, products, and accesses by warps.
+// tcgen05: tensor memory of 128 lanes by 512 columns a cta, its copies, products, and accesses by
+// warps.
 //
-// Work is queued for each thread that issues it and done in that thread's order. What was not allocated faults.
+// Work is queued for each thread that issues it and done in that thread's order. What was not
+// allocated faults.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -29,20 +31,24 @@ MatrixDescriptor descriptor(Thread* T, uint64_t x) {
           static_cast<uint32_t>(x >> 32 & 0x3fff) << 4, static_cast<uint32_t>(kSwizzles[x >> 61])};
 }
 
-const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint32_t byte, uint32_t size) {
+const uint8_t* operand(Cta* cta, const MatrixDescriptor& at, uint32_t row, uint32_t byte,
+                       uint32_t size) {
   const uint32_t offset = at.at(row, byte);
-  if (offset + size > cta->shared_bytes) fault_work(cta->cluster, "tcgen05 reads outside the cta's shared memory");
+  if (offset + size > cta->shared_bytes)
+    fault_work(cta->cluster, "tcgen05 reads outside the cta's shared memory");
   return cta->shared + offset;
 }
 
-// For the checker of order: rows of an operand in shared memory, and columns of a lane of tensor memory.
+// For the checker of order: rows of an operand in shared memory, and columns of a lane of tensor
+// memory.
 void check_operand(Thread* T, Cta* cta, const MatrixDescriptor& at, uint32_t rows, uint32_t bytes) {
   for (uint32_t row = 0; row < rows; ++row)
     for (uint32_t byte = 0; byte < bytes; byte += 16)
       if (const uint32_t offset = at.at(row, byte); offset + 16 <= cta->shared_bytes)
         check_tensor_operand(T, cta->shared + offset, 16);
 }
-void check_cells(Thread* T, Cta* cta, uint64_t address, uint32_t lane, uint32_t column, uint32_t columns, bool write) {
+void check_cells(Thread* T, Cta* cta, uint64_t address, uint32_t lane, uint32_t column,
+                 uint32_t columns, bool write) {
   if (columns == 0) return;
   cell(cta, address, lane, column + columns - 1);
   check_tensor(T, TensorAgent::kQueue, &cell(cta, address, lane, column), 4 * columns, write);
@@ -61,12 +67,15 @@ void place(TensorShape shape, uint32_t i, uint32_t lane, uint32_t& row, uint32_t
   switch (shape) {
     case TensorShape::k32x32b: row = lane, column = i; break;
     case TensorShape::k16x128b: row = lane / 4 + 8 * (i & 1), column = i / 2 * 4 + lane % 4; break;
-    case TensorShape::k16x256b: row = lane / 4 + 8 * (i >> 1 & 1), column = i / 4 * 8 + lane % 4 * 2 + (i & 1); break;
+    case TensorShape::k16x256b:
+      row = lane / 4 + 8 * (i >> 1 & 1), column = i / 4 * 8 + lane % 4 * 2 + (i & 1);
+      break;
   }
 }
 
-// PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are there at once. The manual promises them at wait::ld; code
-// that ptxas compiles waits for the registers themselves, and CUTLASS has kernels that count on it.
+// PTXEMU_TENSOR_LOADS=registers: the values of tcgen05.ld are there at once. The manual promises
+// them at wait::ld; code that ptxas compiles waits for the registers themselves, and CUTLASS has
+// kernels that count on it.
 bool loads_wait() {
   const char* asked = std::getenv("PTXEMU_TENSOR_LOADS");
   return !asked || std::strcmp(asked, "registers") != 0;
@@ -96,7 +105,8 @@ void put(const Product& product, Cta* cta, uint32_t m, uint32_t n, double sum) {
   at = canonical_nan(float_bits(static_cast<float>(before + sum)));
 }
 
-void check_product(Thread* T, const Product& product, const MatrixDescriptor& left, const MatrixDescriptor& right) {
+void check_product(Thread* T, const Product& product, const MatrixDescriptor& left,
+                   const MatrixDescriptor& right) {
   if (!T->order) return;
   const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count;
   for (Cta* cta : product.ctas) {
@@ -112,12 +122,14 @@ void check_product(Thread* T, const Product& product, const MatrixDescriptor& le
 
 // The cta that has this part of B's rows.
 uint32_t half_of(const Product& product, uint32_t part) {
-  return planted(Fault::tcgen05_pair_halves) ? static_cast<uint32_t>(product.ctas.size()) - 1 - part : part;
+  return planted(Fault::tcgen05_pair_halves) ? static_cast<uint32_t>(product.ctas.size()) - 1 - part
+                                             : part;
 }
 
 Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
   Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
-  const bool rows = pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
+  const bool rows =
+      pair ? product.m == 256 || product.m == 128 : product.m == 128 || product.m == 64;
   if (!rows) fault(T, "tcgen05.mma: M must be 64 or 128, of a pair 128 or 256");
   if (product.n == 0 || product.n > 256 || (pair && product.n % 16))
     fault(T, "tcgen05.mma: N must be a multiple of 8 up to 256, of a pair of 16");
@@ -142,7 +154,8 @@ void tensor_alloc(Thread* T, bool, uint64_t to, uint32_t columns) {
     }
     for (uint32_t at = 0; at + columns <= kTensorColumns; at += columns) {
       uint32_t* first = memory.owner + at / 32;
-      if (std::any_of(first, first + columns / 32, [](uint32_t owner) { return owner != 0; })) continue;
+      if (std::any_of(first, first + columns / 32, [](uint32_t owner) { return owner != 0; }))
+        continue;
       std::fill(first, first + columns / 32, columns);
       memory.allocated += columns;
       write<uint32_t>(T->shared_at(to, 4), at);
@@ -157,7 +170,8 @@ void tensor_dealloc(Thread* T, bool, uint32_t address, uint32_t columns) {
   meet(T, 0, "aligned tcgen05.dealloc", nullptr, true, [=](void**, uint32_t) {
     TensorMemory& memory = T->cta->tensor;
     const uint32_t first = (address & 0xffff) / 32;
-    if ((address & 0xffff) + columns > kTensorColumns) fault(T, "tcgen05.dealloc beyond the last column");
+    if ((address & 0xffff) + columns > kTensorColumns)
+      fault(T, "tcgen05.dealloc beyond the last column");
     for (uint32_t i = first; i < first + columns / 32; ++i) {
       if (memory.owner[i] != columns) fault(T, "tcgen05.dealloc of what was not allocated so");
       memory.owner[i] = 0;
@@ -184,7 +198,8 @@ void tensor_wait_store(Thread* T) {
   check_tensor_wait(T, TensorAgent::kStore);
 }
 
-// Arrives once all that the thread has issued before is done: work of one thread is done in its order.
+// Arrives once all that the thread has issued before is done: work of one thread is done in its
+// order.
 void tensor_commit(Thread* T, bool, uint64_t barrier, bool multicast, uint32_t mask) {
   Cluster* cluster = T->cta->cluster;
   const uint32_t address = static_cast<uint32_t>(barrier);
@@ -215,19 +230,22 @@ void tensor_copy(Thread* T, bool pair, uint64_t to, uint64_t bits) {
       for (uint32_t row = 0; row < 32; ++row)
         for (uint32_t word = 0; word < 4; ++word)
           for (uint32_t warp = 0; warp < (planted(Fault::tcgen05_cp_lanes) ? 1u : 4u); ++warp)
-            cell(cta, to, warp * 32 + row, word) = read<uint32_t>(operand(cta, at, row, 4 * word, 4));
+            cell(cta, to, warp * 32 + row, word) =
+                read<uint32_t>(operand(cta, at, row, 4 * word, 4));
     });
   }
 }
 
-void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address, uint32_t* const* to) {
+void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t address,
+                           uint32_t* const* to) {
   struct Lane {
     uint32_t* const* to;
     uint64_t address;
     Thread* thread;
   } mine{to, address, T};
   meet(T, 0, "aligned tcgen05.ld", &mine, true, [=](void** lanes, uint32_t) {
-    if ((address >> 16 & 127) / 32 != T->warp->index % 4) fault(T, "tcgen05.ld: lanes that belong to another warp");
+    if ((address >> 16 & 127) / 32 != T->warp->index % 4)
+      fault(T, "tcgen05.ld: lanes that belong to another warp");
     const bool wait = loads_wait();
     for (uint32_t lane = 0; lane < 32; ++lane) {
       const Lane& x = *static_cast<Lane*>(lanes[lane]);
@@ -246,9 +264,11 @@ void tensor_load_registers(Thread* T, TensorShape shape, int count, uint64_t add
   });
 }
 
-void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address, const uint32_t* from) {
+void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t address,
+                            const uint32_t* from) {
   meet(T, 0, "aligned tcgen05.st", const_cast<uint32_t*>(from), true, [=](void** lanes, uint32_t) {
-    if ((address >> 16 & 127) / 32 != T->warp->index % 4) fault(T, "tcgen05.st: lanes that belong to another warp");
+    if ((address >> 16 & 127) / 32 != T->warp->index % 4)
+      fault(T, "tcgen05.st: lanes that belong to another warp");
     for (uint32_t lane = 0; lane < 32; ++lane)
       for (uint32_t i = 0; i < static_cast<uint32_t>(count); ++i) {
         uint32_t row = 0, column = 0;
@@ -260,20 +280,25 @@ void tensor_store_registers(Thread* T, TensorShape shape, int count, uint64_t ad
   });
 }
 
-// kind::mxf4nvf4 with blocks of 16: scales lie in tensor memory, four bytes a row, the same in all four groups of lanes.
-void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
-                                  uint64_t scale_a, uint64_t scale_b, bool accumulate) {
+// kind::mxf4nvf4 with blocks of 16: scales lie in tensor memory, four bytes a row, the same in all
+// four groups of lanes.
+void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b,
+                                  uint32_t kind, uint64_t scale_a, uint64_t scale_b,
+                                  bool accumulate) {
   const Product product = make_product(T, pair, d, kind, accumulate);
-  if ((kind >> 7 & 7) != 1 || (kind >> 10 & 7) != 1) fault(T, "tcgen05.mma mxf4nvf4: operands must be E2M1");
+  if ((kind >> 7 & 7) != 1 || (kind >> 10 & 7) != 1)
+    fault(T, "tcgen05.mma mxf4nvf4: operands must be E2M1");
   if (kind >> 23 & 1) fault(T, "tcgen05.mma mxf4nvf4: UE8M0 scales are not supported");
-  if ((kind >> 4 & 3) || (kind >> 29 & 3)) fault(T, "tcgen05.mma mxf4nvf4: scale selectors must be 0 for blocks of 16");
+  if ((kind >> 4 & 3) || (kind >> 29 & 3))
+    fault(T, "tcgen05.mma mxf4nvf4: scale selectors must be 0 for blocks of 16");
   if (kind >> 31) fault(T, "tcgen05.mma: K = 96 is not supported");
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
   check_product(T, product, left, right);
   if (T->order)
     for (Cta* cta : product.ctas)
       for (uint32_t lane = 0; lane < kTensorLanes; ++lane) {
-        check_cells(T, cta, scale_a & ~0xc0000000ull, lane, 0, (product.m / product.ctas.size() + 31) / 32, false);
+        check_cells(T, cta, scale_a & ~0xc0000000ull, lane, 0,
+                    (product.m / product.ctas.size() + 31) / 32, false);
         check_cells(T, cta, scale_b & ~0xc0000000ull, lane, 0, (product.n + 31) / 32, false);
       }
   enqueue_tensor_work(T, [=] {
@@ -312,7 +337,8 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
             float part = 0;  // exact: multiples of 1/4 below 2^10
             for (int k = 16 * block; k < 16 * block + 16; ++k)
               part += a_values[k] * b_values[n * 64 + static_cast<uint32_t>(k)];
-            sum += static_cast<double>(part) * a_scales[block] * b_scales[n * 4 + static_cast<uint32_t>(block)];
+            sum += static_cast<double>(part) * a_scales[block] *
+                   b_scales[n * 4 + static_cast<uint32_t>(block)];
           }
           put(product, cta, m, n, sum);
         }
@@ -321,17 +347,20 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
   });
 }
 
-void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind, bool accumulate) {
+void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64_t b, uint32_t kind,
+                            bool accumulate) {
   const Product product = make_product(T, pair, d, kind, accumulate);
   if ((kind >> 4 & 3) != 1) fault(T, "tcgen05.mma kind::f16: D must be f32");
-  if ((kind >> 7 & 7) > 1 || (kind >> 10 & 7) > 1) fault(T, "tcgen05.mma kind::f16: operands must be f16 or bf16");
+  if ((kind >> 7 & 7) > 1 || (kind >> 10 & 7) > 1)
+    fault(T, "tcgen05.mma kind::f16: operands must be f16 or bf16");
   const bool a_bf16 = kind >> 7 & 1, b_bf16 = kind >> 10 & 1;
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
   check_product(T, product, left, right);
   enqueue_tensor_work(T, [=] {
     const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
                    columns = product.n / count;
-    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool bf16, float* to) {
+    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool bf16,
+                           float* to) {
       for (uint32_t k = 0; k < 16; ++k) {
         const uint16_t bits = read<uint16_t>(operand(cta, at, row, 2 * k, 2));
         to[k] = bf16 ? float_from_bf16(bits) : float_from_f16(bits);
@@ -339,7 +368,8 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
     };
     std::vector<float> b_values(product.n * 16);
     for (uint32_t n = 0; n < product.n; ++n)
-      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, b_bf16, &b_values[n * 16]);
+      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, b_bf16,
+             &b_values[n * 16]);
     for (Cta* cta : product.ctas)
       for (uint32_t m = 0; m < rows; ++m) {
         float a_values[16];

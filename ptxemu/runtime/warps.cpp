@@ -6,8 +6,8 @@
 
 namespace ptxemu {
 
-// Lanes with the same mask at the same kind of instruction belong together. `aligned` instructions need the whole warp at
-// one place, as their definition says.
+// Lanes with the same mask at the same kind of instruction belong together. `aligned` instructions
+// need the whole warp at one place, as their definition says.
 void meet(Thread* T, uint32_t mask, const char* what, void* mine, bool aligned,
           const std::function<void(void**, uint32_t)>& together) {
   Warp* warp = T->warp;
@@ -53,13 +53,15 @@ void each(void** lanes, uint32_t mask, F of) {
 }  // namespace
 
 void warp_sync(Thread* T, uint32_t mask) {
-  meet(T, mask, "bar.warp.sync", nullptr, false, [=](void**, uint32_t present) { check_warp_sync(T, present); });
+  meet(T, mask, "bar.warp.sync", nullptr, false,
+       [=](void**, uint32_t present) { check_warp_sync(T, present); });
 }
 
 // Lanes that run are not in step here: the lane alone is a value that the definition allows.
 uint32_t active_mask(Thread* T) { return 1u << T->lane; }
 
-uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp, uint32_t mask, bool& in_range) {
+uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t clamp,
+                 uint32_t mask, bool& in_range) {
   struct Lane {
     uint32_t value, by, clamp, result;
     bool in_range;
@@ -72,7 +74,8 @@ uint32_t shuffle(Thread* T, Shuffle mode, uint32_t value, uint32_t by, uint32_t 
       const uint32_t highest = (lane & segment) | (bound & ~segment), lowest = lane & segment;
       uint32_t from = lane;
       if (mode == Shuffle::kUp)
-        from = lane - amount, x.in_range = static_cast<int32_t>(from) >= static_cast<int32_t>(highest);
+        from = lane - amount,
+        x.in_range = static_cast<int32_t>(from) >= static_cast<int32_t>(highest);
       else if (mode == Shuffle::kDown)
         from = lane + amount, x.in_range = from <= highest;
       else if (mode == Shuffle::kBfly)
@@ -96,11 +99,14 @@ uint32_t vote(Thread* T, Vote kind, bool predicate, uint32_t mask) {
   static constexpr const char* kNames[] = {"vote.ballot", "vote.any", "vote.all", "vote.uni"};
   meet(T, mask, kNames[static_cast<int>(kind)], &mine, false, [&](void** lanes, uint32_t present) {
     uint32_t ballot = 0;
-    each<Lane>(lanes, present, [&](uint32_t lane, Lane& x) { ballot |= static_cast<uint32_t>(x.predicate) << lane; });
+    each<Lane>(lanes, present, [&](uint32_t lane, Lane& x) {
+      ballot |= static_cast<uint32_t>(x.predicate) << lane;
+    });
     uint32_t result = kind == Vote::kAny   ? ballot != 0
                       : kind == Vote::kAll ? ballot == present
                                            : ballot == 0 || ballot == present;
-    if (kind == Vote::kBallot) result = planted(Fault::ballot_predicate) ? present & ~ballot : ballot;
+    if (kind == Vote::kBallot)
+      result = planted(Fault::ballot_predicate) ? present & ~ballot : ballot;
     each<Lane>(lanes, present, [&](uint32_t, Lane& x) { x.result = result; });
   });
   return mine.result;
@@ -137,7 +143,8 @@ uint32_t reduce(Thread* T, Reduction kind, uint32_t value, uint32_t mask) {
     uint32_t result = static_cast<Lane*>(lanes[first])->value;
     each<Lane>(lanes, present & ~(1u << first), [&](uint32_t, const Lane& x) {
       const int32_t a = static_cast<int32_t>(result), b = static_cast<int32_t>(x.value);
-      switch (planted(Fault::redux_signed) && kind == Reduction::kMinS32 ? Reduction::kMinU32 : kind) {
+      switch (planted(Fault::redux_signed) && kind == Reduction::kMinS32 ? Reduction::kMinU32
+                                                                         : kind) {
         case Reduction::kAdd: result += x.value; break;
         case Reduction::kAnd: result &= x.value; break;
         case Reduction::kOr: result |= x.value; break;
@@ -156,14 +163,17 @@ uint32_t reduce(Thread* T, Reduction kind, uint32_t value, uint32_t mask) {
 bool elect(Thread* T, uint32_t mask, uint32_t& leader) {
   uint32_t chosen = 0;
   meet(T, mask, "elect.sync", &chosen, false, [](void** lanes, uint32_t present) {
-    each<uint32_t>(lanes, present, [&](uint32_t, uint32_t& x) { x = static_cast<uint32_t>(__builtin_ctz(present)); });
+    each<uint32_t>(lanes, present, [&](uint32_t, uint32_t& x) {
+      x = static_cast<uint32_t>(__builtin_ctz(present));
+    });
   });
   leader = chosen;
   return chosen == T->lane;
 }
 
 void set_max_registers(Thread* T, uint32_t count, bool) {
-  if (count < 24 || count > 256 || count % 8) fault(T, "setmaxnreg: expected 24 to 256 registers in steps of 8");
+  if (count < 24 || count > 256 || count % 8)
+    fault(T, "setmaxnreg: expected 24 to 256 registers in steps of 8");
   meet(T, 0, "aligned setmaxnreg", nullptr, true, [](void**, uint32_t) {});
 }
 

@@ -1,8 +1,9 @@
 // wgmma: products of a warpgroup, done between their issue and their wait, visible at the wait.
 //
-// Each warp of the four computes its own 16 rows of D. A thread's registers hold poison from the issue to the wait; what
-// they become is kept beside them. Compiled code may copy such registers before the wait, where ptxas will let both
-// names share one register: copies follow (copy_in_flight).
+// Each warp of the four computes its own 16 rows of D. A thread's registers hold poison from the
+// issue to the wait; what they become is kept beside them. Compiled code may copy such registers
+// before the wait, where ptxas will let both names share one register: copies follow
+// (copy_in_flight).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -44,13 +45,17 @@ struct Issue {
 // A product's k is 32 bytes of each row, whatever the type.
 constexpr int kRowBytes = 32;
 
-int element_bytes(WgmmaType type) { return type == WgmmaType::kF16 || type == WgmmaType::kBf16 ? 2 : 1; }
+int element_bytes(WgmmaType type) {
+  return type == WgmmaType::kF16 || type == WgmmaType::kBf16 ? 2 : 1;
+}
 
 // The elements of one 32-bit word, lowest first: two or four.
 void widen(WgmmaType type, uint32_t word, float* to) {
   for (int i = 0; i < 4 / element_bytes(type); ++i) switch (type) {
       case WgmmaType::kF16: to[i] = float_from_f16(static_cast<uint16_t>(word >> (16 * i))); break;
-      case WgmmaType::kBf16: to[i] = float_from_bf16(static_cast<uint16_t>(word >> (16 * i))); break;
+      case WgmmaType::kBf16:
+        to[i] = float_from_bf16(static_cast<uint16_t>(word >> (16 * i)));
+        break;
       case WgmmaType::kE4M3: to[i] = float_from_e4m3(word >> (8 * i) & 0xff); break;
       case WgmmaType::kE5M2: to[i] = float_from_e5m2(word >> (8 * i) & 0xff); break;
     }
@@ -64,8 +69,10 @@ void load_rows(const Issue& issue, WgmmaType type, uint64_t bits, uint32_t first
   const int per_word = 4 / element_bytes(type);
   for (int row = 0; row < rows; ++row)
     for (int word = 0; word < kRowBytes / 4; word += 4) {
-      const uint32_t offset = at.at(first_row + static_cast<uint32_t>(row), static_cast<uint32_t>(4 * word));
-      if (offset + 16 > end) fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
+      const uint32_t offset =
+          at.at(first_row + static_cast<uint32_t>(row), static_cast<uint32_t>(4 * word));
+      if (offset + 16 > end)
+        fault_work(issue.cta->cluster, "wgmma reads outside the cta's shared memory");
       uint32_t words[4];
       std::memcpy(words, shared + offset, sizeof words);
       for (int i = 0; i < 4; ++i) widen(type, words[i], to[row] + (word + i) * per_word);
@@ -82,13 +89,16 @@ void check_rows(Thread* T, uint64_t bits, uint32_t first_row, int rows) {
     }
 }
 
-// How FP8 tensor cores of Hopper add E4M3 products to an accumulator: all of them at once, each cut off towards zero 13
-// bits behind the largest exponent, which is the accumulator's or the sum of the exponents of two operands; then their sum
-// 13 bits behind its own. An H200 gave the same bits for 32,768 products of 32 k, with subnormals, both signs and
-// accumulators of 50 octaves, and for 2,048 sums of 4,096 k.
+// How FP8 tensor cores of Hopper add E4M3 products to an accumulator: all of them at once, each cut
+// off towards zero 13 bits behind the largest exponent, which is the accumulator's or the sum of
+// the exponents of two operands; then their sum 13 bits behind its own. An H200 gave the same bits
+// for 32,768 products of 32 k, with subnormals, both signs and accumulators of 50 octaves, and for
+// 2,048 sums of 4,096 k.
 constexpr int kFp8SumBits = 13;
 
-double power_of_two(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+double power_of_two(int exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
 int e4m3_exponent(float x) { return std::max(std::ilogb(x), -6); }  // of x that is not 0
 
 float add_e4m3(float before, const float* left, const float* right) {
@@ -99,7 +109,8 @@ float add_e4m3(float before, const float* left, const float* right) {
     largest = std::max(largest, e4m3_exponent(left[k]) + e4m3_exponent(right[k]));
   }
   if (!std::isfinite(before) || largest == -200) return before;
-  const double place = power_of_two(largest - kFp8SumBits), inverse = power_of_two(kFp8SumBits - largest);
+  const double place = power_of_two(largest - kFp8SumBits),
+               inverse = power_of_two(kFp8SumBits - largest);
   double places = std::trunc(static_cast<double>(before) * inverse);
   for (int k = 0; k < kRowBytes; ++k)
     places += std::trunc(static_cast<double>(left[k]) * static_cast<double>(right[k]) * inverse);
@@ -110,12 +121,14 @@ float add_e4m3(float before, const float* left, const float* right) {
 
 void compute(const Issue& issue) {
   float a[16][kRowBytes], b[256][kRowBytes];
-  const int per_word = 4 / element_bytes(issue.a_type), depth = kRowBytes / element_bytes(issue.a_type);
+  const int per_word = 4 / element_bytes(issue.a_type),
+            depth = kRowBytes / element_bytes(issue.a_type);
   if (issue.from_registers) {
     // Words 0 and 1 are of rows g and g + 8 in the first half of k, words 2 and 3 in the second.
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i)
-        widen(issue.a_type, issue.a[lane][i], &a[lane / 4 + i % 2 * 8][lane % 4 * per_word + i / 2 * (depth / 2)]);
+        widen(issue.a_type, issue.a[lane][i],
+              &a[lane / 4 + i % 2 * 8][lane % 4 * per_word + i / 2 * (depth / 2)]);
   } else {
     load_rows(issue, issue.a_type, issue.a_descriptor, issue.warp * 16, 16, a);
   }
@@ -140,7 +153,8 @@ void compute(const Issue& issue) {
     std::fill(sums, sums + n, 0.0);
     for (int k = 0; k < depth; ++k) {
       const double left = static_cast<double>(a[row][k]);
-      for (int column = 0; column < n; ++column) sums[column] += left * static_cast<double>(transposed[k][column]);
+      for (int column = 0; column < n; ++column)
+        sums[column] += left * static_cast<double>(transposed[k][column]);
     }
     // A lane holds columns 8 j + 2 q and the next of rows g and g + 8.
     for (int column = 0; column < n; ++column) {
@@ -167,8 +181,8 @@ std::pair<InFlightRegisters*, size_t> find_register(Thread* T, const uint32_t* w
   return {nullptr, 0};
 }
 
-// The record that has d in order: a product that goes on from the last one. Other names of its registers are forgotten,
-// since they would need the values from before this product.
+// The record that has d in order: a product that goes on from the last one. Other names of its
+// registers are forgotten, since they would need the values from before this product.
 InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
   const auto [record, first] = find_register(T, d[0]);
   if (!record || record->values.size() != static_cast<size_t>(count) ||
@@ -187,10 +201,13 @@ InFlightRegisters* find_record(Thread* T, int count, uint32_t* const* d) {
 InFlightRegisters* new_record(Thread* T, int count, uint32_t* const* d) {
   auto record = std::make_unique<InFlightRegisters>();
   bool any_in_flight = false;
-  for (int i = 0; i < count && T->in_flight; ++i) any_in_flight |= find_register(T, d[i]).first != nullptr;
-  if (any_in_flight) run_products(T->warp, ~0ull);  // the registers come from several products or in another order
+  for (int i = 0; i < count && T->in_flight; ++i)
+    any_in_flight |= find_register(T, d[i]).first != nullptr;
+  if (any_in_flight)
+    run_products(T->warp, ~0ull);  // the registers come from several products or in another order
   for (int i = 0; i < count; ++i) {
-    const auto [other, at] = T->in_flight ? find_register(T, d[i]) : std::pair<InFlightRegisters*, size_t>{};
+    const auto [other, at] =
+        T->in_flight ? find_register(T, d[i]) : std::pair<InFlightRegisters*, size_t>{};
     record->values.push_back(other ? other->values[other->slots[at]] : *d[i]);
     if (other) drop_in_flight(T, d[i]);
     record->registers.push_back(d[i]);
@@ -205,18 +222,20 @@ void retire(Thread* T, uint64_t before_group) {
   auto& records = T->in_flight_records;
   for (auto& record : records) {
     if (record->group >= before_group) continue;
-    for (size_t i = 0; i < record->registers.size(); ++i) *record->registers[i] = record->values[record->slots[i]];
+    for (size_t i = 0; i < record->registers.size(); ++i)
+      *record->registers[i] = record->values[record->slots[i]];
   }
-  records.erase(
-      std::remove_if(records.begin(), records.end(), [&](const auto& record) { return record->group < before_group; }),
-      records.end());
+  records.erase(std::remove_if(records.begin(), records.end(),
+                               [&](const auto& record) { return record->group < before_group; }),
+                records.end());
   T->in_flight = records.empty() ? nullptr : records.back().get();
 }
 
 }  // namespace
 
-void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a, uint64_t a_descriptor,
-                 uint64_t b_descriptor, bool accumulate, uint32_t* const* d) {
+void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uint32_t* a,
+                 uint64_t a_descriptor, uint64_t b_descriptor, bool accumulate,
+                 uint32_t* const* d) {
   if (T->order && T->wgmma_group == 0) check_unfenced(T, 0);
   const int count = n / 2;
   InFlightRegisters* record = T->in_flight ? find_record(T, count, d) : nullptr;
@@ -241,7 +260,8 @@ void wgmma_issue(Thread* T, int n, WgmmaType a_type, WgmmaType b_type, const uin
       issue->d[lane] = x.d;
       issue->first[lane] = x.first;
     }
-    if (order() == Order::kAtOnce || (order() == Order::kRandom && T->warp->products.empty() && random_number() % 2))
+    if (order() == Order::kAtOnce ||
+        (order() == Order::kRandom && T->warp->products.empty() && random_number() % 2))
       compute(*issue);
     else
       T->warp->products.push_back({T->wgmma_group, [issue] { compute(*issue); }});

@@ -75,7 +75,8 @@ bool do_some_work(Cluster* cluster) {
   size_t chosen = random_number() % queues;
   if (!cluster->copies.empty() && chosen-- == 0) {
     // As late as possible means that what came last is done first.
-    const size_t at = order() == Order::kRandom ? random_number() % cluster->copies.size() : cluster->copies.size() - 1;
+    const size_t at = order() == Order::kRandom ? random_number() % cluster->copies.size()
+                                                : cluster->copies.size() - 1;
     const Work work = std::move(cluster->copies[at]);
     cluster->copies.erase(cluster->copies.begin() + static_cast<std::ptrdiff_t>(at));
     work();

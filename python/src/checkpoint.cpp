@@ -30,7 +30,8 @@ class PyCheckpoint {
   PyCheckpoint(const std::string& path, const std::optional<std::string>& gate_up_order,
                std::vector<std::string> accept_tensors)
       : checkpoint_([&] {
-          const CheckpointOptions options = reading_options(gate_up_order, std::move(accept_tensors));
+          const CheckpointOptions options =
+              reading_options(gate_up_order, std::move(accept_tensors));
           WithoutLock unlocked;
           return take(Checkpoint::open(path, options));
         }()) {}
@@ -64,7 +65,8 @@ class PyCheckpoint {
     // Reading finds again what opening found in the layers below.
     std::vector<Finding> of_opening = checkpoint_.findings();
     const std::set<int64_t> again(read.begin(), read.end());
-    std::erase_if(of_opening, [&](const Finding& finding) { return again.contains(finding.layer); });
+    std::erase_if(of_opening,
+                  [&](const Finding& finding) { return again.contains(finding.layer); });
     add(of_opening);
     nb::dict statistics;
     for (const int64_t layer : read) {
@@ -80,8 +82,8 @@ class PyCheckpoint {
         std::vector<Finding> of_scales;
         scales = take(checkpoint_.layer_scales(layer, &of_scales));
         for (Finding& finding : of_scales) {  // validate has checked input scales too
-          const bool known =
-              std::any_of(found.begin(), found.end(), [&](const Finding& f) { return f.id == finding.id; });
+          const bool known = std::any_of(found.begin(), found.end(),
+                                         [&](const Finding& f) { return f.id == finding.id; });
           if (!known) found.push_back(std::move(finding));
         }
       }
@@ -133,7 +135,9 @@ class PyCheckpoint {
   const Checkpoint& checkpoint() const { return checkpoint_; }
 
  private:
-  ExpertRange all_experts(int64_t layer) const { return {0, take(checkpoint_.layer_options(layer)).num_experts}; }
+  ExpertRange all_experts(int64_t layer) const {
+    return {0, take(checkpoint_.layer_options(layer)).num_experts};
+  }
   Checkpoint checkpoint_;
 };
 
@@ -152,7 +156,8 @@ nb::typed<nb::list, Dict> explain_json(const std::string& options_json, const st
   return reports;
 }
 
-std::pair<std::string, std::string> choose_activation_format(const std::string& declared, const std::string& backend) {
+std::pair<std::string, std::string> choose_activation_format(const std::string& declared,
+                                                             const std::string& backend) {
   const auto format = take(parse<ActivationFormat>(declared, "declared"));
   const ChosenFormat chosen = take(nvfp4_moe::internal::choose_activation_format(format, backend));
   return {to_string(chosen.format), chosen.because};
@@ -168,31 +173,42 @@ CheckpointOptions reading_options(const std::optional<std::string>& gate_up_orde
   return options;
 }
 
-const Checkpoint& checkpoint_of(nb::handle object) { return nb::cast<const PyCheckpoint&>(object).checkpoint(); }
+const Checkpoint& checkpoint_of(nb::handle object) {
+  return nb::cast<const PyCheckpoint&>(object).checkpoint();
+}
 
 void bind_checkpoint(nb::module_& m) {
-  nb::class_<PyCheckpoint>(m, "Checkpoint",
-                           "A model directory, opened: headers and config are read, weights only as asked for.")
-      .def(nb::init<const std::string&, const std::optional<std::string>&, std::vector<std::string>>(), nb::arg("path"),
-           nb::arg("gate_up_order") = nb::none(), nb::arg("accept_tensors") = std::vector<std::string>(),
-           "gate_up_order: rows of tensors that hold gate and up, \"gate_first\", \"up_first\" or \"interleaved\"; "
+  nb::class_<PyCheckpoint>(
+      m, "Checkpoint",
+      "A model directory, opened: headers and config are read, weights only as asked for.")
+      .def(nb::init<const std::string&, const std::optional<std::string>&,
+                    std::vector<std::string>>(),
+           nb::arg("path"), nb::arg("gate_up_order") = nb::none(),
+           nb::arg("accept_tensors") = std::vector<std::string>(),
+           "gate_up_order: rows of tensors that hold gate and up, \"gate_first\", \"up_first\" or "
+           "\"interleaved\"; "
            "None: as "
-           "family and names give it. accept_tensors: names of experts' tensors to leave out, which are else an error; "
+           "family and names give it. accept_tensors: names of experts' tensors to leave out, "
+           "which are else an error; "
            "'*' matches any characters.")
       .def("model", &PyCheckpoint::model,
            "What headers and config tell: family, format, options and layers. Reads no weights.")
       .def("inspect", &PyCheckpoint::inspect, nb::arg("layers") = nb::none(),
-           "model(), \"statistics\" by layer and \"findings\"; None: every MoE layer. As nvfp4_moe.inspect.")
-      .def("expert", &PyCheckpoint::expert, nb::arg("layer"), nb::arg("expert"), nb::arg("first") = 0,
+           "model(), \"statistics\" by layer and \"findings\"; None: every MoE layer. As "
+           "nvfp4_moe.inspect.")
+      .def("expert", &PyCheckpoint::expert, nb::arg("layer"), nb::arg("expert"),
+           nb::arg("first") = 0, nb::arg("count") = 0,
+           "\"gate\", \"up\", \"down\", \"input_scale\" and \"names\" of one expert. As "
+           "nvfp4_moe.load_expert.")
+      .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0,
            nb::arg("count") = 0,
-           "\"gate\", \"up\", \"down\", \"input_scale\" and \"names\" of one expert. As nvfp4_moe.load_expert.")
-      .def("shared_expert", &PyCheckpoint::shared_expert, nb::arg("layer"), nb::arg("first") = 0, nb::arg("count") = 0,
            "\"gate\", \"up\" and \"down\" of the layer's shared expert, as expert() gives them.");
   m.def(
       "default_options", [] { return every_field_json(MoeOptions{}); },
       "JSON of a layer's options as they are by default.");
   m.def("explain", &explain_json, nb::arg("options"), nb::arg("backend"), nb::arg("device"));
-  m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"), nb::arg("backend"));
+  m.def("choose_activation_format", &choose_activation_format, nb::arg("declared"),
+        nb::arg("backend"));
 }
 
 }  // namespace nvfp4_moe::internal::python

@@ -1,5 +1,5 @@
-// Element by element, on the host: packing of E2M1 codes, the E2M1 and E4M3 codecs, and the row where an expert's scale
-// tiles begin. float64 is rounded once, from the float64.
+// Element by element, on the host: packing of E2M1 codes, the E2M1 and E4M3 codecs, and the row
+// where an expert's scale tiles begin. float64 is rounded once, from the float64.
 #include "core/float_formats.h"
 #include "core/scale_layout.h"
 #include "moe/formats.h"
@@ -13,7 +13,8 @@ namespace {
 Tensor bytes_of(nb::handle object, const char* name, int64_t multiple, const char* expected) {
   Tensor array = Tensor::contiguous(object, name);
   const int32_t last = array.ndim() - 1;
-  const bool shaped = multiple == 0 || (last >= 0 && array.shape(last) > 0 && array.shape(last) % multiple == 0);
+  const bool shaped =
+      multiple == 0 || (last >= 0 && array.shape(last) > 0 && array.shape(last) % multiple == 0);
   if (!array.is_bytes() || !array.device().is_host() || !shaped) array.fail_expected(expected);
   return array;
 }
@@ -52,7 +53,8 @@ double element(const Tensor& array, DType dtype, int64_t i) {
   }
 }
 
-nb::object encode(nb::handle x_object, uint8_t (*from_float)(float), uint8_t (*from_double)(double)) {
+nb::object encode(nb::handle x_object, uint8_t (*from_float)(float),
+                  uint8_t (*from_double)(double)) {
   const Tensor x = Tensor::contiguous(x_object, "x");
   if (!(x.is_floating() || x.is_f64()) || !x.device().is_host())
     x.fail_expected("bfloat16 (or its bits as uint16), float16, float32 or float64 on cpu");
@@ -63,7 +65,8 @@ nb::object encode(nb::handle x_object, uint8_t (*from_float)(float), uint8_t (*f
     const int64_t count = x.count();
     for (int64_t i = 0; i < count; ++i) {
       const double value = element(x, dtype, i);
-      out.as<uint8_t>()[i] = dtype == DType::kF64 ? from_double(value) : from_float(static_cast<float>(value));
+      out.as<uint8_t>()[i] =
+          dtype == DType::kF64 ? from_double(value) : from_float(static_cast<float>(value));
     }
   }
   return x.in_framework(out);
@@ -86,15 +89,20 @@ void bind_codecs(nb::module_& m) {
   m.def("pack_codes", &pack, nb::arg("codes"));
   m.def("unpack_codes", &unpack, nb::arg("packed"));
   m.def(
-      "encode_e2m1", [](nb::handle x) { return encode(x, e2m1_from_float, e2m1_from_double); }, nb::arg("x"));
+      "encode_e2m1", [](nb::handle x) { return encode(x, e2m1_from_float, e2m1_from_double); },
+      nb::arg("x"));
   m.def(
-      "encode_e4m3", [](nb::handle x) { return encode(x, e4m3_from_float, e4m3_from_double); }, nb::arg("x"));
+      "encode_e4m3", [](nb::handle x) { return encode(x, e4m3_from_float, e4m3_from_double); },
+      nb::arg("x"));
   m.def(
-      "decode_e2m1", [](nb::handle codes) { return decode(codes, "codes", e2m1_to_float); }, nb::arg("codes"));
+      "decode_e2m1", [](nb::handle codes) { return decode(codes, "codes", e2m1_to_float); },
+      nb::arg("codes"));
   m.def(
-      "decode_e4m3", [](nb::handle encoded) { return decode(encoded, "encoded", e4m3_to_float); }, nb::arg("encoded"));
+      "decode_e4m3", [](nb::handle encoded) { return decode(encoded, "encoded", e4m3_to_float); },
+      nb::arg("encoded"));
   m.def(
-      "expert_scale_row", [](int64_t row_offset, int64_t expert) { return expert_scale_row(row_offset, expert); },
+      "expert_scale_row",
+      [](int64_t row_offset, int64_t expert) { return expert_scale_row(row_offset, expert); },
       nb::arg("row_offset"), nb::arg("expert"));
 }
 

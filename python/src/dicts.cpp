@@ -49,7 +49,8 @@ Dict to_dict(const Nvfp4View& view) {
     const WithoutLock unlocked;
     for (int64_t r = 0; r < view.rows; ++r) {
       std::memcpy(codes.data() + r * code_cols, view.row_codes(r), static_cast<size_t>(code_cols));
-      std::memcpy(scales.data() + r * scale_cols, view.row_scales(r), static_cast<size_t>(scale_cols));
+      std::memcpy(scales.data() + r * scale_cols, view.row_scales(r),
+                  static_cast<size_t>(scale_cols));
     }
   }
   Dict d;

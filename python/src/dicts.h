@@ -25,7 +25,8 @@ Dict to_dict(const LayerStatistics& statistics);
 Dict to_dict(const LayerScales& scales);
 Dict to_dict(const RunStatus& status);
 Dict to_dict(const Progress& progress);
-// {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16), "tensor_scale" float}: copies of the view's rows.
+// {"codes" uint8 (rows, cols/2), "scales" uint8 (rows, cols/16), "tensor_scale" float}: copies of
+// the view's rows.
 Dict to_dict(const Nvfp4View& view);
 // {"gate", "up", "down"} of such; "gate" is None if there is none.
 Dict to_dict(const ExpertSource& source);

@@ -1,5 +1,6 @@
-// The C exchange table of DLPack 1.2 and later: how a framework lends an array's pointer, makes a new array and tells
-// its current stream without a Python call. A type offers it as a capsule, `__dlpack_c_exchange_api__`.
+// The C exchange table of DLPack 1.2 and later: how a framework lends an array's pointer, makes a
+// new array and tells its current stream without a Python call. A type offers it as a capsule,
+// `__dlpack_c_exchange_api__`.
 //
 // Only the binary layout of the protocol (dmlc/dlpack, dlpack.h, version 1) is stated here.
 #pragma once
@@ -28,7 +29,8 @@ struct DlpackExchange {  // DLPackExchangeAPI
   DlpackVersion version;
   const DlpackExchange* previous;  // a table of an older major version, or null
   using SetError = void (*)(void* context, const char* kind, const char* message);
-  int (*allocate)(nanobind::dlpack::dltensor* prototype, DlpackManagedTensor** out, void* context, SetError);
+  int (*allocate)(nanobind::dlpack::dltensor* prototype, DlpackManagedTensor** out, void* context,
+                  SetError);
   int (*export_managed)(void* object, DlpackManagedTensor** out);
   int (*import_managed)(DlpackManagedTensor* tensor, void** out_object);  // takes ownership
   int (*borrow)(void* object, nanobind::dlpack::dltensor* out);           // may be null

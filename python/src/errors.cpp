@@ -1,5 +1,5 @@
-// The exception classes of the module, and the translation of a Failure, or of memory that ran out, into them: the one
-// place for every function of the module.
+// The exception classes of the module, and the translation of a Failure, or of memory that ran out,
+// into them: the one place for every function of the module.
 #include "errors.h"
 
 #include <nanobind/stl/string.h>
@@ -21,9 +21,12 @@ struct ErrorClass {
 };
 const std::array<ErrorClass, 9> kClasses = {{
     {Code::kCheckFailed, "CheckFailed", &PyExc_RuntimeError, "A comparison ran and did not hold."},
-    {Code::kInvalidArgument, "InvalidArgument", &PyExc_ValueError, "An option, shape, dtype or value is wrong."},
-    {Code::kUnsupported, "Unsupported", &PyExc_NotImplementedError, "Legal, but nothing here takes it."},
-    {Code::kBadInput, "BadInput", &PyExc_ValueError, "A file's, or a weight array's, content is wrong."},
+    {Code::kInvalidArgument, "InvalidArgument", &PyExc_ValueError,
+     "An option, shape, dtype or value is wrong."},
+    {Code::kUnsupported, "Unsupported", &PyExc_NotImplementedError,
+     "Legal, but nothing here takes it."},
+    {Code::kBadInput, "BadInput", &PyExc_ValueError,
+     "A file's, or a weight array's, content is wrong."},
     {Code::kIo, "IoError", &PyExc_OSError, "The operating system refused a file operation."},
     {Code::kOutOfMemory, "OutOfMemory", &PyExc_MemoryError, "An allocation failed."},
     {Code::kBusy, "Busy", &PyExc_RuntimeError, "The object is in use elsewhere."},
@@ -39,7 +42,8 @@ void raise(const Failure& failure) {
   PyObject* const type = classes[static_cast<size_t>(failure.code())];
   const std::string text = failure.what();
   // A message may quote a file: what is not UTF-8 in it is replaced.
-  PyObject* const message = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  PyObject* const message =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
   if (message == nullptr) return;
   PyObject* const error = PyObject_CallOneArg(type, message);
   Py_DECREF(message);
@@ -63,7 +67,8 @@ void translate(const std::exception_ptr& exception, void*) {
   }
 }
 
-PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb::tuple& bases, Code code) {
+PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb::tuple& bases,
+                     Code code) {
   const std::string full_name = nb::cast<std::string>(m.attr("__name__")) + "." + name;
   nb::dict attributes;
   attributes["status"] = static_cast<int>(code);
@@ -90,7 +95,8 @@ std::string text_of(const nb::python_error& raised) {
 Code code_of(const nb::python_error& raised) {
   for (const ErrorClass& entry : kClasses)
     if (raised.matches(classes[static_cast<size_t>(entry.code)])) return entry.code;
-  if (raised.matches(PyExc_TypeError) || raised.matches(PyExc_ValueError)) return Code::kInvalidArgument;
+  if (raised.matches(PyExc_TypeError) || raised.matches(PyExc_ValueError))
+    return Code::kInvalidArgument;
   if (raised.matches(PyExc_MemoryError)) return Code::kOutOfMemory;
   return raised.matches(PyExc_Exception) ? Code::kInternal : Code::kCancelled;  // Ctrl-C
 }
@@ -99,8 +105,10 @@ Code code_of(const nb::python_error& raised) {
 
 Status status_of(const std::exception& raised) {
   if (const auto* failure = dynamic_cast<const Failure*>(&raised)) return failure->status();
-  if (const auto* error = dynamic_cast<const nb::python_error*>(&raised)) return {code_of(*error), text_of(*error)};
-  if (dynamic_cast<const std::bad_alloc*>(&raised) != nullptr) return {Code::kOutOfMemory, "out of memory"};
+  if (const auto* error = dynamic_cast<const nb::python_error*>(&raised))
+    return {code_of(*error), text_of(*error)};
+  if (dynamic_cast<const std::bad_alloc*>(&raised) != nullptr)
+    return {Code::kOutOfMemory, "out of memory"};
   // What becomes a TypeError or its like.
   const bool argument = dynamic_cast<const nb::builtin_exception*>(&raised) != nullptr ||
                         dynamic_cast<const nb::cast_error*>(&raised) != nullptr;
@@ -108,14 +116,16 @@ Status status_of(const std::exception& raised) {
 }
 
 void bind_errors(nb::module_& m) {
-  PyObject* const base = make_class(
-      m, "Error",
-      "Base of this library's errors. status: the command line's status. finding: the id of the checkpoint's\n"
-      "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
-      nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
+  PyObject* const base =
+      make_class(m, "Error",
+                 "Base of this library's errors. status: the command line's status. finding: the "
+                 "id of the checkpoint's\n"
+                 "finding that caused it, as nvfp4_moe.inspect lists them, or None.",
+                 nb::make_tuple(nb::handle(PyExc_Exception)), Code::kInternal);
   for (const ErrorClass& entry : kClasses)
     classes[static_cast<size_t>(entry.code)] =
-        make_class(m, entry.name, entry.doc, nb::make_tuple(nb::handle(base), nb::handle(*entry.builtin)), entry.code);
+        make_class(m, entry.name, entry.doc,
+                   nb::make_tuple(nb::handle(base), nb::handle(*entry.builtin)), entry.code);
   nb::register_exception_translator(translate);
 }
 

@@ -20,7 +20,8 @@ struct ParallelFields {
   std::string combine;
   int64_t capacity = 0;
   std::optional<std::vector<int64_t>> placement;  // the expert of each slot
-  mutable bool reported = false;                  // set once the other ranks receive a failure without further calls
+  mutable bool reported =
+      false;  // set once the other ranks receive a failure without further calls
   explicit ParallelFields(nanobind::handle fields);
 };
 // Null if there is none, or its ranks have received a failure.
@@ -37,7 +38,8 @@ auto or_report(const ParallelFields& fields, const Open& open) {
   }
 }
 
-// None if there is no exchange. ValueError for options without an exchange, or that the layer's sizes do not allow.
+// None if there is no exchange. ValueError for options without an exchange, or that the layer's
+// sizes do not allow.
 std::optional<Parallel> parallel_of(const ParallelFields& fields, int64_t num_experts);
 
 }  // namespace nvfp4_moe::internal::python

@@ -9,7 +9,8 @@
 
 namespace nvfp4_moe::internal::python {
 
-// A stack of float matrices (E, rows, cols): of any strides on the host; on a GPU, contiguous along the last dimension.
+// A stack of float matrices (E, rows, cols): of any strides on the host; on a GPU, contiguous along
+// the last dimension.
 class FloatStack {
  public:
   FloatStack(nb::handle array, const char* name, int64_t rows, int64_t cols);
@@ -25,9 +26,10 @@ class FloatStack {
   int64_t rows_, cols_;
 };
 
-// Quantizes each expert when it is asked for, each matrix under a tensor scale of its own: on the host with the executor,
-// on the layer's device with its kernels, into memory there that the next expert takes over. gate: null without one.
-// ValueError unless all lie in one of these places. The stacks and the executor must outlive it.
+// Quantizes each expert when it is asked for, each matrix under a tensor scale of its own: on the
+// host with the executor, on the layer's device with its kernels, into memory there that the next
+// expert takes over. gate: null without one. ValueError unless all lie in one of these places. The
+// stacks and the executor must outlive it.
 ExpertFn quantizing_source(const FloatStack* gate, const FloatStack& up, const FloatStack& down,
                            const ArrayOrder& order, const Device& layer_device, Executor& executor);
 

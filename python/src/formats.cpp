@@ -1,9 +1,10 @@
-// The format functions on arrays, on the host or in a GPU's memory: arrays become the requests of moe/formats.h, which
-// checks them and does the work; results are fresh arrays of the input's framework.
+// The format functions on arrays, on the host or in a GPU's memory: arrays become the requests of
+// moe/formats.h, which checks them and does the work; results are fresh arrays of the input's
+// framework.
 //
-// Arrays are (..., K) with any leading dimensions, which are one list of rows here. On a GPU the work is enqueued in
-// the framework's current stream and nothing is read back, so that a graph can hold it. The interpreter lock is
-// released while the library works.
+// Arrays are (..., K) with any leading dimensions, which are one list of rows here. On a GPU the
+// work is enqueued in the framework's current stream and nothing is read back, so that a graph can
+// hold it. The interpreter lock is released while the library works.
 #include "moe/formats.h"
 
 #include <nanobind/stl/optional.h>
@@ -55,7 +56,8 @@ struct Rows {
   }
 };
 
-void check_shape(const Tensor& array, const Sizes& shape, bool right_dtype, const char* dtype, const Tensor& beside) {
+void check_shape(const Tensor& array, const Sizes& shape, bool right_dtype, const char* dtype,
+                 const Tensor& beside) {
   if (right_dtype && array.device() == beside.device() && array.shape() == shape) return;
   array.fail_expected(to_string(shape) + " " + dtype + " on " + to_string(beside.device()));
 }
@@ -63,7 +65,8 @@ void check_shape(const Tensor& array, const Sizes& shape, bool right_dtype, cons
 Three quantize(nb::handle x_object, const std::string& mode, std::optional<double> tensor_scale,
                const std::string& search, nb::handle channel_weights) {
   const Tensor x = Tensor::contiguous(x_object, "x");
-  const Rows rows(x, x.is_floating(), "(..., K) bfloat16 (or its bits as uint16), float16 or float32");
+  const Rows rows(x, x.is_floating(),
+                  "(..., K) bfloat16 (or its bits as uint16), float16 or float32");
   const formats::Place place = place_of(x);
   formats::Quantize call;
   call.mode = take(parse<QuantizeMode>(mode));
@@ -94,15 +97,17 @@ Three quantize(nb::handle x_object, const std::string& mode, std::optional<doubl
     QuantizeCounts uncounted;
     check(formats::quantize(place, call, uncounted));
   }
-  const nb::object scale = scale_array ? x.in_framework(*scale_array) : nb::cast(static_cast<double>(host_scale));
+  const nb::object scale =
+      scale_array ? x.in_framework(*scale_array) : nb::cast(static_cast<double>(host_scale));
   return nb::make_tuple(x.in_framework(codes), x.in_framework(block_scales), scale);
 }
 
-Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation, std::optional<double> swiglu_limit,
-                      double swiglu_alpha, bool interleaved, nb::handle row_weights,
-                      std::optional<double> power_of_two) {
+Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation,
+                      std::optional<double> swiglu_limit, double swiglu_alpha, bool interleaved,
+                      nb::handle row_weights, std::optional<double> power_of_two) {
   const Tensor gate_up = Tensor::contiguous(gate_up_object, "gate_up");
-  const Rows rows(gate_up, gate_up.is_floating(), "(..., 2 I) bfloat16 (or its bits as uint16), float16 or float32", 2);
+  const Rows rows(gate_up, gate_up.is_floating(),
+                  "(..., 2 I) bfloat16 (or its bits as uint16), float16 or float32", 2);
   const formats::Place place = place_of(gate_up);
   formats::SwigluQuantize call;
   call.activation = take(parse<Activation>(activation));
@@ -121,7 +126,8 @@ Three swiglu_quantize(nb::handle gate_up_object, const std::string& activation, 
   }
   if (power_of_two) call.power_of_two = static_cast<float>(*power_of_two);
   const Tensor codes = gate_up.empty_like(rows.with_last(call.inner / 2), DType::kU8);
-  const Tensor block_scales = gate_up.empty_like(rows.with_last(call.inner / kBlockElems), DType::kU8);
+  const Tensor block_scales =
+      gate_up.empty_like(rows.with_last(call.inner / kBlockElems), DType::kU8);
   const Tensor row_scales = gate_up.empty_like(rows.leading, DType::kF32);
   call.out = {codes.as<uint8_t>(), block_scales.as<uint8_t>(), row_scales.as<float>()};
   {
@@ -155,7 +161,8 @@ struct Nvfp4 {
   }
 };
 
-// One number, or an array beside the codes: one per row, or one. A number in a GPU's memory is not read here.
+// One number, or an array beside the codes: one per row, or one. A number in a GPU's memory is not
+// read here.
 void read_tensor_scale(nb::handle object, const Nvfp4& matrix, std::optional<Tensor>& array,
                        formats::Dequantize& call) {
   if (PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr())) {
@@ -166,7 +173,8 @@ void read_tensor_scale(nb::handle object, const Nvfp4& matrix, std::optional<Ten
   const bool of_row = array->shape() == matrix.rows.leading;
   const bool here = array->device() == matrix.codes.device();
   const bool host = array->device().is_host();
-  if ((!here && !host) || (!of_row && array->count() != 1) || (of_row && array->count() != 1 && !here))
+  if ((!here && !host) || (!of_row && array->count() != 1) ||
+      (of_row && array->count() != 1 && !here))
     array->fail_expected("one number or " + to_string(matrix.rows.leading) + " float32 on " +
                          to_string(matrix.codes.device()));
   if (host && !array->is_f32()) array.emplace(array->cast(DType::kF32));
@@ -179,7 +187,8 @@ void read_tensor_scale(nb::handle object, const Nvfp4& matrix, std::optional<Ten
   call.scales = array->as<float>();
 }
 
-nb::object dequantize(nb::handle codes, nb::handle scales, nb::handle tensor_scale, const std::string& dtype) {
+nb::object dequantize(nb::handle codes, nb::handle scales, nb::handle tensor_scale,
+                      const std::string& dtype) {
   const Nvfp4 matrix(codes, scales);
   const formats::Place place = place_of(matrix.codes);
   formats::Dequantize call;
@@ -199,7 +208,8 @@ nb::object dequantize(nb::handle codes, nb::handle scales, nb::handle tensor_sca
   return matrix.codes.in_framework(out);
 }
 
-Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::optional<std::pair<int64_t, int64_t>> block) {
+Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale,
+           std::optional<std::pair<int64_t, int64_t>> block) {
   const Nvfp4 matrix(codes, scales);
   if (matrix.codes.ndim() != 2 || !matrix.codes.device().is_host())
     matrix.codes.fail_expected("(rows, K/2) uint8 on cpu");
@@ -212,7 +222,8 @@ Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::option
   call.block = block;
   const auto [scale_rows, scale_cols] = take(formats::fp8_scales(call.rows, call.cols, block));
   const Tensor out = matrix.codes.empty_like({call.rows, call.cols}, DType::kU8);
-  const Tensor out_scales = matrix.codes.empty_like(block ? Sizes{scale_rows, scale_cols} : Sizes{}, DType::kF32);
+  const Tensor out_scales =
+      matrix.codes.empty_like(block ? Sizes{scale_rows, scale_cols} : Sizes{}, DType::kF32);
   call.out = out.as<uint8_t>();
   call.scales = out_scales.as<float>();
   if (!block) *call.scales = 1.0f;  // of a matrix without rows
@@ -220,7 +231,8 @@ Two to_fp8(nb::handle codes, nb::handle scales, double tensor_scale, std::option
     const WithoutLock unlocked;
     check(formats::to_fp8(call));
   }
-  const nb::object scale = block ? matrix.codes.in_framework(out_scales) : nb::cast(static_cast<double>(*call.scales));
+  const nb::object scale =
+      block ? matrix.codes.in_framework(out_scales) : nb::cast(static_cast<double>(*call.scales));
   return nb::make_tuple(matrix.codes.in_framework(out), scale);
 }
 
@@ -251,8 +263,8 @@ nb::object unswizzle(nb::handle swizzled_object, int64_t rows, int64_t cols) {
   const Tensor swizzled = Tensor::contiguous(swizzled_object, "swizzled");
   const int64_t bytes = take(formats::swizzled_bytes(rows, cols));
   if (!swizzled.is_bytes() || swizzled.ndim() < 1 || swizzled.shape(swizzled.ndim() - 1) != bytes)
-    swizzled.fail_expected("(..., " + std::to_string(bytes) + ") uint8 for (" + std::to_string(rows) + ", " +
-                           std::to_string(cols) + ") scales");
+    swizzled.fail_expected("(..., " + std::to_string(bytes) + ") uint8 for (" +
+                           std::to_string(rows) + ", " + std::to_string(cols) + ") scales");
   const formats::Place place = place_of(swizzled);
   Sizes shape = swizzled.shape();
   shape.pop_back();
@@ -284,7 +296,8 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
   call.scale_cols = scales.shape(1);
   call.row_offsets = offsets.as<int64_t>();
   call.experts = offsets.count() - 1;
-  const int64_t bytes = take(formats::expert_swizzled_bytes(call.rows, call.scale_cols, call.experts));
+  const int64_t bytes =
+      take(formats::expert_swizzled_bytes(call.rows, call.scale_cols, call.experts));
   const Tensor out = scales.empty_like({bytes}, DType::kU8);
   call.to = out.as<uint8_t>();
   {
@@ -297,11 +310,13 @@ nb::object swizzle_experts(nb::handle scales_object, nb::handle offsets_object) 
 }  // namespace
 
 void bind_formats(nb::module_& m) {
-  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(), nb::arg("search"),
-        nb::arg("channel_weights").none());
-  m.def("swiglu_quantize", &swiglu_quantize, nb::arg("gate_up"), nb::arg("activation"), nb::arg("swiglu_limit").none(),
-        nb::arg("swiglu_alpha"), nb::arg("interleaved"), nb::arg("row_weights").none(), nb::arg("power_of_two").none());
-  m.def("dequantize", &dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"), nb::arg("dtype"));
+  m.def("quantize", &quantize, nb::arg("x"), nb::arg("mode"), nb::arg("tensor_scale").none(),
+        nb::arg("search"), nb::arg("channel_weights").none());
+  m.def("swiglu_quantize", &swiglu_quantize, nb::arg("gate_up"), nb::arg("activation"),
+        nb::arg("swiglu_limit").none(), nb::arg("swiglu_alpha"), nb::arg("interleaved"),
+        nb::arg("row_weights").none(), nb::arg("power_of_two").none());
+  m.def("dequantize", &dequantize, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
+        nb::arg("dtype"));
   m.def("convert_to_fp8", &to_fp8, nb::arg("codes"), nb::arg("scales"), nb::arg("tensor_scale"),
         nb::arg("block").none());
   m.def("swizzle_scales", &swizzle, nb::arg("scales"));

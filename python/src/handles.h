@@ -1,7 +1,9 @@
-// Layers and linears by an integer, for callers that can carry nothing else through a graph (torch ops).
+// Layers and linears by an integer, for callers that can carry nothing else through a graph (torch
+// ops).
 //
-// A handle does not keep its object alive. Handles are never used twice, so that one whose object is gone differs from
-// one that never was. They begin above 1: compilers of graphs take 0 and 1 for constants worth a graph of their own.
+// A handle does not keep its object alive. Handles are never used twice, so that one whose object
+// is gone differs from one that never was. They begin above 1: compilers of graphs take 0 and 1 for
+// constants worth a graph of their own.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +40,8 @@ class HandleTable {
       if (std::shared_ptr<T> object = found->second.lock()) return object;
     const std::string name = std::string(kind_) + " handle " + std::to_string(handle);
     if (handle >= kFirst && handle < next_)
-      fail(name + ": expected a live " + kind_ + ", got one that was dropped; keep the object as long as its handle");
+      fail(name + ": expected a live " + kind_ +
+           ", got one that was dropped; keep the object as long as its handle");
     fail(name + ": expected one that a " + kind_ + " gave out, got one that none did");
   }
 

@@ -11,7 +11,8 @@ namespace nvfp4_moe::internal::python {
 namespace {
 
 ForkMutex living_mutex;
-std::weak_ptr<Host>& living = *new std::weak_ptr<Host>;  // for daemon threads too, while the process exits
+std::weak_ptr<Host>& living =
+    *new std::weak_ptr<Host>;  // for daemon threads too, while the process exits
 
 }  // namespace
 
@@ -35,7 +36,8 @@ size_t Host::release_workspaces(const Device* device) {
   {
     const std::lock_guard lock(mutex_);
     for (auto& [key, workspaces] : workspaces_)
-      if (device == nullptr || key == (device->is_host() ? kHost : device->index)) chosen.push_back(&workspaces);
+      if (device == nullptr || key == (device->is_host() ? kHost : device->index))
+        chosen.push_back(&workspaces);
   }
   size_t released = 0;
   for (Workspaces* workspaces : chosen) released += workspaces->release();

@@ -1,4 +1,5 @@
-// Shared by all layers and linears of a process: one pool of threads, and the workspaces of each device.
+// Shared by all layers and linears of a process: one pool of threads, and the workspaces of each
+// device.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace nvfp4_moe::internal::python {
 struct Host {
   explicit Host(int threads) : threads_(threads) {}
 
-  // The pool of this process, which lives as long as this: NVFP4_MOE_THREADS threads, else one per core. In a forked child
-  // the parent's has no threads; what is opened there gets the child's own.
+  // The pool of this process, which lives as long as this: NVFP4_MOE_THREADS threads, else one per
+  // core. In a forked child the parent's has no threads; what is opened there gets the child's own.
   Executor& executor();
   // Of the device that a layer's, or a linear's, weights are on; they live as long as this.
   Workspaces& workspaces_of(const Backend& backend, int device);

@@ -1,10 +1,11 @@
-// The interpreter lock around the library's work, for threads that the interpreter may leave behind, and signals that
-// arrive meanwhile.
+// The interpreter lock around the library's work, for threads that the interpreter may leave
+// behind, and signals that arrive meanwhile.
 //
-// When the interpreter ends, daemon threads may be in the middle of a run. One that then asks for the interpreter lock is
-// ended by CPython before 3.14 with pthread_exit: that unwinds the stack as an exception does, and aborts the process
-// at a destructor or a handler that lets nothing through, of which every C++ module is full. From 3.14 on
-// CPython lets such a thread sleep until the process is gone; what is here does so in every version.
+// When the interpreter ends, daemon threads may be in the middle of a run. One that then asks for
+// the interpreter lock is ended by CPython before 3.14 with pthread_exit: that unwinds the stack as
+// an exception does, and aborts the process at a destructor or a handler that lets nothing through,
+// of which every C++ module is full. From 3.14 on CPython lets such a thread sleep until the
+// process is gone; what is here does so in every version.
 #pragma once
 
 #include <cxxabi.h>
@@ -30,8 +31,9 @@ inline bool interpreter_is_ending() {
 #endif
 }
 
-// Once, when the module is loaded: the unwinder that is linked into it (-static-libgcc) sets itself up at the first
-// exception, and until then aborts when libpthread's unwinder reaches the module's handlers.
+// Once, when the module is loaded: the unwinder that is linked into it (-static-libgcc) sets itself
+// up at the first exception, and until then aborts when libpthread's unwinder reaches the module's
+// handlers.
 inline void prepare_to_be_unwound() {
   try {
     throw 0;
@@ -61,7 +63,8 @@ class WithoutLock {
   WithoutLock& operator=(const WithoutLock&) = delete;
 
  private:
-  const bool ending_ = interpreter_is_ending();  // and this is the thread that ends it, which goes on
+  const bool ending_ =
+      interpreter_is_ending();  // and this is the thread that ends it, which goes on
   PyThreadState* const state_;
 };
 
@@ -81,12 +84,13 @@ class WithLock {
   const PyGILState_STATE state_;
 };
 
-// The deleter of what Python holds and whose end may wait: freed memory of a device waits for the device's work, which may
-// be that of ranks whose threads need the lock to bring theirs.
+// The deleter of what Python holds and whose end may wait: freed memory of a device waits for the
+// device's work, which may be that of ranks whose threads need the lock to bring theirs.
 struct DeleteWithoutLock {
   template <class T>
   void operator()(T* old) const {
-    if (interpreter_is_ending() || PyGILState_Check() == 0) {  // no other thread runs Python any more; or has no lock
+    if (interpreter_is_ending() ||
+        PyGILState_Check() == 0) {  // no other thread runs Python any more; or has no lock
       delete old;
       return;
     }
@@ -95,11 +99,12 @@ struct DeleteWithoutLock {
   }
 };
 
-// Whether Ctrl-C, or another signal with a handler in Python, asks long work to stop. Handlers run in the main thread, and
-// only when it polls.
+// Whether Ctrl-C, or another signal with a handler in Python, asks long work to stop. Handlers run
+// in the main thread, and only when it polls.
 class Signals {
  public:
-  // Seldom enough that a busy interpreter's lock is not in the way of the work, often enough for whoever waits.
+  // Seldom enough that a busy interpreter's lock is not in the way of the work, often enough for
+  // whoever waits.
   static constexpr std::chrono::milliseconds kInterval{50};
 
   // True if a handler raised, which `raised` then is. Called without the lock, or with it.

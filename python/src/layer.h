@@ -19,7 +19,8 @@
 
 namespace nvfp4_moe::internal::python {
 
-// Owned by its Layer object, and by calls in flight: a layer dropped during a run is closed after it.
+// Owned by its Layer object, and by calls in flight: a layer dropped during a run is closed after
+// it.
 struct OpenLayer {
   Device device;
   std::shared_ptr<Host> host;
@@ -31,7 +32,8 @@ struct OpenLayer {
   Buffer device_status;  // on a device: a RunStatus that runs write
 
   // stream: none if the layer is at rest.
-  Status replace_expert(int64_t local_expert, const ExpertSource& source, const std::optional<void*>& stream) {
+  Status replace_expert(int64_t local_expert, const ExpertSource& source,
+                        const std::optional<void*>& stream) {
     return stream ? layer->replace_expert_on_stream(local_expert, source, *stream)
                   : layer->replace_expert(local_expert, source);
   }
@@ -42,26 +44,30 @@ struct OpenLayer {
 };
 HandleTable<OpenLayer>& layer_handles();
 
-// The arrays of a call. shared_weights, out and workspace may be None; hidden's framework makes the out that is then
-// returned.
+// The arrays of a call. shared_weights, out and workspace may be None; hidden's framework makes the
+// out that is then returned.
 struct LayerArrays {
   nb::handle hidden;          // (T, H) bf16, fp16 or fp32
   nb::handle topk_ids;        // (T, k) int32 or int64
   nb::handle topk_weights;    // (T, k) float32
   nb::handle shared_weights;  // (T) float32
   nb::handle out;             // (T, H) bf16, fp16 or fp32
-  nb::handle stream;          // an integer or an object with cuda_stream; None: the framework's current one
-  nb::handle workspace;       // (bytes) uint8, of at least what the run's tokens need; None: one of open's
-  const SelectExperts* selection = nullptr;  // writes topk_ids and topk_weights first; null: they are given
+  nb::handle stream;  // an integer or an object with cuda_stream; None: the framework's current one
+  nb::handle
+      workspace;  // (bytes) uint8, of at least what the run's tokens need; None: one of open's
+  const SelectExperts* selection =
+      nullptr;  // writes topk_ids and topk_weights first; null: they are given
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
-// In a handler of what keeps a run from its beginning: raises it, over an exchange on all ranks, who wait for this one.
+// In a handler of what keeps a run from its beginning: raises it, over an exchange on all ranks,
+// who wait for this one.
 [[noreturn]] void decline_run(const OpenLayer& open, const std::exception& raised);
 // The checkpoint behind an nvfp4_moe.Checkpoint.
 const Checkpoint& checkpoint_of(nb::handle object);
 CheckpointOptions reading_options(const std::optional<std::string>& gate_up_order,
                                   std::vector<std::string> accept_tensors);
 // Checked batch of the inputs alone, for calls without an output.
-Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights);
+Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids,
+               const Tensor& topk_weights);
 
 }  // namespace nvfp4_moe::internal::python

@@ -1,6 +1,8 @@
-// layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the interpreter lock.
+// layer.run and the torch op's entry: arrays checked, a workspace leased, the layer run without the
+// interpreter lock.
 //
-// Everything here is on the path of every call: the checks compare integers, and texts are made only for failures.
+// Everything here is on the path of every call: the checks compare integers, and texts are made
+// only for failures.
 #include <mutex>
 
 #include "layer.h"
@@ -17,21 +19,26 @@ std::string shape_text(std::initializer_list<int64_t> shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-// The parts of what is said of a wrong array: "(4, 64) bfloat16, float16 or float32, contiguous, on cpu".
-void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool right_dtype, const char* dtypes,
-                 const Device& device) {
-  bool right = right_dtype && array.ndim() == static_cast<int32_t>(shape.size()) && array.device() == device;
+// The parts of what is said of a wrong array: "(4, 64) bfloat16, float16 or float32, contiguous, on
+// cpu".
+void check_array(const Tensor& array, std::initializer_list<int64_t> shape, bool right_dtype,
+                 const char* dtypes, const Device& device) {
+  bool right =
+      right_dtype && array.ndim() == static_cast<int32_t>(shape.size()) && array.device() == device;
   int32_t i = 0;
   for (const int64_t size : shape) right = right && array.shape(i++) == size;
   if (right && array.is_contiguous()) return;
-  array.fail_expected(shape_text(shape) + " " + dtypes + " on " + to_string(device) + ", contiguous");
+  array.fail_expected(shape_text(shape) + " " + dtypes + " on " + to_string(device) +
+                      ", contiguous");
 }
 
 constexpr const char* kFloats = "bfloat16, float16 or float32";
 
-void lease(RunWorkspace& workspace, const OpenLayer& open, const Tensor& hidden, int64_t tokens, void* stream) {
+void lease(RunWorkspace& workspace, const OpenLayer& open, const Tensor& hidden, int64_t tokens,
+           void* stream) {
   const MoeLayer& layer = *open.layer;
-  const Status status = workspace.lease(*open.workspaces, open.layer->workspace_bytes(tokens), hidden, stream);
+  const Status status =
+      workspace.lease(*open.workspaces, open.layer->workspace_bytes(tokens), hidden, stream);
   if (status.ok()) return;
   throw Failure(status.in("workspace for " + std::to_string(tokens) + " tokens of a layer of " +
                           std::to_string(layer.weights().range.count) + " experts, hidden_size " +
@@ -46,7 +53,8 @@ Status OpenLayer::prepare() {
     const Backend& backend = layer->backend();
     const RunStatus nothing;
     NVFP4_MOE_ASSIGN(device_status, backend.allocate(sizeof(nothing), device.index, "run status"));
-    NVFP4_MOE_TRY(backend.memory->to_device(device.index, device_status.data(), &nothing, sizeof(nothing), nullptr));
+    NVFP4_MOE_TRY(backend.memory->to_device(device.index, device_status.data(), &nothing,
+                                            sizeof(nothing), nullptr));
   }
   return {};
 }
@@ -54,18 +62,21 @@ Status OpenLayer::prepare() {
 OpenLayer::~OpenLayer() { layer_handles().remove(handle); }
 
 HandleTable<OpenLayer>& layer_handles() {
-  static HandleTable<OpenLayer>& table = *new HandleTable<OpenLayer>("layer");  // outlives every layer
+  static HandleTable<OpenLayer>& table =
+      *new HandleTable<OpenLayer>("layer");  // outlives every layer
   return table;
 }
 
-Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids, const Tensor& topk_weights) {
+Batch batch_of(const OpenLayer& open, const Tensor& hidden, const Tensor& topk_ids,
+               const Tensor& topk_weights) {
   const MoeConfig& config = open.layer->config();
   if (hidden.ndim() != 2)
-    hidden.fail_expected("(tokens, " + std::to_string(config->hidden_size) + ") " + kFloats + " on " +
-                         to_string(open.device) + ", contiguous");
+    hidden.fail_expected("(tokens, " + std::to_string(config->hidden_size) + ") " + kFloats +
+                         " on " + to_string(open.device) + ", contiguous");
   const int64_t tokens = hidden.shape(0);
   check_array(hidden, {tokens, config->hidden_size}, hidden.is_floating(), kFloats, open.device);
-  check_array(topk_ids, {tokens, config->top_k}, topk_ids.is_index(), "int32 or int64", open.device);
+  check_array(topk_ids, {tokens, config->top_k}, topk_ids.is_index(), "int32 or int64",
+              open.device);
   check_array(topk_weights, {tokens, config->top_k}, topk_weights.is_f32(), "float32", open.device);
   Batch batch;
   batch.tokens = tokens;
@@ -95,9 +106,9 @@ nb::object run_arrays(OpenLayer& open, const LayerArrays& arrays, bool& begun) {
   const int64_t hidden_size = hidden.shape(1);
   check(check_tokens(batch.tokens, open.layer->max_tokens()));
   void* const stream = hidden.stream_or(arrays.stream);
-  const nb::object out_object = arrays.out.is_none()
-                                    ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
-                                    : nb::borrow(arrays.out);
+  const nb::object out_object =
+      arrays.out.is_none() ? new_like_in(hidden, {batch.tokens, hidden_size}, arrays.stream, stream)
+                           : nb::borrow(arrays.out);
   const Tensor out = Tensor::of_run(out_object, "out");
   check_array(out, {batch.tokens, hidden_size}, out.is_floating(), kFloats, open.device);
   if (!arrays.out.is_none()) out.check_writable();

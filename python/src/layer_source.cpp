@@ -25,9 +25,12 @@ std::array<nb::object, 3> three_of(nb::handle arrays, const char* name) {
   return {arrays[0], arrays[1], arrays[2]};
 }
 
-bool can_read(const Tensor& array) { return array.device().is_host() || memory_of(array.device()) != nullptr; }
+bool can_read(const Tensor& array) {
+  return array.device().is_host() || memory_of(array.device()) != nullptr;
+}
 
-// size_bytes of an array from byte `offset` on, in host memory. stream: where what writes the array is queued.
+// size_bytes of an array from byte `offset` on, in host memory. stream: where what writes the array
+// is queued.
 Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_bytes, void* stream) {
   const std::byte* const from = array.data() + offset;
   if (!array.device().is_host())
@@ -38,11 +41,12 @@ Status read_bytes(const Tensor& array, int64_t offset, void* to, size_t size_byt
 
 void check_bytes(const Tensor& array, int64_t experts, int64_t rows, int64_t cols) {
   const bool right = array.is_bytes() && can_read(array) && array.ndim() == 3 &&
-                     (experts < 0 || array.shape(0) == experts) && array.shape(1) == rows && array.shape(2) == cols &&
-                     (cols == 1 || array.stride(2) == 1) && array.stride(0) >= 0 && array.stride(1) >= 0 &&
-                     array.lies_in_memory();
+                     (experts < 0 || array.shape(0) == experts) && array.shape(1) == rows &&
+                     array.shape(2) == cols && (cols == 1 || array.stride(2) == 1) &&
+                     array.stride(0) >= 0 && array.stride(1) >= 0 && array.lies_in_memory();
   if (!right)
-    array.fail_expected(shape_text(experts, rows, cols) + " uint8 on cpu or cuda, contiguous along the last dimension");
+    array.fail_expected(shape_text(experts, rows, cols) +
+                        " uint8 on cpu or cuda, contiguous along the last dimension");
 }
 
 // One number as float32.
@@ -51,7 +55,8 @@ float number_of(nb::handle value, const std::string& name) {
   if (!nb::try_cast(value, number, true)) {
     const nb::object item = nb::getattr(value, "item", nb::none());
     if (item.is_none() || !nb::try_cast(item(), number, true))
-      fail(name + ": expected a number, got " + nb::cast<std::string>(nb::str(value.type().attr("__name__"))));
+      fail(name + ": expected a number, got " +
+           nb::cast<std::string>(nb::str(value.type().attr("__name__"))));
   }
   return static_cast<float>(number);
 }
@@ -60,22 +65,25 @@ std::vector<float> tensor_scales_of(nb::handle value, const char* stack, int64_t
   const std::string name = std::string(stack) + " tensor_scale";
   const auto count = static_cast<size_t>(experts);
   double number = 0;
-  if (nb::try_cast(value, number, false)) return std::vector<float>(count, static_cast<float>(number));
+  if (nb::try_cast(value, number, false))
+    return std::vector<float>(count, static_cast<float>(number));
   const Tensor array(value, name.c_str());
-  if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts && array.lies_in_memory()) {
+  if (array.is_f32() && can_read(array) && array.ndim() == 1 && array.shape(0) == experts &&
+      array.lies_in_memory()) {
     std::vector<float> scales(count);
     if (count == 0) return scales;
     if (array.device().is_host()) {
       for (int64_t e = 0; e < experts; ++e)
         std::memcpy(&scales[static_cast<size_t>(e)],
-                    array.data() + e * array.stride(0) * static_cast<int64_t>(sizeof(float)), sizeof(float));
+                    array.data() + e * array.stride(0) * static_cast<int64_t>(sizeof(float)),
+                    sizeof(float));
       return scales;
     }
     // One read, whatever lies between the numbers.
     const int64_t last = (experts - 1) * array.stride(0), first = std::min<int64_t>(last, 0);
     std::vector<float> span(static_cast<size_t>(std::abs(last) + 1));
-    check(read_bytes(array, first * static_cast<int64_t>(sizeof(float)), span.data(), span.size() * sizeof(float),
-                     array.ready_stream()));
+    check(read_bytes(array, first * static_cast<int64_t>(sizeof(float)), span.data(),
+                     span.size() * sizeof(float), array.ready_stream()));
     for (int64_t e = 0; e < experts; ++e)
       scales[static_cast<size_t>(e)] = span[static_cast<size_t>(e * array.stride(0) - first)];
     return scales;
@@ -108,19 +116,25 @@ Nvfp4View MatrixStack::view(int64_t local_expert) const {
   const auto first_of = [&](const Tensor& array) {
     return reinterpret_cast<const uint8_t*>(array.data()) + local_expert * array.stride(0);
   };
-  return {first_of(codes_), first_of(scales_), tensor_scales_[static_cast<size_t>(local_expert)], rows_, cols_,
-          codes_.stride(1), scales_.stride(1)};
+  return {first_of(codes_),
+          first_of(scales_),
+          tensor_scales_[static_cast<size_t>(local_expert)],
+          rows_,
+          cols_,
+          codes_.stride(1),
+          scales_.stride(1)};
 }
 
 Result<Nvfp4View> MatrixStack::host_view(int64_t local_expert, LoadedExpert& loaded) const {
   // (rows, cols) bytes of one expert from a device, rows `stride` apart; then the copy's stride.
-  const auto fetch = [&](const Tensor& array, void* stream, int64_t cols, int64_t& stride) -> Result<const uint8_t*> {
+  const auto fetch = [&](const Tensor& array, void* stream, int64_t cols,
+                         int64_t& stride) -> Result<const uint8_t*> {
     const int64_t offset = local_expert * array.stride(0);
     std::vector<uint8_t>& copy = loaded.storage.emplace_back(static_cast<size_t>(rows_ * cols));
     const int64_t run = stride == cols ? rows_ : 1;  // rows that follow each other
     for (int64_t row = 0; row < rows_; row += run)
-      NVFP4_MOE_TRY(
-          read_bytes(array, offset + row * stride, copy.data() + row * cols, static_cast<size_t>(run * cols), stream));
+      NVFP4_MOE_TRY(read_bytes(array, offset + row * stride, copy.data() + row * cols,
+                               static_cast<size_t>(run * cols), stream));
     stride = cols;
     return copy.data();
   };
@@ -129,20 +143,23 @@ Result<Nvfp4View> MatrixStack::host_view(int64_t local_expert, LoadedExpert& loa
     NVFP4_MOE_ASSIGN(view.codes, fetch(codes_, codes_stream_, cols_ / 2, view.codes_stride));
   }
   if (!scales_.device().is_host()) {
-    NVFP4_MOE_ASSIGN(view.block_scales, fetch(scales_, scales_stream_, cols_ / 16, view.scales_stride));
+    NVFP4_MOE_ASSIGN(view.block_scales,
+                     fetch(scales_, scales_stream_, cols_ / 16, view.scales_stride));
   }
   return view;
 }
 
 bool wants_gate(const MoeConfig& config, nb::handle gate) {
   if (has_gate(config->activation)) return true;
-  if (!gate.is_none()) fail(std::string("gate: expected None with activation ") + to_string(config->activation));
+  if (!gate.is_none())
+    fail(std::string("gate: expected None with activation ") + to_string(config->activation));
   return false;
 }
 
-ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down, const ArrayOrder& order,
-                      const Device& layer_device) {
-  const bool on_device = !layer_device.is_host() && (gate == nullptr || gate->lies_on(layer_device)) &&
+ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const MatrixStack& down,
+                      const ArrayOrder& order, const Device& layer_device) {
+  const bool on_device = !layer_device.is_host() &&
+                         (gate == nullptr || gate->lies_on(layer_device)) &&
                          up.lies_on(layer_device) && down.lies_on(layer_device);
   if (!on_device)
     return [gate, &up, &down, order](int64_t global_expert) -> Result<LoadedExpert> {
@@ -162,7 +179,8 @@ ExpertFn nvfp4_source(const MatrixStack* gate, const MatrixStack& up, const Matr
   return [gate, &up, &down, order, stream](int64_t global_expert) -> Result<LoadedExpert> {
     const int64_t e = order(global_expert);
     LoadedExpert loaded;
-    loaded.source = {gate == nullptr ? Nvfp4View() : gate->view(e), up.view(e), down.view(e), true, stream};
+    loaded.source = {gate == nullptr ? Nvfp4View() : gate->view(e), up.view(e), down.view(e), true,
+                     stream};
     return loaded;
   };
 }
@@ -171,21 +189,24 @@ namespace {
 
 constexpr const char* kBiasNames[] = {"gate bias", "up bias", "down bias"};
 
-// gate, up and down of biases that are not None; no array for a gate that the layer has not. experts: -1 for those of one.
-std::array<std::optional<Tensor>, 3> bias_arrays(nb::handle biases, int64_t experts, const MoeConfig& config,
-                                                 int64_t inner) {
+// gate, up and down of biases that are not None; no array for a gate that the layer has not.
+// experts: -1 for those of one.
+std::array<std::optional<Tensor>, 3> bias_arrays(nb::handle biases, int64_t experts,
+                                                 const MoeConfig& config, int64_t inner) {
   std::array<std::optional<Tensor>, 3> arrays;
   for (size_t p = 0; p < 3; ++p) {
     const nb::object given(biases[p]);
     if (p == 0 && !has_gate(config->activation)) {
       if (!given.is_none())
-        fail(std::string("gate bias: expected None with activation ") + to_string(config->activation));
+        fail(std::string("gate bias: expected None with activation ") +
+             to_string(config->activation));
       continue;
     }
     const Tensor& array = arrays[p].emplace(given, kBiasNames[p]);
     const int64_t length = p == 2 ? config->hidden_size : inner;
     const Sizes shape = experts < 0 ? Sizes{length} : Sizes{experts, length};
-    if (!array.is_f32() || !array.device().is_host() || array.shape() != shape || !array.is_contiguous())
+    if (!array.is_f32() || !array.device().is_host() || array.shape() != shape ||
+        !array.is_contiguous())
       array.fail_expected(to_string(shape) + " of a float dtype");
   }
   return arrays;
@@ -207,33 +228,37 @@ BiasStack::BiasStack(nb::handle biases, int64_t experts, const MoeConfig& config
 
 ExpertBiases BiasStack::of(int64_t local_expert) const {
   const auto first_of = [&](size_t p) -> const float* {
-    return arrays_[p] ? arrays_[p]->as<const float>() + local_expert * arrays_[p]->shape(1) : nullptr;
+    return arrays_[p] ? arrays_[p]->as<const float>() + local_expert * arrays_[p]->shape(1)
+                      : nullptr;
   };
   return {first_of(0), first_of(1), first_of(2)};
 }
 
-Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols, const Device& device,
-                      std::vector<void*>* streams) {
+Nvfp4View read_matrix(nb::handle arrays, const char* name, int64_t rows, int64_t cols,
+                      const Device& device, std::vector<void*>* streams) {
   const auto three = three_of(arrays, name);
-  const std::string codes_name = std::string(name) + " codes", scales_name = std::string(name) + " scales";
+  const std::string codes_name = std::string(name) + " codes",
+                    scales_name = std::string(name) + " scales";
   const Tensor codes(three[0], codes_name.c_str()), scales(three[1], scales_name.c_str());
   const auto check = [&](const Tensor& array, int64_t last) {
-    const bool right = array.is_bytes() && array.device() == device && array.ndim() == 2 && array.shape(0) == rows &&
-                       array.shape(1) == last && array.is_contiguous();
+    const bool right = array.is_bytes() && array.device() == device && array.ndim() == 2 &&
+                       array.shape(0) == rows && array.shape(1) == last && array.is_contiguous();
     if (!right)
-      array.fail_expected("(" + std::to_string(rows) + ", " + std::to_string(last) + ") uint8 on " + to_string(device) +
-                          ", contiguous");
+      array.fail_expected("(" + std::to_string(rows) + ", " + std::to_string(last) + ") uint8 on " +
+                          to_string(device) + ", contiguous");
   };
   check(codes, cols / 2);
   check(scales, cols / 16);
-  if (streams != nullptr) streams->insert(streams->end(), {codes.ready_stream(), scales.ready_stream()});
+  if (streams != nullptr)
+    streams->insert(streams->end(), {codes.ready_stream(), scales.ready_stream()});
   return Nvfp4View::contiguous(reinterpret_cast<const uint8_t*>(codes.data()),
                                reinterpret_cast<const uint8_t*>(scales.data()),
-                               number_of(three[2], std::string(name) + " tensor_scale"), rows, cols);
+                               number_of(three[2], std::string(name) + " tensor_scale"), rows,
+                               cols);
 }
 
-ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases, const MoeConfig& config,
-                         int64_t inner, const Device& layer_device) {
+ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::handle biases,
+                         const MoeConfig& config, int64_t inner, const Device& layer_device) {
   const bool gated = wants_gate(config, gate);
   const int64_t hidden = config->hidden_size;
   // Where the first array lies, all have to.
@@ -248,7 +273,8 @@ ExpertSource read_expert(nb::handle gate, nb::handle up, nb::handle down, nb::ha
   source.on_device = !device.is_host();
   source.stream = streams.front();
   // Arrays of several frameworks may be in several streams. The packer gets one.
-  if (std::count(streams.begin(), streams.end(), source.stream) != static_cast<std::ptrdiff_t>(streams.size()))
+  if (std::count(streams.begin(), streams.end(), source.stream) !=
+      static_cast<std::ptrdiff_t>(streams.size()))
     check(memory_of(device)->synchronize(device.index));
   source.biases = read_biases(biases, config, inner);
   return source;

@@ -1,4 +1,5 @@
-// MoeConfig from Python: the JSON that the package's MoeConfig dataclass writes, judged by the library.
+// MoeConfig from Python: the JSON that the package's MoeConfig dataclass writes, judged by the
+// library.
 #pragma once
 
 #include <string>

@@ -15,12 +15,14 @@ namespace nvfp4_moe::internal::python {
 
 using ProgressCallback = nanobind::typed<nanobind::callable, std::optional<bool>(Dict)>;
 
-// Calls the callable with a dict, from a thread that may not hold the interpreter lock. Returning False cancels. What
-// it raises cancels the operation and is raised again by rethrow(), once the library has returned; so does what a signal
-// raises, Ctrl-C's KeyboardInterrupt above all, whether or not there is a callable.
+// Calls the callable with a dict, from a thread that may not hold the interpreter lock. Returning
+// False cancels. What it raises cancels the operation and is raised again by rethrow(), once the
+// library has returned; so does what a signal raises, Ctrl-C's KeyboardInterrupt above all, whether
+// or not there is a callable.
 class PyProgress {
  public:
-  explicit PyProgress(std::optional<ProgressCallback> callback = std::nullopt) : callback_(std::move(callback)) {}
+  explicit PyProgress(std::optional<ProgressCallback> callback = std::nullopt)
+      : callback_(std::move(callback)) {}
   ProgressFn function() {
     return [this](const Progress& progress) {
       if (signals_.pending(raised_)) return false;

@@ -14,8 +14,8 @@ class PyLayer {
  public:
   // open(state, progress) makes the state's layer and is called without the interpreter lock.
   template <class Open>
-  static PyLayer make(const Device& device, const std::shared_ptr<Host>& host, std::optional<ProgressCallback> progress,
-                      Open&& open);
+  static PyLayer make(const Device& device, const std::shared_ptr<Host>& host,
+                      std::optional<ProgressCallback> progress, Open&& open);
 
   OpenLayer& open() const { return *open_; }
   const MoeLayer& layer() const { return *open_->layer; }
@@ -26,8 +26,8 @@ class PyLayer {
 };
 
 template <class Open>
-PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, std::optional<ProgressCallback> progress,
-                      Open&& open) {
+PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host,
+                      std::optional<ProgressCallback> progress, Open&& open) {
   PyProgress callback(std::move(progress));
   const ProgressFn function = callback.function();
   const std::shared_ptr<OpenLayer> state(new OpenLayer, DeleteWithoutLock());
@@ -38,7 +38,8 @@ PyLayer PyLayer::make(const Device& device, const std::shared_ptr<Host>& host, s
     const WithoutLock unlocked;
     status = open(*state, function);
     if (status.ok()) {
-      state->workspaces = &host->workspaces_of(state->layer->backend(), state->layer->weights().device);
+      state->workspaces =
+          &host->workspaces_of(state->layer->backend(), state->layer->weights().device);
       status = state->prepare();
     }
   }

@@ -25,10 +25,12 @@ using Scales = std::pair<std::optional<float>, std::optional<float>>;  // hidden
 using LayerInputScales = nb::typed<nb::dict, int64_t, Scales>;
 
 Dict quantize_files(const std::string& in, const std::string& out, const std::string& output_format,
-                    std::vector<int64_t> layers, const std::string& search, const std::string& calibration,
-                    bool share_gate_up_scale, const LayerInputScales& input_scales, uint64_t max_shard_bytes,
-                    int threads, std::optional<ProgressCallback> progress,
-                    const std::optional<std::string>& gate_up_order, std::vector<std::string> accept_tensors) {
+                    std::vector<int64_t> layers, const std::string& search,
+                    const std::string& calibration, bool share_gate_up_scale,
+                    const LayerInputScales& input_scales, uint64_t max_shard_bytes, int threads,
+                    std::optional<ProgressCallback> progress,
+                    const std::optional<std::string>& gate_up_order,
+                    std::vector<std::string> accept_tensors) {
   QuantizeOptions options;
   options.format = take(parse<OutputFormat>(output_format));
   options.layers = std::move(layers);
@@ -57,10 +59,11 @@ Dict quantize_files(const std::string& in, const std::string& out, const std::st
 }  // namespace
 
 void bind_quantize_checkpoint(nb::module_& m) {
-  m.def("quantize_checkpoint", &quantize_files, nb::arg("source"), nb::arg("out"), nb::arg("output_format"),
-        nb::arg("layers"), nb::arg("search"), nb::arg("calibration"), nb::arg("share_gate_up_scale"),
-        nb::arg("input_scales"), nb::arg("max_shard_bytes"), nb::arg("threads"), nb::arg("progress").none(),
-        nb::arg("gate_up_order").none(), nb::arg("accept_tensors"));
+  m.def("quantize_checkpoint", &quantize_files, nb::arg("source"), nb::arg("out"),
+        nb::arg("output_format"), nb::arg("layers"), nb::arg("search"), nb::arg("calibration"),
+        nb::arg("share_gate_up_scale"), nb::arg("input_scales"), nb::arg("max_shard_bytes"),
+        nb::arg("threads"), nb::arg("progress").none(), nb::arg("gate_up_order").none(),
+        nb::arg("accept_tensors"));
 }
 
 }  // namespace nvfp4_moe::internal::python

@@ -1,5 +1,6 @@
-// A router's GEMM and selection on arrays, on the host or in a GPU's memory: arrays become the request of moe/router.h, which
-// checks it and does the work. On a GPU that is enqueued in the framework's current stream, and nothing is read back.
+// A router's GEMM and selection on arrays, on the host or in a GPU's memory: arrays become the
+// request of moe/router.h, which checks it and does the work. On a GPU that is enqueued in the
+// framework's current stream, and nothing is read back.
 #include "router.h"
 
 #include <optional>
@@ -10,8 +11,8 @@
 namespace nvfp4_moe::internal::python {
 
 RouterConfig router_config(const RouterFields& fields) {
-  const auto& [num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor, num_expert_group,
-               topk_group, group_score, correction_bias, hash_routing] = fields;
+  const auto& [num_experts, top_k, scoring, renormalize, renormalize_epsilon, routed_scaling_factor,
+               num_expert_group, topk_group, group_score, correction_bias, hash_routing] = fields;
   RouterConfig config;
   config.num_experts = num_experts;
   config.top_k = top_k;
@@ -37,9 +38,11 @@ Tensor logits_of(nb::handle object) {
   if (nb::hasattr(object, "__dlpack__")) {
     // A tensor that is lazily negated has elements two apart, and is copied below.
     Tensor logits = Tensor::of_run(object, "logits");
-    const bool row_major =
-        logits.ndim() == 2 && logits.is_floating() && logits.stride(1) == 1 && logits.stride(0) >= 0 &&
-        reinterpret_cast<uintptr_t>(logits.data()) % static_cast<uintptr_t>(bits(logits.dtype()) / 8) == 0;
+    const bool row_major = logits.ndim() == 2 && logits.is_floating() && logits.stride(1) == 1 &&
+                           logits.stride(0) >= 0 &&
+                           reinterpret_cast<uintptr_t>(logits.data()) %
+                                   static_cast<uintptr_t>(bits(logits.dtype()) / 8) ==
+                               0;
     if (row_major) return logits;
   }
   return Tensor::contiguous(object, "logits");
@@ -55,10 +58,11 @@ std::optional<Tensor> input_of(nb::handle object, const char* name, const Tensor
   return array;
 }
 
-Tensor output_of(nb::handle object, const char* name, const Sizes& shape, const char* dtype, const Tensor& logits,
-                 bool (Tensor::*right_dtype)() const) {
+Tensor output_of(nb::handle object, const char* name, const Sizes& shape, const char* dtype,
+                 const Tensor& logits, bool (Tensor::*right_dtype)() const) {
   Tensor array(object, name);
-  if (!(array.*right_dtype)() || array.shape() != shape || array.device() != logits.device() || !array.is_contiguous())
+  if (!(array.*right_dtype)() || array.shape() != shape || array.device() != logits.device() ||
+      !array.is_contiguous())
     array.fail_expected(to_string(shape) + " " + dtype + on(logits) + ", contiguous");
   array.check_writable();
   return array;
@@ -81,7 +85,8 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
     logits_->fail_expected("(T, " + std::to_string(num_experts) +
                            ") bfloat16 (or its bits as uint16), float16 or float32");
   if (!logits_->device().is_host() && logits_->device().type != nb::device::cuda::value)
-    throw Failure(unsupported("select_experts on " + to_string(logits_->device()) + ": expected cpu or cuda"));
+    throw Failure(unsupported("select_experts on " + to_string(logits_->device()) +
+                              ": expected cpu or cuda"));
   call_.tokens = logits_->shape(0);
   call_.logits = logits_->data();
   call_.logits_dtype = logits_->dtype();
@@ -89,8 +94,9 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
 
   bias_ = input_of(arrays.correction_bias, "correction_bias", *logits_);
   if (bias_.has_value() != config.correction_bias)
-    fail(std::string("correction_bias: expected ") + (config.correction_bias ? "an array" : "None") +
-         " with this config, got " + (config.correction_bias ? "None" : "an array"));
+    fail(std::string("correction_bias: expected ") +
+         (config.correction_bias ? "an array" : "None") + " with this config, got " +
+         (config.correction_bias ? "None" : "an array"));
   if (bias_) {
     if (!bias_->is_f32() || bias_->shape() != Sizes{num_experts})
       bias_->fail_expected(to_string(Sizes{num_experts}) + " float32");
@@ -99,12 +105,13 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
   token_ids_ = input_of(arrays.token_ids, "token_ids", *logits_);
   table_ = input_of(arrays.hash_table, "hash_table", *logits_);
   if (token_ids_.has_value() != config.hash_routing || table_.has_value() != config.hash_routing)
-    fail(std::string("token_ids, hash_table: expected ") + (config.hash_routing ? "both" : "neither") +
-         " with this config");
+    fail(std::string("token_ids, hash_table: expected ") +
+         (config.hash_routing ? "both" : "neither") + " with this config");
   if (config.hash_routing) {
     if (!token_ids_->is_index() || token_ids_->shape() != Sizes{call_.tokens})
       token_ids_->fail_expected(to_string(Sizes{call_.tokens}) + " int32 or int64");
-    if (!table_->is_index() || table_->ndim() != 2 || table_->shape(0) < 1 || table_->shape(1) != top_k)
+    if (!table_->is_index() || table_->ndim() != 2 || table_->shape(0) < 1 ||
+        table_->shape(1) != top_k)
       table_->fail_expected("(vocab_size, " + std::to_string(top_k) + ") int32 or int64");
     call_.token_ids = token_ids_->data();
     call_.token_ids_dtype = token_ids_->dtype();
@@ -113,7 +120,8 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
     call_.vocab_size = table_->shape(0);
   }
   if (!arrays.bad_ids.is_none()) {
-    bad_ids_.emplace(output_of(arrays.bad_ids, "bad_ids", {1}, "int64", *logits_, &Tensor::is_index));
+    bad_ids_.emplace(
+        output_of(arrays.bad_ids, "bad_ids", {1}, "int64", *logits_, &Tensor::is_index));
     if (bad_ids_->dtype() != DType::kI64) bad_ids_->fail_expected("(1,) int64");
     call_.bad_ids = bad_ids_->as<uint64_t>();
   }
@@ -121,10 +129,12 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
   const bool given = !arrays.out.is_none();
   if (given && (!nb::isinstance<nb::tuple>(arrays.out) || nb::len(arrays.out) != 2))
     fail("out: expected a tuple of topk_ids and topk_weights");
-  ids_.emplace(given ? output_of(arrays.out[0], "topk_ids", shape, "int32 or int64", *logits_, &Tensor::is_index)
+  ids_.emplace(given ? output_of(arrays.out[0], "topk_ids", shape, "int32 or int64", *logits_,
+                                 &Tensor::is_index)
                      : logits_->empty_like(shape, call_.ids_dtype));
-  weights_.emplace(given ? output_of(arrays.out[1], "topk_weights", shape, "float32", *logits_, &Tensor::is_f32)
-                         : logits_->empty_like(shape, DType::kF32));
+  weights_.emplace(
+      given ? output_of(arrays.out[1], "topk_weights", shape, "float32", *logits_, &Tensor::is_f32)
+            : logits_->empty_like(shape, DType::kF32));
   call_.ids_dtype = ids_->dtype();
   call_.topk_ids = ids_->data();
   call_.topk_weights = weights_->as<float>();
@@ -132,9 +142,11 @@ Selection::Selection(const RouterConfig& config, const SelectionArrays& arrays, 
 
 namespace {
 
-Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle token_ids, nb::handle hash_table,
-                   const std::string& ids_dtype, nb::handle out, nb::handle bad_ids, const RouterFields& router) {
-  const Selection selection(router_config(router), {logits, correction_bias, token_ids, hash_table, out, bad_ids},
+Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle token_ids,
+                   nb::handle hash_table, const std::string& ids_dtype, nb::handle out,
+                   nb::handle bad_ids, const RouterFields& router) {
+  const Selection selection(router_config(router),
+                            {logits, correction_bias, token_ids, hash_table, out, bad_ids},
                             ids_dtype_named(ids_dtype));
   const SelectExperts& call = selection.call();
   void* const stream = selection.logits().stream_or(nb::none());
@@ -154,7 +166,8 @@ Two select_experts(nb::handle logits, nb::handle correction_bias, nb::handle tok
 Tensor rows_of(nb::handle object, const char* name) {
   if (nb::hasattr(object, "__dlpack__")) {
     Tensor rows = Tensor::of_run(object, name);
-    if (rows.ndim() == 2 && rows.stride(1) == 1 && rows.stride(0) >= 0 && rows.stride(0) % kRouterVector == 0)
+    if (rows.ndim() == 2 && rows.stride(1) == 1 && rows.stride(0) >= 0 &&
+        rows.stride(0) % kRouterVector == 0)
       return rows;
   }
   return Tensor::contiguous(object, name);
@@ -171,9 +184,10 @@ DType logits_dtype_named(const std::string& name) {
   fail("logits_dtype: expected bfloat16 or float32, got " + name);
 }
 
-nb::object router_gemm(nb::handle hidden_object, nb::handle weight_object, const std::string& logits_dtype,
-                       nb::handle out) {
-  const Tensor hidden = rows_of(hidden_object, "hidden"), weight = Tensor::contiguous(weight_object, "weight");
+nb::object router_gemm(nb::handle hidden_object, nb::handle weight_object,
+                       const std::string& logits_dtype, nb::handle out) {
+  const Tensor hidden = rows_of(hidden_object, "hidden"),
+               weight = Tensor::contiguous(weight_object, "weight");
   check_bf16(hidden);
   check_bf16(weight);
   const Device device = hidden.device();
@@ -190,15 +204,16 @@ nb::object router_gemm(nb::handle hidden_object, nb::handle weight_object, const
   call.weight = weight.data();
   call.logits_dtype = logits_dtype_named(logits_dtype);
   const Sizes shape = {call.tokens, call.num_experts};
-  const Tensor logits = out.is_none()
-                            ? hidden.empty_like(shape, call.logits_dtype)
-                            : output_of(out, "out", shape, "bfloat16 or float32", hidden, &Tensor::is_floating);
+  const Tensor logits = out.is_none() ? hidden.empty_like(shape, call.logits_dtype)
+                                      : output_of(out, "out", shape, "bfloat16 or float32", hidden,
+                                                  &Tensor::is_floating);
   call.logits = logits.data();
   call.logits_dtype = logits.dtype();
   void* const stream = hidden.stream_or(nb::none());
   {
     const WithoutLock unlocked;
-    check(device.is_host() ? router::router_gemm(call) : router::device_router_gemm(device.index, call, stream));
+    check(device.is_host() ? router::router_gemm(call)
+                           : router::device_router_gemm(device.index, call, stream));
   }
   return out.is_none() ? hidden.in_framework(logits) : logits.object();
 }
@@ -209,10 +224,11 @@ void bind_router(nb::module_& m) {
   m.def("router_gemm", &router_gemm, nb::arg("hidden"), nb::arg("weight"), nb::arg("logits_dtype"),
         nb::arg("out").none());
   m.def(
-      "check_router_config", [](const RouterFields& router) { (void)router_config(router); }, nb::arg("router"));
+      "check_router_config", [](const RouterFields& router) { (void)router_config(router); },
+      nb::arg("router"));
   m.def("select_experts", &select_experts, nb::arg("logits"), nb::arg("correction_bias").none(),
-        nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("ids_dtype"), nb::arg("out").none(),
-        nb::arg("bad_ids").none(), nb::arg("router"));
+        nb::arg("token_ids").none(), nb::arg("hash_table").none(), nb::arg("ids_dtype"),
+        nb::arg("out").none(), nb::arg("bad_ids").none(), nb::arg("router"));
 }
 
 }  // namespace nvfp4_moe::internal::python

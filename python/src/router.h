@@ -16,8 +16,8 @@
 namespace nvfp4_moe::internal::python {
 
 // The fields of the package's RouterConfig, in its order.
-using RouterFields =
-    std::tuple<int64_t, int64_t, std::string, bool, double, double, int64_t, int64_t, std::string, bool, bool>;
+using RouterFields = std::tuple<int64_t, int64_t, std::string, bool, double, double, int64_t,
+                                int64_t, std::string, bool, bool>;
 // Checked.
 RouterConfig router_config(const RouterFields& fields);
 
@@ -27,11 +27,12 @@ struct SelectionArrays {
   nb::handle correction_bias;  // (E) float32
   nb::handle token_ids;        // (T) int32 or int64
   nb::handle hash_table;       // (vocab_size, k) int32 or int64
-  nb::handle out;              // a tuple of topk_ids (T, k) int32 or int64, and topk_weights (T, k) float32
-  nb::handle bad_ids;          // (1) int64
+  nb::handle out;      // a tuple of topk_ids (T, k) int32 or int64, and topk_weights (T, k) float32
+  nb::handle bad_ids;  // (1) int64
 };
 
-// Keeps its arrays as long as it lives. If out is None, logits' framework makes the arrays, ids of ids_dtype.
+// Keeps its arrays as long as it lives. If out is None, logits' framework makes the arrays, ids of
+// ids_dtype.
 class Selection {
  public:
   Selection(const RouterConfig& config, const SelectionArrays& arrays, DType ids_dtype);

@@ -1,3 +1,4 @@
+// Long because every framework's arrays are read and made here.
 #include "tensor.h"
 
 #include <nanobind/stl/string.h>
@@ -16,8 +17,8 @@ namespace {
 
 using Kind = nb::dlpack::dtype_code;
 
-// What a type of arrays offers. Types are few and live long: a small table, each type kept alive by a reference,
-// searched from its start.
+// What a type of arrays offers. Types are few and live long: a small table, each type kept alive by
+// a reference, searched from its start.
 struct KnownType {
   PyTypeObject* type;
   const DlpackExchange* table;  // null if it has none
@@ -26,7 +27,8 @@ struct KnownType {
 bool is_torch_type(PyTypeObject* type) {
   const nb::object torch = nb::module_::import_("sys").attr("modules").attr("get")("torch");
   if (torch.is_none() || !nb::hasattr(torch, "Tensor")) return false;
-  return PyObject_IsSubclass(reinterpret_cast<PyObject*>(type), nb::object(torch.attr("Tensor")).ptr()) == 1;
+  return PyObject_IsSubclass(reinterpret_cast<PyObject*>(type),
+                             nb::object(torch.attr("Tensor")).ptr()) == 1;
 }
 KnownType known_type(PyTypeObject* type) {
   constinit static std::array<KnownType, 16> known{};
@@ -35,11 +37,14 @@ KnownType known_type(PyTypeObject* type) {
     if (known[static_cast<size_t>(i)].type == type) return known[static_cast<size_t>(i)];
 
   const DlpackExchange* table = nullptr;
-  const nb::object capsule = nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), kExchangeAttribute, nb::none());
+  const nb::object capsule =
+      nb::getattr(nb::handle(reinterpret_cast<PyObject*>(type)), kExchangeAttribute, nb::none());
   if (PyCapsule_IsValid(capsule.ptr(), kExchangeCapsule)) {
-    table = static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), kExchangeCapsule));
+    table =
+        static_cast<const DlpackExchange*>(PyCapsule_GetPointer(capsule.ptr(), kExchangeCapsule));
     while (table != nullptr && table->version.major > kDlpackMajor) table = table->previous;
-    if (table != nullptr && (table->version.major != kDlpackMajor || table->borrow == nullptr)) table = nullptr;
+    if (table != nullptr && (table->version.major != kDlpackMajor || table->borrow == nullptr))
+      table = nullptr;
   }
   const KnownType found{type, table, is_torch_type(type)};
   if (count < static_cast<int>(known.size())) {
@@ -69,7 +74,8 @@ std::string dtype_name(const nb::dlpack::dtype& dtype) {
 template <class... Arguments>
 nb::object call_arrays(const char* function, Arguments&&... arguments) {
   return in_python([&]() -> nb::object {
-    return nb::module_::import_("nvfp4_moe._arrays").attr(function)(std::forward<Arguments>(arguments)...);
+    return nb::module_::import_("nvfp4_moe._arrays")
+        .attr(function)(std::forward<Arguments>(arguments)...);
   });
 }
 
@@ -86,7 +92,8 @@ const char* name_of_dtype(DType dtype) {
   }
 }
 
-// Whether the framework says through DLPack that the array is not to be written. Capsules without a version cannot say it.
+// Whether the framework says through DLPack that the array is not to be written. Capsules without a
+// version cannot say it.
 bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
   constexpr uint64_t kReadOnly = 1;
   DlpackManagedTensor* managed = nullptr;
@@ -97,10 +104,13 @@ bool lent_read_only(const nb::object& object, const DlpackExchange* exchange) {
     return (flags & kReadOnly) != 0;
   }
   try {
-    const nb::object capsule = object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(kDlpackMajor, 0));
+    const nb::object capsule =
+        object.attr("__dlpack__")(nb::arg("max_version") = nb::make_tuple(kDlpackMajor, 0));
     constexpr const char* kVersioned = "dltensor_versioned";
     if (PyCapsule_IsValid(capsule.ptr(), kVersioned) == 0) return false;
-    return (static_cast<DlpackManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kVersioned))->flags & kReadOnly) != 0;
+    return (static_cast<DlpackManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), kVersioned))
+                ->flags &
+            kReadOnly) != 0;
   } catch (nb::python_error& error) {
     if (error.matches(PyExc_KeyboardInterrupt)) throw;
     return false;  // no such method, or one from before versions
@@ -141,14 +151,17 @@ Tensor::Tensor(nb::handle object, const char* name, LazyNegation lazy_negation)
   if (!borrow_fast(Py_TYPE(object.ptr()))) borrow_slow();
   if (!torch_ || lazy_negation == LazyNegation::kAllowed) return;
   if ((lazy_negation == LazyNegation::kRefused || count() == 1) && is_negated())
-    fail(std::string(name_) + ": expected a tensor whose memory holds its numbers, got one that is lazily negated (" +
+    fail(std::string(name_) +
+         ": expected a tensor whose memory holds its numbers, got one that is lazily negated (" +
          describe() + "); .resolve_neg() makes it one");
 }
 
 Tensor Tensor::contiguous(nb::handle object, const char* name) {
   const bool known = known_type(Py_TYPE(object.ptr())).table != nullptr;
-  Tensor array(known ? nb::borrow(object) : call_arrays("as_array", object), name, LazyNegation::kAllowed);
-  if (array.is_contiguous() && array.is_aligned() && !(array.torch_ && array.is_negated())) return array;
+  Tensor array(known ? nb::borrow(object) : call_arrays("as_array", object), name,
+               LazyNegation::kAllowed);
+  if (array.is_contiguous() && array.is_aligned() && !(array.torch_ && array.is_negated()))
+    return array;
   return Tensor(call_arrays("contiguous", array.object_), name);
 }
 
@@ -162,27 +175,33 @@ Tensor Tensor::empty_like(const Sizes& shape, DType dtype) const {
                       : dtype == DType::kI32 || dtype == DType::kI64 ? Kind::Int
                       : dtype == DType::kBf16                        ? Kind::Bfloat
                                                                      : Kind::Float;
-    return Tensor(new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1}), "out");
+    return Tensor(
+        new_array(shape, {static_cast<uint8_t>(kind), static_cast<uint8_t>(bits(dtype)), 1}),
+        "out");
   }
   Tensor made(call_arrays("empty_like", object_, shape, name_of_dtype(dtype)), "out");
   if (made.device() != device())
-    fail(std::string(name_) + ": expected an array in host memory, or a torch tensor, got " + class_of(object_) +
-         " on " + to_string(device()));
+    fail(std::string(name_) + ": expected an array in host memory, or a torch tensor, got " +
+         class_of(object_) + " on " + to_string(device()));
   return made;
 }
 
-Tensor Tensor::cast(DType dtype) const { return Tensor(call_arrays("cast", object_, name_of_dtype(dtype)), name_); }
+Tensor Tensor::cast(DType dtype) const {
+  return Tensor(call_arrays("cast", object_, name_of_dtype(dtype)), name_);
+}
 
 bool Tensor::borrow_fast(PyTypeObject* type) {
   const KnownType known = known_type(type);
   exchange_ = known.table;
   torch_ = known.torch;
   if (exchange_ == nullptr) return false;
-  if (exchange_->borrow(object_.ptr(), &view_) != 0) {  // no memory (meta, fake), or a layout that DLPack cannot tell
+  if (exchange_->borrow(object_.ptr(), &view_) !=
+      0) {  // no memory (meta, fake), or a layout that DLPack cannot tell
     nb::python_error error;
     std::string reason = error.what();
     reason = reason.substr(0, reason.find('\n'));
-    fail(std::string(name_) + ": expected an array with memory that DLPack can lend, got one of which " +
+    fail(std::string(name_) +
+         ": expected an array with memory that DLPack can lend, got one of which " +
          class_of(object_) + " says: " + reason);
   }
   return view_.ndim == 0 || view_.strides != nullptr;
@@ -193,7 +212,8 @@ void Tensor::borrow_slow() {
   if (!nb::try_cast(object_, owned_, false)) {
     const nb::object lent = call_arrays("view", object_);
     if (lent.is_none() || !nb::try_cast(lent, owned_, false)) {
-      throw nb::type_error((std::string(name_) + ": expected an array, got " + class_of(object_)).c_str());
+      throw nb::type_error(
+          (std::string(name_) + ": expected an array, got " + class_of(object_)).c_str());
     }
   }
   view_.data = const_cast<void*>(owned_.data());
@@ -225,10 +245,13 @@ void Tensor::check_writable() const {
     if (nb::module_::import_("torch").attr("is_grad_enabled")().is(nb::handle(Py_False))) return;
     refuse("a tensor that requires grad, which autograd would not see change");
   }
-  const nb::object writeable = nb::getattr(nb::getattr(object_, "flags", nb::none()), "writeable", nb::none());
+  const nb::object writeable =
+      nb::getattr(nb::getattr(object_, "flags", nb::none()), "writeable", nb::none());
   if (writeable.is(nb::handle(Py_True))) return;  // NumPy: nothing else is asked
-  if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_)) refuse("a read-only one");
-  if (const nb::object why = call_arrays("immutable", object_); !why.is_none()) refuse(nb::str(why).c_str());
+  if (writeable.is(nb::handle(Py_False)) || lent_read_only(object_, exchange_))
+    refuse("a read-only one");
+  if (const nb::object why = call_arrays("immutable", object_); !why.is_none())
+    refuse(nb::str(why).c_str());
 }
 
 nb::object Tensor::in_framework(const nb::object& made) const {
@@ -254,7 +277,7 @@ int64_t Tensor::count() const {
 }
 
 bool Tensor::lies_in_memory() const {
-  int64_t before = 0;                                        // bytes of what lies below the first element, negative
+  int64_t before = 0;  // bytes of what lies below the first element, negative
   int64_t after = view_.dtype.bits / 8 * view_.dtype.lanes;  // of the rest
   for (int32_t i = 0; i < view_.ndim; ++i) {
     if (view_.shape[i] == 0) return true;
@@ -265,7 +288,8 @@ bool Tensor::lies_in_memory() const {
       return false;
   }
   const auto first = reinterpret_cast<uintptr_t>(data());
-  return uint64_t{0} - static_cast<uint64_t>(before) <= first && static_cast<uint64_t>(after) <= UINTPTR_MAX - first;
+  return uint64_t{0} - static_cast<uint64_t>(before) <= first &&
+         static_cast<uint64_t>(after) <= UINTPTR_MAX - first;
 }
 
 bool Tensor::is_negated() const {
@@ -297,16 +321,20 @@ bool Tensor::is_index() const {
 bool Tensor::is_bytes() const {
   const auto kind = static_cast<Kind>(view_.dtype.code);
   if (kind == Kind::Float4_E2M1FN) return view_.dtype.lanes == 2 && view_.dtype.bits == 4;
-  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && (kind == Kind::UInt || kind == Kind::Float8_E4M3FN);
+  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 &&
+         (kind == Kind::UInt || kind == Kind::Float8_E4M3FN);
 }
 bool Tensor::is_u8() const {
-  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 && static_cast<Kind>(view_.dtype.code) == Kind::UInt;
+  return view_.dtype.lanes == 1 && view_.dtype.bits == 8 &&
+         static_cast<Kind>(view_.dtype.code) == Kind::UInt;
 }
 bool Tensor::is_f32() const {
-  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 32;
+  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float &&
+         view_.dtype.bits == 32;
 }
 bool Tensor::is_f64() const {
-  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float && view_.dtype.bits == 64;
+  return view_.dtype.lanes == 1 && static_cast<Kind>(view_.dtype.code) == Kind::Float &&
+         view_.dtype.bits == 64;
 }
 
 DType Tensor::dtype() const {
@@ -343,7 +371,8 @@ void* Tensor::stream_or(nb::handle given) const {
   }
   if (!given.is_none()) return stream_address(given);
   void* stream = nullptr;
-  if (exchange_ != nullptr && exchange_->current_stream(view_.device.device_type, view_.device.device_id, &stream) != 0)
+  if (exchange_ != nullptr &&
+      exchange_->current_stream(view_.device.device_type, view_.device.device_id, &stream) != 0)
     nb::raise_python_error();
   return stream;
 }
@@ -357,8 +386,8 @@ void* Tensor::ready_stream() const {
 nb::object Tensor::new_like(const Sizes& shape) const {
   if (exchange_ == nullptr) {
     if (!device().is_host())
-      fail("out: expected an array, since none is made in memory of " + to_string(device()) + " for " +
-           class_of(object_) + ", got None");
+      fail("out: expected an array, since none is made in memory of " + to_string(device()) +
+           " for " + class_of(object_) + ", got None");
     const nb::module_ numpy = nb::module_::import_("numpy");
     const nb::tuple sizes = nb::tuple(nb::cast(shape));
     if (nb::isinstance(object_, numpy.attr("ndarray")))
@@ -381,7 +410,8 @@ nb::object Tensor::new_array(const Sizes& shape, const nb::dlpack::dtype& dtype)
   prototype.strides = nullptr;
   DlpackManagedTensor* made = nullptr;
   std::string error;
-  if (exchange_->allocate(&prototype, &made, &error, set_error) != 0) throw std::runtime_error(error);
+  if (exchange_->allocate(&prototype, &made, &error, set_error) != 0)
+    throw std::runtime_error(error);
   void* object = nullptr;
   if (exchange_->import_managed(made, &object) != 0) nb::raise_python_error();
   return nb::steal(static_cast<PyObject*>(object));

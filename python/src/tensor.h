@@ -1,11 +1,13 @@
-// The one array type of the binding: an array of any framework and device, in and out. Borrowed without a copy
-// (pointer, shape, strides, dtype, device; the Python object is kept alive), or fresh, for a result, in the framework
-// of an input.
+// The one array type of the binding: an array of any framework and device, in and out. Borrowed
+// without a copy (pointer, shape, strides, dtype, device; the Python object is kept alive), or
+// fresh, for a result, in the framework of an input.
 //
-// A type with DLPack's exchange table (torch 2.10 and later) costs some tens of nanoseconds; everything else goes
-// through the buffer protocol, `__dlpack__`, and for what those refuse (ml_dtypes, older torch) the package's
-// `_arrays`. uint16 stands for bfloat16 bits, since NumPy has no bfloat16; FP8 E4M3 (and packed E2M1) stands for its
-// bytes if bytes are wanted. Every function here needs the interpreter lock but the accessors of the view.
+// A type with DLPack's exchange table (torch 2.10 and later) costs some tens of nanoseconds;
+// everything else goes through the buffer protocol, `__dlpack__`, and for what those refuse
+// (ml_dtypes, older torch) the package's
+// `_arrays`. uint16 stands for bfloat16 bits, since NumPy has no bfloat16; FP8 E4M3 (and packed
+// E2M1) stands for its bytes if bytes are wanted. Every function here needs the interpreter lock
+// but the accessors of the view.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -32,12 +34,13 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 std::string to_string(const Device& device);  // "cpu", "cuda:0"
-// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported if this build or machine has no such
-// device.
+// Of "cpu", "cuda" or "cuda:N": ValueError for another name, Unsupported if this build or machine
+// has no such device.
 Device device_named(const std::string& name);
 // How this build reads memory of that device; null on the host and if it cannot.
 const DeviceMemory* memory_of(const Device& device);
-// The address of a stream: an integer, or an object with cuda_stream. Raises ValueError for anything else.
+// The address of a stream: an integer, or an object with cuda_stream. Raises ValueError for
+// anything else.
 void* stream_address(nb::handle given);
 
 using Sizes = std::vector<int64_t>;
@@ -45,23 +48,28 @@ std::string to_string(const Sizes& shape);  // "(2, 16)", "(3,)", "()"
 
 class Tensor {
  public:
-  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor. TypeError if it is no
-  // array, ValueError if its memory holds other numbers than it stands for (torch's lazy negation).
+  // The array behind a Python object, as it lies. name, for messages, must outlive the Tensor.
+  // TypeError if it is no array, ValueError if its memory holds other numbers than it stands for
+  // (torch's lazy negation).
   Tensor(nb::handle object, const char* name) : Tensor(object, name, LazyNegation::kRefused) {}
-  // The same for arrays that the caller refuses unless they are contiguous, without the question that this leaves out: a
-  // tensor that is lazily negated is an imaginary part, whose elements lie two apart, so that it is contiguous with a
-  // single one only. The question costs a call into torch, the whole rest some tens of nanoseconds.
+  // The same for arrays that the caller refuses unless they are contiguous, without the question
+  // that this leaves out: a tensor that is lazily negated is an imaginary part, whose elements lie
+  // two apart, so that it is contiguous with a single one only. The question costs a call into
+  // torch, the whole rest some tens of nanoseconds.
   static Tensor of_run(nb::handle object, const char* name) {
     return Tensor(object, name, LazyNegation::kRefusedOfOneElement);
   }
-  // The same, but numbers and lists are arrays too, and what is not row-major and aligned to its elements is copied.
+  // The same, but numbers and lists are arrays too, and what is not row-major and aligned to its
+  // elements is copied.
   static Tensor contiguous(nb::handle object, const char* name);
   // A fresh NumPy array, contents undefined.
   static Tensor numpy(const Sizes& shape, DType dtype);
-  // A fresh row-major array to be written: of this one's framework and device, or a NumPy array for a framework that has
-  // no exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if such an array is on no host.
+  // A fresh row-major array to be written: of this one's framework and device, or a NumPy array for
+  // a framework that has no exchange table. dtype: U8, I32, I64, F32, F16 or BF16. ValueError if
+  // such an array is on no host.
   Tensor empty_like(const Sizes& shape, DType dtype) const;
-  // Turns an array that empty_like or new_like made into one of this array's framework, once it is written: a call's result.
+  // Turns an array that empty_like or new_like made into one of this array's framework, once it is
+  // written: a call's result.
   nb::object in_framework(const nb::object& made) const;
   nb::object in_framework(const Tensor& made) const { return in_framework(made.object()); }
   // This array's numbers in host memory, row-major, as F32, F64 or I64.
@@ -84,8 +92,9 @@ class Tensor {
   }
   Sizes shape() const { return Sizes(view_.shape, view_.shape + view_.ndim); }
   int64_t count() const;  // of elements
-  // InvalidArgument "NAME: expected an array that can be written, ..." for memory that its framework does not let be
-  // written: read-only, immutable (JAX), or of a tensor whose gradient is being recorded.
+  // InvalidArgument "NAME: expected an array that can be written, ..." for memory that its
+  // framework does not let be written: read-only, immutable (JAX), or of a tensor whose gradient is
+  // being recorded.
   void check_writable() const;
   bool is_contiguous() const;
   // Whether every element, by the strides, lies inside the address space.
@@ -107,13 +116,15 @@ class Tensor {
   // ValueError "NAME: expected EXPECTED, got (4, 64) float32 on cpu".
   [[noreturn]] void fail_expected(const std::string& expected) const;
 
-  // The stream that work on this array belongs to: `given` (an integer, or an object with cuda_stream), or if that
-  // is None the framework's current one of the device; null on the host and if the framework does not tell.
+  // The stream that work on this array belongs to: `given` (an integer, or an object with
+  // cuda_stream), or if that is None the framework's current one of the device; null on the host
+  // and if the framework does not tell.
   void* stream_or(nb::handle given) const;
   // As empty_like, of this array's own dtype, and by itself.
   nb::object new_like(const Sizes& shape) const;
-  // The stream in which work that writes this array is queued: the framework's current one; if the framework does not
-  // tell, all work of the device is waited for, and any stream will do. Null on the host.
+  // The stream in which work that writes this array is queued: the framework's current one; if the
+  // framework does not tell, all work of the device is waited for, and any stream will do. Null on
+  // the host.
   void* ready_stream() const;
 
  private:

@@ -15,15 +15,17 @@ Buffer owned(DlpackManagedTensor* managed, size_t size_bytes) {
   return Buffer(data, size_bytes, [managed](std::byte*, size_t) { managed->deleter(managed); });
 }
 
-// A tensor that `function` of the helper makes, as bytes that keep it alive. Failures other than torch's refusal, an
-// interrupt for example, pass through as they are.
+// A tensor that `function` of the helper makes, as bytes that keep it alive. Failures other than
+// torch's refusal, an interrupt for example, pass through as they are.
 Result<Buffer> made_by(const char* function, size_t size_bytes, int device, void* stream) {
   const WithLock lock;
   try {
-    const nb::object tensor =
-        in_python([&] { return helper().attr(function)(size_bytes, device, reinterpret_cast<uintptr_t>(stream)); });
+    const nb::object tensor = in_python([&] {
+      return helper().attr(function)(size_bytes, device, reinterpret_cast<uintptr_t>(stream));
+    });
     const DlpackExchange* const exchange = Tensor(tensor, "workspace").exchange();
-    if (exchange == nullptr) return Status(Code::kInternal, "torch: expected DLPack's exchange table, got none");
+    if (exchange == nullptr)
+      return Status(Code::kInternal, "torch: expected DLPack's exchange table, got none");
     DlpackManagedTensor* managed = nullptr;
     if (exchange->export_managed(tensor.ptr(), &managed) != 0) nb::raise_python_error();
     return owned(managed, size_bytes);
@@ -33,7 +35,9 @@ Result<Buffer> made_by(const char* function, size_t size_bytes, int device, void
   }
 }
 
-void keep_text(void* context, const char*, const char* message) { *static_cast<std::string*>(context) = message; }
+void keep_text(void* context, const char*, const char* message) {
+  *static_cast<std::string*>(context) = message;
+}
 
 }  // namespace
 
@@ -41,7 +45,8 @@ Result<Buffer> torch_kept(size_t size_bytes, int device, void* stream) {
   return made_by("kept", size_bytes, device, stream);
 }
 
-Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, int device, void* stream) {
+Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, int device,
+                              void* stream) {
   void* current = nullptr;
   if (torch.current_stream(nb::device::cuda::value, device, &current) == 0 && current == stream) {
     auto size = static_cast<int64_t>(size_bytes);
@@ -52,15 +57,18 @@ Result<Buffer> torch_captured(const DlpackExchange& torch, size_t size_bytes, in
     prototype.shape = &size;
     DlpackManagedTensor* managed = nullptr;
     std::string error;
-    if (torch.allocate(&prototype, &managed, &error, keep_text) == 0) return owned(managed, size_bytes);
+    if (torch.allocate(&prototype, &managed, &error, keep_text) == 0)
+      return owned(managed, size_bytes);
   }
   // Another stream, or a refusal that the helper gets again and can explain.
   return made_by("captured", size_bytes, device, stream);
 }
 
-nb::object new_like_in(const Tensor& like, const std::vector<int64_t>& shape, nb::handle given, void* stream) {
+nb::object new_like_in(const Tensor& like, const std::vector<int64_t>& shape, nb::handle given,
+                       void* stream) {
   if (given.is_none() || !like.is_torch() || like.device().is_host()) return like.new_like(shape);
-  const nb::object scope = helper().attr("stream_of")(like.device().index, reinterpret_cast<uintptr_t>(stream));
+  const nb::object scope =
+      helper().attr("stream_of")(like.device().index, reinterpret_cast<uintptr_t>(stream));
   scope.attr("__enter__")();
   nb::object made;
   try {

@@ -11,8 +11,9 @@ namespace {
 // cudaStreamPerThread: one name for as many streams as there are threads.
 void* const kPerThreadStream = reinterpret_cast<void*>(2);
 
-// What stands for a stream in a pool: never the same for two streams whose work may overlap. Threads are numbered, and
-// an odd number is no stream's address; 1, which is the legacy stream's name, is left out.
+// What stands for a stream in a pool: never the same for two streams whose work may overlap.
+// Threads are numbered, and an odd number is no stream's address; 1, which is the legacy stream's
+// name, is left out.
 void* key_of(void* stream) {
   if (stream != kPerThreadStream) return stream;
   static std::atomic<uintptr_t> threads{0};
@@ -28,7 +29,9 @@ Workspaces::Workspaces(const Backend& backend, int device_index)
       own([allocate = backend.allocate, device_index](size_t size_bytes, void*) {
         return allocate(size_bytes, device_index, "workspace");
       }),
-      torch([device_index](size_t size_bytes, void* stream) { return torch_kept(size_bytes, device_index, stream); }) {}
+      torch([device_index](size_t size_bytes, void* stream) {
+        return torch_kept(size_bytes, device_index, stream);
+      }) {}
 
 size_t Workspaces::release() { return own.release() + torch.release(); }
 
@@ -42,7 +45,8 @@ void RunWorkspace::use(const Tensor& array, const Device& device) {
   size_bytes_ = size_bytes;
 }
 
-Status RunWorkspace::lease_from(WorkspacePool& pool, size_t size_bytes, void* stream, uint64_t capture) {
+Status RunWorkspace::lease_from(WorkspacePool& pool, size_t size_bytes, void* stream,
+                                uint64_t capture) {
   auto lease = pool.lease(size_bytes, stream, capture);
   if (!lease.ok()) return lease.status();
   lease_.emplace(std::move(*lease));
@@ -51,7 +55,8 @@ Status RunWorkspace::lease_from(WorkspacePool& pool, size_t size_bytes, void* st
   return {};
 }
 
-Status RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like, void* stream) {
+Status RunWorkspace::lease(Workspaces& workspaces, size_t size_bytes, const Tensor& like,
+                           void* stream) {
   if (workspaces.memory == nullptr) return lease_from(workspaces.own, size_bytes, nullptr);
   NVFP4_MOE_ASSIGN(const uint64_t capture, workspaces.memory->capture_id(stream));
   // torch's allocator takes the streams of all threads for one.

@@ -1,7 +1,7 @@
 // Backend: the contract every backend fills in. One const table per architecture, no inheritance.
 //
-// pack -> plan -> run. pack may allocate and fail; plan is pure; run only computes (or enqueues): it never allocates,
-// waits, reads files or takes locks, and what could fail has failed before.
+// pack -> plan -> run. pack may allocate and fail; plan is pure; run only computes (or enqueues):
+// it never allocates, waits, reads files or takes locks, and what could fail has failed before.
 #pragma once
 
 #include <array>
@@ -32,7 +32,8 @@ struct LayerSteps;
 // The local index that names the shared expert (MoeOptions::shared_intermediate_size > 0).
 inline constexpr int64_t kSharedExpert = -1;
 
-// Tensor scales of one expert; they enter the fp32 accumulators as alphas and are never folded into block scales.
+// Tensor scales of one expert; they enter the fp32 accumulators as alphas and are never folded into
+// block scales.
 struct TensorScales {
   float gate = 1.0f;
   float up = 1.0f;
@@ -46,22 +47,24 @@ struct Fp8ExpertWeights {
   bool operator==(const Fp8ExpertWeights&) const = default;
 };
 
-// The codes of a block whose scale is 0, if they are not all 0. They multiply nothing: a layout may store zeros
-// there and keep them here, for unpack.
+// The codes of a block whose scale is 0, if they are not all 0. They multiply nothing: a layout may
+// store zeros there and keep them here, for unpack.
 struct ZeroScaleCodes {
   int projection = 0;  // 0 gate, 1 up, 2 down
   int64_t block = 0;   // row * (cols / 16) + block of the row
   std::array<uint8_t, 8> codes{};
 };
 
-// A layer's local experts in one backend's layout. Complete once every expert is packed; moe/ guarantees that.
+// A layer's local experts in one backend's layout. Complete once every expert is packed; moe/
+// guarantees that.
 struct PackedWeights {
   MoeConfig config;
   ExpertRange range;
   LayerScales scales;
-  std::vector<TensorScales> tensor_scales;  // (range.count), and one more at the end for the shared expert
-  Buffer bytes;                             // Backend::packed_bytes long, in the backend's layout
-  int device = 0;                           // index of the device that holds bytes; 0 in host memory
+  std::vector<TensorScales>
+      tensor_scales;  // (range.count), and one more at the end for the shared expert
+  Buffer bytes;       // Backend::packed_bytes long, in the backend's layout
+  int device = 0;     // index of the device that holds bytes; 0 in host memory
   // Like tensor_scales; empty if the layout keeps all codes itself.
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
   // State that pack_expert keeps from one expert to the next. The caller frees it when done.
@@ -69,8 +72,12 @@ struct PackedWeights {
   // Like tensor_scales, written by pack_expert; empty unless activation_format is fp8.
   std::vector<Fp8ExpertWeights> fp8_weights = {};
 
-  const TensorScales& tensor_scales_of(int64_t local_expert) const { return tensor_scales[index_of(local_expert)]; }
-  TensorScales& tensor_scales_of(int64_t local_expert) { return tensor_scales[index_of(local_expert)]; }
+  const TensorScales& tensor_scales_of(int64_t local_expert) const {
+    return tensor_scales[index_of(local_expert)];
+  }
+  TensorScales& tensor_scales_of(int64_t local_expert) {
+    return tensor_scales[index_of(local_expert)];
+  }
   // Zeros, which no other format reads, if there are none.
   Fp8ExpertWeights fp8_weights_of(int64_t local_expert) const {
     return fp8_weights.empty() ? Fp8ExpertWeights{} : fp8_weights[index_of(local_expert)];
@@ -88,13 +95,15 @@ struct Nvfp4Buffers {
 struct ExpertBuffers {
   Nvfp4Buffers gate, up, down;
   TensorScales scales;
-  std::vector<float> gate_bias, up_bias, down_bias;  // (I), (I), (H), or empty if the expert has none
+  std::vector<float> gate_bias, up_bias,
+      down_bias;  // (I), (I), (H), or empty if the expert has none
 };
 
 struct RunContext {
   Executor* executor = nullptr;  // host backends; never null there
   void* stream = nullptr;        // device backends
-  RunStatus* status = nullptr;   // device backends: where the run writes its report; null: into the workspace
+  RunStatus* status =
+      nullptr;  // device backends: where the run writes its report; null: into the workspace
 };
 
 // A dense NVFP4 linear y = x W^T: W (rows, cols) = (out_features, in_features).
@@ -118,8 +127,8 @@ struct LinearBatch {
   DType out_dtype = DType::kBf16;
 };
 
-// Bytes between host memory and a device's. They return once the bytes are there and all earlier work of the stream is
-// done: for loading, for what a run reports, and for tests.
+// Bytes between host memory and a device's. They return once the bytes are there and all earlier
+// work of the stream is done: for loading, for what a run reports, and for tests.
 struct DeviceMemory {
   Status (*to_device)(int device, void* to, const void* from, size_t size_bytes, void* stream);
   Status (*to_host)(int device, void* to, const void* from, size_t size_bytes, void* stream);
@@ -127,20 +136,25 @@ struct DeviceMemory {
   // A number of its own for the graph that the stream is being captured into; 0 if it is not.
   Result<uint64_t> (*capture_id)(void* stream);
   Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
-  // (rows, row_bytes) from rows stride_bytes apart to rows that follow each other, both on the device. Only enqueues.
-  Status (*gather_rows)(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
-                        void* stream);
+  // (rows, row_bytes) from rows stride_bytes apart to rows that follow each other, both on the
+  // device. Only enqueues.
+  Status (*gather_rows)(int device, void* to, const void* from, int64_t rows, int64_t row_bytes,
+                        int64_t stride_bytes, void* stream);
 };
 
 // Device timers and peak rates, for `bench`.
 struct DeviceMeasures {
-  // Captures what `enqueue` puts into its stream as one graph and replays it for that many seconds, at least five times
-  // and not more than most_replays otherwise. The microseconds of each replay, by the device's clock.
-  Result<std::vector<double>> (*time_graph)(int device, const std::function<Status(void* stream)>& enqueue,
+  // Captures what `enqueue` puts into its stream as one graph and replays it for that many seconds,
+  // at least five times and not more than most_replays otherwise. The microseconds of each replay,
+  // by the device's clock.
+  Result<std::vector<double>> (*time_graph)(int device,
+                                            const std::function<Status(void* stream)>& enqueue,
                                             double seconds, int64_t most_replays);
-  // Bytes per second that all multiprocessors together read from memory, out of a buffer that no cache holds.
+  // Bytes per second that all multiprocessors together read from memory, out of a buffer that no
+  // cache holds.
   Result<double> (*read_rate)(int device);
-  // FLOP per second of the tensor cores in bf16, by the instruction that the backend's GEMMs are made of.
+  // FLOP per second of the tensor cores in bf16, by the instruction that the backend's GEMMs are
+  // made of.
   Result<double> (*product_rate)(int device);
   const char* product_instruction;
 };
@@ -153,12 +167,14 @@ struct Backend {
   Status (*supports)(const MoeConfig& config, const DeviceFacts& device);
 
   size_t (*packed_bytes)(const MoeConfig& config, const ExpertRange& range);
-  // Memory for packed weights and workspaces, aligned to 256 bytes, on the device of that index (host backends: 0).
-  // purpose: what it is for, "packed weights of layer 12", which kOutOfMemory says beside what was asked and free.
+  // Memory for packed weights and workspaces, aligned to 256 bytes, on the device of that index
+  // (host backends: 0). purpose: what it is for, "packed weights of layer 12", which kOutOfMemory
+  // says beside what was asked and free.
   Result<Buffer> (*allocate)(size_t size_bytes, int device, const char* purpose);
-  // Writes one expert's codes and block scales into weights.bytes and its tensor scales into weights.tensor_scales.
-  // Returns once it is packed, and the source may go. Host arrays have been checked before (moe/); those of a source on
-  // the device, which only backends with `memory` take, are checked here, kBadInput before anything is written.
+  // Writes one expert's codes and block scales into weights.bytes and its tensor scales into
+  // weights.tensor_scales. Returns once it is packed, and the source may go. Host arrays have been
+  // checked before (moe/); those of a source on the device, which only backends with `memory` take,
+  // are checked here, kBadInput before anything is written.
   Status (*pack_expert)(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
   // The source back, bit for bit, tensor scales included.
   Status (*unpack_expert)(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
@@ -166,25 +182,29 @@ struct Backend {
   Result<Plan> (*plan)(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
                        const Limits& limits, const DeviceFacts& device);
   // Preconditions (checked by moe/, not here): batch.tokens <= limits, pointers and dtypes valid.
-  // workspace: workspace_bytes of batch.tokens, at a multiple of Arena::kAlignment. batch.selection: null but for
-  // backends with `memory`, which do it first.
-  Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                const RunContext& context);
-  // The workspace of a run of that many tokens; more tokens never need less. Cheap enough for every run.
-  size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens);
+  // workspace: workspace_bytes of batch.tokens, at a multiple of Arena::kAlignment.
+  // batch.selection: null but for backends with `memory`, which do it first.
+  Status (*run)(const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                std::byte* workspace, const RunContext& context);
+  // The workspace of a run of that many tokens; more tokens never need less. Cheap enough for every
+  // run.
+  size_t (*workspace_bytes)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                            int64_t tokens);
 
   // A run of that many tokens, one entry for each step. null: the plan holds for every run.
-  std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
-                                        int64_t tokens) = nullptr;
+  std::vector<StepPlan> (*describe_run)(const MoeConfig& config, const ExpertRange& range,
+                                        const Plan& plan, int64_t tokens) = nullptr;
 
   // A dense linear; null, all four, if the backend has none.
   size_t (*linear_bytes)(int64_t rows, int64_t cols);
   Status (*linear_pack)(LinearWeights& weights, const Nvfp4View& source);
-  size_t (*linear_workspace_bytes)(const LinearWeights& weights, int64_t tokens);  // grows with them; cheap
+  size_t (*linear_workspace_bytes)(const LinearWeights& weights,
+                                   int64_t tokens);  // grows with them; cheap
   Status (*linear_run)(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
                        const RunContext& context);
 
-  const LayerSteps* steps;  // the same layer, one step at a time; null if it is not made of these steps
+  const LayerSteps*
+      steps;  // the same layer, one step at a time; null if it is not made of these steps
 
   // null: weights, workspaces and batches lie in host memory.
   const DeviceMemory* memory = nullptr;
@@ -208,28 +228,34 @@ struct Backend {
 // The backends of this build, defined by their own folders and listed once in moe/registry.cpp.
 extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
-extern const Backend kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA, as those of single architectures
+extern const Backend
+    kCudaBackend;  // in builds with NVFP4_MOE_WITH_CUDA, as those of single architectures
 extern const Backend kSm90Backend;
 extern const Backend kSm100Backend;
 extern const Backend kSm120Backend;
-// The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs some of them.
+// The same backend with its instruction set forced, named "cpu:NAME", the best first; a host runs
+// some of them.
 std::span<const Backend> cpu_instruction_sets();
 
-// The CUDA device of that index; kUnsupported, with the driver's words, if there is none. In builds with CUDA.
+// The CUDA device of that index; kUnsupported, with the driver's words, if there is none. In builds
+// with CUDA.
 Result<DeviceFacts> cuda_device_facts(int index);
 
 // ---- biases of routed experts
 //
-// A backend keeps them after its matrices, in the same memory, so that whatever keeps or maps packed weights has them too:
-// (E, 2 I + H) fp32, gate, up and down of one expert after the other; (E, I + H) without a gate; nothing without
-// expert_biases. The copies are parameters, since the memory may be a device's.
+// A backend keeps them after its matrices, in the same memory, so that whatever keeps or maps
+// packed weights has them too: (E, 2 I + H) fp32, gate, up and down of one expert after the other;
+// (E, I + H) without a gate; nothing without expert_biases. The copies are parameters, since the
+// memory may be a device's.
 
 inline size_t biases_of_one(const MoeConfig& config) {
-  return static_cast<size_t>(gate_rows(config->activation, config->intermediate_size) + config->intermediate_size +
-                             config->hidden_size);
+  return static_cast<size_t>(gate_rows(config->activation, config->intermediate_size) +
+                             config->intermediate_size + config->hidden_size);
 }
 inline size_t packed_biases_bytes(const MoeConfig& config, const ExpertRange& range) {
-  return config->expert_biases ? static_cast<size_t>(range.count) * biases_of_one(config) * sizeof(float) : 0;
+  return config->expert_biases
+             ? static_cast<size_t>(range.count) * biases_of_one(config) * sizeof(float)
+             : 0;
 }
 
 // at: bytes of what lies before them, a multiple of 16. None of the shared expert.
@@ -242,7 +268,8 @@ inline ExpertBiases packed_biases(const PackedWeights& weights, size_t at, int64
   return {up == first ? nullptr : first, up, up + config->intermediate_size};
 }
 
-// How biases get into packed bytes and out of them: copy(to, from, bytes), a Status. This is for a host's memory.
+// How biases get into packed bytes and out of them: copy(to, from, bytes), a Status. This is for a
+// host's memory.
 struct CopyInHostMemory {
   Status operator()(void* to, const void* from, size_t bytes) const {
     std::memcpy(to, from, bytes);
@@ -251,12 +278,13 @@ struct CopyInHostMemory {
 };
 
 template <class Copy = CopyInHostMemory>
-Status store_biases(PackedWeights& weights, size_t at, int64_t local_expert, const ExpertBiases& source,
-                    const Copy& copy = {}) {
+Status store_biases(PackedWeights& weights, size_t at, int64_t local_expert,
+                    const ExpertBiases& source, const Copy& copy = {}) {
   const ExpertBiases to = packed_biases(weights, at, local_expert);
   const auto inner = static_cast<size_t>(weights.config->intermediate_size),
              hidden = static_cast<size_t>(weights.config->hidden_size);
-  const auto store = [&](const float* into, const float* from, size_t count) {  // into our own writable bytes
+  const auto store = [&](const float* into, const float* from,
+                         size_t count) {  // into our own writable bytes
     return into == nullptr ? Status() : copy(const_cast<float*>(into), from, count * sizeof(float));
   };
   NVFP4_MOE_TRY(store(to.gate, source.gate, inner));
@@ -265,8 +293,8 @@ Status store_biases(PackedWeights& weights, size_t at, int64_t local_expert, con
 }
 
 template <class Copy = CopyInHostMemory>
-Status unpack_biases(const PackedWeights& weights, size_t at, int64_t local_expert, ExpertBuffers& out,
-                     const Copy& copy = {}) {
+Status unpack_biases(const PackedWeights& weights, size_t at, int64_t local_expert,
+                     ExpertBuffers& out, const Copy& copy = {}) {
   const ExpertBiases from = packed_biases(weights, at, local_expert);
   const auto inner = static_cast<size_t>(weights.config->intermediate_size),
              hidden = static_cast<size_t>(weights.config->hidden_size);

@@ -1,15 +1,20 @@
-// The functions of a device for a layer over ranks: ids to slots, totals over ranks, and the packets of all_to_all.
+// The functions of a device for a layer over ranks: ids to slots, totals over ranks, and the
+// packets of all_to_all.
 //
-// Each function enqueues in a stream and returns: it allocates nothing, does not synchronize, and can be captured.
+// Each function enqueues in a stream and returns: it allocates nothing, does not synchronize, and
+// can be captured.
 //
-// A token lives on its source rank. One packet of it goes to each expert rank, a rank that holds experts of the token:
+// A token lives on its source rank. One packet of it goes to each expert rank, a rank that holds
+// experts of the token:
 //
-//   packet   activations | slots (k) int32 | weights (k) fp32 | first_row int32, rounded up to 16 bytes
+//   packet   activations | slots (k) int32 | weights (k) fp32 | first_row int32, rounded up to 16
+//            bytes
 //
-// activations: the arrays of their format, one after another, all that gemm1 reads. slots: -1 if the assignment is not of
-// the expert rank. The rows come back packet by packet, k by k. first_row is the number of rows that the message's earlier
-// packets ask for, so that a packet can be processed without them. With peer memory each row has an offset of its own, and
-// first_row is neither written nor read.
+// activations: the arrays of their format, one after another, all that gemm1 reads. slots: -1 if
+// the assignment is not of the expert rank. The rows come back packet by packet, k by k. first_row
+// is the number of rows that the message's earlier packets ask for, so that a packet can be
+// processed without them. With peer memory each row has an offset of its own, and first_row is
+// neither written nor read.
 #pragma once
 
 #include <array>
@@ -32,15 +37,21 @@ struct WireArray {
 };
 inline constexpr int kWireArrays = 4;  // at most; the others have no bytes
 
-inline std::array<WireArray, kWireArrays> wire_arrays(const ActivationBuffers& activations, ActivationFormat format,
-                                                      int64_t hidden) {
+inline std::array<WireArray, kWireArrays> wire_arrays(const ActivationBuffers& activations,
+                                                      ActivationFormat format, int64_t hidden) {
   const WireArray nonfinite{activations.nonfinite, 1}, row_scale{activations.row_scale, 4};
   switch (format) {
     case ActivationFormat::kNvfp4:
-      return {{{activations.codes, hidden / 2}, {activations.block_scales, hidden / 16}, row_scale, nonfinite}};
+      return {{{activations.codes, hidden / 2},
+               {activations.block_scales, hidden / 16},
+               row_scale,
+               nonfinite}};
     case ActivationFormat::kBf16: return {{{activations.bf16, 2 * hidden}, nonfinite, {}, {}}};
     case ActivationFormat::kInt8Block:
-      return {{{activations.int8_codes, hidden}, {activations.int8_scales, hidden / 16 * 4}, nonfinite, {}}};
+      return {{{activations.int8_codes, hidden},
+               {activations.int8_scales, hidden / 16 * 4},
+               nonfinite,
+               {}}};
     case ActivationFormat::kFp8: return {{{activations.fp8, hidden}, row_scale, nonfinite, {}}};
   }
   return {};
@@ -65,19 +76,22 @@ struct PacketFormat {
   }
 };
 
-// ids (tokens, top_k) -> slots, and load (num_experts) += how often each expert was chosen. An expert's slots take turns:
-// assignment k of token t has turn source + t + k (parallel/placement.h). -1 stays -1; another id that is no expert's is -2.
+// ids (tokens, top_k) -> slots, and load (num_experts) += how often each expert was chosen. An
+// expert's slots take turns: assignment k of token t has turn source + t + k
+// (parallel/placement.h). -1 stays -1; another id that is no expert's is -2.
 struct SlotsOfIds {
   const void* ids = nullptr;  // (tokens, top_k)
   DType ids_dtype = DType::kI64;
   int64_t tokens = 0, top_k = 0, num_experts = 0, source = 0;
-  const int32_t* first_of_expert = nullptr;  // (num_experts + 1) where an expert's slots begin below
+  const int32_t* first_of_expert =
+      nullptr;  // (num_experts + 1) where an expert's slots begin below
   const int32_t* slots_of_expert = nullptr;  // (slots)
   int32_t* slots = nullptr;                  // (tokens, top_k)
   uint64_t* load = nullptr;                  // (num_experts)
 };
 
-// parts (ranks, count) fp32 -> out (count): added in the order of the ranks, rounded once to out's dtype.
+// parts (ranks, count) fp32 -> out (count): added in the order of the ranks, rounded once to out's
+// dtype.
 struct SumOfRanks {
   const float* parts = nullptr;
   int64_t ranks = 0, count = 0;  // count: a multiple of 8
@@ -85,14 +99,14 @@ struct SumOfRanks {
   DType out_dtype = DType::kBf16;
 };
 
-// The last step of a sum over the ranks: *nonfinite = how many of values are NaN or Inf. If the ranks' link has failed, the
-// sum is made of whatever was there; then all values become NaN first.
+// The last step of a sum over the ranks: *nonfinite = how many of values are NaN or Inf. If the
+// ranks' link has failed, the sum is made of whatever was there; then all values become NaN first.
 struct CheckSum {
   void* values = nullptr;  // (count)
   DType dtype = DType::kBf16;
   int64_t count = 0;  // a multiple of 8
   const uint32_t* link_failed =
-      nullptr;                    // (1) in host memory: not 0 once the link has failed; null: it has no such word
+      nullptr;  // (1) in host memory: not 0 once the link has failed; null: it has no such word
   uint64_t* nonfinite = nullptr;  // (1)
 };
 
@@ -100,16 +114,18 @@ struct DeviceRanks {
   Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
   Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
   Status (*check_sum)(int device, const CheckSum& call, void* stream);
-  // Puts an event into the stream: *event, or a new one if that is null. The stream must not be capturing.
+  // Puts an event into the stream: *event, or a new one if that is null. The stream must not be
+  // capturing.
   Status (*set_event)(int device, void** event, void* stream);
   // Whether the device has reached the event. Does not wait and ends no capture. Any thread.
   Result<bool> (*event_reached)(int device, void* event);
   void (*drop_event)(int device, void* event);
-  // A word in pinned host memory, 0, and its address on the device. The host sets it without a CUDA call, which would block
-  // while another thread's launch waits for room in a stuck queue.
+  // A word in pinned host memory, 0, and its address on the device. The host sets it without a CUDA
+  // call, which would block while another thread's launch waits for room in a stuck queue.
   Status (*make_host_word)(int device, uint32_t** word, uint32_t** on_device);
   void (*drop_host_word)(int device, uint32_t* word);
-  // Calls body(argument) with the device as the thread's current one: for libraries that take it from there.
+  // Calls body(argument) with the device as the thread's current one: for libraries that take it
+  // from there.
   Status (*on_device)(int device, Status (*body)(void* argument), void* argument);
 };
 
@@ -120,22 +136,25 @@ struct PacketSource {
   int32_t token, rank, first_row;
 };
 
-// The header of a message of fixed capacity. It has the source rank's counts, whether they fit or not.
+// The header of a message of fixed capacity. It has the source rank's counts, whether they fit or
+// not.
 struct MessageHeader {
   int32_t tokens, rows;            // for this expert rank
   int32_t most_tokens, most_rank;  // for the expert rank that gets most
 };
 
-// Faults that expert ranks find in the messages' headers, in device memory. Whoever reads it clears it.
+// Faults that expert ranks find in the messages' headers, in device memory. Whoever reads it clears
+// it.
 struct WireReport {
   uint64_t runs = 0;   // in which a rank had too many tokens for another
   uint64_t most = 0;   // the most that it was: tokens << 32 | source rank << 16 | expert rank
   uint64_t wrong = 0;  // packets with slots of other ranks, or rows beyond their message
 };
 
-// How a run's packets and rows are stored: the messages of all ranks one after another, each after its header.
-// fixed: on the source rank all messages have `packets` packets and packets * top_k rows; on an expert rank each source rank's
-// message has that rank's number. Otherwise messages have exactly the packets that there are, and no headers.
+// How a run's packets and rows are stored: the messages of all ranks one after another, each after
+// its header. fixed: on the source rank all messages have `packets` packets and packets * top_k
+// rows; on an expert rank each source rank's message has that rank's number. Otherwise messages
+// have exactly the packets that there are, and no headers.
 struct MessageLayout {
   PacketFormat packet;
   int64_t world = 0, packets = 0;
@@ -159,14 +178,16 @@ struct CountPackets {
   int64_t* counts = nullptr;
 };
 
-// The packets of all messages, in the order of the tokens, and the offsets of the rows of their slots.
+// The packets of all messages, in the order of the tokens, and the offsets of the rows of their
+// slots.
 struct ScanPackets {
   MessageLayout layout;
   CountPackets counted;
-  PacketSource* sources = nullptr;       // (packets of all messages)
-  int32_t* row_of_assignment = nullptr;  // (T, k) of those with a slot: its row; -1 if the message has no room
-  std::byte* messages = nullptr;         // whose headers are written; null without them
-  uint32_t* failed = nullptr;            // (1) = 0
+  PacketSource* sources = nullptr;  // (packets of all messages)
+  int32_t* row_of_assignment =
+      nullptr;  // (T, k) of those with a slot: its row; -1 if the message has no room
+  std::byte* messages = nullptr;  // whose headers are written; null without them
+  uint32_t* failed = nullptr;     // (1) = 0
 };
 
 struct PackPackets {
@@ -180,8 +201,9 @@ struct PackPackets {
   std::byte* messages = nullptr;
 };
 
-// Packets that source ranks have written into this rank's memory, and their flags: [source rank][token], packet_stride from one
-// rank's first to the next one's. In the expert rank's batch a source rank's tokens begin at first_of_source.
+// Packets that source ranks have written into this rank's memory, and their flags: [source
+// rank][token], packet_stride from one rank's first to the next one's. In the expert rank's batch a
+// source rank's tokens begin at first_of_source.
 struct PeerMessages {
   int64_t packet_stride = 0;                     // 0: messages as a MessageLayout describes
   const uint32_t* flags = nullptr;               // (world, packet_stride)
@@ -201,7 +223,8 @@ struct TakePackets {
   int32_t* first_rows = nullptr;    // (packets) where a packet's rows begin among all that go back
   const int32_t* bounds = nullptr;  // (2, world + 1) first packet and first row of each source rank
   int64_t capacity = 0;             // of tokens from one rank to another, if they are in headers
-  uint32_t* failed = nullptr;       // (1) set if a source rank had too many tokens or is late, or a packet is wrong
+  uint32_t* failed =
+      nullptr;  // (1) set if a source rank had too many tokens or is late, or a packet is wrong
   WireReport* report = nullptr;
 };
 
@@ -219,7 +242,8 @@ struct PackRows {
   const RunStatus* expert_status = nullptr;
 };
 
-// Extra inputs of combine if rows come from other ranks. If the run has failed, out is NaN and counted as such.
+// Extra inputs of combine if rows come from other ranks. If the run has failed, out is NaN and
+// counted as such.
 struct AwaitedRows {
   uint32_t* failed = nullptr;             // (1) why out is NaN; 0: it is not
   const uint32_t* link_failed = nullptr;  // (1) as CheckSum has it; null: peer memory

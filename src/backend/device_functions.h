@@ -1,8 +1,10 @@
-// Functions of the library on arrays in a device's memory, bit for bit the host's: the formats (docs/format.md;
-// core/quantize.h, core/dequantize.h, core/activation.h, core/scale_layout.h) and a router (core/router_gemm.h, core/router.h).
+// Functions of the library on arrays in a device's memory, bit for bit the host's: the formats
+// (docs/format.md; core/quantize.h, core/dequantize.h, core/activation.h, core/scale_layout.h) and
+// a router (core/router_gemm.h, core/router.h).
 //
-// Each enqueues its kernels in `stream` and returns: it allocates nothing, does not synchronize, and can be captured. So no
-// function refuses the numbers in an array; if a host function refuses them, a scale is NaN here.
+// Each enqueues its kernels in `stream` and returns: it allocates nothing, does not synchronize,
+// and can be captured. So no function refuses the numbers in an array; if a host function refuses
+// them, a scale is NaN here.
 #pragma once
 
 #include <cstdint>
@@ -26,14 +28,15 @@ struct DeviceQuantize {
   float tensor_scale = 0.0f;        // kWeights: 0 for amax / 2688 of x; unused by kDynamicToken
   uint8_t* codes = nullptr;         // (rows, cols/2), 8-byte aligned
   uint8_t* block_scales = nullptr;  // (rows, cols/16)
-  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN if x holds any.
+  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN
+  // if x holds any.
   float* scales = nullptr;
 };
 
 struct DeviceDequantize {
   const uint8_t* codes = nullptr;         // (rows, cols/2)
   const uint8_t* block_scales = nullptr;  // (rows, cols/16); bytes above 0x7E give NaN
-  const float* scales = nullptr;          // one number, or (rows) if scale_of_row; null: tensor_scale
+  const float* scales = nullptr;  // one number, or (rows) if scale_of_row; null: tensor_scale
   bool scale_of_row = false;
   float tensor_scale = 1.0f;
   int64_t rows = 0;
@@ -55,10 +58,10 @@ struct DeviceFormats {
   Status (*dequantize)(int device, const DeviceDequantize& call, void* stream);
   Status (*swiglu_quantize)(int device, const DeviceSwigluQuantize& call, void* stream);
   // matrices of (rows, scale_cols) one after the other, each laid out by itself; padding zeroed.
-  Status (*swizzle)(int device, const uint8_t* linear, int64_t matrices, int64_t rows, int64_t scale_cols,
-                    uint8_t* swizzled, void* stream);
-  Status (*unswizzle)(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t scale_cols,
-                      uint8_t* linear, void* stream);
+  Status (*swizzle)(int device, const uint8_t* linear, int64_t matrices, int64_t rows,
+                    int64_t scale_cols, uint8_t* swizzled, void* stream);
+  Status (*unswizzle)(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows,
+                      int64_t scale_cols, uint8_t* linear, void* stream);
 };
 
 struct DeviceRouter {

@@ -1,6 +1,8 @@
-// The one walk over a host layer's workspace, and the activation scales that config and checkpoint decide.
+// The one walk over a host layer's workspace, and the activation scales that config and checkpoint
+// decide.
 //
-// Arrays that a config does not need (codes under bf16, the shared part without a shared expert) take no memory.
+// Arrays that a config does not need (codes under bf16, the shared part without a shared expert)
+// take no memory.
 #include "backend/layer_steps.h"
 
 #include <algorithm>
@@ -15,7 +17,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing (numerics.md).
+// 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing
+// (numerics.md).
 constexpr float kFixedHeadroom = 16.0f;
 
 class Walk {
@@ -28,16 +31,20 @@ class Walk {
     LayerBuffers buffers;
     buffers.status = arena_.take<RunStatus>("", "status", 1);
     buffers.row_of_assignment = arena_.take<int32_t>("", "row_of_assignment", tokens * top_k);
-    const bool bf16 = config_->activation_format == ActivationFormat::kBf16, has_shared = shared_size > 0;
+    const bool bf16 = config_->activation_format == ActivationFormat::kBf16,
+               has_shared = shared_size > 0;
     const ActivationBuffers routed_hidden = activations("hidden", tokens, hidden, bf16);
     ActivationBuffers shared_hidden = routed_hidden;
     if (weighs_hidden(config_)) {
-      buffers.weighted_hidden = arena_.take<float>("", "weighted_hidden", tokens * hidden);  // the widest dtype
+      buffers.weighted_hidden =
+          arena_.take<float>("", "weighted_hidden", tokens * hidden);  // the widest dtype
       if (has_shared) shared_hidden = activations("shared_hidden", tokens, hidden, bf16);
     }
-    buffers.routed = part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
+    buffers.routed =
+        part("routed", range.count, config_->intermediate_size, tokens * top_k, hidden);
     buffers.routed.hidden = routed_hidden;
-    buffers.routed.assignment_of_row = arena_.take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
+    buffers.routed.assignment_of_row =
+        arena_.take<int32_t>("routed", ".assignment_of_row", tokens * top_k);
     if (!has_shared) return buffers;
     buffers.shared = part("shared", 1, shared_size, tokens, hidden);
     buffers.shared.hidden = shared_hidden;
@@ -65,7 +72,8 @@ class Walk {
     return result;
   }
 
-  PartBuffers part(const char* name, int64_t experts, int64_t intermediate_size, int64_t rows, int64_t hidden) {
+  PartBuffers part(const char* name, int64_t experts, int64_t intermediate_size, int64_t rows,
+                   int64_t hidden) {
     const int64_t row_bytes = hidden * (config_->row_format == RowFormat::kBf16 ? 2 : 4);
     PartBuffers part;
     part.experts = experts;
@@ -86,65 +94,74 @@ std::string text(double value) {
   return buffer;
 }
 
-Result<float> checkpoint_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
+Result<float> checkpoint_scale(const std::optional<float>& scale, const char* setting,
+                               const char* input_scale) {
   if (!scale.has_value())
-    return invalid_argument(std::string(setting) + ": expected a checkpoint with " + input_scale + ", got none");
+    return invalid_argument(std::string(setting) + ": expected a checkpoint with " + input_scale +
+                            ", got none");
   if (!std::isfinite(*scale) || *scale <= 0)
-    return invalid_argument(std::string(setting) + ": expected a finite positive " + input_scale + ", got " +
-                            text(*scale));
+    return invalid_argument(std::string(setting) + ": expected a finite positive " + input_scale +
+                            ", got " + text(*scale));
   return *scale;
 }
 
 // A row's codes are x times fl32(1 / scale), which has to be a normal number too.
-Result<float> compat_scale(const std::optional<float>& scale, const char* setting, const char* input_scale) {
+Result<float> compat_scale(const std::optional<float>& scale, const char* setting,
+                           const char* input_scale) {
   NVFP4_MOE_ASSIGN(const float given, checkpoint_scale(scale, setting, input_scale));
   if (given < 0x1p-126f || given > 0x1p126f)
-    return invalid_argument(std::string(setting) + ": expected " + input_scale + " within [2^-126, 2^126], got " +
-                            text(given));
+    return invalid_argument(std::string(setting) + ": expected " + input_scale +
+                            " within [2^-126, 2^126], got " + text(given));
   return given;
 }
 
-// |SwiGLU's output| never exceeds this; 0 if the activation has no bound. The gate's factor is at most L from above,
-// and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a part of 1/a), which counts for small L.
+// |SwiGLU's output| never exceeds this; 0 if the activation has no bound. The gate's factor is at
+// most L from above, and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a
+// part of 1/a), which counts for small L.
 double activation_bound(const MoeConfig& config) {
   if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
   constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
   const double limit = *config->swiglu_limit;
   const bool oai = config->activation == Activation::kSwigluOai;
-  const double gate = std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
+  const double gate =
+      std::max(limit, oai ? kSiluDepth / static_cast<double>(config->swiglu_alpha) : kSiluDepth);
   double bound = gate * (oai ? limit + 1 : limit);
   if (config->router_weight == RouterWeight::kBeforeDown)
     bound *= std::max(1.0, static_cast<double>(config->max_router_weight));
   return bound;
 }
 
-// The scale that holds every h that the clamp lets through. A limit that was meant as "none" would give one under which
-// ordinary values are all 0.
+// The scale that holds every h that the clamp lets through. A limit that was meant as "none" would
+// give one under which ordinary values are all 0.
 Result<float> clamp_scale(const MoeConfig& config, double bound) {
   const double range = row_scale_range(config->activation_format);
-  // Largest magnitude of a block that becomes 0, over the scale: half of the least block scale, or of the least E4M3.
-  const double least = config->activation_format == ActivationFormat::kNvfp4 ? 6 * 0x1p-10 : 0x1p-10;
+  // Largest magnitude of a block that becomes 0, over the scale: half of the least block scale, or
+  // of the least E4M3.
+  const double least =
+      config->activation_format == ActivationFormat::kNvfp4 ? 6 * 0x1p-10 : 0x1p-10;
   if (bound <= std::ldexp(range, 127)) {
     const float scale = power_of_two_scale(bound, range);
     if (least * static_cast<double>(scale) < 1) return scale;
   }
-  return invalid_argument("intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, " +
-                          text(bound) + ", leaves values of 1 above 0, got swiglu_limit " +
-                          text(*config->swiglu_limit) +
-                          "; give intermediate_fixed, or take intermediate_scale dynamic_token");
+  return invalid_argument(
+      "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, " +
+      text(bound) + ", leaves values of 1 above 0, got swiglu_limit " +
+      text(*config->swiglu_limit) +
+      "; give intermediate_fixed, or take intermediate_scale dynamic_token");
 }
 
 Result<float> hidden_scale(const MoeConfig& config, const LayerScales& scales) {
   switch (config->activation_scale) {
     case ActivationScale::kDynamicToken: return 0.0f;
     case ActivationScale::kStatic: {
-      NVFP4_MOE_ASSIGN(const float scale,
-                       checkpoint_scale(scales.hidden, "activation_scale static", "gate/up input_scale"));
+      NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.hidden, "activation_scale static",
+                                                           "gate/up input_scale"));
       return static_row_scale(config->activation_format,
-                              "activation_scale static: gate/up input_scale x static_headroom", scale,
-                              config->static_headroom);
+                              "activation_scale static: gate/up input_scale x static_headroom",
+                              scale, config->static_headroom);
     }
-    case ActivationScale::kCompat: return compat_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
+    case ActivationScale::kCompat:
+      return compat_scale(scales.hidden, "activation_scale compat", "gate/up input_scale");
   }
   return invalid_argument("activation_scale: expected a named choice, got " +
                           std::to_string(static_cast<int>(config->activation_scale)));
@@ -157,10 +174,14 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
       return compat_scale(scales.intermediate, "intermediate_scale compat", "down input_scale");
     case IntermediateScale::kFixed: {
       if (config->intermediate_fixed.has_value()) return *config->intermediate_fixed;
-      if (const double bound = activation_bound(config); bound > 0) return clamp_scale(config, bound);
-      const char* setting = "intermediate_scale fixed without a given power of two or a swiglu limit";
-      NVFP4_MOE_ASSIGN(const float scale, checkpoint_scale(scales.intermediate, setting, "down input_scale"));
-      return static_row_scale(config->activation_format, "intermediate_scale fixed: down input_scale x 16", scale,
+      if (const double bound = activation_bound(config); bound > 0)
+        return clamp_scale(config, bound);
+      const char* setting =
+          "intermediate_scale fixed without a given power of two or a swiglu limit";
+      NVFP4_MOE_ASSIGN(const float scale,
+                       checkpoint_scale(scales.intermediate, setting, "down input_scale"));
+      return static_row_scale(config->activation_format,
+                              "intermediate_scale fixed: down input_scale x 16", scale,
                               kFixedHeadroom);
     }
   }
@@ -170,32 +191,38 @@ Result<float> intermediate_scale(const MoeConfig& config, const LayerScales& sca
 
 }  // namespace
 
-LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens, Arena& arena) {
+LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
+                           Arena& arena) {
   return Walk(config, arena)(range, tokens);
 }
 
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
   if (limits.max_tokens < 0)
-    return invalid_argument("max_tokens: expected 0 or more, got " + std::to_string(limits.max_tokens));
-  const int64_t most_assignments = std::numeric_limits<int32_t>::max();  // a row's assignment is an int32
-  if (limits.max_tokens > most_assignments / config->top_k)
-    return invalid_argument("max_tokens: expected at most " + std::to_string(most_assignments / config->top_k) +
-                            " at top_k " + std::to_string(config->top_k) + ", got " +
+    return invalid_argument("max_tokens: expected 0 or more, got " +
                             std::to_string(limits.max_tokens));
-  // An upper estimate in double: 4 bytes an element of hidden, intermediate and rows_out, with room for the rest.
-  const double token_bytes =
-      8.0 * static_cast<double>(config->hidden_size) + 64.0 +
-      4.0 * static_cast<double>(std::max(config->intermediate_size, config->shared_intermediate_size));
-  const double estimate =
-      static_cast<double>(limits.max_tokens) * static_cast<double>(config->top_k + 2) * token_bytes +
-      8.0 * static_cast<double>(range.count);
+  const int64_t most_assignments =
+      std::numeric_limits<int32_t>::max();  // a row's assignment is an int32
+  if (limits.max_tokens > most_assignments / config->top_k)
+    return invalid_argument("max_tokens: expected at most " +
+                            std::to_string(most_assignments / config->top_k) + " at top_k " +
+                            std::to_string(config->top_k) + ", got " +
+                            std::to_string(limits.max_tokens));
+  // An upper estimate in double: 4 bytes an element of hidden, intermediate and rows_out, with room
+  // for the rest.
+  const double token_bytes = 8.0 * static_cast<double>(config->hidden_size) + 64.0 +
+                             4.0 * static_cast<double>(std::max(config->intermediate_size,
+                                                                config->shared_intermediate_size));
+  const double estimate = static_cast<double>(limits.max_tokens) *
+                              static_cast<double>(config->top_k + 2) * token_bytes +
+                          8.0 * static_cast<double>(range.count);
   if (estimate > 0x1p60)
     return invalid_argument("max_tokens: expected a workspace that fits into memory, got " +
                             std::to_string(limits.max_tokens) + " tokens");
   return {};
 }
 
-Result<ActivationScales> resolve_activation_scales(const MoeConfig& config, const LayerScales& scales) {
+Result<ActivationScales> resolve_activation_scales(const MoeConfig& config,
+                                                   const LayerScales& scales) {
   if (row_scale_range(config->activation_format) == 0) return ActivationScales{};
   NVFP4_MOE_ASSIGN(const float hidden, hidden_scale(config, scales));
   NVFP4_MOE_ASSIGN(const float intermediate, intermediate_scale(config, scales));

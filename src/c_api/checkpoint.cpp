@@ -29,7 +29,8 @@ Json to_json(const moe::Finding& finding) {
           {"text", to_string(finding)}};
 }
 
-// given: a checked copy. reported: set once the other ranks, if there are any, receive a failure without further calls.
+// given: a checked copy. reported: set once the other ranks, if there are any, receive a failure
+// without further calls.
 Status open_layer(const moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_moe_config* config,
                   const nvfp4_moe_layer_options& given, nvfp4_moe_layer** out, bool* reported) {
   NVFP4_MOE_ASSIGN(moe::LayerOptions layer_options, api::layer_options(given));
@@ -38,7 +39,8 @@ Status open_layer(const moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_
     NVFP4_MOE_ASSIGN(nvfp4_moe_config c, api::read_struct("config", config));
     const bool chooses = c.activation_format == NVFP4_MOE_FORMAT_AUTO;
     if (chooses) {
-      NVFP4_MOE_ASSIGN(const moe::DeclaredActivations declared, checkpoint.declared_activations(layer));
+      NVFP4_MOE_ASSIGN(const moe::DeclaredActivations declared,
+                       checkpoint.declared_activations(layer));
       c.activation_format = static_cast<int32_t>(declared.format);
     }
     NVFP4_MOE_ASSIGN(moe_options, api::read_config(&c));
@@ -52,7 +54,8 @@ Status open_layer(const moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_
     NVFP4_MOE_ASSIGN(parallel, api::read_parallel(given, stored.num_experts));
   }
   auto handle = std::make_unique<nvfp4_moe_layer>();
-  NVFP4_MOE_ASSIGN(handle->executor, api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
+  NVFP4_MOE_ASSIGN(handle->executor,
+                   api::make_executor(given.parallel_for, given.parallel_for_user, given.threads));
   layer_options.executor = handle->executor.get();
   const moe::IntermediateSlice slice{given.slice_first, given.slice_count};
   moe::CacheOptions cache;
@@ -60,8 +63,9 @@ Status open_layer(const moe::Checkpoint& checkpoint, int64_t layer, const nvfp4_
   cache.checksum = given.cache_checksum != 0;
   cache.unchecked = given.cache_trusted != 0;
   *reported = true;
-  NVFP4_MOE_ASSIGN(handle->layer, moe::open_layer(checkpoint, layer, moe_options, slice, layer_options, cache, parallel,
-                                                  api::progress_fn(given)));
+  NVFP4_MOE_ASSIGN(handle->layer,
+                   moe::open_layer(checkpoint, layer, moe_options, slice, layer_options, cache,
+                                   parallel, api::progress_fn(given)));
   *out = handle.release();
   return {};
 }
@@ -72,7 +76,8 @@ moe::Result<moe::CheckpointOptions> read_options(const nvfp4_moe_checkpoint_opti
   if (given.gate_up_order != nullptr) {
     NVFP4_MOE_ASSIGN(options.gate_up_order, moe::parse<moe::GateUpOrder>(given.gate_up_order));
   }
-  if (given.accept_count > 0) NVFP4_MOE_TRY(api::check_pointer("options.accept_tensors", given.accept_tensors));
+  if (given.accept_count > 0)
+    NVFP4_MOE_TRY(api::check_pointer("options.accept_tensors", given.accept_tensors));
   for (size_t i = 0; i < given.accept_count; ++i) {
     NVFP4_MOE_TRY(api::check_pointer("options.accept_tensors[]", given.accept_tensors[i]));
     options.accept_tensors.emplace_back(given.accept_tensors[i]);
@@ -103,7 +108,8 @@ nvfp4_moe_status nvfp4_moe_checkpoint_open(const char* path, nvfp4_moe_checkpoin
   return api::guarded([&] { return open_checkpoint(path, nullptr, checkpoint); });
 }
 
-nvfp4_moe_status nvfp4_moe_checkpoint_open_with(const char* path, const nvfp4_moe_checkpoint_options* options,
+nvfp4_moe_status nvfp4_moe_checkpoint_open_with(const char* path,
+                                                const nvfp4_moe_checkpoint_options* options,
                                                 nvfp4_moe_checkpoint** checkpoint) {
   return api::guarded([&] { return open_checkpoint(path, options, checkpoint); });
 }
@@ -136,7 +142,8 @@ nvfp4_moe_status nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoin
   });
 }
 
-nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint, int64_t layer, char** json) {
+nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint,
+                                               int64_t layer, char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -164,16 +171,18 @@ nvfp4_moe_status nvfp4_moe_checkpoint_config(const nvfp4_moe_checkpoint* checkpo
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint, int64_t layer,
-                                                 const nvfp4_moe_config* config, const nvfp4_moe_layer_options* options,
+nvfp4_moe_status nvfp4_moe_layer_open_checkpoint(const nvfp4_moe_checkpoint* checkpoint,
+                                                 int64_t layer, const nvfp4_moe_config* config,
+                                                 const nvfp4_moe_layer_options* options,
                                                  nvfp4_moe_layer** out) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("out", out));
     *out = nullptr;
     NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));
     NVFP4_MOE_ASSIGN(const nvfp4_moe_layer_options given, api::read_struct("options", options));
-    return api::report_to_ranks(
-        given, [&](bool* reported) { return open_layer(checkpoint->checkpoint, layer, config, given, out, reported); });
+    return api::report_to_ranks(given, [&](bool* reported) {
+      return open_layer(checkpoint->checkpoint, layer, config, given, out, reported);
+    });
   });
 }
 

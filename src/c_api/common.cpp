@@ -27,10 +27,11 @@ static_assert(NVFP4_MOE_STATUS_CANCELLED == static_cast<int>(Code::kCancelled));
 // Longer messages are cut.
 thread_local char last_error[2048];
 
-// A host's own threads as an Executor. Ranges that the host gets wrong are cut to the loop, so that a wrong host
-// computes wrong values but writes nowhere else. What a body throws goes around the host's frames, which may be C. What
-// the host throws leaves once no body runs; one that begins after that, and one that a longjmp leaves behind, uses a stack
-// frame that is gone: the header forbids both.
+// A host's own threads as an Executor. Ranges that the host gets wrong are cut to the loop, so that
+// a wrong host computes wrong values but writes nowhere else. What a body throws goes around the
+// host's frames, which may be C. What the host throws leaves once no body runs; one that begins
+// after that, and one that a longjmp leaves behind, uses a stack frame that is gone: the header
+// forbids both.
 class HostExecutor : public Executor {
  public:
   HostExecutor(nvfp4_moe_parallel_for parallel_for, void* user, int threads)
@@ -60,7 +61,8 @@ class HostExecutor : public Executor {
     std::atomic<int> running{0};
     std::atomic<bool> ended{false};  // no body begins any more
     std::atomic<bool> failed{false};
-    std::exception_ptr failure = nullptr;  // the first; written before `failed`, by the thread that took `failing`
+    std::exception_ptr failure =
+        nullptr;  // the first; written before `failed`, by the thread that took `failing`
     std::atomic<bool> failing{false};
 
     void wait() const {
@@ -97,7 +99,8 @@ class HostExecutor : public Executor {
 
 nvfp4_moe_status fail(Code code, const char* message) noexcept {
   const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
-  // A message may quote a caller's string (a backend's name, a path): it stays one line all the same.
+  // A message may quote a caller's string (a backend's name, a path): it stays one line all the
+  // same.
   for (size_t i = 0; i < length; ++i) {
     const auto byte = static_cast<unsigned char>(message[i]);
     last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];
@@ -121,20 +124,24 @@ Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback
     case NVFP4_MOE_DTYPE_F32: return DType::kF32;
     case NVFP4_MOE_DTYPE_I32: return DType::kI32;
     case NVFP4_MOE_DTYPE_I64: return DType::kI64;
-    default: return invalid_argument(std::string(name) + ": expected 0 to 5, got " + std::to_string(value));
+    default:
+      return invalid_argument(std::string(name) + ": expected 0 to 5, got " +
+                              std::to_string(value));
   }
 }
 
 Status write_text(const std::string& text, char** out) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr)
-    return Status(Code::kOutOfMemory, "memory: expected " + std::to_string(text.size() + 1) + " bytes, got none");
+    return Status(Code::kOutOfMemory,
+                  "memory: expected " + std::to_string(text.size() + 1) + " bytes, got none");
   std::memcpy(copy, text.c_str(), text.size() + 1);
   *out = copy;
   return {};
 }
 
-Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user, int32_t threads) {
+Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user,
+                                                int32_t threads) {
   if (threads < 0 || threads > 4096)
     return invalid_argument("threads: expected 0 to 4096, got " + std::to_string(threads));
   if (parallel_for != nullptr)
@@ -157,7 +164,9 @@ int32_t nvfp4_moe_abi_version(void) { return NVFP4_MOE_ABI_VERSION; }
 const char* nvfp4_moe_last_error(void) { return moe::c_api::last_error; }
 
 const char* nvfp4_moe_status_name(nvfp4_moe_status status) {
-  return status < 0 || status > NVFP4_MOE_STATUS_CANCELLED ? "unknown" : moe::to_string(static_cast<Code>(status));
+  return status < 0 || status > NVFP4_MOE_STATUS_CANCELLED
+             ? "unknown"
+             : moe::to_string(static_cast<Code>(status));
 }
 
 void nvfp4_moe_text_free(char* text) { std::free(text); }

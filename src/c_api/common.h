@@ -1,5 +1,5 @@
-// What the C interface's files share: errors per thread, the border that nothing is thrown across, and structs that
-// carry their size.
+// What the C interface's files share: errors per thread, the border that nothing is thrown across,
+// and structs that carry their size.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,12 @@
 
 namespace nvfp4_moe::internal::c_api {
 
-// Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory running out.
+// Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory
+// running out.
 nvfp4_moe_status fail(Code code, const char* message) noexcept;
 
-// Runs a body that returns Status, and lets nothing through but a status. The whole body of every function of the C
-// interface that returns one (tools/check/check_boundaries.py).
+// Runs a body that returns Status, and lets nothing through but a status. The whole body of every
+// function of the C interface that returns one (tools/check/check_boundaries.py).
 template <class Body>
 nvfp4_moe_status guarded(Body&& body) noexcept {
   try {
@@ -36,27 +37,32 @@ nvfp4_moe_status guarded(Body&& body) noexcept {
 // A struct with more unknown bytes than this is taken for a mistake, not for a newer header.
 inline constexpr size_t kMaxTail = 4096;
 
-// Every sizeof is a multiple of the alignment of its first field; another number would cut a pointer in two.
+// Every sizeof is a multiple of the alignment of its first field; another number would cut a
+// pointer in two.
 inline Status check_struct_size(const char* name, size_t actual, size_t known) {
-  if (actual >= sizeof(size_t) && actual <= known + kMaxTail && actual % alignof(size_t) == 0) return {};
-  return invalid_argument(std::string(name) + ".struct_size: expected sizeof, " + std::to_string(known) + ", got " +
-                          std::to_string(actual));
+  if (actual >= sizeof(size_t) && actual <= known + kMaxTail && actual % alignof(size_t) == 0)
+    return {};
+  return invalid_argument(std::string(name) + ".struct_size: expected sizeof, " +
+                          std::to_string(known) + ", got " + std::to_string(actual));
 }
 
-// The caller's struct in this library's size: what a shorter one lacks is zero, what a longer one adds must be zero.
+// The caller's struct in this library's size: what a shorter one lacks is zero, what a longer one
+// adds must be zero.
 template <class Struct>
 Result<Struct> read_struct(const char* name, const Struct* from) {
   static_assert(std::is_trivially_copyable_v<Struct>);
-  if (from == nullptr) return invalid_argument(std::string(name) + ": expected a pointer, got null");
+  if (from == nullptr)
+    return invalid_argument(std::string(name) + ": expected a pointer, got null");
   size_t size = 0;
   std::memcpy(&size, from, sizeof(size));
   NVFP4_MOE_TRY(check_struct_size(name, size, sizeof(Struct)));
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (size_t i = sizeof(Struct); i < size; ++i) {
     if (bytes[i] != 0)
-      return unsupported(std::string(name) + ": expected zero past byte " + std::to_string(sizeof(Struct)) +
-                         " (fields newer than this library), got " + std::to_string(bytes[i]) + " at byte " +
-                         std::to_string(i));
+      return unsupported(std::string(name) + ": expected zero past byte " +
+                         std::to_string(sizeof(Struct)) +
+                         " (fields newer than this library), got " + std::to_string(bytes[i]) +
+                         " at byte " + std::to_string(i));
   }
   Struct known{};
   std::memcpy(&known, from, size < sizeof(Struct) ? size : sizeof(Struct));
@@ -90,8 +96,9 @@ inline Status check_pointer(const char* name, const void* pointer) {
 template <class Enum>
 Result<Enum> read_enum(const char* name, int32_t value, Enum last) {
   if (value >= 0 && value <= static_cast<int32_t>(last)) return static_cast<Enum>(value);
-  return invalid_argument(std::string(name) + ": expected 0 to " + std::to_string(static_cast<int32_t>(last)) +
-                          ", got " + std::to_string(value));
+  return invalid_argument(std::string(name) + ": expected 0 to " +
+                          std::to_string(static_cast<int32_t>(last)) + ", got " +
+                          std::to_string(value));
 }
 
 inline Status check_zero(const char* name, int64_t value) {
@@ -106,7 +113,9 @@ Status write_text(const std::string& text, char** out);
 
 inline std::string backend_name(const char* name) { return name == nullptr ? "auto" : name; }
 
-// The executor that options ask for: a host's threads, a pool of a given size, or null for a layer's own.
-Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user, int32_t threads);
+// The executor that options ask for: a host's threads, a pool of a given size, or null for a
+// layer's own.
+Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user,
+                                                int32_t threads);
 
 }  // namespace nvfp4_moe::internal::c_api

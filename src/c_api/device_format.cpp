@@ -8,10 +8,11 @@ namespace moe = nvfp4_moe::internal;
 
 extern "C" {
 
-nvfp4_moe_status nvfp4_moe_device_quantize(const char* device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search,
-                                           const void* x, nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
-                                           float tensor_scale, uint8_t* codes, uint8_t* block_scales, float* scales,
-                                           void* stream) {
+nvfp4_moe_status nvfp4_moe_device_quantize(const char* device, nvfp4_moe_quantize_mode mode,
+                                           nvfp4_moe_search search, const void* x,
+                                           nvfp4_moe_dtype dtype, int64_t rows, int64_t cols,
+                                           float tensor_scale, uint8_t* codes,
+                                           uint8_t* block_scales, float* scales, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
     formats::Quantize call;
@@ -30,13 +31,15 @@ nvfp4_moe_status nvfp4_moe_device_quantize(const char* device, nvfp4_moe_quantiz
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, const uint8_t* codes, const uint8_t* block_scales,
-                                             const float* scales, int32_t scale_of_row, int64_t rows, int64_t cols,
+nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, const uint8_t* codes,
+                                             const uint8_t* block_scales, const float* scales,
+                                             int32_t scale_of_row, int64_t rows, int64_t cols,
                                              nvfp4_moe_dtype out_dtype, void* out, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
     if (scale_of_row != 0 && scale_of_row != 1)
-      return moe::invalid_argument("scale_of_row: expected 0 or 1, got " + std::to_string(scale_of_row));
+      return moe::invalid_argument("scale_of_row: expected 0 or 1, got " +
+                                   std::to_string(scale_of_row));
     formats::Dequantize call;
     call.codes = codes;
     call.block_scales = block_scales;
@@ -51,32 +54,40 @@ nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, const uint8_t* 
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(const char* device, const nvfp4_moe_swiglu* options,
+nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(const char* device,
+                                                  const nvfp4_moe_swiglu* options,
                                                   const void* gate_up, int64_t rows, int64_t inner,
-                                                  const float* row_weights, uint8_t* codes, uint8_t* block_scales,
-                                                  float* row_scales, void* stream) {
+                                                  const float* row_weights, uint8_t* codes,
+                                                  uint8_t* block_scales, float* row_scales,
+                                                  void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
     NVFP4_MOE_ASSIGN(const formats::SwigluQuantize call,
-                     api::read_swiglu(options, gate_up, rows, inner, row_weights, {codes, block_scales, row_scales}));
+                     api::read_swiglu(options, gate_up, rows, inner, row_weights,
+                                      {codes, block_scales, row_scales}));
     moe::QuantizeCounts uncounted;
     return formats::swiglu_quantize(formats::Place::cuda(gpu, stream), call, uncounted);
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_swizzle_scales(const char* device, const uint8_t* linear, int64_t matrices,
-                                                 int64_t rows, int64_t scale_cols, uint8_t* swizzled, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_swizzle_scales(const char* device, const uint8_t* linear,
+                                                 int64_t matrices, int64_t rows, int64_t scale_cols,
+                                                 uint8_t* swizzled, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
-    return formats::swizzle_scales(formats::Place::cuda(gpu, stream), {linear, matrices, rows, scale_cols, swizzled});
+    return formats::swizzle_scales(formats::Place::cuda(gpu, stream),
+                                   {linear, matrices, rows, scale_cols, swizzled});
   });
 }
 
-nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(const char* device, const uint8_t* swizzled, int64_t matrices,
-                                                   int64_t rows, int64_t scale_cols, uint8_t* linear, void* stream) {
+nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(const char* device, const uint8_t* swizzled,
+                                                   int64_t matrices, int64_t rows,
+                                                   int64_t scale_cols, uint8_t* linear,
+                                                   void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_ASSIGN(const int gpu, api::read_gpu(device));
-    return formats::unswizzle_scales(formats::Place::cuda(gpu, stream), {swizzled, matrices, rows, scale_cols, linear});
+    return formats::unswizzle_scales(formats::Place::cuda(gpu, stream),
+                                     {swizzled, matrices, rows, scale_cols, linear});
   });
 }
 

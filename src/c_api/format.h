@@ -1,5 +1,5 @@
-// What the C interface's format functions, on the host and on a device, read alike: C values as the requests of
-// moe/formats.h, which checks them.
+// What the C interface's format functions, on the host and on a device, read alike: C values as the
+// requests of moe/formats.h, which checks them.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,10 @@ inline std::optional<float> unless_zero(float value) {
 }
 
 // nvfp4_moe_swiglu and the arrays of a call.
-inline Result<formats::SwigluQuantize> read_swiglu(const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
-                                                   int64_t inner, const float* row_weights, const QuantizedRows& out) {
+inline Result<formats::SwigluQuantize> read_swiglu(const nvfp4_moe_swiglu* options,
+                                                   const void* gate_up, int64_t rows, int64_t inner,
+                                                   const float* row_weights,
+                                                   const QuantizedRows& out) {
   NVFP4_MOE_ASSIGN(const nvfp4_moe_swiglu o, read_struct("options", options));
   formats::SwigluQuantize call;
   NVFP4_MOE_ASSIGN(call.activation, read_enum("activation", o.activation, Activation::kSwigluOai));

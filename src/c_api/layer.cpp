@@ -32,7 +32,8 @@ Result<ExpertSource> read_replacement(const nvfp4_moe_layer* layer, int64_t loca
                                       const nvfp4_moe_expert* expert) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));
   const MoeConfig& config = layer->layer->weights().config;
-  const int64_t inner = local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+  const int64_t inner =
+      local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
   return read_expert("expert", expert, config, inner);
 }
 
@@ -72,7 +73,8 @@ nvfp4_moe_status nvfp4_moe_layer_describe(const nvfp4_moe_layer* layer, char** j
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens, char** json) {
+nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int64_t tokens,
+                                              char** json) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("json", json));
     *json = nullptr;
@@ -82,7 +84,8 @@ nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer, int6
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens, size_t* bytes) {
+nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, int64_t tokens,
+                                                 size_t* bytes) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("bytes", bytes));
@@ -92,8 +95,8 @@ nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer, i
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch, void* workspace,
-                                     size_t workspace_bytes, void* stream) {
+nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
+                                     void* workspace, size_t workspace_bytes, void* stream) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     const moe::Result<moe::Batch> checked = api::read_batch(batch);
@@ -102,8 +105,8 @@ nvfp4_moe_status nvfp4_moe_layer_run(const nvfp4_moe_layer* layer, const nvfp4_m
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace, size_t workspace_bytes,
-                                            nvfp4_moe_run_status* status) {
+nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const void* workspace,
+                                            size_t workspace_bytes, nvfp4_moe_run_status* status) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_ASSIGN(const moe::RunStatus run, layer->layer->status(workspace, workspace_bytes));
@@ -126,15 +129,19 @@ nvfp4_moe_status nvfp4_moe_layer_run_status(const nvfp4_moe_layer* layer, const 
 nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* layer, int64_t local_expert,
                                                 const nvfp4_moe_expert* expert) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
+    NVFP4_MOE_ASSIGN(const moe::ExpertSource source,
+                     api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert(local_expert, source);
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer, int64_t local_expert,
-                                                          const nvfp4_moe_expert* expert, void* stream) {
+nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(nvfp4_moe_layer* layer,
+                                                          int64_t local_expert,
+                                                          const nvfp4_moe_expert* expert,
+                                                          void* stream) {
   return api::guarded([&]() -> Status {
-    NVFP4_MOE_ASSIGN(const moe::ExpertSource source, api::read_replacement(layer, local_expert, expert));
+    NVFP4_MOE_ASSIGN(const moe::ExpertSource source,
+                     api::read_replacement(layer, local_expert, expert));
     return layer->layer->replace_expert_on_stream(local_expert, source, stream);
   });
 }
@@ -162,8 +169,9 @@ nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer, int
   });
 }
 
-nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer, const nvfp4_moe_batch* batch,
-                                             int32_t with_output, const char* path) {
+nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer,
+                                             const nvfp4_moe_batch* batch, int32_t with_output,
+                                             const char* path) {
   return api::guarded([&]() -> Status {
     NVFP4_MOE_TRY(api::check_pointer("layer", layer));
     NVFP4_MOE_TRY(api::check_pointer("path", path));
@@ -192,8 +200,9 @@ nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** 
     result["passed"] = report.passed();
     NVFP4_MOE_TRY(api::write_text(result.dump(), json));
     if (report.passed()) return {};
-    return moe::check_failed(report.broken_reference_limit.empty() ? "stored output: " + report.broken_output_limit
-                                                                   : "reference: " + report.broken_reference_limit);
+    return moe::check_failed(report.broken_reference_limit.empty()
+                                 ? "stored output: " + report.broken_output_limit
+                                 : "reference: " + report.broken_reference_limit);
   });
 }
 

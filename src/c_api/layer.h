@@ -1,4 +1,5 @@
-// The C structs of a layer as the library's own types; shared by the C interface's files of checkpoints and layers.
+// The C structs of a layer as the library's own types; shared by the C interface's files of
+// checkpoints and layers.
 #pragma once
 
 #include <memory>
@@ -29,19 +30,22 @@ nvfp4_moe_config to_c(const MoeOptions& options);
 // options without executor; progress as a ProgressFn.
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
 // An expert's arrays, in sizes that the layer has; `name` is how messages call it.
-Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert, const MoeConfig& config,
-                                 int64_t inner);
+Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert,
+                                 const MoeConfig& config, int64_t inner);
 Result<Batch> read_batch(const nvfp4_moe_batch* batch);
-// The exchange and how the layer is divided over it; none if options have none. kInvalidArgument next to options that an
-// exchange leaves no room for.
-Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options, int64_t num_experts);
+// The exchange and how the layer is divided over it; none if options have none. kInvalidArgument
+// next to options that an exchange leaves no room for.
+Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options,
+                                              int64_t num_experts);
 // The ranks of a layer that is one over an exchange.
 Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer);
 // Whether the layer has this many slots, before they are read.
 Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots);
-// The exchange alone, so that a rank whose other arguments are wrong can tell the others; null if there is none.
+// The exchange alone, so that a rank whose other arguments are wrong can tell the others; null if
+// there is none.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
-// Runs open(&reported) and, if it fails before the ranks of an exchange have spoken, says so to all of them, who wait.
+// Runs open(&reported) and, if it fails before the ranks of an exchange have spoken, says so to all
+// of them, who wait.
 template <class Open>
 Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
   bool reported = false;

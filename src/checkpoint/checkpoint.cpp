@@ -29,13 +29,15 @@ Status check_slice(const IntermediateSlice& slice, int64_t intermediate) {
   if (slice.count == 0 && slice.first == 0) return {};
   const bool aligned = slice.first % 16 == 0 && slice.count % 16 == 0;
   if (!aligned || slice.first < 0 || slice.count <= 0 || slice.first > intermediate - slice.count) {
-    return invalid_argument(fmt::format("intermediate slice: expected multiples of 16 within {}, got first {} count {}",
-                                        intermediate, slice.first, slice.count));
+    return invalid_argument(
+        fmt::format("intermediate slice: expected multiples of 16 within {}, got first {} count {}",
+                    intermediate, slice.first, slice.count));
   }
   return {};
 }
 
-// Codes of blocks whose scale is 0 become 0: such a block decodes to 0 already, and every backend may rely on it.
+// Codes of blocks whose scale is 0 become 0: such a block decodes to 0 already, and every backend
+// may rely on it.
 void zero_codes_under_zero_scales(const uint8_t* scales, int64_t blocks, uint8_t* codes) {
   for (int64_t b = 0; b < blocks; ++b) {
     if (scales[b] == 0) std::memset(codes + b * 8, 0, 8);
@@ -47,17 +49,21 @@ std::vector<uint8_t>& new_storage(LoadedExpert& out, int64_t bytes) {
 }
 
 FloatMatrix floats_of(const MatrixSource& matrix) {
-  return {matrix.codes.data, matrix.dtype, matrix.rows, matrix.cols, matrix.codes.row_stride, matrix.codes.col_stride};
+  return {matrix.codes.data,       matrix.dtype,           matrix.rows, matrix.cols,
+          matrix.codes.row_stride, matrix.codes.col_stride};
 }
 
-// The matrix as a view: of the bytes as they were read where they lie as (rows, cols) with nothing to put right.
-Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out, Nvfp4View& view) {
+// The matrix as a view: of the bytes as they were read where they lie as (rows, cols) with nothing
+// to put right.
+Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out,
+               Nvfp4View& view) {
   const int64_t rows = matrix.rows;
   const int64_t cols = matrix.cols;
   const bool nvfp4 = is_nvfp4(matrix.format);
   if (matrix.zeros) {
     uint8_t* const zero_codes = new_storage(out, rows * cols / 2).data();
-    view = Nvfp4View::contiguous(zero_codes, new_storage(out, rows * cols / 16).data(), 1.0f, rows, cols);
+    view = Nvfp4View::contiguous(zero_codes, new_storage(out, rows * cols / 16).data(), 1.0f, rows,
+                                 cols);
     return {};
   }
   if (nvfp4 && matrix.codes.col_stride == 1 && zero_blocks == 0) {
@@ -86,19 +92,22 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
       copy_matrix(matrix.scales, straight_scales.data());
       from_scales = {straight_scales.data(), rows, from_scales.cols, from_scales.cols, 1};
     }
-    Result<Mxfp4Cast> cast = cast_mxfp4(from_codes.data, from_codes.row_stride, from_scales.data,
-                                        from_scales.row_stride, matrix.phase, rows, cols, codes, scales);
+    Result<Mxfp4Cast> cast =
+        cast_mxfp4(from_codes.data, from_codes.row_stride, from_scales.data, from_scales.row_stride,
+                   matrix.phase, rows, cols, codes, scales);
     if (!cast.ok()) return cast.status().in(matrix.scales_name);
     tensor_scale = cast->tensor_scale;
     if (cast->rounded_blocks > 0) {
-      out.findings.push_back({Severity::kWarning, "mxfp4_block_rounded", matrix.layer, matrix.expert,
-                              matrix.scales_name, "block scales within 2^17 of the largest",
+      out.findings.push_back({Severity::kWarning, "mxfp4_block_rounded", matrix.layer,
+                              matrix.expert, matrix.scales_name,
+                              "block scales within 2^17 of the largest",
                               "blocks below that, whose codes were rounded once",
                               static_cast<int64_t>(cast->rounded_blocks)});
     }
   } else {
     QuantizeCounts counts;
-    const Status quantized = quantize_float_matrix(floats_of(matrix), tensor_scale, codes, scales, counts);
+    const Status quantized =
+        quantize_float_matrix(floats_of(matrix), tensor_scale, codes, scales, counts);
     if (!quantized.ok()) return quantized.in(matrix.codes_name);
   }
   view = Nvfp4View::contiguous(codes, scales, tensor_scale, rows, cols);
@@ -106,7 +115,8 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
 }
 
 std::string place_of(int64_t layer, int64_t expert) {
-  return expert < 0 ? fmt::format("layer {} shared expert", layer) : fmt::format("layer {} expert {}", layer, expert);
+  return expert < 0 ? fmt::format("layer {} shared expert", layer)
+                    : fmt::format("layer {} expert {}", layer, expert);
 }
 
 }  // namespace
@@ -122,7 +132,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOpt
   FindingList findings;
   for (const Finding& finding : impl->model.findings) findings.add(finding);
   report_left_out(impl->index.left_out(), findings);
-  NVFP4_MOE_ASSIGN(impl->layers, LayerIndex::build(impl->index, impl->options, impl->model, findings));
+  NVFP4_MOE_ASSIGN(impl->layers,
+                   LayerIndex::build(impl->index, impl->options, impl->model, findings));
   if (impl->model.gguf) {
     impl->model.quant_algo = is_nvfp4(impl->model.format)                 ? "NVFP4"
                              : impl->model.format == SourceFormat::kMxfp4 ? "MXFP4"
@@ -131,7 +142,8 @@ Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOpt
   impl->findings = findings.take();
   impl->shared_intermediate = impl->model.options.shared_intermediate_size;
   // What a layer can run is what is stored: a shared expert kept in FP8 is the caller's to add.
-  if (!impl->layers.find(impl->model.layers.front())->shared) impl->model.options.shared_intermediate_size = 0;
+  if (!impl->layers.find(impl->model.layers.front())->shared)
+    impl->model.options.shared_intermediate_size = 0;
   return Checkpoint(std::move(impl));
 }
 
@@ -151,8 +163,9 @@ Result<const LayerEntry*> Checkpoint::Impl::layer_entry(int64_t layer) const {
   const LayerEntry* entry = layers.find(layer);
   if (entry == nullptr) {
     NVFP4_MOE_TRY(layers.refusal(layer));
-    return invalid_argument(fmt::format("layer {}: not an MoE layer of this checkpoint, which has {} from {} to {}",
-                                        layer, model.layers.size(), model.layers.front(), model.layers.back()));
+    return invalid_argument(
+        fmt::format("layer {}: not an MoE layer of this checkpoint, which has {} from {} to {}",
+                    layer, model.layers.size(), model.layers.front(), model.layers.back()));
   }
   return entry;
 }
@@ -160,8 +173,8 @@ Result<const LayerEntry*> Checkpoint::Impl::layer_entry(int64_t layer) const {
 Result<const LayerEntry*> Checkpoint::Impl::expert_entry(int64_t layer, int64_t expert) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, layer_entry(layer));
   if (expert < 0 || expert >= model.options.num_experts) {
-    return invalid_argument(
-        fmt::format("layer {} expert {}: expected 0 to {}", layer, expert, model.options.num_experts - 1));
+    return invalid_argument(fmt::format("layer {} expert {}: expected 0 to {}", layer, expert,
+                                        model.options.num_experts - 1));
   }
   return entry;
 }
@@ -170,31 +183,34 @@ Result<ExpertRange> Checkpoint::Impl::checked_range(const ExpertRange& range) co
   const int64_t experts = model.options.num_experts;
   if (range.count == 0 && range.first == 0) return ExpertRange{0, experts};
   if (range.first < 0 || range.count < 0 || range.first > experts - range.count) {
-    return invalid_argument(fmt::format("expert range: expected within {} experts, got first {} count {}", experts,
-                                        range.first, range.count));
+    return invalid_argument(
+        fmt::format("expert range: expected within {} experts, got first {} count {}", experts,
+                    range.first, range.count));
   }
   return range;
 }
 
-bool Checkpoint::Impl::locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
-                              MatrixSource& out, FindingList& found) const {
+bool Checkpoint::Impl::locate(const ExpertNames& names, int64_t layer, int64_t expert,
+                              Projection projection, MatrixSource& out, FindingList& found) const {
   const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
   const Dims dims = dims_of(projection, model.options.hidden_size, intermediate);
   return MatrixResolver(index, model.options.num_experts)
       .locate(names, layer, expert, projection, dims.rows, dims.cols, out, found);
 }
 
-bool Checkpoint::Impl::resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
-                               MatrixSource& out, FindingList& found) const {
+bool Checkpoint::Impl::resolve(const ExpertNames& names, int64_t layer, int64_t expert,
+                               Projection projection, MatrixSource& out, FindingList& found) const {
   const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
   const Dims dims = dims_of(projection, model.options.hidden_size, intermediate);
   return MatrixResolver(index, model.options.num_experts)
       .resolve(names, layer, expert, projection, dims.rows, dims.cols, out, found);
 }
 
-std::string Checkpoint::tensor_name(int64_t layer, int64_t global_expert, const std::string& projection) const {
+std::string Checkpoint::tensor_name(int64_t layer, int64_t global_expert,
+                                    const std::string& projection) const {
   const LayerEntry* entry = impl_->layers.find(layer);
-  if (entry == nullptr) return fmt::format("layer {} expert {} {}", layer, global_expert, projection);
+  if (entry == nullptr)
+    return fmt::format("layer {} expert {} {}", layer, global_expert, projection);
   const Projection which = projection == "down" ? Projection::kDown
                            : projection == "up" ? Projection::kUp
                                                 : Projection::kGate;
@@ -207,7 +223,8 @@ Result<MoeOptions> Checkpoint::layer_options(int64_t layer) const {
   MoeOptions options = impl_->model.options;
   options.shared_intermediate_size = entry->shared ? impl_->shared_intermediate : 0;
   options.activation_format = entry->activations.format;
-  if (const auto limit = impl_->model.swiglu_limits.find(layer); limit != impl_->model.swiglu_limits.end()) {
+  if (const auto limit = impl_->model.swiglu_limits.find(layer);
+      limit != impl_->model.swiglu_limits.end()) {
     options.activation = Activation::kSwigluStep;
     options.swiglu_limit = limit->second;
   }
@@ -226,7 +243,8 @@ uint64_t Checkpoint::expert_bytes() const { return impl_->layers.size_bytes(); }
 Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t layer, int64_t expert,
                                             const IntermediateSlice& slice) const {
   const int64_t intermediate = expert < 0 ? shared_intermediate : model.options.intermediate_size;
-  if (Status status = check_slice(slice, intermediate); !status.ok()) return status.in(place_of(layer, expert));
+  if (Status status = check_slice(slice, intermediate); !status.ok())
+    return status.in(place_of(layer, expert));
   LoadedExpert out;
   out.memory = memory;
   FindingList found;
@@ -260,7 +278,9 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     NVFP4_MOE_TRY(matrix.read_codes(out.storage));
     NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrix, out.storage, found, scan, zero_blocks));
     auto bias_values = matrix.read_bias();
-    NVFP4_MOE_TRY(matrix.check_unchanged());  // before the bytes are judged: half of another file is no finding
+    NVFP4_MOE_TRY(
+        matrix
+            .check_unchanged());  // before the bytes are judged: half of another file is no finding
     if (!sound) return found.first_error();
     if (!bias_values.ok()) return bias_values.status().in(place_of(layer, expert));
     *bias = out.keep(*bias_values);
@@ -272,16 +292,19 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
   return out;
 }
 
-Result<LoadedExpert> Checkpoint::expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice) const {
+Result<LoadedExpert> Checkpoint::expert(int64_t layer, int64_t global_expert,
+                                        const IntermediateSlice& slice) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->expert_entry(layer, global_expert));
   NVFP4_MOE_TRY(entry->refusal);
   return impl_->load(entry->routed, layer, global_expert, slice);
 }
 
-Result<LoadedExpert> Checkpoint::shared_expert(int64_t layer, const IntermediateSlice& slice) const {
+Result<LoadedExpert> Checkpoint::shared_expert(int64_t layer,
+                                               const IntermediateSlice& slice) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
   if (!entry->shared) {
-    return unsupported(fmt::format("layer {} shared expert: none is stored as NVFP4, MXFP4 or floats", layer));
+    return unsupported(
+        fmt::format("layer {} shared expert: none is stored as NVFP4, MXFP4 or floats", layer));
   }
   return impl_->load(*entry->shared, layer, -1, slice);
 }
@@ -306,8 +329,9 @@ Result<LayerScales> Checkpoint::layer_scales(int64_t layer, std::vector<Finding>
   return out;
 }
 
-void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
-                                        FindingList& found, LayerScales* scales) const {
+void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer,
+                                        const ExpertRange& range, FindingList& found,
+                                        LayerScales* scales) const {
   if (entry.routed.parts.input_scale.empty()) return;
   const bool used = entry.activations.format == ActivationFormat::kNvfp4;
   // Of FP8 activations the files have amax/448.
@@ -317,22 +341,27 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
     for (const Projection projection : entry.routed.projections()) {
       const InputScale scale = resolver.input_scale(entry.routed, e, projection);
       if (scales != nullptr && scale.usable) {
-        std::optional<float>& target = projection == Projection::kDown ? scales->intermediate : scales->hidden;
+        std::optional<float>& target =
+            projection == Projection::kDown ? scales->intermediate : scales->hidden;
         target = std::max(target.value_or(0.0f), scale.value * unit);
       }
       const bool unreadable = std::string_view(scale.finding) == "unreadable";
       if ((!used && !unreadable) || scale.finding[0] == '\0') continue;
       // If the whole expert is missing, that is the finding.
-      if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr) continue;
+      if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr)
+        continue;
       if (unreadable) {
-        found.add({Severity::kError, scale.finding, layer, e, scale.name, "a scalar", "a file that cannot be read"});
+        found.add({Severity::kError, scale.finding, layer, e, scale.name, "a scalar",
+                   "a file that cannot be read"});
         continue;
       }
       const bool one = scale.usable;
-      found.add(
-          {one ? Severity::kNote : Severity::kWarning, scale.finding, layer, e, scale.name,
-           one ? "a calibrated scale" : "a finite normal number > 0 (the layer's largest is used instead)",
-           std::string_view(scale.finding) == "input_scale_missing" ? "no such scalar" : float_string(scale.stored)});
+      found.add({one ? Severity::kNote : Severity::kWarning, scale.finding, layer, e, scale.name,
+                 one ? "a calibrated scale"
+                     : "a finite normal number > 0 (the layer's largest is used instead)",
+                 std::string_view(scale.finding) == "input_scale_missing"
+                     ? "no such scalar"
+                     : float_string(scale.stored)});
     }
   }
   if (scales == nullptr || !used) return;
@@ -341,7 +370,8 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer, 
     found.add({Severity::kWarning, "input_scale_unusable", layer, -1,
                entry.routed.name(0, down ? Projection::kDown : entry.routed.projections().front(),
                                  entry.routed.parts.input_scale),
-               "one usable input scale in the layer, for activation_scale static or compat", "none"});
+               "one usable input scale in the layer, for activation_scale static or compat",
+               "none"});
   }
 }
 

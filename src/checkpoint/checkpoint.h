@@ -1,7 +1,8 @@
 // Checkpoint: a model's files as experts. Knows tensor names and config files, knows no device.
 //
-// Opening reads headers and config only. expert() touches that expert's (or slice's) codes and block scales, and
-// nothing of the other experts'; the per-expert scalars of all experts are read by layer_scales().
+// Opening reads headers and config only. expert() touches that expert's (or slice's) codes and
+// block scales, and nothing of the other experts'; the per-expert scalars of all experts are read
+// by layer_scales().
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,12 @@ struct QuantDeclaration;  // quant_config.h
 enum class Severity : uint8_t { kNote, kWarning, kError };
 const char* to_string(Severity);
 
-// One named oddity or fault of a checkpoint. Like ones of a layer are one finding, which names the first and counts all.
+// One named oddity or fault of a checkpoint. Like ones of a layer are one finding, which names the
+// first and counts all.
 struct Finding {
   Severity severity = Severity::kNote;
-  std::string id;      // stable name: "input_scale_zero", "block_scale_nan", "gate_up_scale_mismatch", ...
+  std::string
+      id;  // stable name: "input_scale_zero", "block_scale_nan", "gate_up_scale_mismatch", ...
   int64_t layer = -1;  // -1: the whole model
   int64_t expert = -1;
   std::string tensor;
@@ -40,27 +43,31 @@ struct Finding {
       {};  // where it stands for several: tensors of the next ones, at most kMaxExamples
   static constexpr size_t kMaxExamples = 3;
 };
-// What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ... [input_scale_zero]", whose
-// finding() is the id. more: how many other errors there are.
+// What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ...
+// [input_scale_zero]", whose finding() is the id. more: how many other errors there are.
 Status error_of(const Finding& finding, int64_t more = 0);
-// "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ... (and 5 more, such as NAME, NAME)"
+// "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ... (and 5 more, such as NAME,
+// NAME)"
 std::string to_string(const Finding& finding);
 
 enum class SourceFormat : uint8_t {
   kModelOpt,           // NVFP4: weight, weight_scale, weight_scale_2, input_scale
   kModelOptStacked,    // NVFP4, experts stacked in one tensor
-  kCompressedTensors,  // NVFP4: weight_packed, weight_scale, weight_global_scale, input_global_scale (reciprocals)
-  kGgufNvfp4,          // NVFP4 in GGUF: blocks of codes and scales, experts stacked; scale, input_scale
-  kMxfp4,              // E2M1 with one E8M0 scale per 32 along K; cast to NVFP4 at load if exact
-  kFloat,              // BF16, FP16 or FP32; quantized at load
+  kCompressedTensors,  // NVFP4: weight_packed, weight_scale, weight_global_scale,
+                       // input_global_scale (reciprocals)
+  kGgufNvfp4,  // NVFP4 in GGUF: blocks of codes and scales, experts stacked; scale, input_scale
+  kMxfp4,      // E2M1 with one E8M0 scale per 32 along K; cast to NVFP4 at load if exact
+  kFloat,      // BF16, FP16 or FP32; quantized at load
 };
 const char* to_string(SourceFormat);
 bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales, which are used as they are
 
-// The activations that a checkpoint declares for a layer's routed experts, and the field that says so.
+// The activations that a checkpoint declares for a layer's routed experts, and the field that says
+// so.
 struct DeclaredActivations {
-  ActivationFormat format = ActivationFormat::kBf16;  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
-  std::string why;                                    // "config_groups group_0: input_activations is null"
+  ActivationFormat format =
+      ActivationFormat::kBf16;  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
+  std::string why;              // "config_groups group_0: input_activations is null"
 };
 
 // The config files' facts about the model, in this library's terms. Read, never defaulted.
@@ -68,24 +75,29 @@ struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
-  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...: names.cpp has them
-  int64_t model_hidden_size = 0;  // of the model; behind a latent projection options.hidden_size is another one
+  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...:
+                       // names.cpp has them
+  int64_t model_hidden_size =
+      0;  // of the model; behind a latent projection options.hidden_size is another one
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;
   std::string producer;
-  MoeOptions options;           // sizes, activation, limit, router_weight as the family defines them
+  MoeOptions options;  // sizes, activation, limit, router_weight as the family defines them
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
   int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
-  std::vector<Finding> findings;                   // what the config alone says that a user should know
-  std::shared_ptr<QuantDeclaration> quantization;  // what the config files declare; read while a checkpoint is opened
-  std::map<int64_t, float> swiglu_limits;  // of the layers that compute kSwigluStep, if the others compute kSwiglu
+  std::vector<Finding> findings;  // what the config alone says that a user should know
+  std::shared_ptr<QuantDeclaration>
+      quantization;  // what the config files declare; read while a checkpoint is opened
+  std::map<int64_t, float>
+      swiglu_limits;  // of the layers that compute kSwigluStep, if the others compute kSwiglu
 };
 
 class ExpertMemory;
 
-// An expert ready to be packed. Views point into `storage`, whose memory goes back to the checkpoint for its next expert.
+// An expert ready to be packed. Views point into `storage`, whose memory goes back to the
+// checkpoint for its next expert.
 struct LoadedExpert {
   LoadedExpert() = default;
   LoadedExpert(LoadedExpert&&) = default;
@@ -95,7 +107,8 @@ struct LoadedExpert {
   const float* keep(const std::vector<float>& bias);
   ExpertSource source;
   std::vector<std::vector<uint8_t>> storage;  // what was read, and what had to be converted
-  std::vector<Finding> findings;         // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
+  std::vector<Finding>
+      findings;  // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
   std::shared_ptr<ExpertMemory> memory;  // where storage goes; may be null
 };
 
@@ -106,14 +119,14 @@ struct LayerStatistics {
   float tensor_scale_min = 0, tensor_scale_max = 0;
   uint8_t block_scale_min = 0, block_scale_max = 0;  // bytes
   double saturated_block_share = 0;                  // blocks whose scale byte is 0x7E (448)
-  int64_t gate_up_mismatches = 0;                    // experts whose gate and up tensor scales differ
+  int64_t gate_up_mismatches = 0;  // experts whose gate and up tensor scales differ
   std::optional<float> input_scale_min, input_scale_max;
 };
 
 class Checkpoint {
  public:
-  // path: a directory of safetensors with its config.json, one safetensors file of it, a GGUF file, one part of a split
-  // one, or a directory with one model in GGUF.
+  // path: a directory of safetensors with its config.json, one safetensors file of it, a GGUF file,
+  // one part of a split one, or a directory with one model in GGUF.
   static Result<Checkpoint> open(const std::string& path, const CheckpointOptions& options = {});
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -122,37 +135,45 @@ class Checkpoint {
   const ModelInfo& model() const;
   const TensorIndex& index() const;
   const CheckpointOptions& options() const;  // it was opened with
-  // Findings of opening: config and names. Tensors that are neither experts' nor known are listed as ignored.
+  // Findings of opening: config and names. Tensors that are neither experts' nor known are listed
+  // as ignored.
   const std::vector<Finding>& findings() const;
 
   // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
   // The activation_format of layer_options, with its reason.
   Result<DeclaredActivations> declared_activations(int64_t layer) const;
-  // The largest over all experts, which unusable input scales are left out of, and reported (docs/checkpoints.md).
+  // The largest over all experts, which unusable input scales are left out of, and reported
+  // (docs/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
-  Result<LoadedExpert> expert(int64_t layer, int64_t global_expert, const IntermediateSlice& slice = {}) const;
-  // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by name if not.
+  Result<LoadedExpert> expert(int64_t layer, int64_t global_expert,
+                              const IntermediateSlice& slice = {}) const;
+  // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by
+  // name if not.
   Result<LoadedExpert> shared_expert(int64_t layer, const IntermediateSlice& slice = {}) const;
 
   // Bytes of the routed experts' tensors, over all layers that can be loaded.
   uint64_t expert_bytes() const;
-  // Whether the files hold all experts of the range in the shapes that the config declares: headers only. To be asked
-  // before anything is planned or allocated for the config's sizes. shared: whether the shared expert is wanted too.
+  // Whether the files hold all experts of the range in the shapes that the config declares: headers
+  // only. To be asked before anything is planned or allocated for the config's sizes. shared:
+  // whether the shared expert is wanted too.
   Status check_layout(int64_t layer, const ExpertRange& range, bool shared = true) const;
-  // Reads the block scales and scalars of the layer's experts in range; errors make loading refuse. Holds what opening
-  // found of this layer too.
+  // Reads the block scales and scalars of the layer's experts in range; errors make loading refuse.
+  // Holds what opening found of this layer too.
   Result<std::vector<Finding>> validate(int64_t layer, const ExpertRange& range) const;
   // Over what can be read: what cannot is among validate()'s findings.
   Result<LayerStatistics> statistics(int64_t layer, const ExpertRange& range) const;
 
-  // (expert, projection) -> the tensor's name in the files, for messages: projection "gate", "up" or "down".
-  std::string tensor_name(int64_t layer, int64_t global_expert, const std::string& projection) const;
+  // (expert, projection) -> the tensor's name in the files, for messages: projection "gate", "up"
+  // or "down".
+  std::string tensor_name(int64_t layer, int64_t global_expert,
+                          const std::string& projection) const;
 
   struct Impl;
 
  private:
-  friend Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
+  friend Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer,
+                                          int64_t expert);
   explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

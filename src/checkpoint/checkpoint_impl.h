@@ -21,19 +21,20 @@ struct Checkpoint::Impl {
   Result<const LayerEntry*> layer_entry(int64_t layer) const;
   // The range, if {0, 0} stands for all experts.
   Result<ExpertRange> checked_range(const ExpertRange& range) const;
-  // Of a projection of a routed expert, or of the shared one (expert -1): where it lies, by headers alone.
-  bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
-              FindingList& found) const;
+  // Of a projection of a routed expert, or of the shared one (expert -1): where it lies, by headers
+  // alone.
+  bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+              MatrixSource& out, FindingList& found) const;
   Result<const LayerEntry*> expert_entry(int64_t layer, int64_t expert) const;
   Status check_unchanged() const;  // kIo if a file was written to since it was opened
   // expert -1: the shared expert.
-  bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection, MatrixSource& out,
-               FindingList& found) const;
+  bool resolve(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
+               MatrixSource& out, FindingList& found) const;
   Result<LoadedExpert> load(const ExpertNames& names, int64_t layer, int64_t expert,
                             const IntermediateSlice& slice) const;
   // Findings of the experts' input scales in range, and their maximum if `scales` is given.
-  void add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range, FindingList& found,
-                        LayerScales* scales) const;
+  void add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
+                        FindingList& found, LayerScales* scales) const;
 };
 
 }  // namespace nvfp4_moe::internal

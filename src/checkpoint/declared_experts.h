@@ -1,4 +1,5 @@
-// The declarations of a config for a layer's experts, matrix by matrix, and whether the files agree. Private to the room.
+// The declarations of a config for a layer's experts, matrix by matrix, and whether the files
+// agree. Private to the room.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,9 @@ struct DeclaredExperts {
   Status refusal;                   // why they are not loaded, unless they are floats
   Status rotation;                  // why they are not loaded, floats or not
 
-  const Status& refusal_of(bool floats) const { return floats || !rotation.ok() ? rotation : refusal; }
+  const Status& refusal_of(bool floats) const {
+    return floats || !rotation.ok() ? rotation : refusal;
+  }
   // The declaration for experts that are stored like this.
   DeclaredActivations activations_of(const FormatParts& parts) const;
 };
@@ -29,15 +32,16 @@ Result<DeclaredExperts> declared_experts(const ModelInfo& model, const ExpertNam
                                          std::span<const int64_t> experts);
 
 // Whether a layer may be stored as `found` if the config declares something else.
-Status check_declared(const ModelInfo& model, const DeclaredExperts& declared, SourceFormat found, int64_t layer,
-                      const std::string& name, FindingList& findings);
+Status check_declared(const ModelInfo& model, const DeclaredExperts& declared, SourceFormat found,
+                      int64_t layer, const std::string& name, FindingList& findings);
 
 // kUnsupported if one of the expert's matrices is stored in another format than `first`.
-Status check_one_format(const TensorIndex& index, const ExpertNames& names, int64_t expert, const FormatParts& first);
+Status check_one_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+                        const FormatParts& first);
 
-// kUnsupported if a shared expert that is stored like this is declared as one that a layer of these activations does not
-// compute.
-Status check_shared_declaration(const ModelInfo& model, const ExpertNames& names, const FormatParts& parts,
-                                const DeclaredActivations& routed);
+// kUnsupported if a shared expert that is stored like this is declared as one that a layer of these
+// activations does not compute.
+Status check_shared_declaration(const ModelInfo& model, const ExpertNames& names,
+                                const FormatParts& parts, const DeclaredActivations& routed);
 
 }  // namespace nvfp4_moe::internal

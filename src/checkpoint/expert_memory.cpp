@@ -15,7 +15,8 @@ std::vector<uint8_t> ExpertMemory::take(size_t size_bytes) {
     // The smallest that is large enough, so that a scale does not take a matrix's.
     auto best = spare_.end();
     for (auto one = spare_.begin(); one != spare_.end(); ++one)
-      if (one->size() >= size_bytes && (best == spare_.end() || one->size() < best->size())) best = one;
+      if (one->size() >= size_bytes && (best == spare_.end() || one->size() < best->size()))
+        best = one;
     if (best != spare_.end()) {
       found = std::move(*best);
       spare_.erase(best);

@@ -1,5 +1,6 @@
-// Memory of experts that were loaded and dropped, kept for the next one: fresh pages for each expert of a layer would
-// cost more than reading their bytes from the page cache. At most one expert's worth is kept.
+// Memory of experts that were loaded and dropped, kept for the next one: fresh pages for each
+// expert of a layer would cost more than reading their bytes from the page cache. At most one
+// expert's worth is kept.
 #pragma once
 
 #include <cstddef>

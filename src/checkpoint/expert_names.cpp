@@ -9,23 +9,25 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr FormatParts kModelOptParts = {SourceFormat::kModelOpt, "weight", "weight_scale", "weight_scale_2",
-                                        "input_scale"};
-constexpr FormatParts kCompressedParts = {SourceFormat::kCompressedTensors, "weight_packed", "weight_scale",
-                                          "weight_global_scale", "input_global_scale"};
+constexpr FormatParts kModelOptParts = {SourceFormat::kModelOpt, "weight", "weight_scale",
+                                        "weight_scale_2", "input_scale"};
+constexpr FormatParts kCompressedParts = {SourceFormat::kCompressedTensors, "weight_packed",
+                                          "weight_scale", "weight_global_scale",
+                                          "input_global_scale"};
 constexpr FormatParts kFloatParts = {SourceFormat::kFloat, "weight", "", "", ""};
 
 constexpr FormatParts mxfp4_parts(std::string_view codes, std::string_view scales) {
   return {SourceFormat::kMxfp4, codes, scales, "", ""};
 }
 
-// The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as llama.cpp reads it, its
-// tensor scales are then 1.
-Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
-                                       Projection projection) {
+// The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as
+// llama.cpp reads it, its tensor scales are then 1.
+Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNames& names,
+                                       int64_t expert, Projection projection) {
   const TensorInfo* weight = index.find(names.name(expert, projection, "weight")).info;
   if (weight == nullptr)
-    return bad_input(fmt::format("{}: missing", printable(names.name(expert, projection, "weight"), 400)));
+    return bad_input(
+        fmt::format("{}: missing", printable(names.name(expert, projection, "weight"), 400)));
   const auto part_of_any = [&](std::string_view part) {
     for (const Projection one : names.projections())
       if (index.find(names.name(expert, one, part)).info != nullptr) return part;
@@ -34,7 +36,8 @@ Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNam
   if (weight->blocks == ggml_nvfp4())
     return FormatParts{SourceFormat::kGgufNvfp4,   "weight",      "", part_of_any("scale"),
                        part_of_any("input_scale"), weight->blocks};
-  if (weight->blocks == ggml_mxfp4()) return FormatParts{SourceFormat::kMxfp4, "weight", "", "", "", weight->blocks};
+  if (weight->blocks == ggml_mxfp4())
+    return FormatParts{SourceFormat::kMxfp4, "weight", "", "", "", weight->blocks};
   if (weight->blocks == nullptr && is_activation(weight->dtype)) return kFloatParts;
   return unsupported(fmt::format("{} experts are not NVFP4, MXFP4 or floats",
                                  weight->blocks ? weight->blocks->name : to_string(weight->dtype)));
@@ -46,18 +49,23 @@ std::string ExpertNames::name(int64_t expert, Projection projection, std::string
   const Projection stored = in_fused(projection) ? Projection::kGateUp : projection;
   if (gguf) return gguf_tensor_name(stem, role, stored, part);
   switch (role) {
-    case TensorRole::kExpert: return expert_tensor_name(stem, expert, projection, words, projection_first, part);
+    case TensorRole::kExpert:
+      return expert_tensor_name(stem, expert, projection, words, projection_first, part);
     case TensorRole::kStacked: return stacked_tensor_name(stem, stored, words, dotted, part);
     case TensorRole::kShared: return shared_tensor_name(stem, stored, words, part);
   }
   return "";
 }
 
-Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names, int64_t expert,
-                                  Projection projection) {
+Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names,
+                                  int64_t expert, Projection projection) {
   if (names.gguf) return detect_gguf_format(index, names, expert, projection);
-  const auto part = [&](std::string_view p) { return index.find(names.name(expert, projection, p)).info; };
-  const auto shown = [&](std::string_view p) { return printable(names.name(expert, projection, p), 400); };
+  const auto part = [&](std::string_view p) {
+    return index.find(names.name(expert, projection, p)).info;
+  };
+  const auto shown = [&](std::string_view p) {
+    return printable(names.name(expert, projection, p), 400);
+  };
   const TensorInfo* weight = part("weight");
   const TensorInfo* packed = part("weight_packed");
   const TensorInfo* scales = part("weight_scale");
@@ -66,7 +74,8 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   };
   if (packed != nullptr) {
     const bool global = part("weight_global_scale") != nullptr;
-    return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale") : kCompressedParts;
+    return !global && is_e8m0(scales) ? mxfp4_parts("weight_packed", "weight_scale")
+                                      : kCompressedParts;
   }
   if (part("blocks") != nullptr) return mxfp4_parts("blocks", "scales");
   if (weight == nullptr) return bad_input(fmt::format("{}: missing", shown("weight")));
@@ -76,27 +85,34 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   if (weight->dtype == DType::kU32 && part("scales") != nullptr)
     return unsupported("codes in 32-bit words with `scales` are MLX's layout, which is not read");
   if (part("weight_scale_2") != nullptr) return kModelOptParts;
-  const bool bytes = weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
+  const bool bytes =
+      weight->dtype == DType::kU8 || weight->dtype == DType::kI8 || weight->dtype == DType::kF4;
   if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
   if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
-  if (bytes && scales != nullptr) return kModelOptParts;  // its weight_scale_2 is then reported as missing
-  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr) return kFloatParts;
-  return bad_input(fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
-                               shown("weight"), describe(*weight)));
+  if (bytes && scales != nullptr)
+    return kModelOptParts;  // its weight_scale_2 is then reported as missing
+  if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr)
+    return kFloatParts;
+  return bad_input(
+      fmt::format("{}: {} is none of ModelOpt NVFP4, compressed-tensors NVFP4, MXFP4 and floats",
+                  shown("weight"), describe(*weight)));
 }
 
-std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert, Projection projection) {
+std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert,
+                           Projection projection) {
   for (const std::string_view part : {"weight", "weight_packed"}) {
     const std::string name = names.name(expert, projection, part);
     const TensorInfo* stored = part == names.parts.codes ? nullptr : index.find(name).info;
-    if (stored != nullptr) return fmt::format("{} in another format, {}", printable(name, 400), describe(*stored));
+    if (stored != nullptr)
+      return fmt::format("{} in another format, {}", printable(name, 400), describe(*stored));
   }
   return std::string(index.absence(names.name(expert, projection, names.parts.codes)));
 }
 
 bool is_format_part(std::string_view part, bool biased) {
   if (part == "bias" || part == "blocks") return biased;
-  return kModelOptParts.has(part) || kCompressedParts.has(part) || part == "scale" || part == "scales";
+  return kModelOptParts.has(part) || kCompressedParts.has(part) || part == "scale" ||
+         part == "scales";
 }
 
 }  // namespace nvfp4_moe::internal

@@ -30,7 +30,9 @@ const char* to_string(SourceFormat format) {
   return "unknown";
 }
 
-bool is_nvfp4(SourceFormat format) { return format != SourceFormat::kMxfp4 && format != SourceFormat::kFloat; }
+bool is_nvfp4(SourceFormat format) {
+  return format != SourceFormat::kMxfp4 && format != SourceFormat::kFloat;
+}
 
 std::string describe_place(const Finding& finding) {
   std::string out;
@@ -44,7 +46,8 @@ std::string describe_place(const Finding& finding) {
 }
 
 std::string to_string(const Finding& finding) {
-  std::string out = fmt::format("{} {}: {}", to_string(finding.severity), finding.id, describe_place(finding));
+  std::string out =
+      fmt::format("{} {}: {}", to_string(finding.severity), finding.id, describe_place(finding));
   if (finding.count <= 1) return out;
   out += fmt::format(" (and {} more", finding.count - 1);
   for (const std::string& example : finding.examples) {
@@ -65,7 +68,8 @@ std::string float_string(float value) {
 }
 
 void FindingList::add(Finding finding) {
-  const auto key = std::make_pair(finding.layer, fmt::format("{}{}", static_cast<int>(finding.severity), finding.id));
+  const auto key = std::make_pair(
+      finding.layer, fmt::format("{}{}", static_cast<int>(finding.severity), finding.id));
   const auto [found, fresh] = by_key_.emplace(key, findings_.size());
   if (fresh) {
     findings_.push_back(std::move(finding));
@@ -75,9 +79,11 @@ void FindingList::add(Finding finding) {
   first.count += finding.count;
   finding.examples.insert(finding.examples.begin(), std::move(finding.tensor));
   for (std::string& example : finding.examples) {
-    const bool known = example == first.tensor ||
-                       std::find(first.examples.begin(), first.examples.end(), example) != first.examples.end();
-    if (!known && first.examples.size() < Finding::kMaxExamples) first.examples.push_back(std::move(example));
+    const bool known =
+        example == first.tensor ||
+        std::find(first.examples.begin(), first.examples.end(), example) != first.examples.end();
+    if (!known && first.examples.size() < Finding::kMaxExamples)
+      first.examples.push_back(std::move(example));
   }
 }
 

@@ -1,4 +1,5 @@
-// Folding findings: one entry per (layer, id), which names the first place and counts the rest. Private to the room.
+// Folding findings: one entry per (layer, id), which names the first place and counts the rest.
+// Private to the room.
 #pragma once
 
 #include <map>
@@ -12,16 +13,21 @@ namespace nvfp4_moe::internal {
 
 class FindingList {
  public:
-  // Adds, or raises the count of the first finding with the same layer and id (and severity), whose examples name it.
+  // Adds, or raises the count of the first finding with the same layer and id (and severity), whose
+  // examples name it.
   void add(Finding finding);
-  void add_always(Finding finding) { findings_.push_back(std::move(finding)); }  // one that folds with nothing
-  // One finding for all of these tensors, if there are any: the first is named, the next ones are its examples.
+  void add_always(Finding finding) {
+    findings_.push_back(std::move(finding));
+  }  // one that folds with nothing
+  // One finding for all of these tensors, if there are any: the first is named, the next ones are
+  // its examples.
   template <class Names>
   void add_folded(Finding finding, const Names& names) {
     if (names.empty()) return;
     finding.tensor = names.front();
     finding.count = static_cast<int64_t>(names.size());
-    for (size_t i = 1; i < names.size() && i <= Finding::kMaxExamples; ++i) finding.examples.emplace_back(names[i]);
+    for (size_t i = 1; i < names.size() && i <= Finding::kMaxExamples; ++i)
+      finding.examples.emplace_back(names[i]);
     add(std::move(finding));
   }
   bool has_error() const;

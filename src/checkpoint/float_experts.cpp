@@ -35,16 +35,20 @@ FloatWeights weights_of(const MatrixSource& matrix, bool stacked) {
 
 }  // namespace
 
-uint64_t FloatWeights::size_bytes() const { return static_cast<uint64_t>(rows * cols * elem_bytes(dtype)); }
+uint64_t FloatWeights::size_bytes() const {
+  return static_cast<uint64_t>(rows * cols * elem_bytes(dtype));
+}
 
 void FloatWeights::read_row(int64_t row, float* out) const {
   const std::byte* from = bytes.data() + row * row_stride * elem_bytes(dtype);
   switch (dtype) {
     case DType::kBf16:
-      for (int64_t c = 0; c < cols; ++c) out[c] = bf16_to_float(load<uint16_t>(from, c * col_stride));
+      for (int64_t c = 0; c < cols; ++c)
+        out[c] = bf16_to_float(load<uint16_t>(from, c * col_stride));
       break;
     case DType::kF16:
-      for (int64_t c = 0; c < cols; ++c) out[c] = fp16_to_float(load<uint16_t>(from, c * col_stride));
+      for (int64_t c = 0; c < cols; ++c)
+        out[c] = fp16_to_float(load<uint16_t>(from, c * col_stride));
       break;
     default:
       for (int64_t c = 0; c < cols; ++c) out[c] = load<float>(from, c * col_stride);
@@ -73,7 +77,8 @@ Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, in
     if (projection == Projection::kGate && !entry->routed.gated) continue;
     MatrixSource matrix;
     FindingList found;
-    if (!impl.locate(entry->routed, layer, expert, projection, matrix, found)) return found.first_error();
+    if (!impl.locate(entry->routed, layer, expert, projection, matrix, found))
+      return found.first_error();
     *weights = weights_of(matrix, entry->routed.role == TensorRole::kStacked);
   }
   return out;

@@ -1,7 +1,8 @@
 // The float matrices of an expert as they lie in a bf16/fp16/fp32 checkpoint, unquantized.
 //
-// Covers per-expert tensors (rows, cols) and stacked ones: gate_up [E, 2I, H] with gate first, [E, I, H] apart, down
-// [E, H, I], and the same with K on axis 1 (llama4: [E, H, 2I], [E, I, H]). fetch() reads the values.
+// Covers per-expert tensors (rows, cols) and stacked ones: gate_up [E, 2I, H] with gate first, [E,
+// I, H] apart, down [E, H, I], and the same with K on axis 1 (llama4: [E, H, 2I], [E, I, H]).
+// fetch() reads the values.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +23,11 @@ struct FloatWeights {
   int64_t col_stride = 1;  // elements; not 1 if K is not the last axis
   bool stacked = false;    // the tensor holds other experts too
 
-  uint64_t size_bytes() const;                   // of this matrix
-  Status fetch();                                // before rows are read; kIo if the file was cut or written to
-  void release() { bytes = {}; }                 // gives the memory back
+  uint64_t size_bytes() const;    // of this matrix
+  Status fetch();                 // before rows are read; kIo if the file was cut or written to
+  void release() { bytes = {}; }  // gives the memory back
   void read_row(int64_t row, float* out) const;  // (cols)
-  std::vector<std::byte> bytes;                  // from element (0, 0) to the last, once they are fetched
+  std::vector<std::byte> bytes;  // from element (0, 0) to the last, once they are fetched
 };
 
 struct FloatExpert {
@@ -35,8 +36,8 @@ struct FloatExpert {
   FloatWeights down;  // (hidden, intermediate)
 };
 
-// kUnsupported if the checkpoint's format is not kFloat; kBadInput, naming the tensor, if one is missing or
-// misshapen.
+// kUnsupported if the checkpoint's format is not kFloat; kBadInput, naming the tensor, if one is
+// missing or misshapen.
 Result<FloatExpert> float_expert(const Checkpoint& checkpoint, int64_t layer, int64_t expert);
 
 }  // namespace nvfp4_moe::internal

@@ -1,10 +1,10 @@
-// BF16, FP16 or FP32 expert weights quantized to NVFP4 as they are loaded (the "quantize at load" of float
-// checkpoints).
+// BF16, FP16 or FP32 expert weights quantized to NVFP4 as they are loaded (the "quantize at load"
+// of float checkpoints).
 //
-// The tensor scale is fl32(amax / 2688) of the whole matrix (gate and up each their own), also if a rank loads only
-// a slice of it: so that slices are the whole's bytes and tensor-parallel ranks add up. Block scales and codes are as
-// quantize_weights defines them. Rows are converted to float a few at a time, so that memory beyond the
-// result stays small whatever the matrix.
+// The tensor scale is fl32(amax / 2688) of the whole matrix (gate and up each their own), also if a
+// rank loads only a slice of it: so that slices are the whole's bytes and tensor-parallel ranks add
+// up. Block scales and codes are as quantize_weights defines them. Rows are converted to float a
+// few at a time, so that memory beyond the result stays small whatever the matrix.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Element (r, c) lies at data + r * row_stride + c * col_stride (bytes; any alignment). K runs along c.
+// Element (r, c) lies at data + r * row_stride + c * col_stride (bytes; any alignment). K runs
+// along c.
 struct FloatMatrix {
   const uint8_t* data = nullptr;
   DType dtype = DType::kBf16;
@@ -28,11 +29,12 @@ struct FloatMatrix {
 // Rows [first, first + count) as floats, (count, cols) row-major.
 void rows_to_float(const FloatMatrix& matrix, int64_t first, int64_t count, float* out);
 
-// The tensor scale of the matrix. kBadInput, with the first coordinate, if an element is NaN or Inf.
+// The tensor scale of the matrix. kBadInput, with the first coordinate, if an element is NaN or
+// Inf.
 Result<float> float_matrix_scale(const FloatMatrix& matrix);
 
 // out_codes (rows, cols/2), out_scales (rows, cols/16) under the given tensor scale.
-Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint8_t* out_codes, uint8_t* out_scales,
-                             QuantizeCounts& counts);
+Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint8_t* out_codes,
+                             uint8_t* out_scales, QuantizeCounts& counts);
 
 }  // namespace nvfp4_moe::internal

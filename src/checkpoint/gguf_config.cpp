@@ -13,7 +13,8 @@ namespace nvfp4_moe::internal {
 namespace {
 
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
-// Which blocks are MoE layers: all behind the dense ones, every so many; or those with a width of their own in a list.
+// Which blocks are MoE layers: all behind the dense ones, every so many; or those with a width of
+// their own in a list.
 enum class LayerRule : uint8_t { kEvery, kListed };
 
 struct Row {
@@ -34,15 +35,17 @@ constexpr Row kRows[] = {
     {"qwen3vlmoe", "qwen_vl", SharedRule::kNone},
     {"deepseek2", "deepseek_v3", SharedRule::kCount},
     {"deepseek32", "deepseek_v3", SharedRule::kCount},
-    {"deepseek4", "deepseek_v4", SharedRule::kCount, RouterWeight::kBeforeDown, Activation::kSwigluClamped},
+    {"deepseek4", "deepseek_v4", SharedRule::kCount, RouterWeight::kBeforeDown,
+     Activation::kSwigluClamped},
     {"glm4moe", "glm", SharedRule::kCount},
     {"glm-dsa", "glm", SharedRule::kCount},
     {"kimi-linear", "kimi", SharedRule::kCount},
     {"minimax-m2", "minimax", SharedRule::kNone},
     {"llama4", "llama4", SharedRule::kOneAlike, RouterWeight::kOnInput},
-    {"gpt-oss", "gpt_oss", SharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai, true},
-    {"nemotron_h_moe", "nemotron_h", SharedRule::kOwnSize, RouterWeight::kAfterDown, Activation::kRelu2, false,
-     LayerRule::kListed},
+    {"gpt-oss", "gpt_oss", SharedRule::kNone, RouterWeight::kAfterDown, Activation::kSwigluOai,
+     true},
+    {"nemotron_h_moe", "nemotron_h", SharedRule::kOwnSize, RouterWeight::kAfterDown,
+     Activation::kRelu2, false, LayerRule::kListed},
 };
 
 // The fields of one architecture.
@@ -51,7 +54,9 @@ class Fields {
   Fields(const GgufMetadata& metadata, std::string architecture)
       : metadata_(metadata), architecture_(std::move(architecture)) {}
 
-  std::string key(std::string_view field) const { return fmt::format("{}.{}", architecture_, field); }
+  std::string key(std::string_view field) const {
+    return fmt::format("{}.{}", architecture_, field);
+  }
 
   const GgufValue* find(std::string_view field) const {
     const auto found = metadata_.find(key(field));
@@ -59,8 +64,8 @@ class Fields {
   }
 
   Status refuse(std::string_view field, std::string_view expected, const GgufValue& value) const {
-    return bad_input(
-        fmt::format("metadata '{}': expected {}, got {}", printable(key(field)), expected, describe(value)));
+    return bad_input(fmt::format("metadata '{}': expected {}, got {}", printable(key(field)),
+                                 expected, describe(value)));
   }
 
   Result<std::optional<int64_t>> integer(std::string_view field, int64_t low, int64_t high) const {
@@ -79,7 +84,8 @@ class Fields {
   }
 
   Status missing(std::string_view field) const {
-    return bad_input(fmt::format("metadata '{}': missing, and {} needs it", printable(key(field)), architecture_));
+    return bad_input(fmt::format("metadata '{}': missing, and {} needs it", printable(key(field)),
+                                 architecture_));
   }
 
   // A number, or the numbers of the layers: empty if there is no such field.
@@ -101,7 +107,8 @@ Result<std::string> text_of(const GgufMetadata& metadata, std::string_view key) 
   if (found == metadata.end()) return std::string();
   const auto* text = std::get_if<std::string>(&found->second);
   if (text == nullptr)
-    return bad_input(fmt::format("metadata '{}': expected a string, got {}", key, describe(found->second)));
+    return bad_input(
+        fmt::format("metadata '{}': expected a string, got {}", key, describe(found->second)));
   return *text;
 }
 
@@ -109,13 +116,15 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
   if (const GgufValue* value = fields.find("hidden_activation")) {
     const auto* name = std::get_if<std::string>(value);
     if (name == nullptr || (*name != "silu" && *name != "swish"))
-      return unsupported(fmt::format("metadata '{}': expected silu for {}, got {}", fields.key("hidden_activation"),
-                                     row.architecture, describe(*value)));
+      return unsupported(fmt::format("metadata '{}': expected silu for {}, got {}",
+                                     fields.key("hidden_activation"), row.architecture,
+                                     describe(*value)));
   }
   options.activation = row.activation;
   NVFP4_MOE_ASSIGN(std::vector<double> limits, fields.numbers("swiglu_clamp_exp"));
   NVFP4_MOE_ASSIGN(std::vector<double> shared_limits, fields.numbers("swiglu_clamp_shexp"));
-  for (std::vector<double>* list : {&limits, &shared_limits})  // blocks for prediction have theirs behind the layers'
+  for (std::vector<double>* list :
+       {&limits, &shared_limits})  // blocks for prediction have theirs behind the layers'
     list->resize(std::min(list->size(), static_cast<size_t>(layers)));
   if (row.activation != Activation::kSwigluClamped) {
     const auto clamps = [](double limit) { return limit != 0; };
@@ -123,7 +132,8 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
         std::any_of(shared_limits.begin(), shared_limits.end(), clamps))
       return unsupported(fmt::format("metadata '{}': {} is known here with plain silu(g)*u only",
                                      fields.key("swiglu_clamp_exp"), row.architecture));
-    if (row.activation == Activation::kSwigluOai) options.swiglu_limit = 7.0f;  // a constant of llama.cpp's code
+    if (row.activation == Activation::kSwigluOai)
+      options.swiglu_limit = 7.0f;  // a constant of llama.cpp's code
     return {};
   }
   if (limits.empty()) return fields.missing("swiglu_clamp_exp");
@@ -131,10 +141,11 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
   const auto same = [&](double other) { return other == limit; };
   if (!std::all_of(limits.begin(), limits.end(), same) ||
       !std::all_of(shared_limits.begin(), shared_limits.end(), same))
-    return unsupported(
-        fmt::format("metadata '{}': layers with several limits are not implemented", fields.key("swiglu_clamp_exp")));
+    return unsupported(fmt::format("metadata '{}': layers with several limits are not implemented",
+                                   fields.key("swiglu_clamp_exp")));
   const std::optional<float> rounded = finite_float(limit);
-  if (!rounded || !(*rounded > 0)) return fields.refuse("swiglu_clamp_exp", "a positive number", GgufValue(limit));
+  if (!rounded || !(*rounded > 0))
+    return fields.refuse("swiglu_clamp_exp", "a positive number", GgufValue(limit));
   options.swiglu_limit = *rounded;
   return {};
 }
@@ -149,7 +160,8 @@ Status read_shared(const Fields& fields, const Row& row, ModelInfo& out) {
       return {};
     }
     case SharedRule::kOwnSize: {
-      NVFP4_MOE_ASSIGN(size, fields.required("expert_shared_feed_forward_length", 0, kMaxModelSize));
+      NVFP4_MOE_ASSIGN(size,
+                       fields.required("expert_shared_feed_forward_length", 0, kMaxModelSize));
       break;
     }
     case SharedRule::kOneAlike: size = out.options.intermediate_size; break;
@@ -158,8 +170,8 @@ Status read_shared(const Fields& fields, const Row& row, ModelInfo& out) {
   return {};
 }
 
-// Blocks behind the model's own predict tokens further ahead. There are files that declare them and hold none, whose
-// blocks are all the model's own.
+// Blocks behind the model's own predict tokens further ahead. There are files that declare them and
+// hold none, whose blocks are all the model's own.
 bool has_prediction_block(const TensorIndex& index, int64_t block) {
   const std::string prefix = fmt::format("blk.{}.nextn.", block);
   const auto found = index.tensors().lower_bound(prefix);
@@ -173,7 +185,8 @@ Status read_listed_layers(const Fields& fields, ModelInfo& out) {
   if (value == nullptr) return fields.missing(kField);
   const auto* widths = std::get_if<std::vector<int64_t>>(value);
   if (widths == nullptr || static_cast<int64_t>(widths->size()) < out.num_hidden_layers)
-    return fields.refuse(kField, fmt::format("an array of {} integers", out.num_hidden_layers), *value);
+    return fields.refuse(kField, fmt::format("an array of {} integers", out.num_hidden_layers),
+                         *value);
   for (int64_t layer = 0; layer < out.num_hidden_layers; ++layer)
     if ((*widths)[static_cast<size_t>(layer)] != 0) out.layers.push_back(layer);
   return {};
@@ -181,7 +194,8 @@ Status read_listed_layers(const Fields& fields, ModelInfo& out) {
 
 Status read_layers(const Fields& fields, const TensorIndex& index, const Row& row, ModelInfo& out) {
   NVFP4_MOE_ASSIGN(const int64_t blocks, fields.required("block_count", 1, kMaxModelLayers));
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> ahead, fields.integer("nextn_predict_layers", 0, blocks - 1));
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> ahead,
+                   fields.integer("nextn_predict_layers", 0, blocks - 1));
   const int64_t main = blocks - ahead.value_or(0);
   out.num_hidden_layers = has_prediction_block(index, main) ? main : blocks;
   if (row.layers == LayerRule::kListed) {
@@ -191,7 +205,8 @@ Status read_layers(const Fields& fields, const TensorIndex& index, const Row& ro
                      fields.integer("leading_dense_block_count", 0, kMaxModelLayers));
     NVFP4_MOE_ASSIGN(const std::optional<int64_t> step,
                      fields.integer("interleave_moe_layer_step", 0, kMaxModelLayers));
-    for (int64_t layer = dense.value_or(0); layer < out.num_hidden_layers && step.value_or(1) > 0; ++layer)
+    for (int64_t layer = dense.value_or(0); layer < out.num_hidden_layers && step.value_or(1) > 0;
+         ++layer)
       if ((layer + 1) % step.value_or(1) == 0) out.layers.push_back(layer);
   }
   if (out.layers.empty()) return bad_input("metadata: no layer of the model is an MoE layer");
@@ -203,14 +218,17 @@ Status read_layers(const Fields& fields, const TensorIndex& index, const Row& ro
 Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIndex& index) {
   NVFP4_MOE_ASSIGN(const std::string type, text_of(metadata, "general.type"));
   if (!type.empty() && type != "model")
-    return unsupported(fmt::format("metadata 'general.type': expected a model, got '{}'", printable(type)));
+    return unsupported(
+        fmt::format("metadata 'general.type': expected a model, got '{}'", printable(type)));
   NVFP4_MOE_ASSIGN(const std::string architecture, text_of(metadata, "general.architecture"));
   if (architecture.empty()) return bad_input("metadata 'general.architecture': missing");
-  const Row* row = std::find_if(std::begin(kRows), std::end(kRows),
-                                [&](const Row& known) { return known.architecture == architecture; });
+  const Row* row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& known) {
+    return known.architecture == architecture;
+  });
   if (row == std::end(kRows))
     return unsupported(
-        fmt::format("metadata 'general.architecture' '{}' is not known; docs/checkpoints.md lists those that are",
+        fmt::format("metadata 'general.architecture' '{}' is not known; docs/checkpoints.md lists "
+                    "those that are",
                     printable(architecture)));
   const Fields fields(metadata, architecture);
   ModelInfo out;
@@ -226,18 +244,23 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   NVFP4_MOE_ASSIGN(options.top_k, fields.required("expert_used_count", 1, kMaxModelExperts));
   if (options.top_k > options.num_experts)
     return bad_input(fmt::format("metadata '{}': expected at most the {} experts, got {}",
-                                 fields.key("expert_used_count"), options.num_experts, options.top_k));
+                                 fields.key("expert_used_count"), options.num_experts,
+                                 options.top_k));
   NVFP4_MOE_ASSIGN(options.hidden_size, fields.required("embedding_length", 1, kMaxModelSize));
   out.model_hidden_size = options.hidden_size;
-  if (row->activation == Activation::kRelu2) {  // Nemotron-3 Super's experts lie behind a projection
-    NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent, fields.integer("moe_latent_size", 1, kMaxModelSize));
+  if (row->activation ==
+      Activation::kRelu2) {  // Nemotron-3 Super's experts lie behind a projection
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent,
+                     fields.integer("moe_latent_size", 1, kMaxModelSize));
     options.hidden_size = latent.value_or(out.model_hidden_size);
   }
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> own, fields.integer("expert_feed_forward_length", 1, kMaxModelSize));
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> own,
+                   fields.integer("expert_feed_forward_length", 1, kMaxModelSize));
   if (own) {
     options.intermediate_size = *own;
   } else if (architecture == "llama") {  // Mixtral, whose layers have no other feed-forward
-    NVFP4_MOE_ASSIGN(options.intermediate_size, fields.required("feed_forward_length", 1, kMaxModelSize));
+    NVFP4_MOE_ASSIGN(options.intermediate_size,
+                     fields.required("feed_forward_length", 1, kMaxModelSize));
   } else {
     return fields.missing("expert_feed_forward_length");
   }
@@ -254,7 +277,8 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   }
   if (row->router_weight == RouterWeight::kOnInput && options.top_k != 1)
     return unsupported(
-        fmt::format("metadata '{}': {} multiplies hidden by the router weight before gemm1, which this library offers "
+        fmt::format("metadata '{}': {} multiplies hidden by the router weight before gemm1, which "
+                    "this library offers "
                     "for one expert per token only, got {}",
                     fields.key("expert_used_count"), architecture, options.top_k));
   NVFP4_MOE_TRY(read_layers(fields, index, *row, out));

@@ -22,7 +22,9 @@ bool take(std::string_view& text, std::string_view word) {
   return true;
 }
 
-bool contains(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
+bool contains(std::string_view text, std::string_view word) {
+  return text.find(word) != std::string_view::npos;
+}
 
 }  // namespace
 
@@ -33,7 +35,8 @@ std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name) {
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), out.layer);
   const auto digits = static_cast<size_t>(end - rest.data());
   // A number has one spelling: else two tensors could be the same one.
-  if (error != std::errc() || out.layer < 0 || digits > 9 || (digits > 1 && rest.front() == '0')) return std::nullopt;
+  if (error != std::errc() || out.layer < 0 || digits > 9 || (digits > 1 && rest.front() == '0'))
+    return std::nullopt;
   rest.remove_prefix(digits);
   out.stem = name.substr(0, name.size() - rest.size());
   if (!take(rest, ".")) return std::nullopt;
@@ -55,7 +58,8 @@ std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name) {
   return std::nullopt;
 }
 
-std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projection projection, std::string_view part) {
+std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projection projection,
+                             std::string_view part) {
   std::string name = stem + ".";
   for (const Word& word : kWords) {
     if (word.projection == projection) name += word.word;
@@ -67,12 +71,16 @@ std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projectio
 std::string_view gguf_ignored_reason(std::string_view name) {
   if (contains(name, ".nextn.")) return "multi-token prediction: not a main layer";
   if (contains(name, "_norm")) return "normalisation";
-  if (contains(name, ".attn") || contains(name, ".ssm_") || contains(name, ".indexer")) return "attention";
-  if (contains(name, ".ffn_latent_")) return "projection between the model's width and the experts': the host's";
-  if (contains(name, "ffn_gate_inp_shexp")) return "gate of the shared expert: its result is given with each batch";
+  if (contains(name, ".attn") || contains(name, ".ssm_") || contains(name, ".indexer"))
+    return "attention";
+  if (contains(name, ".ffn_latent_"))
+    return "projection between the model's width and the experts': the host's";
+  if (contains(name, "ffn_gate_inp_shexp"))
+    return "gate of the shared expert: its result is given with each batch";
   if (contains(name, "ffn_gate_inp") || contains(name, "exp_probs_b") || contains(name, "tid2eid"))
     return "router: its result is given with each batch";
-  if (name.starts_with("token_embd") || name.starts_with("output")) return "embedding or output head";
+  if (name.starts_with("token_embd") || name.starts_with("output"))
+    return "embedding or output head";
   if (contains(name, ".ffn_")) return "dense feed-forward";
   return "not part of an MoE layer";
 }

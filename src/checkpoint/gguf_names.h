@@ -1,10 +1,12 @@
 // Names of expert tensors in GGUF files: one spelling for all architectures.
 //
-//   blk.<L>.ffn_<gate|up|down|gate_up>_exps.<part>    the routed experts, stacked in one tensor; gate above up
+//   blk.<L>.ffn_<gate|up|down|gate_up>_exps.<part>    the routed experts, stacked in one tensor;
+//                                                     gate above up
 //   blk.<L>.ffn_<gate|up|down|gate_up>_shexp.<part>   the shared expert
 //
-// <part> is weight (codes and block scales, or floats), scale (the tensor scales, NVFP4 only: one an expert, 1 if there
-// is none), input_scale (amax/2688, one an expert) or bias. Private to the room.
+// <part> is weight (codes and block scales, or floats), scale (the tensor scales, NVFP4 only: one
+// an expert, 1 if there is none), input_scale (amax/2688, one an expert) or bias. Private to the
+// room.
 #pragma once
 
 #include <optional>
@@ -19,7 +21,8 @@ namespace nvfp4_moe::internal {
 std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name);
 
 // The inverse.
-std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projection projection, std::string_view part);
+std::string gguf_tensor_name(const std::string& stem, TensorRole role, Projection projection,
+                             std::string_view part);
 
 // Why a tensor that is not an expert's is not read.
 std::string_view gguf_ignored_reason(std::string_view name);

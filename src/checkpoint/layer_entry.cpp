@@ -8,7 +8,8 @@ namespace nvfp4_moe::internal {
 
 std::vector<int64_t> LayerEntry::stored_in(const ExpertRange& range) const {
   if (routed.role == TensorRole::kStacked) {
-    std::vector<int64_t> all(static_cast<size_t>(stack_fits ? range.count : std::min<int64_t>(range.count, 1)));
+    std::vector<int64_t> all(
+        static_cast<size_t>(stack_fits ? range.count : std::min<int64_t>(range.count, 1)));
     std::iota(all.begin(), all.end(), range.first);
     return all;
   }
@@ -25,7 +26,9 @@ void LayerEntry::add_missing(int64_t layer, const ExpertRange& range, FindingLis
   const auto count = static_cast<int64_t>(stored.size());
   if (count == router_rows && count > 0 && stored.back() == count - 1) {
     finding.actual = fmt::format(
-        "a layer of {} experts, as its router has: fewer than the config's, which is not implemented", count);
+        "a layer of {} experts, as its router has: fewer than the config's, which is not "
+        "implemented",
+        count);
   }
   finding.expected = fmt::format("experts {} to {}", range.first, range.first + range.count - 1);
   auto next = here.begin();

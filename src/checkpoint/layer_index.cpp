@@ -1,4 +1,5 @@
-// Long because one builder weighs every name of the files against the config, and what it says of each is here.
+// Long because one builder weighs every name of the files against the config, and what it says of
+// each is here.
 #include "checkpoint/layer_index.h"
 
 #include <fmt/format.h>
@@ -40,16 +41,21 @@ struct Seen {
   OtherTensors others, shared_others;
 };
 
-int bit(Projection projection) { return projection == Projection::kGateUp ? 3 : 1 << static_cast<int>(projection); }
+int bit(Projection projection) {
+  return projection == Projection::kGateUp ? 3 : 1 << static_cast<int>(projection);
+}
 
-bool is_codes(std::string_view part) { return part == "weight" || part == "weight_packed" || part == "blocks"; }
+bool is_codes(std::string_view part) {
+  return part == "weight" || part == "weight_packed" || part == "blocks";
+}
 
 template <class Map>
 const typename Map::key_type& first_key(const Map& map) {
   return map.begin()->first;
 }
 
-// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty if one rule makes all.
+// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty
+// if one rule makes all.
 std::string difference_of_names(const Seen& seen) {
   std::string difference;
   const auto compare = [&](const auto& names, std::string_view in_what) {
@@ -88,8 +94,13 @@ namespace {
 
 class Builder {
  public:
-  Builder(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model, FindingList& findings)
-      : index_(index), options_(options), model_(model), findings_(findings), family_(*family_names(model.family)) {}
+  Builder(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model,
+          FindingList& findings)
+      : index_(index),
+        options_(options),
+        model_(model),
+        findings_(findings),
+        family_(*family_names(model.family)) {}
 
   Status build() {
     NVFP4_MOE_TRY(scan_names());
@@ -102,7 +113,8 @@ class Builder {
       }
       if (!declared.contains(layer)) {
         findings_.add({Severity::kWarning, "undeclared_layer", -1, -1, first_key(seen.routed_stems),
-                       "no experts, since the config says that this layer is dense", "experts (not loaded)"});
+                       "no experts, since the config says that this layer is dense",
+                       "experts (not loaded)"});
         continue;
       }
       NVFP4_MOE_TRY(add_layer(layer, seen));
@@ -110,21 +122,25 @@ class Builder {
     for (const int64_t layer : declared) {
       if (layers_.contains(layer) || refused_.contains(layer)) continue;
       findings_.add({Severity::kWarning, "missing_layer", -1, -1, fmt::format("layer {}", layer),
-                     "experts, since the config says that this is an MoE layer", "no expert tensor"});
+                     "experts, since the config says that this is an MoE layer",
+                     "no expert tensor"});
     }
     if (layers_.empty() && !refused_.empty()) return refused_.begin()->second;
-    if (layers_.empty() && model_.quantization) NVFP4_MOE_TRY(model_.quantization->refusal_of_all());
+    if (layers_.empty() && model_.quantization)
+      NVFP4_MOE_TRY(model_.quantization->refusal_of_all());
     if (layers_.empty() && model_.gguf) {
-      return bad_input(fmt::format("{}: no tensor is named like an expert of GGUF (blk.L.ffn_gate_exps.weight)",
-                                   printable(index_.files().front()->path(), 4096)));
+      return bad_input(
+          fmt::format("{}: no tensor is named like an expert of GGUF (blk.L.ffn_gate_exps.weight)",
+                      printable(index_.files().front()->path(), 4096)));
     }
     if (layers_.empty()) {
-      return bad_input(
-          fmt::format("{}: no tensor is named like an expert of the family {} ([model.]layers.L.{}.experts...)",
-                      printable(index_.directory(), 4096), model_.family, family_.blocks[0]));
+      return bad_input(fmt::format(
+          "{}: no tensor is named like an expert of the family {} ([model.]layers.L.{}.experts...)",
+          printable(index_.directory(), 4096), model_.family, family_.blocks[0]));
     }
     for (const auto& [key, count] : ignored_) {
-      findings_.add_always({Severity::kNote, "ignored_tensor", -1, -1, key.first, "", key.second, count});
+      findings_.add_always(
+          {Severity::kNote, "ignored_tensor", -1, -1, key.first, "", key.second, count});
     }
     model_.format = layers_.begin()->second.routed.parts.format;
     for (const auto& [layer, entry] : layers_) {
@@ -157,7 +173,8 @@ class Builder {
           of_format || model_.gguf ? std::nullopt : experts_module(family_, name);
       if (module && module->layer < model_.num_hidden_layers) {
         Seen& seen = seen_[module->layer];
-        (module->shared ? seen.shared_others : seen.others).add(name, parsed ? parsed->part : name, options_);
+        (module->shared ? seen.shared_others : seen.others)
+            .add(name, parsed ? parsed->part : name, options_);
         if (module->shared) ++seen.shared_patterns[name_pattern(name)];
         continue;
       }
@@ -169,14 +186,16 @@ class Builder {
         ignore(name, "multi-token prediction: beyond num_hidden_layers");
         continue;
       }
-      if (!family_.gated && (parsed->projection == Projection::kGate || parsed->projection == Projection::kGateUp)) {
-        return unsupported(fmt::format("layer {} {}: a gate, which experts of {} have not", parsed->layer,
-                                       printable(name, 400), model_.family));
+      if (!family_.gated &&
+          (parsed->projection == Projection::kGate || parsed->projection == Projection::kGateUp)) {
+        return unsupported(fmt::format("layer {} {}: a gate, which experts of {} have not",
+                                       parsed->layer, printable(name, 400), model_.family));
       }
       Seen& seen = seen_[parsed->layer];
       if (model_.gguf && !biased && parsed->part == "bias")
-        return unsupported(fmt::format("layer {} {}: experts with biases are implemented for gpt-oss only",
-                                       parsed->layer, printable(name, 400)));
+        return unsupported(
+            fmt::format("layer {} {}: experts with biases are implemented for gpt-oss only",
+                        parsed->layer, printable(name, 400)));
       if (parsed->role == TensorRole::kShared) {
         seen.shared_stems.emplace(parsed->stem, name);
         seen.shared_words.insert(parsed->words);
@@ -191,7 +210,8 @@ class Builder {
       seen.roles.emplace(parsed->role, name);
       seen.parts[std::string(parsed->part)].push_back(name);
       seen.size_bytes += ref.info->size_bytes();
-      if (parsed->projection != Projection::kDown) seen.fused.emplace(parsed->projection == Projection::kGateUp, name);
+      if (parsed->projection != Projection::kDown)
+        seen.fused.emplace(parsed->projection == Projection::kGateUp, name);
       seen.words.emplace(parsed->words, name);
       if (parsed->role == TensorRole::kExpert) seen.orders.emplace(parsed->projection_first, name);
       if (parsed->role == TensorRole::kStacked) seen.dotted.emplace(parsed->dotted, name);
@@ -200,20 +220,24 @@ class Builder {
     return {};
   }
 
-  // A part that GGUF has under another name would be missed without a word, since none of its scalars has to be there.
+  // A part that GGUF has under another name would be missed without a word, since none of its
+  // scalars has to be there.
   Status check_gguf_parts(const std::map<std::string, std::vector<std::string_view>>& parts,
                           const FormatParts& known) const {
     if (!model_.gguf) return {};
     for (const auto& [part, names] : parts) {
       if (known.has(part)) continue;
-      return unsupported(fmt::format("{}: '{}' is no part of {} experts", printable(names.front(), 400),
-                                     printable(part), to_string(known.format)));
+      return unsupported(fmt::format("{}: '{}' is no part of {} experts",
+                                     printable(names.front(), 400), printable(part),
+                                     to_string(known.format)));
     }
     return {};
   }
 
-  // Findings of the tensors that belong to another format, or to none. Returns the error of those that are refused.
-  Status report_others(int64_t layer, const std::map<std::string, std::vector<std::string_view>>& parts,
+  // Findings of the tensors that belong to another format, or to none. Returns the error of those
+  // that are refused.
+  Status report_others(int64_t layer,
+                       const std::map<std::string, std::vector<std::string_view>>& parts,
                        const FormatParts& known, OtherTensors others) {
     for (const auto& [part, names] : parts) {
       if (known.has(part)) continue;
@@ -228,7 +252,8 @@ class Builder {
       for (const std::string_view name : others.names()) ignore(name, ignored_reason(name));
       return;
     }
-    if (const Status refused = others.report(layer, findings_); !refused.ok()) refused_.emplace(layer, refused);
+    if (const Status refused = others.report(layer, findings_); !refused.ok())
+      refused_.emplace(layer, refused);
   }
 
   // A layer in a format that this library does not decode leaves the others as they are.
@@ -250,7 +275,8 @@ class Builder {
     names.projection_first = !seen.orders.empty() && first_key(seen.orders);
     names.gguf = model_.gguf;
     names.gated = family_.gated;
-    const bool stack_alone = seen.fused.empty() && names.role == TensorRole::kStacked && names.gated && !names.gguf;
+    const bool stack_alone =
+        seen.fused.empty() && names.role == TensorRole::kStacked && names.gated && !names.gguf;
     names.gate_up_fused = seen.fused.contains(true) || stack_alone;
     names.stacked_k_first = family_.stacked_k_first && !names.gguf;
     if (seen.projections.empty() && seen.others.has_refused()) {
@@ -263,7 +289,8 @@ class Builder {
     }
     const auto [expert, bits] = *seen.projections.begin();
     const bool stacked = names.role == TensorRole::kStacked;
-    const Projection probe = (bits & 1) != 0   ? (names.gate_up_fused ? Projection::kGateUp : Projection::kGate)
+    const Projection probe = (bits & 1) != 0
+                                 ? (names.gate_up_fused ? Projection::kGateUp : Projection::kGate)
                              : (bits & 2) != 0 ? Projection::kUp
                                                : Projection::kDown;
     Result<FormatParts> parts = detect_format(index_, names, expert, probe);
@@ -279,7 +306,8 @@ class Builder {
       return {};
     }
     if (parts.ok()) {
-      if (Status two = check_one_format(index_, names, expert, *parts); !two.ok()) parts = std::move(two);
+      if (Status two = check_one_format(index_, names, expert, *parts); !two.ok())
+        parts = std::move(two);
     }
     if (parts.status().code() == Code::kUnsupported) {
       refuse_layer(layer, names.name(expert, probe, "weight"), parts.status());
@@ -293,8 +321,9 @@ class Builder {
       return {};
     }
     if (names.parts.format == SourceFormat::kGgufNvfp4 && names.parts.tensor_scale.empty()) {
-      findings_.add({Severity::kNote, "tensor_scale_absent", layer, -1, names.name(expert, probe, "scale"),
-                     "one tensor scale an expert, or none", "none: 1, as llama.cpp reads it"});
+      findings_.add({Severity::kNote, "tensor_scale_absent", layer, -1,
+                     names.name(expert, probe, "scale"), "one tensor scale an expert, or none",
+                     "none: 1, as llama.cpp reads it"});
     }
     entry.size_bytes = seen.size_bytes;
     NVFP4_MOE_TRY(check_declared(model_, declared, names.parts.format, layer,
@@ -302,7 +331,8 @@ class Builder {
     entry.activations = declared.activations_of(names.parts);
     entry.refusal = report_others(layer, seen.parts, names.parts, seen.others);
     if (Status unknown =
-            set_row_order(options_, model_, layer, names.name(expert, probe, names.parts.codes), names, findings_);
+            set_row_order(options_, model_, layer, names.name(expert, probe, names.parts.codes),
+                          names, findings_);
         entry.refusal.ok() && !unknown.ok()) {
       entry.refusal = std::move(unknown);
     }
@@ -331,24 +361,28 @@ class Builder {
       if (first == wanted.end()) continue;
       findings_.add({Severity::kError, "missing_expert", layer, e,
                      entry.routed.name(e, *first, entry.routed.parts.codes),
-                     fmt::format("experts 0 to {}", experts - 1), stored_instead(index_, entry.routed, e, *first)});
+                     fmt::format("experts 0 to {}", experts - 1),
+                     stored_instead(index_, entry.routed, e, *first)});
     }
     for (const auto& [e, bits] : seen.projections) {
       if (e < experts) continue;
-      Finding finding{Severity::kError,
-                      "unexpected_expert",
-                      layer,
-                      e,
-                      entry.routed.name(e, entry.routed.projections().front(), entry.routed.parts.codes),
-                      fmt::format("experts 0 to {}", experts - 1),
-                      fmt::format("expert {}", e)};
-      // Numbers that begin at 1, or a config of another model: which tensor is which expert is then unknown.
+      Finding finding{
+          Severity::kError,
+          "unexpected_expert",
+          layer,
+          e,
+          entry.routed.name(e, entry.routed.projections().front(), entry.routed.parts.codes),
+          fmt::format("experts 0 to {}", experts - 1),
+          fmt::format("expert {}", e)};
+      // Numbers that begin at 1, or a config of another model: which tensor is which expert is then
+      // unknown.
       if (entry.refusal.ok()) entry.refusal = error_of(finding);
       findings_.add(std::move(finding));
     }
   }
 
-  // One expert's shapes against the config's sizes: whoever plans for those sizes gets the error first.
+  // One expert's shapes against the config's sizes: whoever plans for those sizes gets the error
+  // first.
   void check_first_expert(int64_t layer, LayerEntry& entry) {
     const bool stacked = entry.routed.role == TensorRole::kStacked;
     if (!stacked && entry.stored.empty()) return;
@@ -375,19 +409,22 @@ class Builder {
     // One beside latent projections multiplies what they do not: a layer has one width.
     if (declared && model_.model_hidden_size != model_.options.hidden_size) {
       if (seen.shared_stems.empty()) return;
-      findings_.add(
-          {Severity::kNote, "shared_expert_of_other_width", -1, -1, seen.shared_stems.begin()->second,
-           fmt::format("one of the experts' hidden size {}", model_.options.hidden_size),
-           fmt::format("the model's {}: the layer runs without it, the host adds it", model_.model_hidden_size)});
+      findings_.add({Severity::kNote, "shared_expert_of_other_width", -1, -1,
+                     seen.shared_stems.begin()->second,
+                     fmt::format("one of the experts' hidden size {}", model_.options.hidden_size),
+                     fmt::format("the model's {}: the layer runs without it, the host adds it",
+                                 model_.model_hidden_size)});
       for (const auto& [pattern, count] : seen.shared_patterns)
         ignore(pattern, "shared expert of the model's width, beside experts of another", count);
       return;
     }
     if (seen.shared_stems.empty()) {
-      for (const auto& [pattern, count] : seen.shared_patterns) ignore(pattern, "shared expert without weights", count);
+      for (const auto& [pattern, count] : seen.shared_patterns)
+        ignore(pattern, "shared expert without weights", count);
       if (declared) {
-        findings_.add({Severity::kWarning, "shared_expert_missing", -1, -1, fmt::format("layer {}", layer),
-                       "a shared expert, as the config declares", "no such tensor"});
+        findings_.add({Severity::kWarning, "shared_expert_missing", -1, -1,
+                       fmt::format("layer {}", layer), "a shared expert, as the config declares",
+                       "no such tensor"});
       }
       return;
     }
@@ -403,29 +440,36 @@ class Builder {
     if (seen.shared_words.size() == 1 && seen.shared_fused.size() <= 1) {
       parts = detect_format(index_, names, -1, probe);
       if (parts.ok()) {
-        if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok()) parts = std::move(known);
+        if (Status known = check_gguf_parts(seen.shared_parts, *parts); !known.ok())
+          parts = std::move(known);
       }
     }
     // Like one in floats, a shared expert that is quantized in another way is the host's.
     if (parts.ok() && !seen.shared_others.unsupported_format().empty())
       parts = unsupported(seen.shared_others.unsupported_format());
     if (parts.ok()) {
-      if (Status own = check_shared_declaration(model_, names, *parts, entry.activations); !own.ok())
+      if (Status own = check_shared_declaration(model_, names, *parts, entry.activations);
+          !own.ok())
         parts = std::move(own);
     }
     if (!declared || !parts.ok()) {
-      findings_.add({Severity::kWarning, "shared_expert_not_loaded", -1, -1, seen.shared_stems.begin()->second,
-                     "a shared expert that the config declares, in a format of this library",
-                     !declared ? "one that the config does not declare" : parts.status().message()});
+      findings_.add(
+          {Severity::kWarning, "shared_expert_not_loaded", -1, -1,
+           seen.shared_stems.begin()->second,
+           "a shared expert that the config declares, in a format of this library",
+           !declared ? "one that the config does not declare" : parts.status().message()});
       for (const auto& [pattern, count] : seen.shared_patterns) {
         ignore(pattern, "shared expert in a form that is not loaded here", count);
       }
       return;
     }
-    // What the producer left in floats beside quantized experts, it left so on purpose: loading does not quantize it.
-    if (parts->format == SourceFormat::kFloat && entry.routed.parts.format != SourceFormat::kFloat) {
-      findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1, names.name(-1, probe, parts->codes),
-                     "the format of the routed experts", "floats: the layer runs without it, the host adds it"});
+    // What the producer left in floats beside quantized experts, it left so on purpose: loading
+    // does not quantize it.
+    if (parts->format == SourceFormat::kFloat &&
+        entry.routed.parts.format != SourceFormat::kFloat) {
+      findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1,
+                     names.name(-1, probe, parts->codes), "the format of the routed experts",
+                     "floats: the layer runs without it, the host adds it"});
       for (const auto& [pattern, count] : seen.shared_patterns)
         ignore(pattern, "shared expert that the producer left in floats", count);
       return;
@@ -433,7 +477,8 @@ class Builder {
     names.parts = *parts;
     for (Status refused :
          {report_others(layer, seen.shared_parts, names.parts, seen.shared_others),
-          set_row_order(options_, model_, layer, names.name(-1, probe, names.parts.codes), names, findings_)}) {
+          set_row_order(options_, model_, layer, names.name(-1, probe, names.parts.codes), names,
+                        findings_)}) {
       if (entry.refusal.ok()) entry.refusal = std::move(refused);
     }
     entry.shared = std::move(names);
@@ -452,9 +497,10 @@ class Builder {
 
 }  // namespace
 
-Result<LayerIndex> LayerIndex::build(const TensorIndex& index, const CheckpointOptions& options, ModelInfo& model,
-                                     FindingList& findings) {
-  if (family_names(model.family) == nullptr) return unsupported("no expert names are known for " + model.family);
+Result<LayerIndex> LayerIndex::build(const TensorIndex& index, const CheckpointOptions& options,
+                                     ModelInfo& model, FindingList& findings) {
+  if (family_names(model.family) == nullptr)
+    return unsupported("no expert names are known for " + model.family);
   LayerIndex out;
   Builder builder(index, options, model, findings);
   NVFP4_MOE_TRY(builder.build());

@@ -1,4 +1,6 @@
-// What a model type's row says (model_types.h) is read with checks; which layers have experts, model_layers.cpp reads.
+// What a model type's row says (model_types.h) is read with checks; which layers have experts,
+// model_layers.cpp reads.
+// Long because each key of each family's config is read with its checks.
 #include "checkpoint/model_config.h"
 
 #include <fmt/format.h>
@@ -30,12 +32,14 @@ Result<std::string> model_type_of(const json& config) {
   const json* value = member(config, "model_type");
   if (value == nullptr) return std::string();
   if (!value->is_string()) {
-    return bad_input(fmt::format("config.json model_type: expected a string, got {}", describe_json(*value)));
+    return bad_input(
+        fmt::format("config.json model_type: expected a string, got {}", describe_json(*value)));
   }
   return value->get<std::string>();
 }
 
-// The part of a multimodal wrapper's config that describes the language model, else the config itself.
+// The part of a multimodal wrapper's config that describes the language model, else the config
+// itself.
 const json& language_config(const json& config) {
   const json* found = &config;
   for (const char* key : {"thinker_config", "text_config", "language_config", "llm_config"}) {
@@ -52,16 +56,17 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
   const json* list = member(config, "swiglu_limits");
   if (list == nullptr) return {};
   if (!list->is_array() || static_cast<int64_t>(list->size()) < count) {
-    return bad_input(
-        fmt::format("config.json swiglu_limits: expected a list of {}, got {}", count, describe_json(*list)));
+    return bad_input(fmt::format("config.json swiglu_limits: expected a list of {}, got {}", count,
+                                 describe_json(*list)));
   }
   for (int64_t layer = 0; layer < count; ++layer) {
     const json& entry = (*list)[static_cast<size_t>(layer)];
     if (entry.is_null() || entry == 0) continue;
     const std::optional<float> limit = finite_float(entry);
     if (!limit || !(*limit > 0)) {
-      return bad_input(fmt::format("config.json swiglu_limits entry {}: expected a number >= 0 or null, got {}", layer,
-                                   describe_json(entry)));
+      return bad_input(
+          fmt::format("config.json swiglu_limits entry {}: expected a number >= 0 or null, got {}",
+                      layer, describe_json(entry)));
     }
     limits[layer] = *limit;
   }
@@ -74,8 +79,8 @@ Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) 
   const json* value = member(config, kKey);
   if (value == nullptr) return missing_field(kKey, row.model_type);
   if (*value != json("relu2"))
-    return unsupported(
-        fmt::format("config.json {}: expected relu2 for {}, got {}", kKey, row.model_type, describe_json(*value)));
+    return unsupported(fmt::format("config.json {}: expected relu2 for {}, got {}", kKey,
+                                   row.model_type, describe_json(*value)));
   options.activation = Activation::kRelu2;
   return {};
 }
@@ -87,7 +92,8 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
     const json* value = member(config, key);
     if (value == nullptr) continue;
     if (!value->is_string()) {
-      return bad_input(fmt::format("config.json {}: expected a string, got {}", key, describe_json(*value)));
+      return bad_input(
+          fmt::format("config.json {}: expected a string, got {}", key, describe_json(*value)));
     }
     act = value->get<std::string>();
     break;
@@ -95,18 +101,19 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
   if (act == "situ") return unsupported("config.json hidden_act: situ (SiTU) is not implemented");
   const bool silu = act == "silu" || act == "swish";
   const bool oai = row.activation == ActRule::kOai && (act == "swigluoai" || act == "swiglu_oai");
-  if (act.empty() && row.activation == ActRule::kSilu) return missing_field("hidden_act", row.model_type);
+  if (act.empty() && row.activation == ActRule::kSilu)
+    return missing_field("hidden_act", row.model_type);
   if (!act.empty() && !silu && !oai) {
-    return unsupported(
-        fmt::format("config.json hidden_act: expected silu for {}, got '{}'", row.model_type, printable(act)));
+    return unsupported(fmt::format("config.json hidden_act: expected silu for {}, got '{}'",
+                                   row.model_type, printable(act)));
   }
   switch (row.activation) {
     case ActRule::kSilu:
       options.activation = Activation::kSwiglu;
       for (const char* key : {"swiglu_limit", "swiglu_limits", "swiglu_alpha"}) {
         if (member(config, key) != nullptr) {
-          return unsupported(
-              fmt::format("config.json {}: {} is known here with plain silu(g)*u only", key, row.model_type));
+          return unsupported(fmt::format(
+              "config.json {}: {} is known here with plain silu(g)*u only", key, row.model_type));
         }
       }
       return {};
@@ -114,30 +121,37 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
     case ActRule::kStep: options.activation = Activation::kSwiglu; return {};
     case ActRule::kClamped: {
       options.activation = Activation::kSwigluClamped;
-      // 0 is no clamp in DeepSeek's own code, and its default. Other families would clamp everything to 0.
+      // 0 is no clamp in DeepSeek's own code, and its default. Other families would clamp
+      // everything to 0.
       if (const json* limit = member(config, "swiglu_limit");
           limit != nullptr && *limit == json(0) && row.family == "deepseek_v4") {
         options.activation = Activation::kSwiglu;
         return {};
       }
-      NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
+      NVFP4_MOE_ASSIGN(options.swiglu_limit,
+                       required_positive(config, "swiglu_limit", row.model_type));
       return {};
     }
     case ActRule::kOai: {
       options.activation = Activation::kSwigluOai;
-      NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
-      NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
+      NVFP4_MOE_ASSIGN(options.swiglu_limit,
+                       required_positive(config, "swiglu_limit", row.model_type));
+      NVFP4_MOE_ASSIGN(options.swiglu_alpha,
+                       required_positive(config, "swiglu_alpha", row.model_type));
       return {};
     }
     case ActRule::kRelu2: break;
-    case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit alone, or none
+    case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit
+                              // alone, or none
       options.activation = Activation::kSwigluOai;
       options.swiglu_limit = 7.0f;
       if (member(config, "swiglu_limit") != nullptr) {
-        NVFP4_MOE_ASSIGN(options.swiglu_limit, required_positive(config, "swiglu_limit", row.model_type));
+        NVFP4_MOE_ASSIGN(options.swiglu_limit,
+                         required_positive(config, "swiglu_limit", row.model_type));
       }
       if (member(config, "swiglu_alpha") != nullptr) {
-        NVFP4_MOE_ASSIGN(options.swiglu_alpha, required_positive(config, "swiglu_alpha", row.model_type));
+        NVFP4_MOE_ASSIGN(options.swiglu_alpha,
+                         required_positive(config, "swiglu_alpha", row.model_type));
       }
       return {};
     }
@@ -155,49 +169,57 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
     case SharedRule::kBailing: {
       NVFP4_MOE_ASSIGN(
           const std::optional<int64_t> shared,
-          optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"}, 0, 1024));
-      const bool null = config.contains("n_shared_experts");  // present as null: DeepSeek's way to say none
+          optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"},
+                       0, 1024));
+      const bool null =
+          config.contains("n_shared_experts");  // present as null: DeepSeek's way to say none
       if (!shared && !null && row.shared != SharedRule::kMaybeCount)
         return missing_field("n_shared_experts", row.model_type);
       std::optional<int64_t> own;
       if (row.shared == SharedRule::kBailing) {
-        NVFP4_MOE_ASSIGN(own, optional_int(config, {"moe_shared_expert_intermediate_size"}, 1, kMaxModelSize));
+        NVFP4_MOE_ASSIGN(
+            own, optional_int(config, {"moe_shared_expert_intermediate_size"}, 1, kMaxModelSize));
       }
       count = shared.value_or(0);
       size = count * own.value_or(out.options.intermediate_size);
       break;
     }
     case SharedRule::kGranite: {
-      NVFP4_MOE_ASSIGN(size, required_int(config, {"shared_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      NVFP4_MOE_ASSIGN(size, required_int(config, {"shared_intermediate_size"}, 0, kMaxModelSize,
+                                          row.model_type));
       break;
     }
     case SharedRule::kMlp: {
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"num_shared_expert"}, 0, 1024));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
+                       optional_int(config, {"num_shared_expert"}, 0, 1024));
       count = shared.value_or(1);
       size = count * out.options.intermediate_size;
       break;
     }
     case SharedRule::kOwnSize: {
-      NVFP4_MOE_ASSIGN(size,
-                       required_int(config, {"shared_expert_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      NVFP4_MOE_ASSIGN(size, required_int(config, {"shared_expert_intermediate_size"}, 0,
+                                          kMaxModelSize, row.model_type));
       break;
     }
     case SharedRule::kMinimax: {
       NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
                        optional_int(config, {"shared_intermediate_size"}, 0, kMaxModelSize));
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> number, optional_int(config, {"n_shared_experts"}, 0, 1024));
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> number,
+                       optional_int(config, {"n_shared_experts"}, 0, 1024));
       count = shared.value_or(0) > 0 ? number.value_or(1) : 0;
       size = shared.value_or(0) * count;
       break;
     }
     case SharedRule::kLlama4: size = out.options.intermediate_size; break;
     case SharedRule::kNemotron: {  // a multiple of its own size
-      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared, optional_int(config, {"n_shared_experts"}, 0, 1024));
-      if (!shared && !config.contains("n_shared_experts")) return missing_field("n_shared_experts", row.model_type);
+      NVFP4_MOE_ASSIGN(const std::optional<int64_t> shared,
+                       optional_int(config, {"n_shared_experts"}, 0, 1024));
+      if (!shared && !config.contains("n_shared_experts"))
+        return missing_field("n_shared_experts", row.model_type);
       count = shared.value_or(0);
       if (count == 0) break;
-      NVFP4_MOE_ASSIGN(size,
-                       required_int(config, {"moe_shared_expert_intermediate_size"}, 0, kMaxModelSize, row.model_type));
+      NVFP4_MOE_ASSIGN(size, required_int(config, {"moe_shared_expert_intermediate_size"}, 0,
+                                          kMaxModelSize, row.model_type));
       size *= count;
       break;
     }
@@ -206,8 +228,8 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   return {};
 }
 
-// The quantization object of hf_quant_config.json; its producer is written to `producer`. A file of another form is an
-// error, whatever the experts are.
+// The quantization object of hf_quant_config.json; its producer is written to `producer`. A file of
+// another form is an error, whatever the experts are.
 Result<json> hf_quantization(std::string_view hf_quant_json, std::string& producer) {
   Result<json> root = parse_json_strict(hf_quant_json, kConfigLimits);
   if (!root.ok()) return root.status().in("hf_quant_config.json");
@@ -223,7 +245,8 @@ Result<json> hf_quantization(std::string_view hf_quant_json, std::string& produc
 }
 
 // A declaration that is not understood is kept as its refusal: experts in floats need none.
-QuantDeclaration declaration_in(const char* file, const json& quantization, std::string_view family) {
+QuantDeclaration declaration_in(const char* file, const json& quantization,
+                                std::string_view family) {
   Result<QuantDeclaration> parsed = parse_quantization(quantization, family);
   if (!parsed.ok()) {
     QuantDeclaration out;
@@ -235,16 +258,21 @@ QuantDeclaration declaration_in(const char* file, const json& quantization, std:
   return *std::move(parsed);
 }
 
-// Declarations of both files; if both declare something they must agree. hf_quant_config.json is ModelOpt's: next to a
-// compressed-tensors config.json it was copied from the source by that library's converter, and is not read.
-Result<QuantDeclaration> read_quantization(const json& config, const json& language, std::string_view hf_quant_json,
+// Declarations of both files; if both declare something they must agree. hf_quant_config.json is
+// ModelOpt's: next to a compressed-tensors config.json it was copied from the source by that
+// library's converter, and is not read.
+Result<QuantDeclaration> read_quantization(const json& config, const json& language,
+                                           std::string_view hf_quant_json,
                                            std::string_view family) {
   QuantDeclaration from_config;
   const json* flat = member(config, "quantization_config");
   if (flat == nullptr) flat = member(language, "quantization_config");
-  if (flat == nullptr) flat = member(config, "compression_config");  // the name in llm-compressor's older files
-  if (flat != nullptr) from_config = declaration_in("config.json quantization_config", *flat, family);
-  if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors) return from_config;
+  if (flat == nullptr)
+    flat = member(config, "compression_config");  // the name in llm-compressor's older files
+  if (flat != nullptr)
+    from_config = declaration_in("config.json quantization_config", *flat, family);
+  if (hf_quant_json.empty() || from_config.format == SourceFormat::kCompressedTensors)
+    return from_config;
   std::string producer;
   NVFP4_MOE_ASSIGN(const json quantization, hf_quantization(hf_quant_json, producer));
   QuantDeclaration from_file = declaration_in("hf_quant_config.json", quantization, family);
@@ -256,11 +284,12 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
   if (!from_file.refusal.ok()) {
     from_config.refusal = from_file.refusal;
   } else if (from_config.algo != from_file.algo || from_config.format != from_file.format) {
-    from_config.refusal =
-        bad_input(fmt::format("hf_quant_config.json quant_algo: expected '{}' as in config.json, got '{}'",
-                              printable(from_config.algo), printable(from_file.algo)));
+    from_config.refusal = bad_input(
+        fmt::format("hf_quant_config.json quant_algo: expected '{}' as in config.json, got '{}'",
+                    printable(from_config.algo), printable(from_file.algo)));
   } else {
-    std::move(from_file.rules.begin(), from_file.rules.end(), std::back_inserter(from_config.other_file));
+    std::move(from_file.rules.begin(), from_file.rules.end(),
+              std::back_inserter(from_config.other_file));
   }
   return from_config;
 }
@@ -270,7 +299,8 @@ Result<QuantDeclaration> read_quantization(const json& config, const json& langu
 Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_view hf_quant_json) {
   Result<json> root = parse_json_strict(config_json, kConfigLimits);
   if (!root.ok()) return root.status().in("config.json");
-  if (!root->is_object()) return bad_input("config.json: expected an object, got " + describe_json(*root));
+  if (!root->is_object())
+    return bad_input("config.json: expected an object, got " + describe_json(*root));
   const json& config = language_config(*root);
   NVFP4_MOE_ASSIGN(const std::string outer_type, model_type_of(*root));
   NVFP4_MOE_ASSIGN(std::string model_type, model_type_of(config));
@@ -278,13 +308,15 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   if (model_type.empty()) return bad_input("config.json model_type: missing");
   for (const std::string& type : {model_type, outer_type}) {
     const std::string_view reason = reason_to_decline(type);
-    if (!reason.empty()) return unsupported(fmt::format("config.json model_type {}: {}", type, reason));
+    if (!reason.empty())
+      return unsupported(fmt::format("config.json model_type {}: {}", type, reason));
   }
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(fmt::format("config.json model_type '{}' is not known; docs/checkpoints.md lists those that are",
-                                   printable(model_type)));
+    return unsupported(fmt::format(
+        "config.json model_type '{}' is not known; docs/checkpoints.md lists those that are",
+        printable(model_type)));
   }
 
   ModelInfo out;
@@ -292,47 +324,57 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type tells.
   const ModelRow* outer_row = model_row(outer_type);
   out.family = outer_row != nullptr ? outer_row->family : row->family;
-  if (const json* list = member(*root, "architectures"); list != nullptr && list->is_array() && !list->empty()) {
+  if (const json* list = member(*root, "architectures");
+      list != nullptr && list->is_array() && !list->empty()) {
     if (list->front().is_string()) out.architecture = printable(list->front().get<std::string>());
   }
   MoeOptions& options = out.options;
   NVFP4_MOE_ASSIGN(out.num_hidden_layers, count_layers(config, *row, model_type));
-  NVFP4_MOE_ASSIGN(out.model_hidden_size, required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(out.model_hidden_size,
+                   required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
   // Behind a projection the routed experts have a width of their own.
-  NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent, optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent,
+                   optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
   if (latent && row->activation != ActRule::kRelu2)
     return unsupported(
-        fmt::format("config.json moe_latent_size: experts behind a projection are known of nemotron_h alone, not of {}",
+        fmt::format("config.json moe_latent_size: experts behind a projection are known of "
+                    "nemotron_h alone, not of {}",
                     printable(model_type)));
   options.hidden_size = latent.value_or(out.model_hidden_size);
   constexpr const char* kExpertSize = "moe_intermediate_size";
-  const bool own_size =
-      row->shared == SharedRule::kMlp && member(config, kExpertSize) != nullptr;  // Hunyuan's published files
+  const bool own_size = row->shared == SharedRule::kMlp &&
+                        member(config, kExpertSize) != nullptr;  // Hunyuan's published files
   NVFP4_MOE_ASSIGN(options.intermediate_size,
-                   required_int(config, {own_size ? kExpertSize : row->intermediate}, 1, kMaxModelSize, model_type));
-  NVFP4_MOE_ASSIGN(options.num_experts,
-                   required_int(config, {"n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"}, 1,
-                                kMaxModelExperts, model_type));
-  NVFP4_MOE_ASSIGN(
-      const std::optional<int64_t> top_k,
-      optional_int(config, {"num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"}, 1,
-                   kMaxModelExperts));
+                   required_int(config, {own_size ? kExpertSize : row->intermediate}, 1,
+                                kMaxModelSize, model_type));
+  NVFP4_MOE_ASSIGN(options.num_experts, required_int(config,
+                                                     {"n_routed_experts", "num_experts",
+                                                      "num_local_experts", "moe_num_experts"},
+                                                     1, kMaxModelExperts, model_type));
+  NVFP4_MOE_ASSIGN(const std::optional<int64_t> top_k,
+                   optional_int(config,
+                                {"num_experts_per_tok", "num_experts_per_token", "moe_topk",
+                                 "moe_k", "moe_top_k"},
+                                1, kMaxModelExperts));
   if (top_k) {
     options.top_k = *top_k;
   } else {  // last, since generation settings also use this word
-    NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain, optional_int(config, {"top_k"}, 1, kMaxModelExperts));
+    NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain,
+                     optional_int(config, {"top_k"}, 1, kMaxModelExperts));
     if (!plain) return missing_field("num_experts_per_tok", model_type);
     options.top_k = *plain;
   }
   if (options.top_k > options.num_experts) {
-    return bad_input(fmt::format("config.json num_experts_per_tok: expected at most the {} experts, got {}",
-                                 options.num_experts, options.top_k));
+    return bad_input(
+        fmt::format("config.json num_experts_per_tok: expected at most the {} experts, got {}",
+                    options.num_experts, options.top_k));
   }
   options.router_weight = row->router_weight;
   options.expert_biases = row->biases;
   if (row->router_weight == RouterWeight::kBeforeDown) {
     // Weights are normalised and then scaled by this factor, so that it bounds each of them.
-    NVFP4_MOE_ASSIGN(options.max_router_weight, required_positive(config, "routed_scaling_factor", model_type));
+    NVFP4_MOE_ASSIGN(options.max_router_weight,
+                     required_positive(config, "routed_scaling_factor", model_type));
   }
   if (const json* on_input = member(config, "moe_apply_router_weight_on_input");
       on_input != nullptr && *on_input != false)
@@ -345,12 +387,14 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   if (out.layers.empty()) return bad_input("config.json: no layer of the model is an MoE layer");
   if (row->router_weight == RouterWeight::kOnInput && options.top_k != 1) {
     return unsupported(
-        fmt::format("config.json num_experts_per_tok: {} multiplies hidden by the router weight before gemm1, which "
+        fmt::format("config.json num_experts_per_tok: {} multiplies hidden by the router weight "
+                    "before gemm1, which "
                     "this library offers for one expert per token only, got {}",
                     printable(model_type), options.top_k));
   }
 
-  NVFP4_MOE_ASSIGN(QuantDeclaration quantization, read_quantization(*root, config, hf_quant_json, out.family));
+  NVFP4_MOE_ASSIGN(QuantDeclaration quantization,
+                   read_quantization(*root, config, hf_quant_json, out.family));
   out.format = quantization.format;
   out.quant_method = printable(quantization.method);
   out.quant_algo = quantization.algo;

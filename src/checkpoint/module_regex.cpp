@@ -26,8 +26,9 @@ class RegexCompiler {
     compiler.emit(node);
     compiler.add({});
     if (compiler.too_long())
-      return unsupported(fmt::format("regular expression '{}': more than {} steps long with its repetitions",
-                                     printable(text, 400), kMaxProgram));
+      return unsupported(
+          fmt::format("regular expression '{}': more than {} steps long with its repetitions",
+                      printable(text, 400), kMaxProgram));
     const CharSet digits = chars_of(is_digit);
     for (const CharSet& set : compiler.out_.sets_) {
       const size_t of_digits = (set & digits).count();
@@ -92,7 +93,8 @@ class RegexCompiler {
       }
       case RegexNode::Kind::kLook: {
         const int32_t width = node.behind ? node.parts.front().width().value_or(0) : -1;
-        const int32_t look = add({.op = Op::kLook, .negative = node.negative, .second = next() + 1, .width = width});
+        const int32_t look =
+            add({.op = Op::kLook, .negative = node.negative, .second = next() + 1, .width = width});
         emit(node.parts.front());
         add({});
         at(look).first = next();
@@ -112,7 +114,8 @@ Result<ModuleRegex> ModuleRegex::regex(std::string_view expression) {
 
 Result<ModuleRegex> ModuleRegex::glob(std::string_view pattern) {
   if (pattern.size() > kMaxExpression)
-    return unsupported(fmt::format("pattern '{}': more than 4096 characters", printable(pattern, 400)));
+    return unsupported(
+        fmt::format("pattern '{}': more than 4096 characters", printable(pattern, 400)));
   RegexNode any = RegexNode::of(RegexNode::Kind::kRepeat, {RegexNode::of(CharSet().set())});
   any.most = kUnbounded;
   std::vector<RegexNode> parts;
@@ -120,7 +123,8 @@ Result<ModuleRegex> ModuleRegex::glob(std::string_view pattern) {
     const char c = pattern[i];
     size_t close = c == '[' ? i + 1 : pattern.size();
     if (close < pattern.size() && pattern[close] == '!') ++close;
-    if (close < pattern.size() && pattern[close] == ']') ++close;  // a literal, as the first of its set
+    if (close < pattern.size() && pattern[close] == ']')
+      ++close;  // a literal, as the first of its set
     close = std::min(pattern.find(']', close), pattern.size());
     if (c == '*') {
       parts.push_back(any);
@@ -133,7 +137,8 @@ Result<ModuleRegex> ModuleRegex::glob(std::string_view pattern) {
       CharSet set;
       for (size_t at = first; at < close; ++at) {
         const bool range = at + 2 < close && pattern[at + 1] == '-';
-        const auto low = static_cast<uint8_t>(pattern[at]), high = static_cast<uint8_t>(pattern[range ? at + 2 : at]);
+        const auto low = static_cast<uint8_t>(pattern[at]),
+                   high = static_cast<uint8_t>(pattern[range ? at + 2 : at]);
         for (int member = low; member <= high; ++member) set.set(static_cast<size_t>(member));
         if (range) at += 2;
       }
@@ -144,13 +149,17 @@ Result<ModuleRegex> ModuleRegex::glob(std::string_view pattern) {
     }
   }
   parts.push_back(RegexNode::of(Op::kStrictEnd));
-  return RegexCompiler::compile(RegexNode::of(RegexNode::Kind::kSequence, std::move(parts)), pattern);
+  return RegexCompiler::compile(RegexNode::of(RegexNode::Kind::kSequence, std::move(parts)),
+                                pattern);
 }
 
-bool ModuleRegex::match(std::string_view name, int64_t& budget) const { return run(0, 0, name, budget); }
+bool ModuleRegex::match(std::string_view name, int64_t& budget) const {
+  return run(0, 0, name, budget);
+}
 
 // Walks all ways through the program, each (instruction, position) once.
-bool ModuleRegex::run(int32_t start, size_t position, std::string_view name, int64_t& budget) const {
+bool ModuleRegex::run(int32_t start, size_t position, std::string_view name,
+                      int64_t& budget) const {
   const size_t positions = name.size() + 1;
   std::vector<bool> seen(program_.size() * positions);
   std::vector<std::pair<int32_t, size_t>> open = {{start, position}};
@@ -170,7 +179,8 @@ bool ModuleRegex::run(int32_t start, size_t position, std::string_view name, int
       switch (now.op) {
         case Op::kAccept: return true;
         case Op::kSet:
-          goes_on = at < name.size() && sets_[static_cast<size_t>(now.first)][static_cast<uint8_t>(name[at])];
+          goes_on = at < name.size() &&
+                    sets_[static_cast<size_t>(now.first)][static_cast<uint8_t>(name[at])];
           ++at;
           break;
         case Op::kSplit:
@@ -179,13 +189,16 @@ bool ModuleRegex::run(int32_t start, size_t position, std::string_view name, int
           break;
         case Op::kJump: next = now.first; break;
         case Op::kBegin: goes_on = at == 0; break;
-        case Op::kEnd: goes_on = at == name.size() || (at + 1 == name.size() && name[at] == '\n'); break;
+        case Op::kEnd:
+          goes_on = at == name.size() || (at + 1 == name.size() && name[at] == '\n');
+          break;
         case Op::kStrictEnd: goes_on = at == name.size(); break;
         case Op::kWordEdge: goes_on = edge(at); break;
         case Op::kNoWordEdge: goes_on = !edge(at); break;
         case Op::kLook: {
           const size_t back = now.width < 0 ? 0 : static_cast<size_t>(now.width);
-          // A look-behind has one width, so the inner expression ends where it should if it matches at all.
+          // A look-behind has one width, so the inner expression ends where it should if it matches
+          // at all.
           const bool found = back <= at && run(now.second, at - back, name, budget);
           if (budget < 0) return false;
           goes_on = found != now.negative;

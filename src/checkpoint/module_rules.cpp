@@ -9,10 +9,12 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Names of one module differ between a model's files and its config in what stands before "layers.": wrappers of the
-// language model are named by each library in its own way. The layers of multi-token prediction keep their names.
+// Names of one module differ between a model's files and its config in what stands before
+// "layers.": wrappers of the language model are named by each library in its own way. The layers of
+// multi-token prediction keep their names.
 std::string_view canonical(std::string_view name) {
-  if (name.starts_with("mtp.") || name.find(".mtp.") != name.npos || name.starts_with("layers.")) return name;
+  if (name.starts_with("mtp.") || name.find(".mtp.") != name.npos || name.starts_with("layers."))
+    return name;
   const size_t at = name.find(".layers.");
   return at == name.npos ? name : name.substr(at + 1);
 }
@@ -45,8 +47,9 @@ Status ModuleRules::target(std::string_view target, size_t scheme) {
     if (!fresh) precise_one(found->second);
     return {};
   }
-  const auto at = std::lower_bound(patterns_.begin(), patterns_.end(), target,
-                                   [](const Pattern& pattern, std::string_view text) { return pattern.text < text; });
+  const auto at = std::lower_bound(
+      patterns_.begin(), patterns_.end(), target,
+      [](const Pattern& pattern, std::string_view text) { return pattern.text < text; });
   if (at != patterns_.end() && at->text == target) {
     precise_one(at->scheme);
     return {};
@@ -63,12 +66,14 @@ Status ModuleRules::ignore(std::string_view entry) {
     ignores_class_ = true;
     return {};
   }
-  const bool is_pattern = globs ? entry.find_first_of("*?[") != entry.npos : entry.starts_with("re:");
+  const bool is_pattern =
+      globs ? entry.find_first_of("*?[") != entry.npos : entry.starts_with("re:");
   if (!is_pattern) {
     ignored_names_.emplace(canonical(entry));
     return {};
   }
-  NVFP4_MOE_ASSIGN(ModuleRegex regex, globs ? ModuleRegex::glob(entry) : ModuleRegex::regex(entry.substr(3)));
+  NVFP4_MOE_ASSIGN(ModuleRegex regex,
+                   globs ? ModuleRegex::glob(entry) : ModuleRegex::regex(entry.substr(3)));
   digits_are_equal_ = digits_are_equal_ && regex.digits_are_equal();
   ignored_.push_back(Pattern{std::string(entry), std::move(regex), kIgnored});
   return {};
@@ -104,8 +109,9 @@ Result<size_t> ModuleRules::of_patterns(std::string_view module) {
       if (result != kNone) break;
       if (pattern.regex.match(module, budget_)) result = pattern.scheme;
       if (budget_ < 0)
-        return unsupported(fmt::format("'{}': takes too long to match against all of the experts' names",
-                                       printable(pattern.text, 400)));
+        return unsupported(
+            fmt::format("'{}': takes too long to match against all of the experts' names",
+                        printable(pattern.text, 400)));
     }
   }
   if (digits_are_equal_) seen_.emplace(std::move(key), result);

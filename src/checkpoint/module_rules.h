@@ -1,10 +1,13 @@
-// Which scheme of a config file applies to a module, by its producer's own rules. Private to the room.
+// Which scheme of a config file applies to a module, by its producer's own rules. Private to the
+// room.
 //
-//   compressed-tensors   a target or an entry of `ignore` is a module's name, "re:" and an expression for re.match, or a
-//                        class. Names win over expressions, in alphabetical order, and those over classes; what `ignore`
-//                        matches has no scheme. (compressed_tensors/utils/match.py, quantization/lifecycle/apply.py)
-//   ModelOpt             targets and keys of `quantized_layers` are names of modules or of what contains them; entries of
-//                        `ignore` are globs.
+//   compressed-tensors   a target or an entry of `ignore` is a module's name, "re:" and an
+//                        expression for re.match, or a class. Names win over expressions, in
+//                        alphabetical order, and those over classes; what `ignore` matches has no
+//                        scheme. (compressed_tensors/utils/match.py,
+//                        quantization/lifecycle/apply.py)
+//   ModelOpt             targets and keys of `quantized_layers` are names of modules or of what
+//                        contains them; entries of `ignore` are globs.
 //
 // A module is named as its tensors are, less the part: "model.layers.3.mlp.experts.7.down_proj".
 #pragma once
@@ -43,8 +46,8 @@ class ModuleRules {
   // Names the file in all refusals.
   void refuse_in(std::string_view file);
 
-  // The module's scheme; null: it has none. kUnsupported once the expressions have cost too much: that is the file's
-  // doing, and no other file's.
+  // The module's scheme; null: it has none. kUnsupported once the expressions have cost too much:
+  // that is the file's doing, and no other file's.
   Result<const ModuleScheme*> of(std::string_view module);
 
  private:
@@ -64,9 +67,10 @@ class ModuleRules {
   std::vector<Pattern> ignored_, patterns_;              // the latter in the order of their texts
   std::map<std::string, size_t, std::less<>> of_class_;  // "Linear"
   bool ignores_class_ = false;
-  bool digits_are_equal_ = true;                     // to all expressions
-  std::map<std::string, size_t, std::less<>> seen_;  // of_patterns by name, digits as 0, if digits_are_equal_
-  int64_t budget_ = int64_t{1} << 28;                // steps of all expressions over all names
+  bool digits_are_equal_ = true;  // to all expressions
+  std::map<std::string, size_t, std::less<>>
+      seen_;                           // of_patterns by name, digits as 0, if digits_are_equal_
+  int64_t budget_ = int64_t{1} << 28;  // steps of all expressions over all names
 };
 
 // More precise activations of the two, or `first`: nvfp4 < fp8 < bf16.

@@ -28,17 +28,22 @@ uint8_t power_byte(int e) { return static_cast<uint8_t>(e >= -6 ? (e + 7) << 3 :
 
 }  // namespace
 
-Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const uint8_t* scales, int64_t scales_stride,
-                             int phase, int64_t rows, int64_t cols, uint8_t* out_codes, uint8_t* out_scales) {
+Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const uint8_t* scales,
+                             int64_t scales_stride, int phase, int64_t rows, int64_t cols,
+                             uint8_t* out_codes, uint8_t* out_scales) {
   const int64_t blocks = cols / 16;
-  const auto scale_at = [&](int64_t r, int64_t b) { return int{scales[r * scales_stride + (b + phase) / 2]}; };
+  const auto scale_at = [&](int64_t r, int64_t b) {
+    return int{scales[r * scales_stride + (b + phase) / 2]};
+  };
   const auto codes_at = [&](int64_t r, int64_t b) { return codes + r * codes_stride + b * 8; };
   int low = 255;
   int high = 0;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t b = 0; b < blocks; ++b) {
       const int byte = scale_at(r, b);
-      if (byte == 255) return bad_input(fmt::format("row {} block {}: E8M0 scale is NaN (0xFF)", r, (b + phase) / 2));
+      if (byte == 255)
+        return bad_input(
+            fmt::format("row {} block {}: E8M0 scale is NaN (0xFF)", r, (b + phase) / 2));
       low = std::min(low, byte);
       high = std::max(high, byte);
     }
@@ -73,7 +78,8 @@ Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const u
       const auto rounded = [&](uint8_t code) {
         return e2m1_from_double(static_cast<double>(e2m1_to_float(code)) * factor);
       };
-      for (int i = 0; i < 8; ++i) to[i] = pack_codes(rounded(low_code(from[i])), rounded(high_code(from[i])));
+      for (int i = 0; i < 8; ++i)
+        to[i] = pack_codes(rounded(low_code(from[i])), rounded(high_code(from[i])));
       if (any_nonzero(to, 8)) {
         to_scale = power_byte(kBottomExponent);
       } else {

@@ -1,5 +1,6 @@
-// The table of names and its two directions. A name is parsed from its "layers." outwards: whatever stands before must
-// be one of the known prefixes, so that "mtp.layers.0..." or a vision tower's layers are never taken for the model's.
+// The table of names and its two directions. A name is parsed from its "layers." outwards: whatever
+// stands before must be one of the known prefixes, so that "mtp.layers.0..." or a vision tower's
+// layers are never taken for the model's.
 #include "checkpoint/names.h"
 
 #include <algorithm>
@@ -104,7 +105,8 @@ constexpr Word kWords[] = {
 bool take_word(std::string_view& rest, MoeTensorName& out, bool with_gate_up = false) {
   for (const Word& word : kWords) {
     std::string_view text = rest;
-    if ((word.projection == Projection::kGateUp || word.words > Words::kW) && !with_gate_up) continue;
+    if ((word.projection == Projection::kGateUp || word.words > Words::kW) && !with_gate_up)
+      continue;
     if (!take(text, word.word) || !take(text, ".")) continue;
     out.projection = word.projection;
     out.words = word.words;
@@ -120,7 +122,9 @@ bool take_part(std::string_view rest, MoeTensorName& out) {
 }
 
 // "<projection>.<part>"
-bool take_projection(std::string_view rest, MoeTensorName& out) { return take_word(rest, out) && take_part(rest, out); }
+bool take_projection(std::string_view rest, MoeTensorName& out) {
+  return take_word(rest, out) && take_part(rest, out);
+}
 
 // The same, if gate and up may be one tensor.
 bool take_with_gate_up(std::string_view rest, MoeTensorName& out) {
@@ -137,8 +141,8 @@ bool take_projection_first(std::string_view rest, MoeTensorName& out) {
   return take_part(rest, out);
 }
 
-// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...; "up_proj" if there is
-// no gate.
+// "gate_up_proj", "gate_up_proj_weight_scale", "w2_weight", "down_proj.weight" (dotted), ...;
+// "up_proj" if there is no gate.
 bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName& out) {
   const Projection first = gated ? Projection::kGateUp : Projection::kUp;
   out.role = TensorRole::kStacked;
@@ -148,7 +152,8 @@ bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName&
   for (const Word& word : kWords) {
     const bool stacked = word.projection == first || word.projection == Projection::kDown;
     std::string_view text = rest;
-    if (!stacked || word.words > (gated ? Words::kW : Words::kProj) || !take(text, word.word)) continue;
+    if (!stacked || word.words > (gated ? Words::kW : Words::kProj) || !take(text, word.word))
+      continue;
     if (!text.empty() && (text.front() != '_' || text.size() < 2)) continue;
     if (text.empty() && word.words != Words::kProj) continue;
     out.projection = word.projection;
@@ -159,13 +164,16 @@ bool take_stacked(std::string_view rest, bool dotted, bool gated, MoeTensorName&
   return false;
 }
 
-bool contains(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
+bool contains(std::string_view text, std::string_view word) {
+  return text.find(word) != std::string_view::npos;
+}
 
 // "<prefix>layers.<L>." off the front.
 std::optional<int64_t> take_layer(std::string_view& name) {
-  const std::string_view* prefix = std::find_if(std::begin(kPrefixes), std::end(kPrefixes), [&](std::string_view p) {
-    return name.starts_with(p) && name.substr(p.size()).starts_with("layers.");
-  });
+  const std::string_view* prefix =
+      std::find_if(std::begin(kPrefixes), std::end(kPrefixes), [&](std::string_view p) {
+        return name.starts_with(p) && name.substr(p.size()).starts_with("layers.");
+      });
   if (prefix == std::end(kPrefixes)) return std::nullopt;
   std::string_view rest = name.substr(prefix->size() + std::string_view("layers.").size());
   const std::optional<int64_t> layer = take_number(rest);
@@ -183,7 +191,8 @@ const FamilyNames* family_names(std::string_view family) {
   return nullptr;
 }
 
-std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, std::string_view name) {
+std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family,
+                                                   std::string_view name) {
   std::string_view rest = name;
   MoeTensorName out;
   const std::optional<int64_t> layer = take_layer(rest);
@@ -208,8 +217,9 @@ std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family, st
     if (in_experts && take_projection_first(text, out)) return out;
     const std::optional<int64_t> expert = in_experts ? take_number(text) : std::nullopt;
     if (!expert)
-      return take_stacked(text, family.stacks != Stacks::kExperts, family.gated, out) ? std::optional(out)
-                                                                                      : std::nullopt;
+      return take_stacked(text, family.stacks != Stacks::kExperts, family.gated, out)
+                 ? std::optional(out)
+                 : std::nullopt;
     out.expert = *expert;
     return take(text, ".") && take_projection(text, out) ? std::optional(out) : std::nullopt;
   }
@@ -229,7 +239,8 @@ std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::stri
     if (block.empty() || !take(rest, block) || !take(rest, ".")) continue;
     if (in_shared(rest)) return ExpertsModule{*layer, true};
     if (!take(rest, "experts.")) continue;
-    if (rest == "e_score_correction_bias") return std::nullopt;  // the router's, which Laguna keeps here
+    if (rest == "e_score_correction_bias")
+      return std::nullopt;  // the router's, which Laguna keeps here
     return ExpertsModule{*layer, false};
   }
   return std::nullopt;
@@ -242,8 +253,8 @@ std::string_view projection_word(Projection projection, Words words) {
   return "";
 }
 
-std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection, Words words,
-                               bool projection_first, std::string_view part) {
+std::string expert_tensor_name(const std::string& stem, int64_t expert, Projection projection,
+                               Words words, bool projection_first, std::string_view part) {
   const std::string number = std::to_string(expert);
   if (!projection_first) return shared_tensor_name(stem + "." + number, projection, words, part);
   std::string name = stem + ".";
@@ -251,8 +262,8 @@ std::string expert_tensor_name(const std::string& stem, int64_t expert, Projecti
   return (name += '.') += part;
 }
 
-std::string stacked_tensor_name(const std::string& stem, Projection projection, Words words, bool dotted,
-                                std::string_view part) {
+std::string stacked_tensor_name(const std::string& stem, Projection projection, Words words,
+                                bool dotted, std::string_view part) {
   if (dotted) return shared_tensor_name(stem, projection, words, part);
   std::string name = stem + ".";
   name += projection_word(projection, words);
@@ -260,7 +271,8 @@ std::string stacked_tensor_name(const std::string& stem, Projection projection, 
   return name;
 }
 
-std::string shared_tensor_name(const std::string& stem, Projection projection, Words words, std::string_view part) {
+std::string shared_tensor_name(const std::string& stem, Projection projection, Words words,
+                               std::string_view part) {
   std::string name = stem + ".";
   (name += projection_word(projection, words)) += '.';
   return name += part;
@@ -273,24 +285,32 @@ std::string expert_stem(std::string_view stem) {
 }
 
 std::string_view ignored_reason(std::string_view name) {
-  if (name.starts_with("mtp.") || contains(name, ".mtp.")) return "multi-token prediction: not a main layer";
-  if (contains(name, "vision") || contains(name, "visual") || contains(name, "projector") || contains(name, "audio")) {
+  if (name.starts_with("mtp.") || contains(name, ".mtp."))
+    return "multi-token prediction: not a main layer";
+  if (contains(name, "vision") || contains(name, "visual") || contains(name, "projector") ||
+      contains(name, "audio")) {
     return "another modality";
   }
-  if (name.starts_with("talker.") || name.starts_with("code2wav.")) return "speech output: not the language model";
-  if (contains(name, "attention_layernorm") || contains(name, "attention_norm")) return "normalisation";
-  if (contains(name, "attn") || contains(name, "attention") || contains(name, "kv_")) return "attention";
-  if (contains(name, "shared_expert_gate")) return "gate of the shared expert: its result is given with each batch";
-  if (contains(name, "e_score_correction_bias") || contains(name, "expert_bias") || contains(name, ".gate.") ||
-      contains(name, "router") || contains(name, "tid2eid")) {
+  if (name.starts_with("talker.") || name.starts_with("code2wav."))
+    return "speech output: not the language model";
+  if (contains(name, "attention_layernorm") || contains(name, "attention_norm"))
+    return "normalisation";
+  if (contains(name, "attn") || contains(name, "attention") || contains(name, "kv_"))
+    return "attention";
+  if (contains(name, "shared_expert_gate"))
+    return "gate of the shared expert: its result is given with each batch";
+  if (contains(name, "e_score_correction_bias") || contains(name, "expert_bias") ||
+      contains(name, ".gate.") || contains(name, "router") || contains(name, "tid2eid")) {
     return "router: its result is given with each batch";
   }
-  if (contains(name, "_latent_proj.")) return "projection between the model's width and the experts': the host's";
+  if (contains(name, "_latent_proj."))
+    return "projection between the model's width and the experts': the host's";
   if (contains(name, "norm")) return "normalisation";
   if (contains(name, "embed") || contains(name, "head")) return "embedding or output head";
   if (contains(name, "shared_expert") || contains(name, "share_expert"))
     return "shared expert in a form that is not loaded here";
-  if (contains(name, "mlp") || contains(name, "ffn") || contains(name, "feed_forward")) return "dense feed-forward";
+  if (contains(name, "mlp") || contains(name, "ffn") || contains(name, "feed_forward"))
+    return "dense feed-forward";
   return "not part of an MoE layer";
 }
 

@@ -15,15 +15,19 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{64} << 20;
 
-// MLX packs eight codes in a 32-bit word, with the scales of blocks as `scales`, and declares it in words of its own.
+// MLX packs eight codes in a 32-bit word, with the scales of blocks as `scales`, and declares it in
+// words of its own.
 Status check_not_mlx(const TensorIndex& index) {
   for (const auto& [name, ref] : index.tensors()) {
     constexpr std::string_view kCodes = ".weight";
-    if (ref.info->dtype != DType::kU32 || !name.ends_with(kCodes) || name.find("mlp") == std::string::npos) continue;
+    if (ref.info->dtype != DType::kU32 || !name.ends_with(kCodes) ||
+        name.find("mlp") == std::string::npos)
+      continue;
     const std::string scales = name.substr(0, name.size() - kCodes.size()) + ".scales";
     if (index.find(scales).info == nullptr) continue;
-    return unsupported(fmt::format("{}: {} with `scales` is a matrix in MLX's layout, which is not read",
-                                   printable(name, 400), describe(*ref.info)));
+    return unsupported(
+        fmt::format("{}: {} with `scales` is a matrix in MLX's layout, which is not read",
+                    printable(name, 400), describe(*ref.info)));
   }
   return {};
 }
@@ -60,9 +64,10 @@ Result<OpenedModel> open_model(const std::string& path) {
 }
 
 void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings) {
-  findings.add_folded({Severity::kWarning, "superseded_tensor", -1, -1, "", "",
-                       "another copy than the one that model.safetensors.index.json names: not read"},
-                      left_out.superseded);
+  findings.add_folded(
+      {Severity::kWarning, "superseded_tensor", -1, -1, "", "",
+       "another copy than the one that model.safetensors.index.json names: not read"},
+      left_out.superseded);
   findings.add_folded({Severity::kWarning, "unindexed_tensor", -1, -1, "", "",
                        "in a shard, but not in model.safetensors.index.json: not read"},
                       left_out.unindexed);

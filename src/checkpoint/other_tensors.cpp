@@ -18,10 +18,11 @@ std::string_view last_word(std::string_view name) {
   return name.substr(std::min(name.find_first_not_of('_'), name.size()));
 }
 
-// Scales of the KV cache, scales of activations that another format quantizes, and the shape of packed codes: what an
-// expert computes here does not depend on them.
-constexpr std::string_view kHarmless[] = {
-    "k_scale", "v_scale", "q_scale", "kv_scale", "input_scale", "input_global_scale", "weight_shape"};
+// Scales of the KV cache, scales of activations that another format quantizes, and the shape of
+// packed codes: what an expert computes here does not depend on them.
+constexpr std::string_view kHarmless[] = {"k_scale",     "v_scale",     "q_scale",
+                                          "kv_scale",    "input_scale", "input_global_scale",
+                                          "weight_shape"};
 
 struct Reason {
   std::string_view word;
@@ -29,7 +30,8 @@ struct Reason {
 };
 constexpr Reason kUnsupportedFormats[] = {
     {"bias", "experts with biases are implemented for gpt_oss and openai_privacy_filter only"},
-    {"pre_quant_scale", "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
+    {"pre_quant_scale",
+     "AWQ: activations must be multiplied by pre_quant_scale first, which is not implemented"},
     {"svdquant_lora_a", "SVDQuant: the low-rank part is not implemented"},
     {"svdquant_lora_b", "SVDQuant: the low-rank part is not implemented"},
     {"weight_zero_point", "zero points are not part of NVFP4"},
@@ -45,7 +47,8 @@ std::string_view reason_of_format(std::string_view word) {
 
 std::string_view reason_of(std::string_view name, std::string_view word, bool has_projection) {
   if (const std::string_view reason = reason_of_format(word); !reason.empty()) return reason;
-  if (name.find("lora_") != std::string_view::npos) return "an unmerged LoRA: merge it into the weights";
+  if (name.find("lora_") != std::string_view::npos)
+    return "an unmerged LoRA: merge it into the weights";
   if (is_format_part(word, true)) {
     return has_projection ? "part of a matrix in another format than the layer's"
                           : "weights under a name that experts of this family do not have";
@@ -55,14 +58,16 @@ std::string_view reason_of(std::string_view name, std::string_view word, bool ha
 
 }  // namespace
 
-void OtherTensors::add(std::string_view name, std::string_view part, const CheckpointOptions& options) {
+void OtherTensors::add(std::string_view name, std::string_view part,
+                       const CheckpointOptions& options) {
   all_.push_back(name);
   const auto& accepted = options.accept_tensors;
   const std::string_view word = last_word(part);
   if (std::find(std::begin(kHarmless), std::end(kHarmless), word) != std::end(kHarmless)) {
     harmless_.push_back(name);
-  } else if (std::any_of(accepted.begin(), accepted.end(),
-                         [&](const std::string& pattern) { return matches_pattern(pattern, name); })) {
+  } else if (std::any_of(accepted.begin(), accepted.end(), [&](const std::string& pattern) {
+               return matches_pattern(pattern, name);
+             })) {
     accepted_.push_back(name);
   } else {
     if (refused_.empty()) first_reason_ = reason_of(name, word, part != name);
@@ -76,15 +81,17 @@ Status OtherTensors::report(int64_t layer, FindingList& findings) const {
   findings.add_folded({Severity::kNote, "harmless_expert_tensor", layer, -1, "", "",
                        "not read: what the experts compute does not depend on it"},
                       harmless_);
-  findings.add_folded({Severity::kWarning, "accepted_tensor", layer, -1, "", "", "left out, as accept_tensors says"},
+  findings.add_folded({Severity::kWarning, "accepted_tensor", layer, -1, "", "",
+                       "left out, as accept_tensors says"},
                       accepted_);
   if (refused_.empty()) return {};
-  const std::string actual =
-      fmt::format("{} (accept_tensors, --accept-tensor on the command line, leaves it out)", first_reason_);
+  const std::string actual = fmt::format(
+      "{} (accept_tensors, --accept-tensor on the command line, leaves it out)", first_reason_);
   findings.add_folded({Severity::kError, "unknown_expert_tensor", layer, -1, "",
                        "only tensors of a known format in an experts' module", actual},
                       refused_);
-  return unsupported(fmt::format("layer {} {}: {}", layer, printable(refused_.front(), 400), actual))
+  return unsupported(
+             fmt::format("layer {} {}: {}", layer, printable(refused_.front(), 400), actual))
       .of_finding("unknown_expert_tensor");
 }
 

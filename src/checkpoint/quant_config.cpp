@@ -1,4 +1,5 @@
-// See quant_config.h. Every algorithm that is refused is refused by its name, with what it would take to run it.
+// See quant_config.h. Every algorithm that is refused is refused by its name, with what it would
+// take to run it.
 #include "checkpoint/quant_config.h"
 
 #include <fmt/format.h>
@@ -12,20 +13,25 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-bool mentions(std::string_view text, std::string_view word) { return text.find(word) != std::string_view::npos; }
+bool mentions(std::string_view text, std::string_view word) {
+  return text.find(word) != std::string_view::npos;
+}
 
 // Whether a name of `quantized_layers` is of routed experts in the layers that this library loads.
 bool names_routed_experts(std::string_view name) {
-  return mentions(name, "experts") && !mentions(name, "shared_expert") && !name.starts_with("mtp.") &&
-         !mentions(name, ".mtp.");
+  return mentions(name, "experts") && !mentions(name, "shared_expert") &&
+         !name.starts_with("mtp.") && !mentions(name, ".mtp.");
 }
 
-// ModelOpt's MIXED_PRECISION: {"model.layers.3.mlp.experts.0.gate_proj": {"quant_algo": ..., "group_size": ...}, ...}
+// ModelOpt's MIXED_PRECISION: {"model.layers.3.mlp.experts.0.gate_proj": {"quant_algo": ...,
+// "group_size": ...}, ...}
 Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
   const Json* layers = member(quantization, "quantized_layers");
-  if (layers == nullptr) return bad_input("quantized_layers: missing, though quant_algo is MIXED_PRECISION");
+  if (layers == nullptr)
+    return bad_input("quantized_layers: missing, though quant_algo is MIXED_PRECISION");
   if (!layers->is_object()) {
-    return bad_input(fmt::format("quantized_layers: expected an object, got {}", describe_json(*layers)));
+    return bad_input(
+        fmt::format("quantized_layers: expected an object, got {}", describe_json(*layers)));
   }
   ModuleRules rules(ModuleRules::Dialect::kModelOpt);
   std::map<std::string, size_t> schemes;
@@ -33,19 +39,21 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
     NVFP4_MOE_ASSIGN(const std::string algo, upper_text(entry, "quant_algo"));
     const bool routed = names_routed_experts(name);
     if (algo.empty()) {
-      if (routed) return bad_input(fmt::format("quantized_layers '{}' quant_algo: missing", printable(name)));
+      if (routed)
+        return bad_input(fmt::format("quantized_layers '{}' quant_algo: missing", printable(name)));
       continue;
     }
     auto found = schemes.find(algo);
     if (found == schemes.end()) {
-      found =
-          schemes
-              .emplace(algo, rules.add(scheme_of_algo(algo, SourceFormat::kModelOpt, "quantized_layers: quant_algo")))
-              .first;
+      found = schemes
+                  .emplace(algo, rules.add(scheme_of_algo(algo, SourceFormat::kModelOpt,
+                                                          "quantized_layers: quant_algo")))
+                  .first;
     }
     const ModuleScheme& scheme = rules.schemes()[found->second];
     if (routed && mentions(algo, "NVFP4"))
-      NVFP4_MOE_TRY(check_group_size(entry, 16, fmt::format("quantized_layers '{}' ", printable(name))));
+      NVFP4_MOE_TRY(
+          check_group_size(entry, 16, fmt::format("quantized_layers '{}' ", printable(name))));
     if (routed && scheme.refusal.ok() && out.algo.empty()) {
       out.algo = algo;
       out.format = scheme.format;
@@ -56,7 +64,8 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
   return {};
 }
 
-// config_groups next to ModelOpt's own algorithms: only the activations of 4-bit float groups are read.
+// config_groups next to ModelOpt's own algorithms: only the activations of 4-bit float groups are
+// read.
 Status read_modelopt_groups(const Json& quantization, int64_t group_size, QuantDeclaration& out) {
   const Json* groups = member(quantization, "config_groups");
   if (groups == nullptr || !groups->is_object() || groups->empty()) return {};
@@ -64,7 +73,8 @@ Status read_modelopt_groups(const Json& quantization, int64_t group_size, QuantD
   for (const auto& [name, group] : groups->items()) {
     const Json* weights = member(group, "weights");
     if (weights == nullptr) continue;
-    NVFP4_MOE_TRY(check_group_size(*weights, group_size, fmt::format("config_groups {} weights ", printable(name))));
+    NVFP4_MOE_TRY(check_group_size(*weights, group_size,
+                                   fmt::format("config_groups {} weights ", printable(name))));
     const Json* bits = member(*weights, "num_bits");
     if (bits == nullptr || *bits != Json(4)) continue;
     NVFP4_MOE_ASSIGN(const InputActivations input, input_activations(group, name));
@@ -87,7 +97,8 @@ Status declare_all(const Json& quantization, ModuleScheme scheme, QuantDeclarati
   ModuleRules rules(ModuleRules::Dialect::kModelOpt);
   const size_t added = rules.add(std::move(scheme));
   NVFP4_MOE_TRY(rules.target("Linear", added));
-  NVFP4_MOE_TRY(ignore_all(quantization, {"ignore", "exclude_modules", "modules_to_not_convert"}, rules));
+  NVFP4_MOE_TRY(
+      ignore_all(quantization, {"ignore", "exclude_modules", "modules_to_not_convert"}, rules));
   out.rules.push_back(std::move(rules));
   return {};
 }
@@ -104,8 +115,8 @@ Result<QuantDeclaration> parse_modelopt(const Json& quantization, QuantDeclarati
     NVFP4_MOE_TRY(read_quantized_layers(quantization, out));
     return out;
   }
-  ModuleScheme scheme =
-      scheme_of_algo(algo, SourceFormat::kModelOpt, moe_algo.empty() ? "quant_algo" : "moe_quant_algo");
+  ModuleScheme scheme = scheme_of_algo(algo, SourceFormat::kModelOpt,
+                                       moe_algo.empty() ? "quant_algo" : "moe_quant_algo");
   const int64_t group = scheme.format == SourceFormat::kMxfp4 ? 32 : 16;
   const bool loads = scheme.refusal.ok();
   NVFP4_MOE_TRY(declare_all(quantization, std::move(scheme), out));
@@ -128,7 +139,8 @@ Result<std::string> producer_of(const Json& quantization) {
 
 namespace {
 
-// The first scheme of the module, with the most precise activations of all; without an algorithm if none names it.
+// The first scheme of the module, with the most precise activations of all; without an algorithm if
+// none names it.
 Result<ModuleScheme> scheme_in(std::vector<ModuleRules>& rules, std::string_view module) {
   ModuleScheme out;
   bool found = false;
@@ -150,8 +162,9 @@ Result<ModuleScheme> QuantDeclaration::of(std::string_view module) {
   NVFP4_MOE_ASSIGN(ModuleScheme scheme, scheme_in(rules, module));
   NVFP4_MOE_ASSIGN(const ModuleScheme other, scheme_in(other_file, module));
   if (!scheme.algo.empty() && !other.algo.empty() && scheme.algo != other.algo) {
-    scheme.refusal = bad_input(fmt::format("hf_quant_config.json: expected {} for '{}' as in config.json, got {}",
-                                           printable(scheme.algo), printable(module), printable(other.algo)));
+    scheme.refusal = bad_input(
+        fmt::format("hf_quant_config.json: expected {} for '{}' as in config.json, got {}",
+                    printable(scheme.algo), printable(module), printable(other.algo)));
   }
   return scheme;
 }
@@ -194,16 +207,19 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
   if (out.method == "mxfp4" || (out.method == "fp8" && family == "deepseek_v4")) {
     scheme = scheme_of_algo("MXFP4", SourceFormat::kModelOpt, "quant_method");
     scheme.why = field;
-    if (out.method == "fp8") {  // the rest of the model's; its MXFP4 experts multiply FP8 activations too
+    if (out.method ==
+        "fp8") {  // the rest of the model's; its MXFP4 experts multiply FP8 activations too
       scheme.activation_format = ActivationFormat::kFp8;
-      scheme.why = "quant_method fp8, by which deepseek_v4's MXFP4 experts multiply FP8 activations";
+      scheme.why =
+          "quant_method fp8, by which deepseek_v4's MXFP4 experts multiply FP8 activations";
     }
   } else if (out.method == "fp8") {
     scheme.algo = "FP8";
     scheme.refusal = unsupported("quant_method fp8: FP8 experts are not NVFP4");
   } else {
     scheme.refusal = unsupported(fmt::format(
-        "quant_method '{}' is not known; expected modelopt, compressed-tensors, fp8 or mxfp4", printable(out.method)));
+        "quant_method '{}' is not known; expected modelopt, compressed-tensors, fp8 or mxfp4",
+        printable(out.method)));
     scheme.algo = printable(out.method);
   }
   NVFP4_MOE_TRY(declare_all(quantization, std::move(scheme), out));

@@ -1,9 +1,11 @@
-// Declarations of a checkpoint's config files about the routed experts' quantization. Private to src/checkpoint.
+// Declarations of a checkpoint's config files about the routed experts' quantization. Private to
+// src/checkpoint.
 //
-// Four dialects: hf_quant_config.json {"quantization": {...}}, config.json quantization_config of ModelOpt (flat), of
-// compressed-tensors (config_groups), and of DeepSeek-V4 (quant_method fp8 with moe_quant_algo). Attention, dense
-// layers and the output head may be quantized otherwise; the rules below are asked for experts only.
-// Names of methods, algorithms and formats are read in either case: producers differ.
+// Four dialects: hf_quant_config.json {"quantization": {...}}, config.json quantization_config of
+// ModelOpt (flat), of compressed-tensors (config_groups), and of DeepSeek-V4 (quant_method fp8 with
+// moe_quant_algo). Attention, dense layers and the output head may be quantized otherwise; the
+// rules below are asked for experts only. Names of methods, algorithms and formats are read in
+// either case: producers differ.
 #pragma once
 
 #include <string>
@@ -18,12 +20,16 @@ namespace nvfp4_moe::internal {
 
 struct QuantDeclaration {
   std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"; empty: none
-  std::string algo;    // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: none is quantized
+  std::string
+      algo;  // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: none is quantized
   SourceFormat format = SourceFormat::kFloat;  // of them
   std::string producer;
-  std::vector<ModuleRules> rules;  // the first one that names a module has its format, the most precise its activations
-  std::vector<ModuleRules> other_file;  // the same of hf_quant_config.json next to config.json: algorithms must agree
-  std::vector<ModuleRules> rotations;   // modules whose inputs or outputs are rotated, which is not implemented
+  std::vector<ModuleRules>
+      rules;  // the first one that names a module has its format, the most precise its activations
+  std::vector<ModuleRules>
+      other_file;  // the same of hf_quant_config.json next to config.json: algorithms must agree
+  std::vector<ModuleRules>
+      rotations;  // modules whose inputs or outputs are rotated, which is not implemented
   // Why nothing of the declaration is understood. Experts in floats are loaded all the same.
   Status refusal;
 
@@ -36,7 +42,8 @@ struct QuantDeclaration {
   Status refusal_of_all() const;
 };
 
-// `quantization`: the flat object of config.json, or the "quantization" object of hf_quant_config.json.
+// `quantization`: the flat object of config.json, or the "quantization" object of
+// hf_quant_config.json.
 Result<QuantDeclaration> parse_quantization(const Json& quantization, std::string_view family);
 
 }  // namespace nvfp4_moe::internal

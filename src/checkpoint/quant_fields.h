@@ -1,4 +1,5 @@
-// Shared by the dialects of quant_config.h: fields of a config as checked values, algorithms by name. Private to the room.
+// Shared by the dialects of quant_config.h: fields of a config as checked values, algorithms by
+// name. Private to the room.
 #pragma once
 
 #include <initializer_list>
@@ -23,9 +24,11 @@ Result<std::string> lower_text(const Json& object, const char* key);
 std::vector<std::string> strings_of(const Json& object, const char* key);
 
 // field: the one that names the algorithm, for messages.
-ModuleScheme scheme_of_algo(const std::string& algo, SourceFormat nvfp4_format, const std::string& field);
+ModuleScheme scheme_of_algo(const std::string& algo, SourceFormat nvfp4_format,
+                            const std::string& field);
 Status check_group_size(const Json& object, int64_t expected, std::string_view where);
-Status ignore_all(const Json& quantization, std::initializer_list<const char*> keys, ModuleRules& rules);
+Status ignore_all(const Json& quantization, std::initializer_list<const char*> keys,
+                  ModuleRules& rules);
 
 // Declaration of `input_activations` of a group of config_groups.
 struct InputActivations {

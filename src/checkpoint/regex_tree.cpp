@@ -15,7 +15,9 @@ using Op = ModuleRegex::Op;
 }  // namespace
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
-bool is_word(char c) { return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_word(char c) {
+  return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+}
 
 CharSet chars_of(bool (*member)(char)) {
   CharSet set;
@@ -77,7 +79,8 @@ constexpr int kMaxDepth = 64;
 
 CharSet spaces() {
   CharSet set;
-  for (const char c : std::string_view(" \t\n\r\f\v\x1c\x1d\x1e\x1f")) set.set(static_cast<uint8_t>(c));
+  for (const char c : std::string_view(" \t\n\r\f\v\x1c\x1d\x1e\x1f"))
+    set.set(static_cast<uint8_t>(c));
   return set;
 }
 
@@ -116,8 +119,8 @@ class Parser {
     return true;
   }
   Status refused(std::string_view what) const {
-    return unsupported(fmt::format("regular expression '{}': {} at {} is not understood here", printable(text_, 400),
-                                   what, std::min(at_, text_.size())));
+    return unsupported(fmt::format("regular expression '{}': {} at {} is not understood here",
+                                   printable(text_, 400), what, std::min(at_, text_.size())));
   }
 
   Result<RegexNode> either(int depth) {
@@ -153,11 +156,13 @@ class Parser {
       return std::optional<RegexNode>();
     }
     if (part.kind == RegexNode::Kind::kAssert) return refused("a repeated assertion");
-    if (most != kUnbounded && least > most) return refused("a repetition whose least is above its most");
+    if (most != kUnbounded && least > most)
+      return refused("a repetition whose least is above its most");
     if (least > 1000 || most > 1000) return refused("more than 1000 repetitions");
     if (take("+")) return refused("a possessive quantifier");
     take("?");  // lazy: another order of the same matches
-    if (!ended() && (text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?')) return refused("a multiple repeat");
+    if (!ended() && (text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?'))
+      return refused("a multiple repeat");
     const size_t here = at_;
     int unused[2] = {0, kUnbounded};
     if (braces(unused[0], unused[1])) {
@@ -176,7 +181,8 @@ class Parser {
     const auto number = [&](int fallback) {
       int value = 0;
       const size_t first = at_;
-      while (!ended() && is_digit(text_[at_])) value = std::min(value * 10 + (text_[at_++] - '0'), 100000);
+      while (!ended() && is_digit(text_[at_]))
+        value = std::min(value * 10 + (text_[at_++] - '0'), 100000);
       return at_ == first ? fallback : value;
     };
     if (!take("{") || take("}")) {

@@ -14,7 +14,14 @@ constexpr size_t kMaxExpression = 4096;
 constexpr int kUnbounded = -1;
 
 struct RegexNode {
-  enum class Kind : uint8_t { kSet, kAssert, kSequence, kEither, kRepeat, kLook } kind = Kind::kSequence;
+  enum class Kind : uint8_t {
+    kSet,
+    kAssert,
+    kSequence,
+    kEither,
+    kRepeat,
+    kLook
+  } kind = Kind::kSequence;
   ModuleRegex::CharSet set;
   ModuleRegex::Op assertion = ModuleRegex::Op::kBegin;
   int least = 0, most = 0;  // kRepeat; most may be kUnbounded

@@ -1,6 +1,6 @@
-// Minimum and maximum are byte reductions, which compilers vectorize; what saturates is counted only in chunks whose
-// maximum says that there is something to count. Short rows of a larger matrix are gathered into one chunk first, since
-// a loop per row would cost more than its bytes.
+// Minimum and maximum are byte reductions, which compilers vectorize; what saturates is counted
+// only in chunks whose maximum says that there is something to count. Short rows of a larger matrix
+// are gathered into one chunk first, since a loop per row would cost more than its bytes.
 #include "checkpoint/scale_scan.h"
 
 #include <algorithm>
@@ -26,18 +26,21 @@ void scan_chunk(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
     const uint8_t* step = bytes + i;
     const int64_t end = std::min(kStep, size - i);
     uint8_t found = 0;
-    for (int64_t j = 0; j < end; ++j) found = static_cast<uint8_t>(found + (step[j] == 0x7E ? 1 : 0));
+    for (int64_t j = 0; j < end; ++j)
+      found = static_cast<uint8_t>(found + (step[j] == 0x7E ? 1 : 0));
     scan.saturated += found;
   }
 }
 
 void scan_bytes(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
-  for (int64_t i = 0; i < size; i += kChunk) scan_chunk(bytes + i, std::min(kChunk, size - i), scan);
+  for (int64_t i = 0; i < size; i += kChunk)
+    scan_chunk(bytes + i, std::min(kChunk, size - i), scan);
 }
 
 }  // namespace
 
-void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride, ScaleScan& scan) {
+void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride,
+                 ScaleScan& scan) {
   scan.count += static_cast<uint64_t>(rows * cols);
   if (row_stride == cols) {
     scan_bytes(scales, rows * cols, scan);
@@ -58,7 +61,8 @@ void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_
   }
 }
 
-InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride) {
+InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols,
+                                  int64_t row_stride) {
   InvalidScales out;
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) {

@@ -1,7 +1,9 @@
-// Reading every block scale of a checkpoint once: what the bytes hold, at memory speed. Private to the room.
+// Reading every block scale of a checkpoint once: what the bytes hold, at memory speed. Private to
+// the room.
 //
-// Scale matrices are (rows, cols) bytes with a row stride; valid E4M3 block scales are 0x00..0x7E, whose order as bytes
-// is their order as numbers. The loops are plain min / max / count reductions over bytes, which compilers vectorize.
+// Scale matrices are (rows, cols) bytes with a row stride; valid E4M3 block scales are 0x00..0x7E,
+// whose order as bytes is their order as numbers. The loops are plain min / max / count reductions
+// over bytes, which compilers vectorize.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +20,8 @@ struct ScaleScan {
   bool has_zero() const { return min == 0; }
 };
 // Adds rows x cols bytes, row r at scales + r * row_stride, to the scan.
-void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride, ScaleScan& scan);
+void scan_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride,
+                 ScaleScan& scan);
 
 struct InvalidScales {
   uint64_t nan = 0;       // 0x7F, 0xFF
@@ -27,9 +30,11 @@ struct InvalidScales {
   uint8_t first_byte = 0;
 };
 // The slow pass that names what scan_scales found invalid.
-InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride);
+InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols,
+                                  int64_t row_stride);
 
-// Whether every byte is zero or a power of two (0x01, 0x02, 0x04, and a zero mantissa above); stops at the first other.
+// Whether every byte is zero or a power of two (0x01, 0x02, 0x04, and a zero mantissa above); stops
+// at the first other.
 bool all_powers_of_two(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride);
 
 }  // namespace nvfp4_moe::internal

@@ -1,5 +1,5 @@
-// Validation and statistics: every block scale and scalar of a layer's experts, read once. Codes are read only
-// if a block scale is 0.
+// Validation and statistics: every block scale and scalar of a layer's experts, read once. Codes
+// are read only if a block scale is 0.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,8 @@ struct LayerTraits {
   bool four_over_six = true;
   int64_t experts = 0;
 
-  // Gate and up may share one tensor scale, so that only the larger of the two reaches the top of its range.
+  // Gate and up may share one tensor scale, so that only the larger of the two reaches the top of
+  // its range.
   void add(std::span<const MatrixSource> matrices, std::span<const ScaleScan> scans) {
     ++experts;
     for (const MatrixSource& matrix : matrices) {
@@ -31,21 +32,23 @@ struct LayerTraits {
       powers_of_two = powers_of_two && is_power_of_two(matrix.tensor_scale) &&
                       all_powers_of_two(scales.data, scales.rows, scales.cols, scales.row_stride);
     }
-    for (const uint8_t top : {std::max(scans.front().max, scans[scans.size() - 2].max), scans.back().max}) {
+    for (const uint8_t top :
+         {std::max(scans.front().max, scans[scans.size() - 2].max), scans.back().max}) {
       four_over_six = four_over_six && top >= kScale256 && top <= kScale384;
     }
   }
 };
 
-// How many 16-blocks casting this matrix would round; 0 at the price of a scan if the scales lie close together.
+// How many 16-blocks casting this matrix would round; 0 at the price of a scan if the scales lie
+// close together.
 Result<uint64_t> rounded_blocks(MatrixSource& matrix, Storage& storage, const ScaleScan& scan) {
   if (scan.max - scan.min <= 17 || matrix.codes_place.col_stride != 1) return uint64_t{0};
   NVFP4_MOE_TRY(matrix.read_codes(storage));
   std::vector<uint8_t> codes(static_cast<size_t>(matrix.rows * matrix.cols / 2));
   std::vector<uint8_t> scales(static_cast<size_t>(matrix.rows * matrix.cols / 16));
-  const Result<Mxfp4Cast> cast =
-      cast_mxfp4(matrix.codes.data, matrix.codes.row_stride, matrix.scales.data, matrix.scales.row_stride, matrix.phase,
-                 matrix.rows, matrix.cols, codes.data(), scales.data());
+  const Result<Mxfp4Cast> cast = cast_mxfp4(
+      matrix.codes.data, matrix.codes.row_stride, matrix.scales.data, matrix.scales.row_stride,
+      matrix.phase, matrix.rows, matrix.cols, codes.data(), scales.data());
   return cast.ok() ? static_cast<uint64_t>(cast->rounded_blocks) : uint64_t{0};
 }
 
@@ -72,14 +75,16 @@ Status Checkpoint::check_layout(int64_t layer, const ExpertRange& range_in, bool
   return found.first_error();
 }
 
-Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRange& range_in) const {
+Result<std::vector<Finding>> Checkpoint::validate(int64_t layer,
+                                                  const ExpertRange& range_in) const {
   NVFP4_MOE_ASSIGN(const LayerEntry* entry, impl_->layer_entry(layer));
   NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
   FindingList found;
   for (const Finding& finding : impl_->findings) {
     // Errors of single experts are found again below, those of names are not.
     const bool again = finding.severity == Severity::kError && finding.id != "unexpected_expert" &&
-                       finding.id != "unknown_expert_tensor" && finding.id != "gate_up_order_unknown";
+                       finding.id != "unknown_expert_tensor" &&
+                       finding.id != "gate_up_order_unknown";
     if (finding.layer == layer && !again) found.add(finding);
   }
   entry->add_missing(layer, range, found);
@@ -102,8 +107,8 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
       int64_t zero_blocks = 0;
       if (const auto bias = matrices[p].read_bias(); !bias.ok()) {
         if (bias.status().code() != Code::kBadInput) return bias.status();
-        found.add({Severity::kError, "bias_nonfinite", layer, e, matrices[p].bias_name, "finite biases",
-                   bias.status().message()});
+        found.add({Severity::kError, "bias_nonfinite", layer, e, matrices[p].bias_name,
+                   "finite biases", bias.status().message()});
       }
       NVFP4_MOE_ASSIGN(bool sound, check_zeros(matrices[p], storage, found));
       if (sound) {
@@ -118,14 +123,17 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
       NVFP4_MOE_ASSIGN(const uint64_t rounded, rounded_blocks(matrices[p], storage, scans[p]));
       if (rounded > 0) {
         found.add({Severity::kWarning, "mxfp4_block_rounded", layer, e, matrices[p].scales_name,
-                   "block scales within 2^17 of the largest", "blocks below that, whose codes loading rounds once",
+                   "block scales within 2^17 of the largest",
+                   "blocks below that, whose codes loading rounds once",
                    static_cast<int64_t>(rounded)});
       }
     }
     if (resolved && valid && whole && nvfp4) traits.add(matrices, scans);
-    if (resolved && whole && nvfp4 && entry->routed.gated && matrices[0].tensor_scale != matrices[1].tensor_scale) {
+    if (resolved && whole && nvfp4 && entry->routed.gated &&
+        matrices[0].tensor_scale != matrices[1].tensor_scale) {
       found.add({Severity::kNote, "gate_up_scale_mismatch", layer, e, matrices[1].tensor_scale_name,
-                 fmt::format("gate's {} or another: legal, each keeps its own", float_string(matrices[0].tensor_scale)),
+                 fmt::format("gate's {} or another: legal, each keeps its own",
+                             float_string(matrices[0].tensor_scale)),
                  float_string(matrices[1].tensor_scale)});
     }
   }
@@ -135,9 +143,9 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer, const ExpertRan
     found.add({Severity::kNote, "power_of_two_scales", layer, -1, entry->routed.stem, "",
                "every scale is a power of two: a lossless cast from MXFP4"});
   } else if (traits.experts > 0 && traits.four_over_six) {
-    found.add(
-        {Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
-         "block scales end at 256 or 384: quantized with 4 or 6 as a block's largest code, whichever fits better"});
+    found.add({Severity::kNote, "four_over_six_scales", layer, -1, entry->routed.stem, "",
+               "block scales end at 256 or 384: quantized with 4 or 6 as a block's largest code, "
+               "whichever fits better"});
   }
   return found.take();
 }
@@ -191,7 +199,9 @@ Result<LayerStatistics> Checkpoint::statistics(int64_t layer, const ExpertRange&
     out.block_scale_min = all.min;
     out.block_scale_max = all.max;
     const bool e4m3 = entry->routed.parts.format != SourceFormat::kMxfp4;
-    if (e4m3) out.saturated_block_share = static_cast<double>(all.saturated) / static_cast<double>(all.count);
+    if (e4m3)
+      out.saturated_block_share =
+          static_cast<double>(all.saturated) / static_cast<double>(all.count);
   }
   return out;
 }

@@ -39,7 +39,8 @@ Result<ChannelMoments> ChannelMoments::open(const std::string& path) {
   } else {
     moments.kind_ = Kind::kDat;
     Result<std::unique_ptr<TensorFile>> file = opened(ImatrixFile::open(path));
-    if (!file.ok()) return file.status().in("expected moments of calibrate --moments, or an imatrix");
+    if (!file.ok())
+      return file.status().in("expected moments of calibrate --moments, or an imatrix");
     moments.file_ = std::move(*file);
   }
   return moments;
@@ -49,8 +50,8 @@ Result<const TensorInfo*> ChannelMoments::find(const std::vector<std::string>& n
   for (const std::string& name : names) {
     if (const TensorInfo* info = file_->find(name)) return info;
   }
-  return bad_input(
-      fmt::format("{}: expected a tensor {}, got none", printable(file_->path(), 4096), fmt::join(names, " or ")));
+  return bad_input(fmt::format("{}: expected a tensor {}, got none", printable(file_->path(), 4096),
+                               fmt::join(names, " or ")));
 }
 
 // Which experts saw rows.
@@ -60,9 +61,10 @@ Result<std::vector<bool>> ChannelMoments::read_counts(const std::string& name, i
   const bool whole = kind_ == Kind::kMoments;  // I64, where GGUF has F32
   int64_t count = 1;
   for (const int64_t size : info->shape) count = size == 0 || count > experts ? 0 : count * size;
-  if (info->blocks != nullptr || info->dtype != (whole ? DType::kI64 : DType::kF32) || count != experts)
-    return bad_input(
-        fmt::format("{}: expected ({}) {}, got {}", where, experts, whole ? "I64" : "F32", describe(*info)));
+  if (info->blocks != nullptr || info->dtype != (whole ? DType::kI64 : DType::kF32) ||
+      count != experts)
+    return bad_input(fmt::format("{}: expected ({}) {}, got {}", where, experts,
+                                 whole ? "I64" : "F32", describe(*info)));
   std::vector<std::byte> bytes(info->size_bytes());
   NVFP4_MOE_TRY(file_->read(file_->offset(*info), bytes.data(), bytes.size()));
   hasher_.bytes(bytes.data(), bytes.size());
@@ -79,19 +81,23 @@ Result<std::vector<bool>> ChannelMoments::read_counts(const std::string& name, i
       rows = static_cast<double>(number);
     }
     if (!(rows >= 0) || !std::isfinite(rows))
-      return bad_input(fmt::format("{}: expert {}: expected a number of rows, got {}", where, e, rows));
+      return bad_input(
+          fmt::format("{}: expert {}: expected a number of rows, got {}", where, e, rows));
     seen.push_back(rows > 0);
   }
   return seen;
 }
 
-Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<std::string>& stems, int64_t layer,
-                                                             int64_t experts, int64_t cols) {
+Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<std::string>& stems,
+                                                             int64_t layer, int64_t experts,
+                                                             int64_t cols) {
   std::vector<std::string> names;
   for (const std::string& stem : stems) {
     switch (kind_) {
       case Kind::kMoments: names.push_back(fmt::format("layers.{}.{}_moments", layer, stem)); break;
-      case Kind::kGguf: names.push_back(fmt::format("blk.{}.{}.weight.in_sum2", layer, stem)); break;
+      case Kind::kGguf:
+        names.push_back(fmt::format("blk.{}.{}.weight.in_sum2", layer, stem));
+        break;
       case Kind::kDat: names.push_back(fmt::format("blk.{}.{}.weight", layer, stem)); break;
     }
   }
@@ -100,11 +106,11 @@ Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<s
   NVFP4_MOE_ASSIGN(stacked.values, find(names));
   const TensorInfo& info = *stacked.values;
   const std::string where = printable(file_->path(), 4096) + " " + printable(info.name);
-  const std::vector<int64_t> shape =
-      kind_ == Kind::kDat ? std::vector<int64_t>{experts * cols} : std::vector<int64_t>{experts, cols};
+  const std::vector<int64_t> shape = kind_ == Kind::kDat ? std::vector<int64_t>{experts * cols}
+                                                         : std::vector<int64_t>{experts, cols};
   if (info.blocks != nullptr || info.dtype != DType::kF32 || info.shape != shape)
-    return bad_input(fmt::format("{}: expected {} F32 of {} experts with {} channels, got {}", where,
-                                 shape_string(shape), experts, cols, describe(info)));
+    return bad_input(fmt::format("{}: expected {} F32 of {} experts with {} channels, got {}",
+                                 where, shape_string(shape), experts, cols, describe(info)));
   stacked.weighted.assign(static_cast<size_t>(experts), true);
   if (kind_ == Kind::kGguf) {
     const std::string stem = info.name.substr(0, info.name.rfind('.'));
@@ -115,13 +121,15 @@ Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<s
   hasher_.text(info.name);
   std::vector<float> row(static_cast<size_t>(cols));
   for (int64_t e = 0; e < experts; ++e) {
-    NVFP4_MOE_TRY(file_->read(file_->offset(info) + static_cast<uint64_t>(e * cols) * 4, row.data(), row.size() * 4));
+    NVFP4_MOE_TRY(file_->read(file_->offset(info) + static_cast<uint64_t>(e * cols) * 4, row.data(),
+                              row.size() * 4));
     hasher_.bytes(row.data(), row.size() * 4);
     for (int64_t c = 0; c < cols; ++c) {
       const float moment = row[static_cast<size_t>(c)];
       if (!(moment >= 0) || !std::isfinite(moment))
-        return bad_input(fmt::format("{}: expert {} channel {}: expected a finite number of at least 0, got {}", where,
-                                     e, c, moment));
+        return bad_input(
+            fmt::format("{}: expert {} channel {}: expected a finite number of at least 0, got {}",
+                        where, e, c, moment));
     }
     if (std::all_of(row.begin(), row.end(), [](float moment) { return moment == 0; }))
       stacked.weighted[static_cast<size_t>(e)] = false;
@@ -129,7 +137,8 @@ Result<ChannelMoments::Stacked> ChannelMoments::read_stacked(const std::vector<s
   return stacked;
 }
 
-Status ChannelMoments::read_layer(int64_t layer, int64_t experts, int64_t hidden, int64_t intermediate) {
+Status ChannelMoments::read_layer(int64_t layer, int64_t experts, int64_t hidden,
+                                  int64_t intermediate) {
   const bool own = kind_ == Kind::kMoments;
   const std::vector<std::string> inputs =
       own ? std::vector<std::string>{"hidden"}
@@ -137,25 +146,28 @@ Status ChannelMoments::read_layer(int64_t layer, int64_t experts, int64_t hidden
   Layer of;
   hasher_.number(layer);
   NVFP4_MOE_ASSIGN(of.hidden, read_stacked(inputs, layer, experts, hidden));
-  NVFP4_MOE_ASSIGN(of.intermediate,
-                   read_stacked({own ? "intermediate" : "ffn_down_exps"}, layer, experts, intermediate));
+  NVFP4_MOE_ASSIGN(of.intermediate, read_stacked({own ? "intermediate" : "ffn_down_exps"}, layer,
+                                                 experts, intermediate));
   for (size_t e = 0; e < of.hidden.weighted.size(); ++e)
     unweighted_ += !of.hidden.weighted[e] || !of.intermediate.weighted[e];
   layers_[layer] = std::move(of);
   return file_->check_unchanged();
 }
 
-Result<std::vector<float>> ChannelMoments::moments_of(const Stacked& stacked, int64_t expert) const {
+Result<std::vector<float>> ChannelMoments::moments_of(const Stacked& stacked,
+                                                      int64_t expert) const {
   std::vector<float> moments;
   if (!stacked.weighted[static_cast<size_t>(expert)]) return moments;
   moments.resize(static_cast<size_t>(stacked.cols));
-  NVFP4_MOE_TRY(file_->read(file_->offset(*stacked.values) + static_cast<uint64_t>(expert * stacked.cols) * 4,
-                            moments.data(), moments.size() * 4));
+  NVFP4_MOE_TRY(
+      file_->read(file_->offset(*stacked.values) + static_cast<uint64_t>(expert * stacked.cols) * 4,
+                  moments.data(), moments.size() * 4));
   double sum = 0;
   for (const float moment : moments) sum += static_cast<double>(moment);
   // Divided by the mean besides, so that a sum near the end of float stays within it.
   const double mean = sum / static_cast<double>(stacked.cols);
-  for (float& moment : moments) moment = static_cast<float>(static_cast<double>(moment) / mean + kDamping);
+  for (float& moment : moments)
+    moment = static_cast<float>(static_cast<double>(moment) / mean + kDamping);
   return moments;
 }
 

@@ -1,15 +1,18 @@
-// Second moments of what experts' matrices multiply, by input channel, from a calibration file: what weighs the errors of
-// a search for block scales (core/quantize.h). An expert's gate and up multiply its hidden rows, down its intermediate.
+// Second moments of what experts' matrices multiply, by input channel, from a calibration file:
+// what weighs the errors of a search for block scales (core/quantize.h). An expert's gate and up
+// multiply its hidden rows, down its intermediate.
 //
 // Kinds of files, known by their content:
-//   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden), layers.L.intermediate_moments F32
-//                         (experts, intermediate): means of squares over an expert's rows; layers.L.rows I64 (experts)
-//   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts (experts, 1); if there
-//                         is none, ffn_gate_up_exps or ffn_up_exps, and ffn_down_exps (experts, intermediate). up's input
-//                         is gate's
+//   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden),
+//                         layers.L.intermediate_moments F32 (experts, intermediate): means of
+//                         squares over an expert's rows; layers.L.rows I64 (experts)
+//   imatrix, GGUF         blk.L.ffn_gate_exps.weight.in_sum2 F32 (experts, hidden) with .counts
+//                         (experts, 1); if there is none, ffn_gate_up_exps or ffn_up_exps, and
+//                         ffn_down_exps (experts, intermediate). up's input is gate's
 //   imatrix.dat           the same names without .in_sum2, F32 (experts * columns); no counts
-// A factor common to an expert's moments changes nothing, so sums serve as well as means. A hundredth of their mean is
-// added to each: a channel that was quiet in the sample counts for little, not for nothing.
+// A factor common to an expert's moments changes nothing, so sums serve as well as means. A
+// hundredth of their mean is added to each: a channel that was quiet in the sample counts for
+// little, not for nothing.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +37,8 @@ class ChannelMoments {
  public:
   // kBadInput, naming the file, if it is of none of these kinds.
   static Result<ChannelMoments> open(const std::string& path);
-  // Reads all moments of a layer before they are needed. kBadInput names the file, the tensor and the place where one is
-  // missing, of another shape, negative or not finite.
+  // Reads all moments of a layer before they are needed. kBadInput names the file, the tensor and
+  // the place where one is missing, of another shape, negative or not finite.
   Status read_layer(int64_t layer, int64_t experts, int64_t hidden, int64_t intermediate);
   // Of a layer that was read; reads the file again.
   Result<ExpertMoments> expert(int64_t layer, int64_t expert) const;
@@ -57,7 +60,8 @@ class ChannelMoments {
   };
   ChannelMoments() = default;
   Result<const TensorInfo*> find(const std::vector<std::string>& names) const;
-  Result<Stacked> read_stacked(const std::vector<std::string>& stems, int64_t layer, int64_t experts, int64_t cols);
+  Result<Stacked> read_stacked(const std::vector<std::string>& stems, int64_t layer,
+                               int64_t experts, int64_t cols);
   Result<std::vector<bool>> read_counts(const std::string& name, int64_t experts);
   Result<std::vector<float>> moments_of(const Stacked& stacked, int64_t expert) const;
 

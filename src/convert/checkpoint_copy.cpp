@@ -23,26 +23,31 @@ bool contains(const fs::path& outer, const fs::path& inner) {
 bool is_weights(const std::string& name) {
   constexpr const char* kWeights[] = {".safetensors", ".bin",     ".pt",   ".pth",       ".gguf",
                                       ".h5",          ".msgpack", ".onnx", ".index.json"};
-  return std::any_of(std::begin(kWeights), std::end(kWeights), [&](const char* end) { return name.ends_with(end); });
+  return std::any_of(std::begin(kWeights), std::end(kWeights),
+                     [&](const char* end) { return name.ends_with(end); });
 }
 
 // The caller rewrites these two. Files of the same names in folders below are files like any other.
-bool is_config(const fs::path& relative) { return relative == "config.json" || relative == "hf_quant_config.json"; }
+bool is_config(const fs::path& relative) {
+  return relative == "config.json" || relative == "hf_quant_config.json";
+}
 
 // The walk over a model's folder.
 struct OtherFiles {
-  const fs::path root;           // canonical
-  std::vector<fs::path> around;  // the folders that are being walked, canonical: a link to one of them has no end
+  const fs::path root;  // canonical
+  std::vector<fs::path>
+      around;  // the folders that are being walked, canonical: a link to one of them has no end
   std::vector<OtherFile> files;
 
   bool is_inside(const fs::path& target) const {
     if (contains(root, target)) return true;
     const fs::path snapshots = root.parent_path();
-    return snapshots.filename() == "snapshots" && contains(snapshots.parent_path() / "blobs", target);
+    return snapshots.filename() == "snapshots" &&
+           contains(snapshots.parent_path() / "blobs", target);
   }
 
-  // `path` is the name in the model, `real` the same without links. A folder that cannot be listed is an error: a file
-  // of it would be missing from the copy, and nobody would notice.
+  // `path` is the name in the model, `real` the same without links. A folder that cannot be listed
+  // is an error: a file of it would be missing from the copy, and nobody would notice.
   Status folder(const fs::path& path, const fs::path& real) {
     around.push_back(real);
     NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(real.string()));
@@ -57,18 +62,24 @@ struct OtherFiles {
     const std::string shown = printable(path.string(), 4096);
     fs::path real = named;
     struct stat facts {};
-    if (::lstat(named.c_str(), &facts) != 0) return errno_status(path.string(), "cannot stat", errno);
+    if (::lstat(named.c_str(), &facts) != 0)
+      return errno_status(path.string(), "cannot stat", errno);
     if (S_ISLNK(facts.st_mode)) {
       std::error_code error;
       real = fs::canonical(named, error);
-      if (error == std::errc::not_enough_memory) return errno_status(named.string(), "cannot resolve", ENOMEM);
-      if (error) return bad_input(shown + ": a symbolic link that leads nowhere: " + error.message());
+      if (error == std::errc::not_enough_memory)
+        return errno_status(named.string(), "cannot resolve", ENOMEM);
+      if (error)
+        return bad_input(shown + ": a symbolic link that leads nowhere: " + error.message());
       if (!is_inside(real))
-        return bad_input(shown + ": a symbolic link out of the model, to " + printable(real.string(), 4096) +
+        return bad_input(shown + ": a symbolic link out of the model, to " +
+                         printable(real.string(), 4096) +
                          ": expected one that stays inside; replace it by the file, or remove it");
       if (std::find(around.begin(), around.end(), real) != around.end())
-        return bad_input(shown + ": a symbolic link to a folder around itself, " + printable(real.string(), 4096));
-      if (::stat(real.c_str(), &facts) != 0) return errno_status(path.string(), "cannot stat", errno);
+        return bad_input(shown + ": a symbolic link to a folder around itself, " +
+                         printable(real.string(), 4096));
+      if (::stat(real.c_str(), &facts) != 0)
+        return errno_status(path.string(), "cannot stat", errno);
     }
     if (S_ISDIR(facts.st_mode)) return folder(path, real);
     // One byte is read: what cannot be copied is refused now, and not after hours of quantizing.
@@ -110,11 +121,13 @@ Result<std::vector<OtherFile>> other_files(const std::string& in) {
   if (error) return errno_status(in, "cannot be read", error.value());
   OtherFiles walk{root, {}, {}};
   NVFP4_MOE_TRY(walk.folder(root, root));
-  std::sort(walk.files.begin(), walk.files.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  std::sort(walk.files.begin(), walk.files.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   return walk.files;
 }
 
-Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out) {
+Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files,
+                                                  const std::string& out) {
   std::vector<std::string> copied;
   for (const OtherFile& file : files) {
     const fs::path target = fs::path(out) / file.name;

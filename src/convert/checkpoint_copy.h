@@ -1,8 +1,9 @@
 // Carrying a checkpoint's other content over into a new directory, byte for byte.
 //
-// A symbolic link is copied as the file that it leads to, and only where that lies inside the model: below its folder,
-// or, in Hugging Face's cache (REPOSITORY/snapshots/REVISION/x -> ../../blobs/HASH), in the repository's blobs. A link
-// that leads out of the model would carry a file of this machine, its passwords say, into what is published.
+// A symbolic link is copied as the file that it leads to, and only where that lies inside the
+// model: below its folder, or, in Hugging Face's cache (REPOSITORY/snapshots/REVISION/x ->
+// ../../blobs/HASH), in the repository's blobs. A link that leads out of the model would carry a
+// file of this machine, its passwords say, into what is published.
 #pragma once
 
 #include <string>
@@ -24,13 +25,15 @@ struct OtherFile {
   std::string name;  // relative to the model
   std::string from;  // what is read: links resolved
 };
-// Every file of IN that is not weights, their index or a config that the caller rewrites (config.json,
-// hf_quant_config.json), with subdirectories, by name; hidden ones are left out. Whatever else cannot be copied is an
-// error that names it: kIo with the system's reason for a file that cannot be read or a folder that cannot be listed,
-// kBadInput for a FIFO, socket or device, and for a link that leads out of the model, to nothing, or to a folder around
-// itself; also for a link of a config's name.
+// Every file of IN that is not weights, their index or a config that the caller rewrites
+// (config.json, hf_quant_config.json), with subdirectories, by name; hidden ones are left out.
+// Whatever else cannot be copied is an error that names it: kIo with the system's reason for a file
+// that cannot be read or a folder that cannot be listed, kBadInput for a FIFO, socket or device,
+// and for a link that leads out of the model, to nothing, or to a folder around itself; also for a
+// link of a config's name.
 Result<std::vector<OtherFile>> other_files(const std::string& in);
 // Copies them; returns their names.
-Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files, const std::string& out);
+Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files,
+                                                  const std::string& out);
 
 }  // namespace nvfp4_moe::internal

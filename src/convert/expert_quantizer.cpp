@@ -11,7 +11,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 32;  // what a thread takes at a time; fixed, so that sums do not depend on the threads
+constexpr int64_t kRowsAtOnce =
+    32;  // what a thread takes at a time; fixed, so that sums do not depend on the threads
 
 // max |w|; kBadInput, naming the place, where an element is NaN or Inf.
 Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
@@ -46,8 +47,8 @@ Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
       source.read_row(r, row.data());
       for (int64_t c = 0; c < source.cols; ++c) {
         if (!std::isfinite(row[static_cast<size_t>(c)]))
-          return bad_input(fmt::format("{} ({}, {}): expected a finite weight, got {}", source.tensor, r, c,
-                                       row[static_cast<size_t>(c)]));
+          return bad_input(fmt::format("{} ({}, {}): expected a finite weight, got {}",
+                                       source.tensor, r, c, row[static_cast<size_t>(c)]));
       }
     }
   }
@@ -55,7 +56,8 @@ Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
 }
 
 Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSearch search,
-                       const std::vector<float>& channel_weights, Executor& executor, QuantizedMatrix& out) {
+                       const std::vector<float>& channel_weights, Executor& executor,
+                       QuantizedMatrix& out) {
   const int64_t rows = source.rows, cols = source.cols;
   const int64_t ranges = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
@@ -69,10 +71,10 @@ Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSear
       const int64_t count = std::min(kRowsAtOnce, rows - first);
       for (int64_t r = 0; r < count; ++r) source.read_row(first + r, x.data() + r * cols);
       QuantizationQuality& q = quality[static_cast<size_t>(range)];
-      status[static_cast<size_t>(range)] =
-          quantize_weights({x.data(), static_cast<size_t>(count * cols)}, count, cols, tensor_scale, search,
-                           out.codes.data() + first * cols / 2, out.block_scales.data() + first * cols / kBlockElems,
-                           q.counts, &q.sum_sq, &q.sum_sq_error, channel_weights);
+      status[static_cast<size_t>(range)] = quantize_weights(
+          {x.data(), static_cast<size_t>(count * cols)}, count, cols, tensor_scale, search,
+          out.codes.data() + first * cols / 2, out.block_scales.data() + first * cols / kBlockElems,
+          q.counts, &q.sum_sq, &q.sum_sq_error, channel_weights);
     }
   });
   out.quality = {};
@@ -86,12 +88,16 @@ Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSear
 // Below the smallest normal, 1/s would not be finite and compressed-tensors could not say s.
 float tensor_scale_of(double amax) { return std::max(tensor_scale_from_amax(amax), 0x1p-126f); }
 
-std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) { return std::as_bytes(std::span(v)); }
+std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) {
+  return std::as_bytes(std::span(v));
+}
 
 }  // namespace
 
-Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured) {
-  NVFP4_MOE_ASSIGN(FloatExpert source, float_expert(checkpoint_, item.expert.layer, item.expert.expert));
+Status ExpertQuantizer::run(const OutputItem& item,
+                            const std::function<void(const ExpertQuality&)>& measured) {
+  NVFP4_MOE_ASSIGN(FloatExpert source,
+                   float_expert(checkpoint_, item.expert.layer, item.expert.expert));
   FloatWeights* matrices[] = {&source.gate, &source.up, &source.down};
   const int first = item.modules[0].empty() ? 1 : 0;  // experts without a gate
   double amax[3] = {};
@@ -107,8 +113,9 @@ Status ExpertQuantizer::run(const OutputItem& item, const std::function<void(con
   if (options_.share_gate_up_scale) amax[0] = amax[1] = std::max(amax[0], amax[1]);
   for (int p = first; p < 3; ++p) {
     const float scale = tensor_scale_of(amax[p]);
-    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.search, p == 2 ? moments.intermediate : moments.hidden,
-                                  executor_, matrix_));
+    NVFP4_MOE_TRY(quantize_matrix(*matrices[p], scale, options_.search,
+                                  p == 2 ? moments.intermediate : moments.hidden, executor_,
+                                  matrix_));
     matrices[p]->release();
     quality[static_cast<size_t>(p)] = matrix_.quality;
     if (p == 2) measured(quality);
@@ -129,8 +136,9 @@ Status ExpertQuantizer::write(const std::string& base, float tensor_scale, float
   };
   const auto scalar = [&](float value) {
     // compressed-tensors stores what divides, ModelOpt what multiplies.
-    return options_.format == OutputFormat::kCompressedTensors ? static_cast<float>(1.0 / static_cast<double>(value))
-                                                               : value;
+    return options_.format == OutputFormat::kCompressedTensors
+               ? static_cast<float>(1.0 / static_cast<double>(value))
+               : value;
   };
   const float scales[] = {scalar(tensor_scale), scalar(input_scale)};
   NVFP4_MOE_TRY(put(kCodes, bytes_of(matrix_.codes)));

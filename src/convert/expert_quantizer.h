@@ -1,4 +1,5 @@
-// One expert at a time: floats in, the twelve tensors of its quantized matrices out, with what they lost.
+// One expert at a time: floats in, the twelve tensors of its quantized matrices out, with what they
+// lost.
 #pragma once
 
 #include <array>
@@ -28,12 +29,16 @@ struct QuantizedMatrix {
 class ExpertQuantizer {
  public:
   // All are borrowed. moments: of the layers, or null.
-  ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options, const ChannelMoments* moments,
-                  Executor& executor, ShardedWriter& writer)
-      : checkpoint_(checkpoint), options_(options), moments_(moments), executor_(executor), writer_(writer) {}
+  ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options,
+                  const ChannelMoments* moments, Executor& executor, ShardedWriter& writer)
+      : checkpoint_(checkpoint),
+        options_(options),
+        moments_(moments),
+        executor_(executor),
+        writer_(writer) {}
 
-  // Quantizes the expert and writes its tensors. `measured` is called with their quality before the last of them is
-  // written, so that it is known when that completes a shard.
+  // Quantizes the expert and writes its tensors. `measured` is called with their quality before the
+  // last of them is written, so that it is known when that completes a shard.
   Status run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured);
 
  private:

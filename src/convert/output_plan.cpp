@@ -28,7 +28,8 @@ void plan_expert(const MoeOptions& o, OutputFormat format, OutputItem item, Outp
     const int64_t cols = p == 2 ? o.intermediate_size : o.hidden_size;
     const std::string base = item.modules[p] + ".";
     plan.tensors.push_back(tensor(base + part_name(format, kCodes), DType::kU8, {rows, cols / 2}));
-    plan.tensors.push_back(tensor(base + part_name(format, kBlockScales), DType::kF8E4M3, {rows, cols / 16}));
+    plan.tensors.push_back(
+        tensor(base + part_name(format, kBlockScales), DType::kF8E4M3, {rows, cols / 16}));
     plan.tensors.push_back(tensor(base + part_name(format, kTensorScale), DType::kF32, scalar));
     plan.tensors.push_back(tensor(base + part_name(format, kInputScale), DType::kF32, scalar));
     plan.modules.modules.push_back(item.modules[p]);
@@ -59,7 +60,8 @@ std::string part_name(OutputFormat format, MatrixPart part) {
 Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers,
                                     OutputFormat format) {
   const FamilyNames* family = family_names(checkpoint.model().family);
-  if (family == nullptr) return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
+  if (family == nullptr)
+    return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
   OutputPlan plan;
   plan.modules.format = format;
   plan.modules.deepseek_v4 = checkpoint.model().family == "deepseek_v4";
@@ -74,14 +76,17 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
       plan.expert_source_bytes += info.size_bytes();
       NVFP4_MOE_ASSIGN(const MoeOptions o, checkpoint.layer_options(name->layer));
       const bool stacked = name->role == TensorRole::kStacked;
-      plan.quantized_tensors += stacked ? (name->projection == Projection::kGateUp ? 2 : 1) * o.num_experts : 1;
+      plan.quantized_tensors +=
+          stacked ? (name->projection == Projection::kGateUp ? 2 : 1) * o.num_experts : 1;
       const std::string stem = expert_stem(name->stem);
       const Words words = stacked ? Words::kProj : name->words;
-      for (int64_t e = stacked ? 0 : name->expert; e < (stacked ? o.num_experts : name->expert + 1); ++e) {
+      for (int64_t e = stacked ? 0 : name->expert; e < (stacked ? o.num_experts : name->expert + 1);
+           ++e) {
         if (!planned.insert({name->layer, e}).second) continue;
         OutputItem item;
         item.expert = {name->layer, e};
-        constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp, Projection::kDown};
+        constexpr Projection kProjections[] = {Projection::kGate, Projection::kUp,
+                                               Projection::kDown};
         for (int p = first_matrix(o.activation); p < 3; ++p) {
           item.modules[p] = expert_tensor_name(stem, e, kProjections[p], words, false, "weight");
           item.modules[p].resize(item.modules[p].size() - std::strlen(".weight"));
@@ -98,7 +103,8 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
       continue;
     }
     if (routed) {
-      if (kept_stems.insert(std::string(name->stem)).second) plan.modules.kept_stems.emplace_back(name->stem);
+      if (kept_stems.insert(std::string(name->stem)).second)
+        plan.modules.kept_stems.emplace_back(name->stem);
     } else if (info.shape.size() == 2 && info.name.ends_with(".weight")) {
       plan.modules.kept.push_back(info.name.substr(0, info.name.size() - std::strlen(".weight")));
     }
@@ -111,8 +117,9 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
   }
   // Experts of one layer may lie in several source files: stems are listed once.
   std::sort(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end());
-  plan.modules.expert_stems.erase(std::unique(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end()),
-                                  plan.modules.expert_stems.end());
+  plan.modules.expert_stems.erase(
+      std::unique(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end()),
+      plan.modules.expert_stems.end());
   return plan;
 }
 

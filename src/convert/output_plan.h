@@ -1,8 +1,8 @@
 // Which tensors a quantized checkpoint has, in which order, and where each comes from.
 //
-// The order is the source's: file by file, tensor by tensor; where a source tensor is an expert's, the expert's whole
-// set follows (all experts' sets, if it is a stacked tensor). The list, and so every shard's boundary, is known
-// before the first weight is read; that is what resuming rests on.
+// The order is the source's: file by file, tensor by tensor; where a source tensor is an expert's,
+// the expert's whole set follows (all experts' sets, if it is a stacked tensor). The list, and so
+// every shard's boundary, is known before the first weight is read; that is what resuming rests on.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ struct ExpertId {
 struct OutputItem {
   TensorIndex::Ref copy;  // null info: an expert
   ExpertId expert;
-  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; gate's is empty if experts have none
+  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; gate's is empty if
+                           // experts have none
 };
 
 struct OutputPlan {
@@ -45,6 +46,7 @@ struct OutputPlan {
 enum MatrixPart { kCodes, kBlockScales, kTensorScale, kInputScale, kMatrixParts };
 std::string part_name(OutputFormat format, MatrixPart part);
 
-Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers, OutputFormat format);
+Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set<int64_t>& layers,
+                                    OutputFormat format);
 
 }  // namespace nvfp4_moe::internal

@@ -11,7 +11,9 @@ double QuantizationQuality::sqnr_db() const {
   return 10.0 * std::log10(sum_sq / sum_sq_error);
 }
 
-double QuantizationQuality::relative_error() const { return sum_sq == 0 ? 0 : std::sqrt(sum_sq_error / sum_sq); }
+double QuantizationQuality::relative_error() const {
+  return sum_sq == 0 ? 0 : std::sqrt(sum_sq_error / sum_sq);
+}
 
 QuantizationQuality& QuantizationQuality::operator+=(const QuantizationQuality& other) {
   sum_sq += other.sum_sq;

@@ -7,7 +7,8 @@ namespace {
 
 Json producer() { return {{"name", "nvfp4-moe"}, {"version", NVFP4_MOE_VERSION}}; }
 
-// Exact module names, then stems as patterns: shell style for ModelOpt, regular expressions for compressed-tensors.
+// Exact module names, then stems as patterns: shell style for ModelOpt, regular expressions for
+// compressed-tensors.
 Json not_quantized(const QuantizedModules& m) {
   Json names = Json::array();
   for (const std::string& name : m.kept) names.push_back(name);
@@ -54,9 +55,11 @@ Json compressed_tensors(const QuantizedModules& m) {
 }
 
 Json modelopt(const QuantizedModules& m) {
-  const Json arguments = {{"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+  const Json arguments = {
+      {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
   return {{"config_groups",
-           {{"group_0", {{"input_activations", arguments}, {"weights", arguments}, {"targets", {"Linear"}}}}}},
+           {{"group_0",
+             {{"input_activations", arguments}, {"weights", arguments}, {"targets", {"Linear"}}}}}},
           {"ignore", not_quantized(m)},
           {"quant_algo", "NVFP4"},
           {"producer", producer()},
@@ -65,7 +68,8 @@ Json modelopt(const QuantizedModules& m) {
 
 Json nvfp4_layers(const std::vector<std::string>& names) {
   Json layers = Json::object();
-  for (const std::string& name : names) layers[name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+  for (const std::string& name : names)
+    layers[name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
   return layers;
 }
 
@@ -90,7 +94,8 @@ Json modelopt_v4(const QuantizedModules& m, Json source) {
 
 }  // namespace
 
-Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& m) {
+Result<ConfigFiles> quantized_config_files(const std::string& source_config,
+                                           const QuantizedModules& m) {
   Json config = Json::parse(source_config, /*non_finite=*/true);
   if (!config.is_object()) return bad_input("config.json: expected a JSON object");
   ConfigFiles files;
@@ -108,10 +113,11 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config, con
     } else {
       config["quantization_config"] = modelopt(m);
     }
-    files.hf_quant_config = Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
+    files.hf_quant_config =
+        Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
   }
-  // Names come from files: what is not UTF-8 was refused when they were opened. Fields of the model stay as they are, an
-  // Infinity of Nemotron-H's time_step_limit too: null would be another model.
+  // Names come from files: what is not UTF-8 was refused when they were opened. Fields of the model
+  // stay as they are, an Infinity of Nemotron-H's time_step_limit too: null would be another model.
   files.config = config.dump(2, false, /*non_finite=*/true) + "\n";
   return files;
 }

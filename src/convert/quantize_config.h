@@ -1,12 +1,14 @@
-// The config files of a quantized checkpoint, in the form that vLLM, SGLang, TensorRT-LLM and compressed-tensors read.
+// The config files of a quantized checkpoint, in the form that vLLM, SGLang, TensorRT-LLM and
+// compressed-tensors read.
 //
-//   modelopt            config.json: quantization_config {quant_method "modelopt", quant_algo "NVFP4",
-//                       config_groups, ignore}
-//                       hf_quant_config.json: quantization {quant_algo, group_size, kv_cache_quant_algo,
-//                       exclude_modules}
-//   modelopt, V4        config.json keeps quant_method "fp8" (what its dense layers' loader asks for), adds
-//                       moe_quant_algo "NVFP4"; hf_quant_config.json is MIXED_PRECISION with quantized_layers
-//   compressed-tensors  config.json: quantization_config {quant_method, format "nvfp4-pack-quantized",
+//   modelopt            config.json: quantization_config {quant_method "modelopt", quant_algo
+//                       "NVFP4", config_groups, ignore} hf_quant_config.json: quantization
+//                       {quant_algo, group_size, kv_cache_quant_algo, exclude_modules}
+//   modelopt, V4        config.json keeps quant_method "fp8" (what its dense layers' loader asks
+//                       for), adds moe_quant_algo "NVFP4"; hf_quant_config.json is MIXED_PRECISION
+//                       with quantized_layers
+//   compressed-tensors  config.json: quantization_config {quant_method, format
+//   "nvfp4-pack-quantized",
 //                       config_groups, ignore}
 #pragma once
 
@@ -23,9 +25,9 @@ struct QuantizedModules {
   OutputFormat format = OutputFormat::kModelOpt;
   bool deepseek_v4 = false;
   std::vector<std::string> expert_stems;  // "layers.3.ffn.experts", whose experts are NVFP4
-  std::vector<std::string> modules;       // every quantized matrix's module, "layers.3.ffn.experts.0.w1"
-  std::vector<std::string> kept;          // modules with a matrix that is not quantized, by exact name
-  std::vector<std::string> kept_stems;    // expert stems that are not quantized
+  std::vector<std::string> modules;  // every quantized matrix's module, "layers.3.ffn.experts.0.w1"
+  std::vector<std::string> kept;     // modules with a matrix that is not quantized, by exact name
+  std::vector<std::string> kept_stems;  // expert stems that are not quantized
 };
 
 struct ConfigFiles {
@@ -33,6 +35,7 @@ struct ConfigFiles {
   std::string hf_quant_config;  // hf_quant_config.json; empty: none
 };
 // source_config: IN's config.json. kBadInput if it is no JSON object.
-Result<ConfigFiles> quantized_config_files(const std::string& source_config, const QuantizedModules& modules);
+Result<ConfigFiles> quantized_config_files(const std::string& source_config,
+                                           const QuantizedModules& modules);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,5 @@
-// QuantizeResult as JSON: one object, a schema number, units in the names; an infinite SQNR is null.
+// QuantizeResult as JSON: one object, a schema number, units in the names; an infinite SQNR is
+// null.
 
 #include "convert/quantize_checkpoint.h"
 #include "io/json.h"

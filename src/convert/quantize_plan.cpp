@@ -49,7 +49,8 @@ std::vector<Sample> samples(const TensorFile& file) {
 
 Result<SourceFile> describe_source(const TensorFile& file) {
   struct stat facts {};
-  if (::stat(file.path().c_str(), &facts) != 0) return errno_status(file.path(), "cannot stat", errno);
+  if (::stat(file.path().c_str(), &facts) != 0)
+    return errno_status(file.path(), "cannot stat", errno);
   SourceFile source;
   source.name = file_name(file);
   source.size_bytes = file.size_bytes();
@@ -69,8 +70,10 @@ Result<SourceFile> describe_source(const TensorFile& file) {
 }
 
 Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
-                                        const std::string& source_config, const std::set<int64_t>& layers,
-                                        const QuantizeOptions& options, const std::string& calibration) {
+                                        const std::string& source_config,
+                                        const std::set<int64_t>& layers,
+                                        const QuantizeOptions& options,
+                                        const std::string& calibration) {
   QuantizePlan plan;
   plan.version = NVFP4_MOE_VERSION;
   std::error_code error;
@@ -102,8 +105,9 @@ Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index
     if (::stat(path.c_str(), &facts) != 0) return errno_status(path, "cannot stat", errno);
     if (static_cast<uint64_t>(facts.st_size) != plan.files[i].size_bytes ||
         modified_ns(facts) != plan.files[i].modified_ns)
-      return bad_input(fmt::format("{}: was changed while it was read; what was written is of neither version",
-                                   printable(path, 4096)));
+      return bad_input(
+          fmt::format("{}: was changed while it was read; what was written is of neither version",
+                      printable(path, 4096)));
   }
   return {};
 }
@@ -112,36 +116,45 @@ Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found) {
   const auto differ = [](const char* what, const auto& expected, const auto& got) {
     return invalid_argument(fmt::format("another {} (expected {}, found {})", what, expected, got));
   };
-  if (wanted.version != found.version) return differ("version", wanted.version, printable(found.version));
-  if (wanted.source != found.source) return differ("source", wanted.source, printable(found.source, 4096));
-  if (wanted.files.size() != found.files.size()) return differ("files", wanted.files.size(), found.files.size());
+  if (wanted.version != found.version)
+    return differ("version", wanted.version, printable(found.version));
+  if (wanted.source != found.source)
+    return differ("source", wanted.source, printable(found.source, 4096));
+  if (wanted.files.size() != found.files.size())
+    return differ("files", wanted.files.size(), found.files.size());
   for (size_t i = 0; i < wanted.files.size(); ++i) {
     const SourceFile &now = wanted.files[i], &then = found.files[i];
     const std::string what = "files: " + now.name;
     if (now.name != then.name) return differ("files", now.name, printable(then.name));
-    if (now.size_bytes != then.size_bytes) return differ((what + ", bytes").c_str(), now.size_bytes, then.size_bytes);
+    if (now.size_bytes != then.size_bytes)
+      return differ((what + ", bytes").c_str(), now.size_bytes, then.size_bytes);
     if (now.modified_ns != then.modified_ns)
-      return differ((what + ", time of modification in ns").c_str(), now.modified_ns, then.modified_ns);
+      return differ((what + ", time of modification in ns").c_str(), now.modified_ns,
+                    then.modified_ns);
     if (now.sample != then.sample)
       return differ((what + ", content").c_str(), to_string(now.sample), to_string(then.sample));
   }
-  if (wanted.config != found.config) return differ("config.json", to_string(wanted.config), to_string(found.config));
-  if (wanted.format != found.format) return differ("format", wanted.format, printable(found.format));
+  if (wanted.config != found.config)
+    return differ("config.json", to_string(wanted.config), to_string(found.config));
+  if (wanted.format != found.format)
+    return differ("format", wanted.format, printable(found.format));
   if (wanted.layers != found.layers)
     return differ("layers", fmt::format("{}", fmt::join(wanted.layers, ",")),
                   printable(fmt::format("{}", fmt::join(found.layers, ","))));
   if (wanted.gate_up_order != found.gate_up_order)
     return differ("gate_up_order", wanted.gate_up_order.empty() ? "none" : wanted.gate_up_order,
                   found.gate_up_order.empty() ? "none" : printable(found.gate_up_order));
-  if (wanted.search != found.search) return differ("search", wanted.search, printable(found.search));
+  if (wanted.search != found.search)
+    return differ("search", wanted.search, printable(found.search));
   if (wanted.calibration != found.calibration)
     return differ("calibration", wanted.calibration.empty() ? "none" : wanted.calibration,
                   found.calibration.empty() ? "none" : printable(found.calibration));
   if (wanted.share_gate_up_scale != found.share_gate_up_scale)
     return differ("share_gate_up_scale", wanted.share_gate_up_scale, found.share_gate_up_scale);
   if (wanted.input_scales != found.input_scales)
-    return invalid_argument("another input_scales (" + std::to_string(wanted.input_scales.size()) + " layers, found " +
-                            std::to_string(found.input_scales.size()) + ", or other values)");
+    return invalid_argument("another input_scales (" + std::to_string(wanted.input_scales.size()) +
+                            " layers, found " + std::to_string(found.input_scales.size()) +
+                            ", or other values)");
   if (wanted.max_shard_bytes != found.max_shard_bytes)
     return differ("max_shard_bytes", wanted.max_shard_bytes, found.max_shard_bytes);
   return {};

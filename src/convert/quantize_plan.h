@@ -1,13 +1,16 @@
-// The plan file of an unfinished quantize, quantize.plan.json in OUT: what its bytes depend on, and what is done.
+// The plan file of an unfinished quantize, quantize.plan.json in OUT: what its bytes depend on, and
+// what is done.
 //
-// Two runs may share shards iff the first part of their plans is equal. The second part grows by one record a shard,
-// written before the shard gets its name: a shard without one was not made by this plan. The file is replaced as a
-// whole each time (output_file.h). It is read as hostile: what is wrong with it is kBadInput.
+// Two runs may share shards iff the first part of their plans is equal. The second part grows by
+// one record a shard, written before the shard gets its name: a shard without one was not made by
+// this plan. The file is replaced as a whole each time (output_file.h). It is read as hostile: what
+// is wrong with it is kBadInput.
 //
-// A source file is recognized by size, time of modification and a hash: of its header, and of its payload a sample:
-// all of it up to 16 MiB; beyond that, of every tensor, 4096 bytes from the middle of each 64 MiB. That is a page a
-// tensor (some 50 000 of a model of 600 GB), and sees every tensor that was trained, requantized or replaced. It does
-// not see single values that change between the samples of a large file whose size and time are kept.
+// A source file is recognized by size, time of modification and a hash: of its header, and of its
+// payload a sample: all of it up to 16 MiB; beyond that, of every tensor, 4096 bytes from the
+// middle of each 64 MiB. That is a page a tensor (some 50 000 of a model of 600 GB), and sees every
+// tensor that was trained, requantized or replaced. It does not see single values that change
+// between the samples of a large file whose size and time are kept.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +48,8 @@ struct QuantizePlan {
   std::set<int64_t> layers;
   std::string gate_up_order;  // as it was given; empty if it was not
   std::string search;
-  std::string calibration;  // the hash of the moments that errors are weighted by; empty if none are
+  std::string
+      calibration;  // the hash of the moments that errors are weighted by; empty if none are
   bool share_gate_up_scale = true;
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if none is given
   uint64_t max_shard_bytes = 0;
@@ -55,8 +59,10 @@ struct QuantizePlan {
 };
 
 Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
-                                        const std::string& source_config, const std::set<int64_t>& layers,
-                                        const QuantizeOptions& options, const std::string& calibration);
+                                        const std::string& source_config,
+                                        const std::set<int64_t>& layers,
+                                        const QuantizeOptions& options,
+                                        const std::string& calibration);
 // The source's files have the sizes and times that the plan names: nobody wrote to them meanwhile.
 Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index);
 

@@ -24,8 +24,8 @@ Json quality_values(const QuantizationQuality& q) {
 }
 
 Status wrong(const std::string& key, const char* expected, const Json* got) {
-  return bad_input(
-      fmt::format("{}: expected {}, got {}", key, expected, got == nullptr ? "none" : describe_json(*got)));
+  return bad_input(fmt::format("{}: expected {}, got {}", key, expected,
+                               got == nullptr ? "none" : describe_json(*got)));
 }
 
 Result<std::string> text_of(const Json& object, const char* key) {
@@ -56,7 +56,8 @@ Result<const Json*> array_of(const Json& object, const char* key) {
 
 Result<double> amount(const Json& value, const char* key) {
   const double number = value.is_number() ? value.get<double>() : -1;
-  if (!std::isfinite(number) || number < 0) return wrong(key, "a finite number of at least 0", &value);
+  if (!std::isfinite(number) || number < 0)
+    return wrong(key, "a finite number of at least 0", &value);
   return number;
 }
 
@@ -102,19 +103,22 @@ Status parse_work(const Json& json, QuantizePlan& plan) {
   NVFP4_MOE_ASSIGN(plan.search, text_of(json, "search"));
   NVFP4_MOE_ASSIGN(plan.calibration, text_of(json, "calibration"));
   const Json* share = member(json, "share_gate_up_scale");
-  if (share == nullptr || !share->is_boolean()) return wrong("share_gate_up_scale", "true or false", share);
+  if (share == nullptr || !share->is_boolean())
+    return wrong("share_gate_up_scale", "true or false", share);
   plan.share_gate_up_scale = share->get<bool>();
   NVFP4_MOE_ASSIGN(const Json* scales, array_of(json, "input_scales"));
   for (const Json& entry : *scales) {
     NVFP4_MOE_ASSIGN(const int64_t layer, integer_of(entry, "layer", INT64_MIN));
-    if (plan.input_scales.contains(layer)) return wrong("layer", "each layer once", member(entry, "layer"));
+    if (plan.input_scales.contains(layer))
+      return wrong("layer", "each layer once", member(entry, "layer"));
     std::array<float, 2>& values = plan.input_scales[layer];
     const char* const keys[] = {"hidden", "intermediate"};
     for (size_t i = 0; i < 2; ++i) {
       const Json* value = member(entry, keys[i]);
       if (value == nullptr) return wrong(keys[i], "a number", value);
       const std::optional<float> number = finite_float(*value);
-      if (!number || *number < 0) return wrong(keys[i], "a number of float's range that is at least 0", value);
+      if (!number || *number < 0)
+        return wrong(keys[i], "a number of float's range that is at least 0", value);
       values[i] = *number;
     }
   }
@@ -148,7 +152,8 @@ Status parse_done(const Json& json, QuantizePlan& plan) {
 }  // namespace
 
 std::string to_json(const QuantizePlan& plan) {
-  Json files = Json::array(), scales = Json::array(), shards = Json::array(), experts = Json::array();
+  Json files = Json::array(), scales = Json::array(), shards = Json::array(),
+       experts = Json::array();
   for (const SourceFile& file : plan.files)
     files.push_back({{"name", file.name},
                      {"size_bytes", file.size_bytes},

@@ -1,7 +1,8 @@
-// A tensor's values are a function of (seed, tensor name, row, column) alone: one 64-bit hash an element. Four 14-bit
-// uniforms of it add up to a bell of unit variance; its other byte makes one element in 256 three times as large (heavy
-// tails). Row gains (0.5 .. 2) and column gains (0.5 .. 2, one column in 64 four times that) give the spread across
-// blocks that real matrices have.
+// A tensor's values are a function of (seed, tensor name, row, column) alone: one 64-bit hash an
+// element. Four 14-bit uniforms of it add up to a bell of unit variance; its other byte makes one
+// element in 256 three times as large (heavy tails). Row gains (0.5 .. 2) and column gains (0.5 ..
+// 2, one column in 64 four times that) give the spread across blocks that real matrices have.
+// Long because it writes a whole model: config, tokenizer, dense weights, experts.
 #include "convert/synthesize.h"
 
 #include <algorithm>
@@ -37,7 +38,8 @@ float uniform(uint64_t h) { return static_cast<float>(h >> 40) * 0x1p-24f; }
 // Four sums of 14 bits: mean 2 * 16383, variance 4 * (2^28 - 1) / 12.
 float bell(uint64_t h) {
   const uint64_t sum = (h & 0x3FFF) + (h >> 14 & 0x3FFF) + (h >> 28 & 0x3FFF) + (h >> 42 & 0x3FFF);
-  const float value = (static_cast<float>(sum) - 32766.0f) * (1.0f / 9459.0f);  // 9459 = sqrt of that variance
+  const float value =
+      (static_cast<float>(sum) - 32766.0f) * (1.0f / 9459.0f);  // 9459 = sqrt of that variance
   return (h >> 56) == 0 ? value * 3.0f : value;
 }
 
@@ -70,8 +72,8 @@ void put(DType dtype, float value, std::byte* out) {
 }
 
 // Rows [begin, end) of the tensor, as bytes at out.
-void fill_rows(const Spec& spec, uint64_t tensor_hash, const std::vector<float>& col_gain, int64_t begin, int64_t end,
-               std::byte* out) {
+void fill_rows(const Spec& spec, uint64_t tensor_hash, const std::vector<float>& col_gain,
+               int64_t begin, int64_t end, std::byte* out) {
   const int64_t cols = static_cast<int64_t>(col_gain.size());
   const DType dtype = spec.info.dtype;
   const int64_t elem_bytes = bits(dtype) / 8;
@@ -84,14 +86,17 @@ void fill_rows(const Spec& spec, uint64_t tensor_hash, const std::vector<float>&
         const auto id = static_cast<int32_t>(h % static_cast<uint64_t>(spec.ids_below));
         std::memcpy(out, &id, 4);
       } else {
-        put(dtype, spec.kind == Spec::Kind::kOnes ? 1.0f : bell(h) * row_gain * col_gain[static_cast<size_t>(c)], out);
+        put(dtype,
+            spec.kind == Spec::Kind::kOnes ? 1.0f
+                                           : bell(h) * row_gain * col_gain[static_cast<size_t>(c)],
+            out);
       }
     }
   }
 }
 
-Status write_tensor(const Spec& spec, uint64_t seed, Executor& executor, std::vector<std::byte>& buffer,
-                    ShardedWriter& writer) {
+Status write_tensor(const Spec& spec, uint64_t seed, Executor& executor,
+                    std::vector<std::byte>& buffer, ShardedWriter& writer) {
   const int64_t cols = spec.info.shape.back();
   const int64_t rows = count_of(spec.info.shape) / cols;
   const uint64_t tensor_hash = hash_name(seed, spec.info.name);
@@ -106,7 +111,8 @@ Status write_tensor(const Spec& spec, uint64_t seed, Executor& executor, std::ve
     const int64_t count = std::min(rows_at_once, rows - first);
     buffer.resize(static_cast<size_t>(count * row_bytes));
     executor.parallel_for(count, std::max<int64_t>(1, count / 64), [&](int64_t begin, int64_t end) {
-      fill_rows(spec, tensor_hash, col_gain, first + begin, first + end, buffer.data() + begin * row_bytes);
+      fill_rows(spec, tensor_hash, col_gain, first + begin, first + end,
+                buffer.data() + begin * row_bytes);
     });
     NVFP4_MOE_TRY(writer.write(spec.info.name, buffer));
   }
@@ -122,11 +128,13 @@ class Shape {
     if (o_.family == "nemotron_h") return nemotron();
     const bool v4 = o_.family == "deepseek_v4";
     const std::string root = v4 ? "" : "model.";
-    matrix(v4 ? "embed.weight" : "model.embed_tokens.weight", {o_.vocab_size, o_.hidden_size}, 1.0f, DType::kBf16);
-    for (int64_t l = 0; l < o_.layers; ++l) layer(root + "layers." + std::to_string(l) + ".", l, v4);
-    ones(root + "norm.weight", {o_.hidden_size});
-    matrix(v4 ? "head.weight" : "lm_head.weight", {o_.vocab_size, o_.hidden_size}, fan_in(o_.hidden_size),
+    matrix(v4 ? "embed.weight" : "model.embed_tokens.weight", {o_.vocab_size, o_.hidden_size}, 1.0f,
            DType::kBf16);
+    for (int64_t l = 0; l < o_.layers; ++l)
+      layer(root + "layers." + std::to_string(l) + ".", l, v4);
+    ones(root + "norm.weight", {o_.hidden_size});
+    matrix(v4 ? "head.weight" : "lm_head.weight", {o_.vocab_size, o_.hidden_size},
+           fan_in(o_.hidden_size), DType::kBf16);
     return std::move(specs_);
   }
 
@@ -144,7 +152,8 @@ class Shape {
     spec.info.dtype = dtype;
     specs_.push_back(std::move(spec));
   }
-  void matrix(std::string name, std::vector<int64_t> shape, float deviation, DType dtype, bool routed = false) {
+  void matrix(std::string name, std::vector<int64_t> shape, float deviation, DType dtype,
+              bool routed = false) {
     Spec spec;
     spec.deviation = deviation;
     spec.routed_expert = routed;
@@ -191,18 +200,21 @@ class Shape {
       matrix(prefix + "mlp.gate.weight", {o_.num_experts, h}, fan_in(h), DType::kBf16);
     }
     for (int64_t e = 0; e < o_.num_experts; ++e)
-      expert(prefix + (v4 ? "ffn" : "mlp") + ".experts." + std::to_string(e) + ".", v4, o_.dtype, true);
+      expert(prefix + (v4 ? "ffn" : "mlp") + ".experts." + std::to_string(e) + ".", v4, o_.dtype,
+             true);
   }
 
   std::vector<Spec> nemotron() {
     const int64_t h = o_.hidden_size, width = o_.latent_size > 0 ? o_.latent_size : h;
-    const auto pair = [&](const std::string& prefix, int64_t hidden, int64_t inner, DType dtype, bool routed) {
+    const auto pair = [&](const std::string& prefix, int64_t hidden, int64_t inner, DType dtype,
+                          bool routed) {
       matrix(prefix + "up_proj.weight", {inner, hidden}, fan_in(hidden), dtype, routed);
       matrix(prefix + "down_proj.weight", {hidden, inner}, fan_in(inner), dtype, routed);
     };
     matrix("backbone.embeddings.weight", {o_.vocab_size, h}, 1.0f, DType::kBf16);
     for (int64_t l = 0; l < 2 * o_.layers; ++l) {
-      const std::string prefix = "backbone.layers." + std::to_string(l) + ".", mixer = prefix + "mixer.";
+      const std::string prefix = "backbone.layers." + std::to_string(l) + ".",
+                        mixer = prefix + "mixer.";
       ones(prefix + "norm.weight", {h});
       if (l % 2 == 0) {
         matrix(mixer + "in_proj.weight", {2 * h, h}, fan_in(h), DType::kBf16);
@@ -215,9 +227,11 @@ class Shape {
         matrix(mixer + "fc1_latent_proj.weight", {width, h}, fan_in(h), DType::kBf16);
         matrix(mixer + "fc2_latent_proj.weight", {h, width}, fan_in(width), DType::kBf16);
       }
-      pair(mixer + "shared_experts.", h, kNemotronShared * o_.intermediate_size, DType::kBf16, false);
+      pair(mixer + "shared_experts.", h, kNemotronShared * o_.intermediate_size, DType::kBf16,
+           false);
       for (int64_t e = 0; e < o_.num_experts; ++e)
-        pair(mixer + "experts." + std::to_string(e) + ".", width, o_.intermediate_size, o_.dtype, true);
+        pair(mixer + "experts." + std::to_string(e) + ".", width, o_.intermediate_size, o_.dtype,
+             true);
     }
     ones("backbone.norm_f.weight", {h});
     matrix("lm_head.weight", {o_.vocab_size, h}, fan_in(h), DType::kBf16);
@@ -229,7 +243,9 @@ class Shape {
 };
 
 Json config_json(const SynthesizeOptions& o) {
-  const char* dtype = o.dtype == DType::kF16 ? "float16" : o.dtype == DType::kF32 ? "float32" : "bfloat16";
+  const char* dtype = o.dtype == DType::kF16   ? "float16"
+                      : o.dtype == DType::kF32 ? "float32"
+                                               : "bfloat16";
   if (o.family == "deepseek_v4") {
     return Json{{"architectures", {"DeepseekV4ForCausalLM"}},
                 {"model_type", "deepseek_v4"},
@@ -258,25 +274,26 @@ Json config_json(const SynthesizeOptions& o) {
   if (o.family == "nemotron_h") {
     std::string pattern;
     for (int64_t l = 0; l < o.layers; ++l) pattern += "ME";
-    return Json{{"architectures", {"NemotronHForCausalLM"}},
-                {"model_type", "nemotron_h"},
-                {"hybrid_override_pattern", pattern},
-                {"num_hidden_layers", 2 * o.layers},
-                {"mlp_hidden_act", "relu2"},
-                {"hidden_size", o.hidden_size},
-                {"moe_latent_size", o.latent_size > 0 ? Json(o.latent_size) : Json(nullptr)},
-                {"moe_intermediate_size", o.intermediate_size},
-                {"moe_shared_expert_intermediate_size", Shape::kNemotronShared * o.intermediate_size},
-                {"n_routed_experts", o.num_experts},
-                {"n_shared_experts", 1},
-                {"num_experts_per_tok", o.top_k},
-                {"n_group", 1},
-                {"topk_group", 1},
-                {"norm_topk_prob", true},
-                {"routed_scaling_factor", 2.5},
-                {"tie_word_embeddings", false},
-                {"torch_dtype", dtype},
-                {"vocab_size", o.vocab_size}};
+    return Json{
+        {"architectures", {"NemotronHForCausalLM"}},
+        {"model_type", "nemotron_h"},
+        {"hybrid_override_pattern", pattern},
+        {"num_hidden_layers", 2 * o.layers},
+        {"mlp_hidden_act", "relu2"},
+        {"hidden_size", o.hidden_size},
+        {"moe_latent_size", o.latent_size > 0 ? Json(o.latent_size) : Json(nullptr)},
+        {"moe_intermediate_size", o.intermediate_size},
+        {"moe_shared_expert_intermediate_size", Shape::kNemotronShared * o.intermediate_size},
+        {"n_routed_experts", o.num_experts},
+        {"n_shared_experts", 1},
+        {"num_experts_per_tok", o.top_k},
+        {"n_group", 1},
+        {"topk_group", 1},
+        {"norm_topk_prob", true},
+        {"routed_scaling_factor", 2.5},
+        {"tie_word_embeddings", false},
+        {"torch_dtype", dtype},
+        {"vocab_size", o.vocab_size}};
   }
   return Json{{"architectures", {"Qwen3MoeForCausalLM"}},
               {"model_type", "qwen3_moe"},
@@ -301,12 +318,16 @@ Json config_json(const SynthesizeOptions& o) {
 
 Status check(const SynthesizeOptions& o) {
   if (o.family != "deepseek_v4" && o.family != "qwen3_moe" && o.family != "nemotron_h")
-    return invalid_argument("family: expected deepseek_v4, qwen3_moe or nemotron_h, got " + o.family);
-  if (o.latent_size != 0 && (o.family != "nemotron_h" || o.latent_size % 16 != 0 || o.latent_size < 0))
-    return invalid_argument("latent_size: expected 0, or a multiple of 16 with family nemotron_h, got " +
-                            std::to_string(o.latent_size));
+    return invalid_argument("family: expected deepseek_v4, qwen3_moe or nemotron_h, got " +
+                            o.family);
+  if (o.latent_size != 0 &&
+      (o.family != "nemotron_h" || o.latent_size % 16 != 0 || o.latent_size < 0))
+    return invalid_argument(
+        "latent_size: expected 0, or a multiple of 16 with family nemotron_h, got " +
+        std::to_string(o.latent_size));
   if (!is_activation(o.dtype))
-    return invalid_argument(std::string("dtype: expected BF16, F16 or F32, got ") + to_string(o.dtype));
+    return invalid_argument(std::string("dtype: expected BF16, F16 or F32, got ") +
+                            to_string(o.dtype));
   const std::pair<const char*, int64_t> sizes[] = {{"layers", o.layers},
                                                    {"num_experts", o.num_experts},
                                                    {"top_k", o.top_k},
@@ -315,14 +336,16 @@ Status check(const SynthesizeOptions& o) {
                                                    {"vocab_size", o.vocab_size}};
   for (const auto& [name, value] : sizes) {
     if (value < 1 || value > 1 << 20)
-      return invalid_argument(std::string(name) + ": expected 1 to 1048576, got " + std::to_string(value));
+      return invalid_argument(std::string(name) + ": expected 1 to 1048576, got " +
+                              std::to_string(value));
   }
   if (o.hidden_size % 16 != 0 || o.intermediate_size % 16 != 0)
     return invalid_argument("hidden_size and intermediate_size: expected multiples of 16, got " +
-                            std::to_string(o.hidden_size) + " and " + std::to_string(o.intermediate_size));
+                            std::to_string(o.hidden_size) + " and " +
+                            std::to_string(o.intermediate_size));
   if (o.top_k > o.num_experts)
-    return invalid_argument("top_k: expected at most num_experts = " + std::to_string(o.num_experts) + ", got " +
-                            std::to_string(o.top_k));
+    return invalid_argument("top_k: expected at most num_experts = " +
+                            std::to_string(o.num_experts) + ", got " + std::to_string(o.top_k));
   return {};
 }
 
@@ -334,19 +357,24 @@ SynthesizeOptions SynthesizeOptions::of_size(uint64_t total_bytes) {
   o.intermediate_size = 1024;
   o.num_experts = 40;
   const uint64_t layer_bytes = 40ull * 3 * 2048 * 1024 * 2;
-  o.layers = static_cast<int64_t>(std::max<uint64_t>(1, (total_bytes + layer_bytes / 2) / layer_bytes));
+  o.layers =
+      static_cast<int64_t>(std::max<uint64_t>(1, (total_bytes + layer_bytes / 2) / layer_bytes));
   o.max_shard_bytes = 1ull << 30;
   return o;
 }
 
-Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const SynthesizeOptions& options) {
+Result<SynthesizeResult> synthesize_checkpoint(const std::string& out,
+                                               const SynthesizeOptions& options) {
   NVFP4_MOE_TRY(check(options));
   const auto start = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   NVFP4_MOE_TRY(make_directories(out));
   NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
   for (const std::string& name : names) {
-    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") || name == "config.json")
+    if (name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
+        name == "config.json")
       return invalid_argument(out + ": expected a directory without a checkpoint, found " + name);
   }
 
@@ -369,15 +397,18 @@ Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const Syn
   uint64_t done_bytes = 0;
   for (size_t i = 0; i < specs.size(); ++i) {
     NVFP4_MOE_TRY(write_tensor(specs[i], options.seed, executor, buffer, writer));
-    done_bytes += static_cast<uint64_t>(count_of(specs[i].info.shape) * bits(specs[i].info.dtype) / 8);
+    done_bytes +=
+        static_cast<uint64_t>(count_of(specs[i].info.shape) * bits(specs[i].info.dtype) / 8);
     if (options.progress &&
-        !options.progress({"synthesize", specs[i].info.name, static_cast<int64_t>(i + 1), result.tensors,
-                           static_cast<int64_t>(done_bytes), static_cast<int64_t>(result.bytes), seconds()}))
+        !options.progress({"synthesize", specs[i].info.name, static_cast<int64_t>(i + 1),
+                           result.tensors, static_cast<int64_t>(done_bytes),
+                           static_cast<int64_t>(result.bytes), seconds()}))
       return Status(Code::kCancelled, "synthesize: cancelled at " + specs[i].info.name);
   }
   NVFP4_MOE_TRY(writer.finish());
   result.shards = static_cast<int64_t>(writer.shards());
-  NVFP4_MOE_TRY(write_text_file((fs::path(out) / "config.json").string(), config_json(options).dump(2) + "\n"));
+  NVFP4_MOE_TRY(write_text_file((fs::path(out) / "config.json").string(),
+                                config_json(options).dump(2) + "\n"));
   result.seconds = seconds();
   return result;
 }

@@ -1,10 +1,12 @@
-// synthesize_checkpoint: a small model directory with the shape, names and config of a real one, from a seed.
+// synthesize_checkpoint: a small model directory with the shape, names and config of a real one,
+// from a seed.
 //
-// What the demo, the measurements and the tests read when no real checkpoint is at hand: expert weights in bf16,
-// sharded with an index, router, norms, attention, shared experts and embeddings beside them (so that "other tensors
-// are copied" has something to copy), config.json with the family's own field names. Weights have what real ones have
-// and Gaussian noise lacks: row and column scales that differ by a factor of several, and heavy tails. The same options
-// give the same bytes on every machine: integer hashing and IEEE + - * only, no libm.
+// What the demo, the measurements and the tests read when no real checkpoint is at hand: expert
+// weights in bf16, sharded with an index, router, norms, attention, shared experts and embeddings
+// beside them (so that "other tensors are copied" has something to copy), config.json with the
+// family's own field names. Weights have what real ones have and Gaussian noise lacks: row and
+// column scales that differ by a factor of several, and heavy tails. The same options give the same
+// bytes on every machine: integer hashing and IEEE + - * only, no libm.
 #pragma once
 
 #include <cstdint>
@@ -18,17 +20,18 @@
 namespace nvfp4_moe::internal {
 
 struct SynthesizeOptions {
-  // "deepseek_v4": layers.L.ffn.experts.E.{w1,w3,w2}.weight, swiglu_limit 10, one shared expert, hash layers.
-  // "qwen3_moe": model.layers.L.mlp.experts.E.{gate,up,down}_proj.weight, no clamp, no shared expert.
-  // "nemotron_h": backbone.layers.L.mixer.experts.E.{up,down}_proj.weight, relu2, one shared expert of twice the size; a
-  // Mamba layer before each MoE layer.
+  // "deepseek_v4": layers.L.ffn.experts.E.{w1,w3,w2}.weight, swiglu_limit 10, one shared expert,
+  // hash layers. "qwen3_moe": model.layers.L.mlp.experts.E.{gate,up,down}_proj.weight, no clamp, no
+  // shared expert. "nemotron_h": backbone.layers.L.mixer.experts.E.{up,down}_proj.weight, relu2,
+  // one shared expert of twice the size; a Mamba layer before each MoE layer.
   std::string family = "deepseek_v4";
   int64_t layers = 3;
   int64_t num_experts = 16;
   int64_t top_k = 6;
   int64_t hidden_size = 1024;       // multiple of 16
   int64_t intermediate_size = 512;  // multiple of 16
-  int64_t latent_size = 0;          // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
+  int64_t latent_size =
+      0;  // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
   int64_t vocab_size = 2048;
   DType dtype = DType::kBf16;  // of the experts' weights: kBf16, kF16 or kF32
   uint64_t seed = 1;
@@ -36,8 +39,8 @@ struct SynthesizeOptions {
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress = {};
 
-  // About `total_bytes` of bf16 experts, for measurements: hidden 2048, intermediate 1024, 40 experts a layer, as many
-  // layers as it takes (8 for 4 GB), shards of 1 GB.
+  // About `total_bytes` of bf16 experts, for measurements: hidden 2048, intermediate 1024, 40
+  // experts a layer, as many layers as it takes (8 for 4 GB), shards of 1 GB.
   static SynthesizeOptions of_size(uint64_t total_bytes);
 };
 
@@ -49,7 +52,9 @@ struct SynthesizeResult {
   double seconds = 0;
 };
 
-// Writes OUT (created; kInvalidArgument if it already holds *.safetensors). An unfinished OUT has no config.json.
-Result<SynthesizeResult> synthesize_checkpoint(const std::string& out, const SynthesizeOptions& options = {});
+// Writes OUT (created; kInvalidArgument if it already holds *.safetensors). An unfinished OUT has
+// no config.json.
+Result<SynthesizeResult> synthesize_checkpoint(const std::string& out,
+                                               const SynthesizeOptions& options = {});
 
 }  // namespace nvfp4_moe::internal

@@ -19,13 +19,17 @@ namespace {
 constexpr const char* kPlanFile = "quantize.plan.json";
 constexpr size_t kMostPlanBytes = size_t{64} << 20;
 
-// Nothing in OUT but what a run leaves that was stopped before its plan was there: temporary files, an empty plan.
+// Nothing in OUT but what a run leaves that was stopped before its plan was there: temporary files,
+// an empty plan.
 Result<bool> holds_nothing(const std::string& out) {
   NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
   for (const std::string& name : names) {
-    const bool temporary = name == partial_path(kPlanFile) || name == std::string(kPlanFile) + ".partial";
+    const bool temporary =
+        name == partial_path(kPlanFile) || name == std::string(kPlanFile) + ".partial";
     struct stat facts {};
-    if (::lstat((std::filesystem::path(out) / name).c_str(), &facts) != 0 || !S_ISREG(facts.st_mode)) return false;
+    if (::lstat((std::filesystem::path(out) / name).c_str(), &facts) != 0 ||
+        !S_ISREG(facts.st_mode))
+      return false;
     if (!temporary && !(name == kPlanFile && facts.st_size == 0)) return false;
   }
   return true;
@@ -38,7 +42,8 @@ Status remove_temporaries(const std::string& plan_path) {
 }
 
 Status refuse_contents(const std::string& out) {
-  return invalid_argument(printable(out, 4096) + ": expected a new or empty directory, or an unfinished quantize");
+  return invalid_argument(printable(out, 4096) +
+                          ": expected a new or empty directory, or an unfinished quantize");
 }
 
 }  // namespace
@@ -65,7 +70,8 @@ Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
   if (!std::filesystem::is_directory(out, error)) return refuse_contents(out);
   NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
   if (nothing) return {};
-  NVFP4_MOE_ASSIGN(const bool planned, has_entry((std::filesystem::path(out) / kPlanFile).string()));
+  NVFP4_MOE_ASSIGN(const bool planned,
+                   has_entry((std::filesystem::path(out) / kPlanFile).string()));
   return planned ? Status() : refuse_contents(out);
 }
 
@@ -86,16 +92,20 @@ Result<UnfinishedOutput> UnfinishedOutput::claim(const std::string& out, Quantiz
   NVFP4_MOE_ASSIGN(const std::string text, read_text_file(path, kMostPlanBytes));
   auto found = parse_quantize_plan(text);
   if (!found.ok())
-    return bad_input(fmt::format("{}: not a plan of quantize ({}); remove {} to start anew", printable(path, 4096),
-                                 found.status().message(), printable(out, 4096)));
+    return bad_input(fmt::format("{}: not a plan of quantize ({}); remove {} to start anew",
+                                 printable(path, 4096), found.status().message(),
+                                 printable(out, 4096)));
   if (const Status same = check_same_work(plan, *found); !same.ok())
-    return Status(same.code(), fmt::format("{}: an unfinished quantize with {}; remove it to start anew",
-                                           printable(out, 4096), same.message()));
+    return Status(same.code(),
+                  fmt::format("{}: an unfinished quantize with {}; remove it to start anew",
+                              printable(out, 4096), same.message()));
   claimed.plan_ = std::move(*found);
   return claimed;
 }
 
-std::string UnfinishedOutput::plan_path() const { return (std::filesystem::path(out_) / kPlanFile).string(); }
+std::string UnfinishedOutput::plan_path() const {
+  return (std::filesystem::path(out_) / kPlanFile).string();
+}
 
 ShardRecords UnfinishedOutput::records() {
   ShardRecords records;
@@ -113,7 +123,8 @@ const ExpertQuality* UnfinishedOutput::find(ExpertId id) const {
 }
 
 Status UnfinishedOutput::close() {
-  // Everything has its name before the plan goes: also what an earlier run renamed and had no time to sync.
+  // Everything has its name before the plan goes: also what an earlier run renamed and had no time
+  // to sync.
   NVFP4_MOE_TRY(remove_temporaries(plan_path()));
   NVFP4_MOE_TRY(sync_directory(out_));
   NVFP4_MOE_TRY(remove_file(plan_path()));

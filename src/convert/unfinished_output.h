@@ -1,8 +1,10 @@
-// OUT between the first byte and the last: claimed by a plan file, resumed by the same plan, closed by its removal.
+// OUT between the first byte and the last: claimed by a plan file, resumed by the same plan, closed
+// by its removal.
 //
-// In any state in which a crash can leave it OUT is one of: without a plan and without shards (a rerun starts again),
-// with a plan (a rerun goes on), or complete. Each step is on disk before the next begins: plan; shard, its record in
-// the plan, its name; index; copied files; config.json; removal of the plan.
+// In any state in which a crash can leave it OUT is one of: without a plan and without shards (a
+// rerun starts again), with a plan (a rerun goes on), or complete. Each step is on disk before the
+// next begins: plan; shard, its record in the plan, its name; index; copied files; config.json;
+// removal of the plan.
 #pragma once
 
 #include <string>
@@ -18,14 +20,15 @@ class UnfinishedOutput {
  public:
   // What claim() would refuse of OUT whatever the plan is; reads no weight.
   static Status check(const std::string& in, const std::string& out);
-  // OUT is new, empty, or an unfinished run of the same plan; else kInvalidArgument. kBusy while another run holds it:
-  // OUT is locked until this object goes.
+  // OUT is new, empty, or an unfinished run of the same plan; else kInvalidArgument. kBusy while
+  // another run holds it: OUT is locked until this object goes.
   static Result<UnfinishedOutput> claim(const std::string& out, QuantizePlan plan);
 
-  // For the writer of the shards: what is done, and a record of each that comes. Borrows this object.
+  // For the writer of the shards: what is done, and a record of each that comes. Borrows this
+  // object.
   ShardRecords records();
-  // Measurements of experts. What is added lasts from the next shard's record on, which is soon enough: an expert is
-  // only asked for if all its shards are done.
+  // Measurements of experts. What is added lasts from the next shard's record on, which is soon
+  // enough: an expert is only asked for if all its shards are done.
   void add(ExpertId id, const ExpertQuality& quality) { plan_.experts[id] = quality; }
   const ExpertQuality* find(ExpertId id) const;
 

@@ -1,5 +1,6 @@
-// Copies a checkpoint with other activation scales. All of it is copied, not linked and patched: a tensor that lay in
-// two shards would be read by some loaders from the one and by some from the other.
+// Copies a checkpoint with other activation scales. All of it is copied, not linked and patched: a
+// tensor that lay in two shards would be read by some loaders from the one and by some from the
+// other.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -28,7 +29,8 @@ Status check_quantizes_activations(const Checkpoint& checkpoint) {
     if (declared.format != ActivationFormat::kBf16) return {};
     why = declared.why;
   }
-  return unsupported("expected a checkpoint with quantized activations, got a weight-only one (W4A16): " + why);
+  return unsupported(
+      "expected a checkpoint with quantized activations, got a weight-only one (W4A16): " + why);
 }
 
 struct Output {
@@ -37,12 +39,14 @@ struct Output {
   float value = 0;
 };
 
-Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<int64_t, LayerScales>& scales) {
+Result<std::vector<Output>> plan(const Checkpoint& checkpoint,
+                                 const std::map<int64_t, LayerScales>& scales) {
   const bool reciprocal = checkpoint.model().format == SourceFormat::kCompressedTensors;
   const std::string_view part = reciprocal ? "input_global_scale" : "input_scale";
   const std::string_view after = reciprocal ? "weight_global_scale" : "weight_scale_2";
   const FamilyNames* family = family_names(checkpoint.model().family);
-  if (family == nullptr) return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
+  if (family == nullptr)
+    return unsupported("family " + checkpoint.model().family + ": its tensor names are not known");
   std::vector<Output> outputs;
   for (const auto& file : checkpoint.index().files()) {
     for (const TensorInfo& info : file->tensors()) {
@@ -57,7 +61,9 @@ Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<in
       const bool ours = name && name->role == TensorRole::kExpert && scales.contains(name->layer);
       if (ours && (name->part == part || name->part == after)) {
         const LayerScales& layer = scales.at(name->layer);
-        const float scale = (name->projection == Projection::kDown ? layer.intermediate : layer.hidden).value_or(1.0f);
+        const float scale =
+            (name->projection == Projection::kDown ? layer.intermediate : layer.hidden)
+                .value_or(1.0f);
         Output scalar;
         scalar.info = output.info;
         scalar.info.name.replace(info.name.size() - name->part.size(), name->part.size(), part);
@@ -68,7 +74,8 @@ Result<std::vector<Output>> plan(const Checkpoint& checkpoint, const std::map<in
           outputs.push_back(std::move(scalar));
           continue;
         }
-        if (checkpoint.index().find(scalar.info.name).info == nullptr) outputs.push_back(std::move(scalar));
+        if (checkpoint.index().find(scalar.info.name).info == nullptr)
+          outputs.push_back(std::move(scalar));
       }
       outputs.push_back(std::move(output));
     }
@@ -83,7 +90,8 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   NVFP4_MOE_TRY(check_apart(in, out));
   const ModelInfo& model = checkpoint.model();
   if (model.format != SourceFormat::kModelOpt && model.format != SourceFormat::kCompressedTensors)
-    return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in, to_string(model.format)));
+    return unsupported(fmt::format("{}: expected a per-expert NVFP4 checkpoint, got {}", in,
+                                   to_string(model.format)));
   NVFP4_MOE_TRY(check_quantizes_activations(checkpoint).in(in));
   NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
   if (!there) return {};
@@ -92,14 +100,15 @@ Status check_takes_input_scales(const Checkpoint& checkpoint, const std::string&
   return invalid_argument(out + ": expected a new or empty directory");
 }
 
-Status write_input_scales(const std::string& in, const std::string& out, const std::map<int64_t, LayerScales>& scales,
-                          uint64_t max_shard_bytes, const ProgressFn& progress, const CheckpointOptions& reading) {
+Status write_input_scales(const std::string& in, const std::string& out,
+                          const std::map<int64_t, LayerScales>& scales, uint64_t max_shard_bytes,
+                          const ProgressFn& progress, const CheckpointOptions& reading) {
   const auto start = std::chrono::steady_clock::now();
   for (const auto& [layer, s] : scales) {
     for (const std::optional<float>& scale : {s.hidden, s.intermediate}) {
       if (scale && !(*scale >= 0x1p-126f && std::isfinite(*scale)))
-        return invalid_argument(
-            fmt::format("input scale of layer {}: expected a positive normal number, got {}", layer, *scale));
+        return invalid_argument(fmt::format(
+            "input scale of layer {}: expected a positive normal number, got {}", layer, *scale));
     }
   }
   NVFP4_MOE_ASSIGN(const Checkpoint checkpoint, Checkpoint::open(in, reading));
@@ -110,7 +119,8 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
     if (!layers.contains(layer))
       return invalid_argument(fmt::format("layer {}: the checkpoint has no such MoE layer", layer));
   }
-  NVFP4_MOE_ASSIGN(const std::string config, read_text_file((fs::path(in) / "config.json").string()));
+  NVFP4_MOE_ASSIGN(const std::string config,
+                   read_text_file((fs::path(in) / "config.json").string()));
   NVFP4_MOE_ASSIGN(const std::vector<Output> outputs, plan(checkpoint, scales));
   NVFP4_MOE_ASSIGN(const std::vector<OtherFile> others, other_files(in));
   const std::string hf_name = "hf_quant_config.json";
@@ -123,9 +133,15 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
   NVFP4_MOE_TRY(make_directories(out));
   std::vector<TensorInfo> tensors;
   for (const Output& output : outputs) tensors.push_back(output.info);
-  NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));
-  Progress reported{
-      "write scales", "", 0, static_cast<int64_t>(outputs.size()), 0, static_cast<int64_t>(writer.data_bytes()), 0};
+  NVFP4_MOE_ASSIGN(ShardedWriter writer,
+                   ShardedWriter::create(out, tensors, max_shard_bytes, {{"format", "pt"}}));
+  Progress reported{"write scales",
+                    "",
+                    0,
+                    static_cast<int64_t>(outputs.size()),
+                    0,
+                    static_cast<int64_t>(writer.data_bytes()),
+                    0};
   for (const Output& output : outputs) {
     if (output.copy.info != nullptr) {
       NVFP4_MOE_TRY(copy_tensor(output.copy, writer));
@@ -135,7 +151,8 @@ Status write_input_scales(const std::string& in, const std::string& out, const s
     reported.item = output.info.name;
     ++reported.done;
     reported.done_bytes += static_cast<int64_t>(output.info.size_bytes());
-    reported.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    reported.elapsed_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (progress && !progress(reported))
       return Status(Code::kCancelled, "write scales: cancelled after " + output.info.name);
   }

@@ -1,9 +1,10 @@
-// The activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and the pass that applies a
-// gated one to a row and quantizes the result.
+// The activation functions of the contract (docs/numerics.md) on one pair of gemm1's outputs, and
+// the pass that applies a gated one to a row and quantizes the result.
 //
-// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN stays NaN. The far tail
-// of the sigmoid is computed in double, since 1 + e^-x leaves fp32's range there. Plain code for one element: a backend
-// that vectorizes it is compared with this. A backend whose bound leaves room for a faster e^x passes its own.
+// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN
+// stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x leaves fp32's range
+// there. Plain code for one element: a backend that vectorizes it is compared with this. A backend
+// whose bound leaves room for a faster e^x passes its own.
 #pragma once
 
 #include <cstdint>
@@ -23,17 +24,20 @@ struct GatedActivation {
   float limit = 0.0f;    // L; unused by kSwiglu and kRelu2
   float alpha = 1.702f;  // a of kSwigluOai
 
-  // kInvalidArgument if limit is missing, superfluous or not positive and finite, alpha is not, or there is no gate.
+  // kInvalidArgument if limit is missing, superfluous or not positive and finite, alpha is not, or
+  // there is no gate.
   static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
   // kRelu2 does not read gate.
   NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
-  // exp: e^x of a float. The result is -0 or 0 once e^-x is infinite, x the argument of the sigmoid.
+  // exp: e^x of a float. The result is -0 or 0 once e^-x is infinite, x the argument of the
+  // sigmoid.
   template <class Exp>
   NVFP4_MOE_HOST_DEVICE float apply(float gate, float up, const Exp& exp) const;
-  // The same for an argument of the sigmoid below kSigmoidTail, within half an ulp. There is a gate.
+  // The same for an argument of the sigmoid below kSigmoidTail, within half an ulp. There is a
+  // gate.
   NVFP4_MOE_HOST_DEVICE float tail(float gate, float up) const;
 };
 // Below it sigmoid(x) is e^x to 2^-92, and the gate is below every clamp.
@@ -42,7 +46,9 @@ inline constexpr float kSigmoidTail = -64.0f;
 namespace activation_detail {
 // x limited from above, and from below if two-sided; NaN stays NaN.
 NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
-NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) { return x < -limit ? -limit : at_most(x, limit); }
+NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) {
+  return x < -limit ? -limit : at_most(x, limit);
+}
 // NaN stays NaN; never -0, so that h is not either.
 NVFP4_MOE_HOST_DEVICE inline float relu2(float x) {
   const float positive = x <= 0.0f ? 0.0f : x;
@@ -70,13 +76,15 @@ NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& 
   return 0.0f;
 }
 
-// e^x with the same bits on every host and device, as a function object: device code takes no address of a function.
+// e^x with the same bits on every host and device, as a function object: device code takes no
+// address of a function.
 struct ExpSameEverywhere {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return exp_same_everywhere(x); }
 };
 NVFP4_MOE_HOST_DEVICE inline float GatedActivation::operator()(float g, float u) const {
   const float x = function == Activation::kSwigluOai ? alpha * g : g;
-  return x < kSigmoidTail && function != Activation::kRelu2 ? tail(g, u) : apply(g, u, ExpSameEverywhere());
+  return x < kSigmoidTail && function != Activation::kRelu2 ? tail(g, u)
+                                                            : apply(g, u, ExpSameEverywhere());
 }
 NVFP4_MOE_HOST_DEVICE inline float GatedActivation::tail(float g, float u) const {
   using namespace activation_detail;
@@ -85,7 +93,8 @@ NVFP4_MOE_HOST_DEVICE inline float GatedActivation::tail(float g, float u) const
   const float factor = function == Activation::kSwiglu      ? u
                        : function == Activation::kSwigluOai ? within(u, limit) + 1.0f
                                                             : within(u, limit);
-  return static_cast<float>(gate * (x < -708.0 ? 0.0 : exp_unrounded(x)) * static_cast<double>(factor));
+  return static_cast<float>(gate * (x < -708.0 ? 0.0 : exp_unrounded(x)) *
+                            static_cast<double>(factor));
 }
 
 // gemm1's output: row r holds `inner` gate and `inner` up values, of an activation dtype.
@@ -101,13 +110,16 @@ struct GateUp {
 struct QuantizedRows {
   uint8_t* codes = nullptr;         // (rows, inner/2)
   uint8_t* block_scales = nullptr;  // (rows, inner/16)
-  float* row_scales = nullptr;      // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
+  float* row_scales =
+      nullptr;  // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
 };
 
-// h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as the tensor scale of
-// every row, or each with its own (dynamic_token_scale) if that is 0. row_weights: (rows) router weights under
-// before_down, null for none. Precondition: power_of_two is 0 or is_power_of_two.
-void swiglu_quantize(const GatedActivation& activation, const GateUp& input, const float* row_weights,
-                     float power_of_two, const QuantizedRows& out, QuantizeCounts& counts);
+// h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as
+// the tensor scale of every row, or each with its own (dynamic_token_scale) if that is 0.
+// row_weights: (rows) router weights under before_down, null for none. Precondition: power_of_two
+// is 0 or is_power_of_two.
+void swiglu_quantize(const GatedActivation& activation, const GateUp& input,
+                     const float* row_weights, float power_of_two, const QuantizedRows& out,
+                     QuantizeCounts& counts);
 
 }  // namespace nvfp4_moe::internal

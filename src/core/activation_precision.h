@@ -5,7 +5,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Whether `format` is less precise than `other`: nvfp4, fp8, int8_block and bf16 are in ascending precision.
+// Whether `format` is less precise than `other`: nvfp4, fp8, int8_block and bf16 are in ascending
+// precision.
 constexpr bool less_precise(ActivationFormat format, ActivationFormat other) {
   constexpr auto precision = [](ActivationFormat one) {
     switch (one) {

@@ -1,8 +1,9 @@
 // Arena: the one walk that both measures and places arrays in a block of memory.
 //
-// A layout is a function that takes its arrays from an arena in a fixed order. Over a null base it measures: every
-// pointer is null and size_bytes() is what the arrays need. Over a real base the same function places them. Nothing is
-// allocated, so that a run may walk; names are kept only if a layout is to be printed or guarded by a test.
+// A layout is a function that takes its arrays from an arena in a fixed order. Over a null base it
+// measures: every pointer is null and size_bytes() is what the arrays need. Over a real base the
+// same function places them. Nothing is allocated, so that a run may walk; names are kept only if a
+// layout is to be printed or guarded by a test.
 #pragma once
 
 #include <cstddef>
@@ -23,34 +24,38 @@ struct Span {
 
 class Arena {
  public:
-  static constexpr size_t kAlignment = 256;  // of every array: what TMA, vector loads and cache lines ask for at most
+  static constexpr size_t kAlignment =
+      256;  // of every array: what TMA, vector loads and cache lines ask for at most
 
   Arena() = default;
-  // base: a multiple of kAlignment, or null. guard_bytes (tests only) follow every array. spans: where names are kept,
-  // or null.
+  // base: a multiple of kAlignment, or null. guard_bytes (tests only) follow every array. spans:
+  // where names are kept, or null.
   explicit Arena(std::byte* base, size_t guard_bytes = 0, std::vector<Span>* spans = nullptr)
       : base_(base), guard_bytes_(guard_bytes), spans_(spans) {}
 
-  // `count` elements of T; null while measuring. The name is that of the group followed by that of the array: two
-  // literals, so that placing allocates nothing.
+  // `count` elements of T; null while measuring. The name is that of the group followed by that of
+  // the array: two literals, so that placing allocates nothing.
   template <class T>
   T* take(const char* group, const char* name, int64_t count) {
     const size_t offset = add(size_bytes_, kAlignment - 1) / kAlignment * kAlignment;
     size_t size_bytes = 0;
-    if (__builtin_mul_overflow(static_cast<size_t>(count), sizeof(T), &size_bytes)) size_bytes = kTooLarge;
+    if (__builtin_mul_overflow(static_cast<size_t>(count), sizeof(T), &size_bytes))
+      size_bytes = kTooLarge;
     if (spans_ != nullptr) keep_name(group, name, offset, size_bytes);
     size_bytes_ = add(add(offset, size_bytes), guard_bytes_);
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + offset);
   }
 
-  // The size of all arrays so far, including guards. Sums that overflow stay at the largest size_t, which no memory satisfies.
+  // The size of all arrays so far, including guards. Sums that overflow stay at the largest size_t,
+  // which no memory satisfies.
   size_t size_bytes() const { return size_bytes_; }
 
  private:
   static constexpr size_t kTooLarge = std::numeric_limits<size_t>::max();
   static size_t add(size_t a, size_t b) { return a > kTooLarge - b ? kTooLarge : a + b; }
   // Apart, so that take, which every run calls some twenty times, is small enough to be inlined.
-  [[gnu::noinline, gnu::cold]] void keep_name(const char* group, const char* name, size_t offset, size_t size_bytes) {
+  [[gnu::noinline, gnu::cold]] void keep_name(const char* group, const char* name, size_t offset,
+                                              size_t size_bytes) {
     spans_->push_back({std::string(group) + name, offset, size_bytes});
   }
 

@@ -1,4 +1,5 @@
-// Buffer: owned bytes with a deleter, so that packed weights may live in anonymous memory, a mapped file or a device.
+// Buffer: owned bytes with a deleter, so that packed weights may live in anonymous memory, a mapped
+// file or a device.
 #pragma once
 
 #include <cstddef>
@@ -38,11 +39,12 @@ class Buffer {
   std::function<void(std::byte*, size_t)> release_;
 };
 
-// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on release. purpose: what they
-// are for, which kOutOfMemory says beside what was asked and what was free.
+// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on
+// release. purpose: what they are for, which kOutOfMemory says beside what was asked and what was
+// free.
 Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose = "memory");
 // kOutOfMemory: "PURPOSE: expected SIZE bytes on DEVICE, FREE of TOTAL are free: out of memory".
-Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where, size_t free_bytes,
-                     size_t total_bytes);
+Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where,
+                     size_t free_bytes, size_t total_bytes);
 
 }  // namespace nvfp4_moe::internal

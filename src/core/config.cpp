@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A dot product of this many products of two E2M1 x E4M3 values, in units of 2^-20, still fits an int64:
-// 144 (512 * 448)^2 < 2^43.
+// A dot product of this many products of two E2M1 x E4M3 values, in units of 2^-20, still fits an
+// int64: 144 (512 * 448)^2 < 2^43.
 constexpr int64_t kMaxDimension = int64_t{1} << 20;
 // Expert ids and counts stay small integers everywhere; published models have at most 512 experts.
 constexpr int64_t kMaxExperts = 65536;
@@ -25,8 +25,8 @@ std::string text(float value) {
 
 Status check_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
-  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + ".." + std::to_string(high) +
-                          ", got " + std::to_string(value));
+  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + ".." +
+                          std::to_string(high) + ", got " + std::to_string(value));
 }
 
 Status check_dimension(const char* name, int64_t value) {
@@ -42,24 +42,26 @@ Status check_positive(const char* name, float value) {
 
 Status check_power_of_two(const char* name, float value) {
   if (is_power_of_two(value)) return {};
-  return invalid_argument(std::string(name) + ": expected a power of two in [2^-126, 2^127], got " + text(value));
+  return invalid_argument(std::string(name) + ": expected a power of two in [2^-126, 2^127], got " +
+                          text(value));
 }
 
 Status check_limit(const MoeOptions& o) {
   if (o.activation == Activation::kSwiglu || o.activation == Activation::kRelu2) {
     if (!o.swiglu_limit.has_value()) return {};
-    return invalid_argument(std::string("swiglu_limit: expected none with activation ") + to_string(o.activation) +
-                            ", got " + text(*o.swiglu_limit));
+    return invalid_argument(std::string("swiglu_limit: expected none with activation ") +
+                            to_string(o.activation) + ", got " + text(*o.swiglu_limit));
   }
   if (!o.swiglu_limit.has_value())
-    return invalid_argument(std::string("swiglu_limit: expected a limit with activation ") + to_string(o.activation) +
-                            ", got none");
+    return invalid_argument(std::string("swiglu_limit: expected a limit with activation ") +
+                            to_string(o.activation) + ", got none");
   return check_positive("swiglu_limit", *o.swiglu_limit);
 }
 
 Status check_alpha(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_positive("swiglu_alpha", o.swiglu_alpha));
-  if (o.activation == Activation::kSwigluOai || o.swiglu_alpha == MoeOptions{}.swiglu_alpha) return {};
+  if (o.activation == Activation::kSwigluOai || o.swiglu_alpha == MoeOptions{}.swiglu_alpha)
+    return {};
   return invalid_argument(std::string("swiglu_alpha: expected none (1.702) with activation ") +
                           to_string(o.activation) + ", got " + text(o.swiglu_alpha));
 }
@@ -67,8 +69,9 @@ Status check_alpha(const MoeOptions& o) {
 Status check_fixed(const MoeOptions& o) {
   if (!o.intermediate_fixed.has_value()) return {};
   if (o.intermediate_scale != IntermediateScale::kFixed)
-    return invalid_argument(std::string("intermediate_fixed: expected none with intermediate_scale ") +
-                            to_string(o.intermediate_scale) + ", got " + text(*o.intermediate_fixed));
+    return invalid_argument(
+        std::string("intermediate_fixed: expected none with intermediate_scale ") +
+        to_string(o.intermediate_scale) + ", got " + text(*o.intermediate_fixed));
   return check_power_of_two("intermediate_fixed", *o.intermediate_fixed);
 }
 
@@ -76,17 +79,18 @@ Status check_fixed(const MoeOptions& o) {
 Status check_router_weight(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.router_weight));
   if (o.router_weight != RouterWeight::kOnInput || o.top_k == 1) return {};
-  return invalid_argument("top_k: expected 1 with router_weight on_input (hidden times one expert's weight), got " +
-                          std::to_string(o.top_k));
+  return invalid_argument(
+      "top_k: expected 1 with router_weight on_input (hidden times one expert's weight), got " +
+      std::to_string(o.top_k));
 }
 
 // A weight elsewhere than behind gemm2 would leave the down bias without it.
 Status check_expert_biases(const MoeOptions& o) {
   if (!o.expert_biases || o.router_weight == RouterWeight::kAfterDown) return {};
-  return invalid_argument(
-      std::string("router_weight: expected after_down with expert_biases (the weight multiplies the down bias too), "
-                  "got ") +
-      to_string(o.router_weight));
+  return invalid_argument(std::string("router_weight: expected after_down with expert_biases (the "
+                                      "weight multiplies the down bias too), "
+                                      "got ") +
+                          to_string(o.router_weight));
 }
 
 }  // namespace
@@ -101,14 +105,16 @@ const char* to_string(RowFormat value) { return name_of(value); }
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale) {
   if (format == ActivationFormat::kInt8Block && scale != Scale::kDynamicToken)
-    return invalid_argument(std::string(EnumNames<Scale>::kWhat) +
-                            ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
-                            "scale), got " +
-                            to_string(scale));
+    return invalid_argument(
+        std::string(EnumNames<Scale>::kWhat) +
+        ": expected dynamic_token with activation_format int8_block (each block of 16 has its own "
+        "scale), got " +
+        to_string(scale));
   if (format == ActivationFormat::kFp8 && scale == Scale::kCompat)
-    return invalid_argument(std::string(EnumNames<Scale>::kWhat) + ": expected " + EnumNames<Scale>::kAll[0] + " or " +
-                            EnumNames<Scale>::kAll[1] +
-                            " with activation_format fp8 (compat is an order of operations for NVFP4), got compat");
+    return invalid_argument(
+        std::string(EnumNames<Scale>::kWhat) + ": expected " + EnumNames<Scale>::kAll[0] + " or " +
+        EnumNames<Scale>::kAll[1] +
+        " with activation_format fp8 (compat is an order of operations for NVFP4), got compat");
   return {};
 }
 template Status check_scale_option<ActivationScale>(ActivationFormat, ActivationScale);
@@ -117,8 +123,8 @@ template Status check_scale_option<IntermediateScale>(ActivationFormat, Intermed
 Status check_static_headroom(ActivationScale scale, float headroom) {
   NVFP4_MOE_TRY(check_power_of_two("static_headroom", headroom));
   if (scale == ActivationScale::kStatic || headroom == 1.0f) return {};
-  return invalid_argument(std::string("static_headroom: expected none (1) with activation_scale ") + to_string(scale) +
-                          ", got " + text(headroom));
+  return invalid_argument(std::string("static_headroom: expected none (1) with activation_scale ") +
+                          to_string(scale) + ", got " + text(headroom));
 }
 
 double row_scale_range(ActivationFormat format) {

@@ -1,4 +1,5 @@
-// MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/numerics.md).
+// MoeConfig: the sizes of a layer and every named choice of the numeric contract
+// (docs/numerics.md).
 #pragma once
 
 #include <cstdint>
@@ -23,14 +24,14 @@ enum class ActivationFormat : uint8_t {
   kNvfp4,      // W4A4
   kBf16,       // W4A16
   kInt8Block,  // W4A8: int8 with a scale per 16 elements
-  kFp8,        // W4A8: E4M3 with a power of two per row, and weights rounded once to E4M3 (core/fp8.h)
+  kFp8,  // W4A8: E4M3 with a power of two per row, and weights rounded once to E4M3 (core/fp8.h)
 };
 enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // of hidden
 enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
 enum class RouterWeight : uint8_t {
   kAfterDown,   // multiplies the expert's output, at combine
   kBeforeDown,  // multiplies SwiGLU's output before its rounding                  DeepSeek-V4
-  kOnInput,     // multiplies hidden before quantize, for the routed experts alone; top_k is 1      Llama-4
+  kOnInput,  // multiplies hidden before quantize, for the routed experts alone; top_k is 1 Llama-4
 };
 enum class RowFormat : uint8_t { kBf16, kFp32 };  // gemm2's rows before combine
 
@@ -44,7 +45,8 @@ const char* to_string(RowFormat);
 template <>
 struct EnumNames<Activation> {
   static constexpr const char* kWhat = "activation";
-  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai", "relu2"};
+  static constexpr std::array kAll = {"swiglu", "swiglu_clamped", "swiglu_step", "swiglu_oai",
+                                      "relu2"};
 };
 template <>
 struct EnumNames<ActivationFormat> {
@@ -72,27 +74,31 @@ struct EnumNames<RowFormat> {
   static constexpr std::array kAll = {"bf16", "fp32"};
 };
 
-// Without a gate gemm1 multiplies `up` alone. If matrices are named, an expert's gate is then one of no rows, its tensor
-// scale 1: Loops over rows see none; code that counts matrices calls this.
-NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) { return activation != Activation::kRelu2; }
+// Without a gate gemm1 multiplies `up` alone. If matrices are named, an expert's gate is then one
+// of no rows, its tensor scale 1: Loops over rows see none; code that counts matrices calls this.
+NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) {
+  return activation != Activation::kRelu2;
+}
 constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
   return has_gate(activation) ? intermediate_size : 0;
 }
-// An expert's matrices, each of hidden x intermediate values, are [first_matrix, 3) of gate, up and down.
+// An expert's matrices, each of hidden x intermediate values, are [first_matrix, 3) of gate, up and
+// down.
 constexpr int first_matrix(Activation activation) { return has_gate(activation) ? 0 : 1; }
 constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_matrix(activation); }
 
-// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale next to it, since
-// quantizing without that scale would be another computation than the one asked for. fp8 has no compat, which is an
-// order of operations for NVFP4. Under bf16, where nothing is quantized, the option is moot. Scale: ActivationScale or
-// IntermediateScale.
+// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale
+// next to it, since quantizing without that scale would be another computation than the one asked
+// for. fp8 has no compat, which is an order of operations for NVFP4. Under bf16, where nothing is
+// quantized, the option is moot. Scale: ActivationScale or IntermediateScale.
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);
 
 // static_headroom is a power of two, and 1 unless it has a static scale to multiply.
 Status check_static_headroom(ActivationScale scale, float headroom);
 
-// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 if rows have none.
+// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 if
+// rows have none.
 double row_scale_range(ActivationFormat format);
 
 struct MoeOptions {
@@ -101,19 +107,22 @@ struct MoeOptions {
   int64_t hidden_size = 0;        // multiple of 16
   int64_t intermediate_size = 0;  // multiple of 16; this rank's slice under tensor parallel
   Activation activation = Activation::kSwiglu;
-  std::optional<float> swiglu_limit;  // L; required by the three clamped activations, refused by the others
-  float swiglu_alpha = 1.702f;        // a of swiglu_oai; of the others 1.702
+  std::optional<float>
+      swiglu_limit;  // L; required by the three clamped activations, refused by the others
+  float swiglu_alpha = 1.702f;  // a of swiglu_oai; of the others 1.702
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
-  std::optional<float> intermediate_fixed;  // the power of two of intermediate_scale = fixed, if the caller knows it
-  float max_router_weight = 1.0f;           // for the bound of `fixed` under before_down; moot elsewhere
-  float static_headroom = 1.0f;             // power of two, multiplies the static scale; 1 if there is none
+  std::optional<float>
+      intermediate_fixed;  // the power of two of intermediate_scale = fixed, if the caller knows it
+  float max_router_weight = 1.0f;  // for the bound of `fixed` under before_down; moot elsewhere
+  float static_headroom = 1.0f;    // power of two, multiplies the static scale; 1 if there is none
   RouterWeight router_weight = RouterWeight::kAfterDown;
   RowFormat row_format = RowFormat::kBf16;
   bool batch_invariant = false;
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
-  bool expert_biases = false;            // gate, up and down of the routed experts have biases (ExpertBiases)   gpt-oss
+  bool expert_biases =
+      false;  // gate, up and down of the routed experts have biases (ExpertBiases)   gpt-oss
   bool operator==(const MoeOptions&) const = default;
 };
 

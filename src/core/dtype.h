@@ -56,8 +56,8 @@ constexpr bool is_activation(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// The bits of the least fp32 magnitude that an activation dtype stores as Inf: rounding to nearest even, half a step
-// beyond the largest finite number. NaN's bits lie above, too.
+// The bits of the least fp32 magnitude that an activation dtype stores as Inf: rounding to nearest
+// even, half a step beyond the largest finite number. NaN's bits lie above, too.
 constexpr uint32_t overflow_bits(DType dtype) {
   switch (dtype) {
     case DType::kF16: return 0x477FF000u;   // 65520

@@ -1,8 +1,8 @@
-// Enums by their names: one table of names an enum, read by to_string, parse, the checks of numbers that came through
-// the C ABI, and streams (so that a failed test prints "kStatic" as "static").
+// Enums by their names: one table of names an enum, read by to_string, parse, the checks of numbers
+// that came through the C ABI, and streams (so that a failed test prints "kStatic" as "static").
 //
-// The names are the ones of docs/numerics.md; C constants, C++ enumerators, Python strings and command-line values are
-// spelled after them.
+// The names are the ones of docs/numerics.md; C constants, C++ enumerators, Python strings and
+// command-line values are spelled after them.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace nvfp4_moe::internal {
 
-// An enum's names, in the order of its values from 0: specialized with kWhat, what the enum is called in a config or a
-// signature, and kAll.
+// An enum's names, in the order of its values from 0: specialized with kWhat, what the enum is
+// called in a config or a signature, and kAll.
 template <class Enum>
 struct EnumNames;
 
@@ -35,26 +35,28 @@ const char* name_of(Enum value) {
 template <class Enum>
 std::string legal_names() {
   std::string names;
-  for (const char* name : EnumNames<Enum>::kAll) names += (names.empty() ? "" : ", ") + std::string(name);
+  for (const char* name : EnumNames<Enum>::kAll)
+    names += (names.empty() ? "" : ", ") + std::string(name);
   return names;
 }
 
-// kInvalidArgument if the value is not in the enum: one that came through the C ABI may hold any integer.
+// kInvalidArgument if the value is not in the enum: one that came through the C ABI may hold any
+// integer.
 template <class Enum>
 Status check_named(Enum value) {
   if (is_named(value)) return {};
-  return invalid_argument(std::string(EnumNames<Enum>::kWhat) + ": expected one of " + legal_names<Enum>() + ", got " +
-                          std::to_string(static_cast<int>(value)));
+  return invalid_argument(std::string(EnumNames<Enum>::kWhat) + ": expected one of " +
+                          legal_names<Enum>() + ", got " + std::to_string(static_cast<int>(value)));
 }
 
-// parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the argument if it is
-// not called as the enum is ("--search").
+// parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the
+// argument if it is not called as the enum is ("--search").
 template <class Enum>
 Result<Enum> parse(std::string_view name, std::string_view what = EnumNames<Enum>::kWhat) {
   for (size_t i = 0; i < EnumNames<Enum>::kAll.size(); ++i)
     if (name == EnumNames<Enum>::kAll[i]) return static_cast<Enum>(i);
-  return invalid_argument(std::string(what) + ": expected one of " + legal_names<Enum>() + ", got \"" +
-                          std::string(name) + "\"");
+  return invalid_argument(std::string(what) + ": expected one of " + legal_names<Enum>() +
+                          ", got \"" + std::string(name) + "\"");
 }
 
 // Every enum of the library that has a to_string is printed by it. Who prints includes <ostream>.

@@ -1,10 +1,12 @@
 // The thread pool behind Executor.
 //
-// A call publishes its job under the mutex and raises seq_; workers that see it (spinning briefly, then sleeping on the
-// condition) join by counting themselves in, take ranges from one atomic counter, and count themselves out. The caller
-// takes ranges too, then closes the job and waits only for workers that joined: one that slept through costs nothing.
-// Which thread computes which range is left open, since no result may depend on it. A body that throws ends the job:
-// ranges that nobody has taken are dropped, and once every thread has left, the caller throws what was thrown first.
+// A call publishes its job under the mutex and raises seq_; workers that see it (spinning briefly,
+// then sleeping on the condition) join by counting themselves in, take ranges from one atomic
+// counter, and count themselves out. The caller takes ranges too, then closes the job and waits
+// only for workers that joined: one that slept through costs nothing. Which thread computes which
+// range is left open, since no result may depend on it. A body that throws ends the job: ranges
+// that nobody has taken are dropped, and once every thread has left, the caller throws what was
+// thrown first.
 #include "core/executor.h"
 
 #include <algorithm>
@@ -25,7 +27,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// True while this thread runs a body: a nested call then runs inline, since the pool is busy with the outer one.
+// True while this thread runs a body: a nested call then runs inline, since the pool is busy with
+// the outer one.
 thread_local bool inside_body = false;
 
 // Spins before sleeping: some tens of microseconds, about the gap between two steps of a layer.
@@ -40,7 +43,8 @@ void relax() {
 }
 
 void run_inline(int64_t count, int64_t grain, const Executor::Body& body) {
-  for (int64_t begin = 0; begin < count; begin += grain) body(begin, std::min(count, begin + grain));
+  for (int64_t begin = 0; begin < count; begin += grain)
+    body(begin, std::min(count, begin + grain));
 }
 
 int available_cores() {
@@ -127,7 +131,8 @@ class Pool {
         (*job.body)(begin, std::min(job.count, begin + job.grain));
       }
     } catch (...) {
-      if (!job.failed.exchange(true, std::memory_order_relaxed)) job.failure = std::current_exception();
+      if (!job.failed.exchange(true, std::memory_order_relaxed))
+        job.failure = std::current_exception();
     }
     inside_body = false;
   }
@@ -161,8 +166,9 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// In a forked child the pool's threads do not exist, its mutexes may be held by threads that do not exist either, and
-// nothing of it can be joined or destroyed: there everything runs on the calling thread, and the pool is left behind.
+// In a forked child the pool's threads do not exist, its mutexes may be held by threads that do not
+// exist either, and nothing of it can be joined or destroyed: there everything runs on the calling
+// thread, and the pool is left behind.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}

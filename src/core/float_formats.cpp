@@ -1,9 +1,10 @@
 // Bit-level conversions of bf16, fp16, E2M1 and E4M3.
 //
-// Decoding is a table. Encoding works on magnitudes: E2M1 counts the rounding boundaries below |x|; the others add half
-// an ulp (less one, plus the parity of the kept bits) below the kept bits, and let one float addition round subnormals.
-// Doubles go to bf16 and fp16 through a float rounded to odd: with two or more bits to spare, rounding that float to
-// nearest even gives the same bits as rounding the double directly.
+// Decoding is a table. Encoding works on magnitudes: E2M1 counts the rounding boundaries below |x|;
+// the others add half an ulp (less one, plus the parity of the kept bits) below the kept bits, and
+// let one float addition round subnormals. Doubles go to bf16 and fp16 through a float rounded to
+// odd: with two or more bits to spare, rounding that float to nearest even gives the same bits as
+// rounding the double directly.
 #include "core/float_formats.h"
 
 #include <array>
@@ -12,8 +13,9 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr std::array<float, 16> kE2m1Values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                               -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+constexpr std::array<float, 16> kE2m1Values = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,
+                                               4.0f,  6.0f,  -0.0f, -0.5f, -1.0f, -1.5f,
+                                               -2.0f, -3.0f, -4.0f, -6.0f};
 
 constexpr float e4m3_value(unsigned byte) {
   const unsigned exponent = (byte >> 3) & 15;
@@ -35,17 +37,20 @@ constexpr std::array<float, 256> kE4m3Values = [] {
   return values;
 }();
 
-// The number of E2M1 rounding boundaries that |x| has passed; a boundary itself goes to the even neighbour.
+// The number of E2M1 rounding boundaries that |x| has passed; a boundary itself goes to the even
+// neighbour.
 template <class Float>
 uint8_t e2m1_encode(Float value) {
   const Float a = std::fabs(value);
   if (std::isnan(value)) return 7;
-  const int magnitude = (a > Float(0.25)) + (a >= Float(0.75)) + (a > Float(1.25)) + (a >= Float(1.75)) +
-                        (a > Float(2.5)) + (a >= Float(3.5)) + (a > Float(5.0));
+  const int magnitude = (a > Float(0.25)) + (a >= Float(0.75)) + (a > Float(1.25)) +
+                        (a >= Float(1.75)) + (a > Float(2.5)) + (a >= Float(3.5)) +
+                        (a > Float(5.0));
   return static_cast<uint8_t>(magnitude | (std::signbit(value) ? 8 : 0));
 }
 
-// The float nearest to `value` that is not below it in precision: truncated, last bit set if anything was lost.
+// The float nearest to `value` that is not below it in precision: truncated, last bit set if
+// anything was lost.
 float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);
@@ -68,7 +73,8 @@ uint16_t bf16_from_double(double value) { return bf16_from_float(round_to_odd(va
 float fp16_to_float(uint16_t half) {
   const uint32_t sign = uint32_t{half & 0x8000u} << 16;
   const uint32_t magnitude = half & 0x7FFFu;
-  if (magnitude >= 0x7C00u) return std::bit_cast<float>(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
+  if (magnitude >= 0x7C00u)
+    return std::bit_cast<float>(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
   if (magnitude < 0x400u) {  // subnormal: an integer of units 2^-24
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return sign != 0 ? -value : value;
@@ -80,7 +86,8 @@ uint16_t fp16_from_float(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
+  if (magnitude > 0x7F800000u)
+    return static_cast<uint16_t>(sign | 0x7E00u | ((magnitude >> 13) & 0x3FFu));
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // 65520 and above
   if (magnitude < 0x38800000u) {  // below 2^-14: units of 2^-24, rounded by the addition
     const float units = std::bit_cast<float>(magnitude) * 0x1p24f + 0x1p23f;
@@ -104,7 +111,8 @@ uint8_t e4m3_from_float(float value) {
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return kE4m3Nan;
   if (magnitude >= 0x43E00000u) return static_cast<uint8_t>(sign | 0x7Eu);  // 448 and above
-  if (magnitude < 0x3C800000u) {  // below 2^-6: units of 2^-9, rounded by the addition; 8 units are byte 0x08
+  if (magnitude <
+      0x3C800000u) {  // below 2^-6: units of 2^-9, rounded by the addition; 8 units are byte 0x08
     const float units = std::bit_cast<float>(magnitude) * 0x1p9f + 0x1p23f;
     return static_cast<uint8_t>(sign | (std::bit_cast<uint32_t>(units) - 0x4B000000u));
   }
@@ -121,7 +129,8 @@ uint8_t e4m3_from_double(double value) {
   if (a >= 448.0) return static_cast<uint8_t>(sign | 0x7Eu);
   if (a < 0x1p-6) {
     const double units = a * 0x1p9 + 0x1p52;
-    return static_cast<uint8_t>(sign | static_cast<uint32_t>(std::bit_cast<uint64_t>(units) - 0x4330000000000000u));
+    return static_cast<uint8_t>(
+        sign | static_cast<uint32_t>(std::bit_cast<uint64_t>(units) - 0x4330000000000000u));
   }
   const uint64_t rounded = magnitude + 0xFFFFFFFFFFFFu + ((magnitude >> 49) & 1u);
   return static_cast<uint8_t>(sign | static_cast<uint32_t>((rounded >> 49) - ((1023u - 7u) << 3)));

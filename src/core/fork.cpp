@@ -34,8 +34,8 @@ void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(20)
 
 // Handlers before and after fork(). Nothing here allocates.
 struct ForkHandlers {
-  // Takes the list and every mutex that is waited for. Takes all or none and tries again: a thread that holds one may be
-  // waiting for another, or for the list.
+  // Takes the list and every mutex that is waited for. Takes all or none and tries again: a thread
+  // that holds one may be waiting for another, or for the list.
   static void before() {
     fork_state::waiting.fetch_add(1, std::memory_order_relaxed);
     while (!take_all()) pause_briefly();
@@ -56,7 +56,8 @@ struct ForkHandlers {
       new (&m->mutex_) std::mutex;  // in whatever state it was, no thread has it
       m->holder_.store(std::thread::id(), std::memory_order_relaxed);
     }
-    for (const InEveryChild* each = list.first_act; each != nullptr; each = each->next_) each->act_(each->of_);
+    for (const InEveryChild* each = list.first_act; each != nullptr; each = each->next_)
+      each->act_(each->of_);
     in_parent();
   }
 
@@ -100,8 +101,8 @@ ForkMutex::ForkMutex(AtFork at_fork) : at_fork_(at_fork) {
   list.first = this;
 }
 
-// Threads that lock and unlock in a loop would keep fork() waiting: who holds nothing lets it go first. Who holds
-// something has to go on, since fork() waits for that.
+// Threads that lock and unlock in a loop would keep fork() waiting: who holds nothing lets it go
+// first. Who holds something has to go on, since fork() waits for that.
 void ForkMutex::stand_aside() const {
   if (at_fork_ == AtFork::kAbandoned) return;
   {

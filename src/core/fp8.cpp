@@ -14,7 +14,9 @@ namespace {
 constexpr int kScaleBytes = 127;  // valid block scales 0x00..0x7E
 
 double unrounded(uint8_t code, uint8_t block_scale, int shift) {
-  return std::ldexp(static_cast<double>(e2m1_to_float(code)) * static_cast<double>(e4m3_to_float(block_scale)), -shift);
+  return std::ldexp(
+      static_cast<double>(e2m1_to_float(code)) * static_cast<double>(e4m3_to_float(block_scale)),
+      -shift);
 }
 
 // Of each block scale: bit m where codes of magnitude m (0..7) are rounded.
@@ -24,7 +26,8 @@ std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
     for (uint8_t magnitude = 0; magnitude < 8; ++magnitude) {
       const auto scale = static_cast<uint8_t>(byte);
       const auto rounded = static_cast<double>(e4m3_to_float(fp8_weight(magnitude, scale, shift)));
-      if (rounded != unrounded(magnitude, scale, shift)) masks[scale] |= static_cast<uint8_t>(1 << magnitude);
+      if (rounded != unrounded(magnitude, scale, shift))
+        masks[scale] |= static_cast<uint8_t>(1 << magnitude);
     }
   return masks;
 }
@@ -32,9 +35,9 @@ std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
 constexpr uint64_t kEach = 0x1111111111111111u;  // the low bit of every nibble
 constexpr int64_t kMostBlocks = 15;              // whose rounded codes a nibble can count
 
-// The codes that are rounded as a polynomial of a code's three magnitude bits over GF(2), for 16 codes at once: coefficient i,
-// in every nibble or in none, belongs to the product of the bits that are set in i. Codes 0 are exact: there is no
-// coefficient 0.
+// The codes that are rounded as a polynomial of a code's three magnitude bits over GF(2), for 16
+// codes at once: coefficient i, in every nibble or in none, belongs to the product of the bits that
+// are set in i. Codes 0 are exact: there is no coefficient 0.
 using Polynomial = std::array<uint64_t, 8>;
 
 std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
@@ -90,7 +93,8 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
         counts += inexact_codes(word, polynomials[scales[b]]);
       }
       constexpr uint64_t kLowNibbles = 0x0F0F0F0F0F0F0F0Fu, kBytes = 0x0101010101010101u;
-      result.inexact += ((counts & kLowNibbles) + (counts >> 4 & kLowNibbles)) * kBytes >> 56;  // at most 240
+      result.inexact +=
+          ((counts & kLowNibbles) + (counts >> 4 & kLowNibbles)) * kBytes >> 56;  // at most 240
     }
   }
   return result;
@@ -99,7 +103,8 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
 Fp8Weights read_fp8_weights(const Fp8Histogram& codes) {
   uint8_t largest = 0;
   for (uint8_t scale = 0; scale < kScaleBytes; ++scale)
-    if (std::ranges::any_of(codes[scale], [](uint64_t count) { return count != 0; })) largest = scale;
+    if (std::ranges::any_of(codes[scale], [](uint64_t count) { return count != 0; }))
+      largest = scale;
   Fp8Weights result{.shift = fp8_weight_shift(largest), .inexact = 0};
   const auto masks = inexact_magnitudes(result.shift);
   for (size_t scale = 0; scale <= largest; ++scale)

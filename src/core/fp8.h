@@ -1,8 +1,10 @@
-// activation_format fp8: how NVFP4 weights become E4M3. docs/numerics.md, section 3, has the definition.
+// activation_format fp8: how NVFP4 weights become E4M3. docs/numerics.md, section 3, has the
+// definition.
 //
-// w8 = e4m3(e2m1(code) * e4m3(block scale) * 2^-shift): one rounding, to nearest even, subnormals kept. Each matrix of
-// an expert has its own shift, the least whole number that brings its largest block scale times 6 to at most 448; its
-// power of two goes into alpha with the tensor scale of the same matrix.
+// w8 = e4m3(e2m1(code) * e4m3(block scale) * 2^-shift): one rounding, to nearest even, subnormals
+// kept. Each matrix of an expert has its own shift, the least whole number that brings its largest
+// block scale times 6 to at most 448; its power of two goes into alpha with the tensor scale of the
+// same matrix.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +24,8 @@ struct Fp8Weights {
   bool operator==(const Fp8Weights&) const = default;
 };
 
-// largest: the largest block scale of the matrix, a valid byte. 0 for a matrix whose scales are all 0.
+// largest: the largest block scale of the matrix, a valid byte. 0 for a matrix whose scales are all
+// 0.
 int fp8_weight_shift(uint8_t largest);
 
 // The E4M3 byte of a code 0..15 under a valid block scale byte.

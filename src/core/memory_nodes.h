@@ -13,8 +13,8 @@ std::vector<int> parse_node_list(std::string_view list);
 // Nodes that have memory; empty if the system does not tell.
 const std::vector<int>& memory_nodes();
 
-// Pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn. data at a page. False
-// if the system declines, which changes nothing.
+// Pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn. data
+// at a page. False if the system declines, which changes nothing.
 bool interleave_pages(void* data, size_t size_bytes, const std::vector<int>& nodes);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,5 @@
-// Borrowed views of checkpoint-layout weights: one matrix, one expert; and the range of experts that is local.
+// Borrowed views of checkpoint-layout weights: one matrix, one expert; and the range of experts
+// that is local.
 #pragma once
 
 #include <cstdint>
@@ -9,35 +10,40 @@
 
 namespace nvfp4_moe::internal {
 
-// One NVFP4 matrix W of shape (rows, cols), K = cols: w = e2m1(code) * e4m3(block_scale) * tensor_scale.
-// Rows may lie further apart than their length (a slice of columns of a larger tensor).
+// One NVFP4 matrix W of shape (rows, cols), K = cols: w = e2m1(code) * e4m3(block_scale) *
+// tensor_scale. Rows may lie further apart than their length (a slice of columns of a larger
+// tensor).
 struct Nvfp4View {
-  const uint8_t* codes = nullptr;         // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
-  const uint8_t* block_scales = nullptr;  // (rows, cols/16), E4M3 with sign 0; row r at + r * scales_stride
+  const uint8_t* codes =
+      nullptr;  // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
+  const uint8_t* block_scales =
+      nullptr;  // (rows, cols/16), E4M3 with sign 0; row r at + r * scales_stride
   float tensor_scale = 1.0f;
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t codes_stride = 0;   // bytes
   int64_t scales_stride = 0;  // bytes
 
-  static Nvfp4View contiguous(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale, int64_t rows,
-                              int64_t cols) {
+  static Nvfp4View contiguous(const uint8_t* codes, const uint8_t* block_scales, float tensor_scale,
+                              int64_t rows, int64_t cols) {
     return {codes, block_scales, tensor_scale, rows, cols, cols / 2, cols / 16};
   }
   const uint8_t* row_codes(int64_t r) const { return codes + r * codes_stride; }
   const uint8_t* row_scales(int64_t r) const { return block_scales + r * scales_stride; }
 };
 
-// Whether `count` parts of part_bytes each, `stride` bytes apart (at least 0), end inside the address space.
+// Whether `count` parts of part_bytes each, `stride` bytes apart (at least 0), end inside the
+// address space.
 inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int64_t part_bytes) {
   int64_t bytes = 0;
   if (count < 1) return true;
-  return !__builtin_mul_overflow(count - 1, stride, &bytes) && !__builtin_add_overflow(bytes, part_bytes, &bytes) &&
+  return !__builtin_mul_overflow(count - 1, stride, &bytes) &&
+         !__builtin_add_overflow(bytes, part_bytes, &bytes) &&
          static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
 }
 
-// The biases of one expert, fp32, added where docs/numerics.md says; all null if MoeOptions::expert_biases is not set,
-// and of the shared expert.
+// The biases of one expert, fp32, added where docs/numerics.md says; all null if
+// MoeOptions::expert_biases is not set, and of the shared expert.
 struct ExpertBiases {
   const float* gate = nullptr;  // (intermediate); null without a gate
   const float* up = nullptr;    // (intermediate)
@@ -49,8 +55,8 @@ struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden); without a gate (has_gate of the activation) no rows
   Nvfp4View up;    // (intermediate, hidden)
   Nvfp4View down;  // (hidden, intermediate)
-  // Where codes and block scales of all lie: in host memory, or in that of the layer's device, where what writes
-  // them is enqueued in `stream` before the packer gets them.
+  // Where codes and block scales of all lie: in host memory, or in that of the layer's device,
+  // where what writes them is enqueued in `stream` before the packer gets them.
   bool on_device = false;
   void* stream = nullptr;    // on_device: null is the device's default stream
   ExpertBiases biases = {};  // finite, in host memory always
@@ -58,8 +64,9 @@ struct ExpertSource {
 
 // The message of every check of block scales about the first illegal one. matrix: "gate".
 inline Status illegal_block_scale(const char* matrix, uint8_t byte, int64_t row, int64_t block) {
-  return bad_input(std::string(matrix) + " block scale: expected E4M3 with sign 0 and not NaN, got byte " +
-                   std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));
+  return bad_input(
+      std::string(matrix) + " block scale: expected E4M3 with sign 0 and not NaN, got byte " +
+      std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));
 }
 
 // Which global experts this rank holds. The only place where global ids become local ones.
@@ -76,16 +83,16 @@ struct ExpertRange {
   bool operator==(const ExpertRange&) const = default;
 };
 
-// A rank's slice [first, first + count) of the intermediate dimension (tensor parallel): rows of gate and up,
-// columns of down. Multiples of 16. count 0 means the whole dimension.
+// A rank's slice [first, first + count) of the intermediate dimension (tensor parallel): rows of
+// gate and up, columns of down. Multiples of 16. count 0 means the whole dimension.
 struct IntermediateSlice {
   int64_t first = 0;
   int64_t count = 0;
   bool operator==(const IntermediateSlice&) const = default;
 };
 
-// The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of the layer, also
-// those another rank holds. nullopt if no expert has a usable one.
+// The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of
+// the layer, also those another rank holds. nullopt if no expert has a usable one.
 struct LayerScales {
   std::optional<float> hidden;        // max of gate and up input_scale
   std::optional<float> intermediate;  // max of down input_scale

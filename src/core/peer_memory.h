@@ -1,7 +1,8 @@
-// Peer memory: device memory shared between the GPUs of one host, as a rank's kernels see it. Addresses that they may write to,
-// and the words by which ranks report progress to each other.
+// Peer memory: device memory shared between the GPUs of one host, as a rank's kernels see it.
+// Addresses that they may write to, and the words by which ranks report progress to each other.
 //
-// All of it is device memory, cleared at first, except PeerHostWords: pinned memory of the rank's own host.
+// All of it is device memory, cleared at first, except PeerHostWords: pinned memory of the rank's
+// own host.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +10,21 @@
 
 namespace nvfp4_moe::internal {
 
-// The most ranks whose devices write into each other's memory: those of one host. Their addresses are a kernel's argument.
+// The most ranks whose devices write into each other's memory: those of one host. Their addresses
+// are a kernel's argument.
 inline constexpr int kMostPeers = 16;
 
-// Regions by purpose. Each has its own memory, because the rule that protects it from early writes (backend/device_peers.h) holds
-// only if nothing else is stored there. Layers of different sizes share the regions. Flags are separate from data, so that no
-// layer's data is taken for a flag.
+// Regions by purpose. Each has its own memory, because the rule that protects it from early writes
+// (backend/device_peers.h) holds only if nothing else is stored there. Layers of different sizes
+// share the regions. Flags are separate from data, so that no layer's data is taken for a flag.
 enum class PeerRegion : uint8_t {
   kControl,      // PeerControl
   kPackets,      // (world, a rank's tokens) packets of all_to_all, from each source rank
   kPacketFlags,  // (world, a rank's tokens) uint32: the dispatch whose packet has arrived
   kRows,         // (a rank's tokens, top_k) rows of all_to_all that come back
   kRowFlags,     // (a rank's tokens, top_k) uint32: the dispatch whose row has arrived
-  kPairs,   // (2, world, values / 2) PairWithFlags: partial sums of a small all_reduce, from each rank, double-buffered
+  kPairs,   // (2, world, values / 2) PairWithFlags: partial sums of a small all_reduce, from each
+            // rank, double-buffered
   kParts,   // (world, a shard) fp32: partial sums of a large all_reduce, from each rank
   kTotals,  // (T, H) of out's dtype: the sums of a large all_reduce
 };
@@ -44,7 +47,8 @@ struct PeerAddresses {
   std::byte* of_rank[kMostPeers] = {};
 };
 
-// Two values, each followed by a flag. 8 bytes are written and seen together, so a value whose flag is the run's has arrived.
+// Two values, each followed by a flag. 8 bytes are written and seen together, so a value whose flag
+// is the run's has arrived.
 struct PairWithFlags {
   float first;
   uint32_t first_flag;
@@ -54,18 +58,21 @@ struct PairWithFlags {
 
 struct PeerControl {
   uint64_t arrived[kMostPeers];  // by rank: the last barrier that it has reached, written by it
-  uint64_t taken[kMostPeers];    // by rank: the last dispatch whose packets it has taken, written by it
-  uint64_t round;                // the last barrier that this rank has passed
-  // The last run of all_to_all that this rank has begun, and the last one whose packets it has taken. There are two words so that
-  // each is read only by kernels that do not run while it is written.
+  uint64_t
+      taken[kMostPeers];  // by rank: the last dispatch whose packets it has taken, written by it
+  uint64_t round;         // the last barrier that this rank has passed
+  // The last run of all_to_all that this rank has begun, and the last one whose packets it has
+  // taken. There are two words so that each is read only by kernels that do not run while it is
+  // written.
   uint64_t dispatch, dispatch_of_rows;
   uint64_t nonfinite;  // of a sum that is being made
   uint32_t ctas;       // of that sum that have ended
-  uint32_t stop;       // 1: a rank is late, or the host has written it by a copy: nothing is waited for any more
+  uint32_t stop;  // 1: a rank is late, or the host has written it by a copy: nothing is waited for
+                  // any more
 };
 
-// Written by the device for the thread that watches it. The device never reads it, since host memory is far away. To end waits,
-// the host writes PeerControl::stop.
+// Written by the device for the thread that watches it. The device never reads it, since host
+// memory is far away. To end waits, the host writes PeerControl::stop.
 struct PeerHostWords {
   uint32_t late;     // 1 + a rank that is late; 0: no rank
   uint32_t stopped;  // 1: a wait has ended by PeerControl::stop

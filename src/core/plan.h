@@ -1,6 +1,7 @@
 // Plan: everything decided on the host before running, and the workspace it implies.
 //
-// A Plan is a pure function of config x range x limits x device facts: printable, comparable, without pointers.
+// A Plan is a pure function of config x range x limits x device facts: printable, comparable,
+// without pointers.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,8 @@ struct Limits {
   int64_t max_tokens = 0;
   // Tests:
   size_t guard_bytes = 0;  // between a workspace's arrays
-  int gemm_config =
-      -1;  // the GEMM configuration that routed experts take in place of the one that the run plan selects
+  int gemm_config = -1;  // the GEMM configuration that routed experts take in place of the one that
+                         // the run plan selects
   bool operator==(const Limits&) const = default;
 };
 

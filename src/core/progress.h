@@ -1,4 +1,5 @@
-// Progress of a long operation (load, pack, quantize), reported to a callback. The library never prints.
+// Progress of a long operation (load, pack, quantize), reported to a callback. The library never
+// prints.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct Progress {
   double elapsed_s = 0;
 };
 
-// Called from the thread that runs the operation, at least once per item. Returning false cancels the operation.
+// Called from the thread that runs the operation, at least once per item. Returning false cancels
+// the operation.
 using ProgressFn = std::function<bool(const Progress&)>;
 
 }  // namespace nvfp4_moe::internal

@@ -18,11 +18,12 @@ double squared_sum(const float* block) {
 
 Status check_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale) {
   if (rows < 0 || cols < 0 || cols % kBlockElems != 0)
-    return invalid_argument("quantize_weights: expected rows >= 0 and cols a multiple of 16, got (" +
-                            std::to_string(rows) + ", " + std::to_string(cols) + ")");
+    return invalid_argument(
+        "quantize_weights: expected rows >= 0 and cols a multiple of 16, got (" +
+        std::to_string(rows) + ", " + std::to_string(cols) + ")");
   if (cols != 0 && static_cast<uint64_t>(rows) > x.size() / static_cast<uint64_t>(cols))
-    return invalid_argument("quantize_weights: expected " + std::to_string(rows) + " x " + std::to_string(cols) +
-                            " values, got " + std::to_string(x.size()));
+    return invalid_argument("quantize_weights: expected " + std::to_string(rows) + " x " +
+                            std::to_string(cols) + " values, got " + std::to_string(x.size()));
   if (!(tensor_scale > 0) || !std::isfinite(tensor_scale))
     return invalid_argument("quantize_weights: expected a finite tensor scale > 0, got " +
                             std::to_string(tensor_scale));
@@ -32,17 +33,18 @@ Status check_weights(std::span<const float> x, int64_t rows, int64_t cols, float
 Status nonfinite_element(const float* row, int64_t r, int64_t cols) {
   int64_t c = 0;
   while (c < cols && std::isfinite(row[c])) ++c;
-  return bad_input("row " + std::to_string(r) + " column " + std::to_string(c) + ": expected a finite weight, got " +
-                   std::to_string(row[c]));
+  return bad_input("row " + std::to_string(r) + " column " + std::to_string(c) +
+                   ": expected a finite weight, got " + std::to_string(row[c]));
 }
 
 Status check_channel_weights(std::span<const float> weights, int64_t cols, ScaleSearch search) {
   if (weights.empty()) return {};
   if (search == ScaleSearch::kMax)
-    return invalid_argument("channel_weights: expected search mse or sweep, since max compares no errors, got max");
+    return invalid_argument(
+        "channel_weights: expected search mse or sweep, since max compares no errors, got max");
   if (weights.size() != static_cast<uint64_t>(cols))
-    return invalid_argument("channel_weights: expected one for each of " + std::to_string(cols) + " columns, got " +
-                            std::to_string(weights.size()));
+    return invalid_argument("channel_weights: expected one for each of " + std::to_string(cols) +
+                            " columns, got " + std::to_string(weights.size()));
   for (size_t c = 0; c < weights.size(); ++c) {
     if (!(weights[c] >= 0) || !std::isfinite(weights[c]))
       return invalid_argument("channel_weights: expected finite numbers of at least 0, got " +
@@ -58,9 +60,10 @@ float tensor_scale_from_amax(double amax) {
   return scale == 0.0f ? 1.0f : scale;
 }
 
-Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale, ScaleSearch search,
-                        uint8_t* codes, uint8_t* block_scales, QuantizeCounts& counts, double* sum_sq,
-                        double* sum_sq_error, std::span<const float> channel_weights) {
+Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, float tensor_scale,
+                        ScaleSearch search, uint8_t* codes, uint8_t* block_scales,
+                        QuantizeCounts& counts, double* sum_sq, double* sum_sq_error,
+                        std::span<const float> channel_weights) {
   NVFP4_MOE_TRY(check_weights(x, rows, cols, tensor_scale));
   NVFP4_MOE_TRY(check_channel_weights(channel_weights, cols, search));
   const WeightQuantizer quantizer(tensor_scale);
@@ -76,7 +79,8 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
       const float* weights = channel_weights.empty() ? nullptr : channel_weights.data() + c;
       const uint8_t byte = quantizer.search_scale(search, block, amax, weights);
       uint8_t block_codes[kBlockElems] = {};
-      if (byte != 0) counts.saturated_codes += static_cast<uint64_t>(quantizer.codes(block, byte, block_codes));
+      if (byte != 0)
+        counts.saturated_codes += static_cast<uint64_t>(quantizer.codes(block, byte, block_codes));
       counts.blocks += 1;
       counts.saturated_scales += quantizer.scale_saturates(amax);
       counts.zero_scales += byte == 0 && amax > 0;
@@ -84,7 +88,8 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
       pack_block(block_codes, codes);
       codes += kBlockElems / 2;
       if (sum_sq != nullptr) *sum_sq += squared_sum(block);
-      if (sum_sq_error != nullptr) *sum_sq_error += quantizer.squared_error(block, byte, block_codes);
+      if (sum_sq_error != nullptr)
+        *sum_sq_error += quantizer.squared_error(block, byte, block_codes);
     }
   }
   return {};

@@ -1,4 +1,5 @@
-// Seeded numbers that are the same on every host: splitmix64 (Steele, Lea, Flood 2014), no libm, no std distributions.
+// Seeded numbers that are the same on every host: splitmix64 (Steele, Lea, Flood 2014), no libm, no
+// std distributions.
 #pragma once
 
 #include <cstdint>
@@ -21,14 +22,18 @@ class Random {
     state_ += 0x9E3779B97F4A7C15u;
     return out;
   }
-  int64_t below(int64_t count) { return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32); }
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32);
+  }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms, which has no rounding that could differ.
+  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms, which has no rounding that
+  // could differ.
   double normal() {
     double sum = -6;
     for (int i = 0; i < 6; ++i) {
       const uint64_t bits = next();
-      sum += static_cast<double>(bits >> 32) * 0x1p-32 + static_cast<double>(bits & 0xFFFFFFFFu) * 0x1p-32;
+      sum += static_cast<double>(bits >> 32) * 0x1p-32 +
+             static_cast<double>(bits & 0xFFFFFFFFu) * 0x1p-32;
     }
     return sum;
   }

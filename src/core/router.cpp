@@ -1,5 +1,5 @@
-// The checks of a router's config, and the selection on the host: what a warp of a GPU does for a token, lane by lane
-// where the order of an addition shows.
+// The checks of a router's config, and the selection on the host: what a warp of a GPU does for a
+// token, lane by lane where the order of an addition shows.
 #include "core/router.h"
 
 #include <algorithm>
@@ -21,30 +21,33 @@ constexpr int kLanes = 32;
 
 Status check_router_range(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
-  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + ".." + std::to_string(high) +
-                          ", got " + std::to_string(value));
+  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + ".." +
+                          std::to_string(high) + ", got " + std::to_string(value));
 }
 
 Status check_router_factor(const char* name, float value, bool zero_is_legal) {
   if (std::isfinite(value) && (value > 0.0f || (zero_is_legal && value == 0.0f))) return {};
   char got[32];
   std::snprintf(got, sizeof got, "%.9g", static_cast<double>(value));
-  return invalid_argument(std::string(name) + ": expected finite and " + (zero_is_legal ? ">= 0" : "> 0") + ", got " +
-                          got);
+  return invalid_argument(std::string(name) + ": expected finite and " +
+                          (zero_is_legal ? ">= 0" : "> 0") + ", got " + got);
 }
 
 Status check_groups(const RouterConfig& c) {
   NVFP4_MOE_TRY(check_router_range("num_expert_group", c.num_expert_group, 1, kMaxExpertGroups));
   if (c.num_experts % c.num_expert_group != 0)
-    return invalid_argument("num_expert_group: expected a divisor of the " + std::to_string(c.num_experts) +
-                            " experts, got " + std::to_string(c.num_expert_group));
+    return invalid_argument("num_expert_group: expected a divisor of the " +
+                            std::to_string(c.num_experts) + " experts, got " +
+                            std::to_string(c.num_expert_group));
   NVFP4_MOE_TRY(check_router_range("topk_group", c.topk_group, 1, c.num_expert_group));
   const int64_t group = c.num_experts / c.num_expert_group;
   if (c.topk_group * group < c.top_k)
-    return invalid_argument("topk_group: expected groups that hold top_k " + std::to_string(c.top_k) +
-                            " experts together, got " + std::to_string(c.topk_group) + " of " + std::to_string(group));
+    return invalid_argument("topk_group: expected groups that hold top_k " +
+                            std::to_string(c.top_k) + " experts together, got " +
+                            std::to_string(c.topk_group) + " of " + std::to_string(group));
   if (c.group_score == GroupScore::kTop2Sum && c.num_expert_group > 1 && group < 2)
-    return invalid_argument("group_score: expected groups of two experts or more with top2_sum, got groups of one");
+    return invalid_argument(
+        "group_score: expected groups of two experts or more with top2_sum, got groups of one");
   return {};
 }
 
@@ -77,13 +80,14 @@ int64_t best_of(const uint32_t* keys, int64_t count) {
   return best;
 }
 
-// The sum of e^(x - largest): each lane's experts in their order, then lanes 16, 8, 4, 2 and 1 apart.
+// The sum of e^(x - largest): each lane's experts in their order, then lanes 16, 8, 4, 2 and 1
+// apart.
 double softmax_denominator(const RouterConfig& config, const Keys& logit_keys, float largest) {
   const int64_t v = router::experts_a_lane(config.num_experts);
   std::array<double, kLanes> sums{};
   for (int64_t e = 0; e < config.num_experts; ++e)
-    sums[static_cast<size_t>(e / v)] +=
-        static_cast<double>(router::score_of(config.scoring, value_of(logit_keys[static_cast<size_t>(e)]), largest));
+    sums[static_cast<size_t>(e / v)] += static_cast<double>(
+        router::score_of(config.scoring, value_of(logit_keys[static_cast<size_t>(e)]), largest));
   for (size_t apart = kLanes / 2; apart > 0; apart /= 2)
     for (size_t lane = 0; lane < apart; ++lane) sums[lane] += sums[lane + apart];
   return sums[0];
@@ -115,12 +119,14 @@ void keep_groups(const RouterConfig& config, Keys& keys) {
 }
 
 // Logit keys to those of the selection scores.
-void score_keys(const RouterConfig& config, const float* bias, Keys& keys, TokenSelection& selection) {
+void score_keys(const RouterConfig& config, const float* bias, Keys& keys,
+                TokenSelection& selection) {
   const double inverse = 1.0 / selection.denominator;  // softmax alone reads it
   for (int64_t e = 0; e < config.num_experts; ++e) {
     uint32_t& key = keys[static_cast<size_t>(e)];
     float score = router::score_of(config.scoring, value_of(key), selection.largest);
-    if (config.scoring == Scoring::kSoftmax) score = static_cast<float>(static_cast<double>(score) * inverse);
+    if (config.scoring == Scoring::kSoftmax)
+      score = static_cast<float>(static_cast<double>(score) * inverse);
     if (bias != nullptr) score = score + bias[e];
     key = key_of(score);
     selection.nonfinite = selection.nonfinite || key == router::kNanKey;
@@ -137,7 +143,8 @@ void select(const Token& token, const float* bias, TokenSelection& selection) {
   }
   const bool by_score = config.selects_by_score();
   if (config.scoring == Scoring::kSoftmax && (by_score || !config.renormalize)) {
-    selection.largest = value_of(keys[static_cast<size_t>(best_of(keys.data(), config.num_experts))]);
+    selection.largest =
+        value_of(keys[static_cast<size_t>(best_of(keys.data(), config.num_experts))]);
     selection.denominator = softmax_denominator(config, keys, selection.largest);
   }
   if (by_score) score_keys(config, bias, keys, selection);
@@ -150,7 +157,8 @@ void select(const Token& token, const float* bias, TokenSelection& selection) {
 }
 
 int64_t index_at(const void* indices, DType dtype, int64_t i) {
-  return dtype == DType::kI64 ? static_cast<const int64_t*>(indices)[i] : static_cast<const int32_t*>(indices)[i];
+  return dtype == DType::kI64 ? static_cast<const int64_t*>(indices)[i]
+                              : static_cast<const int32_t*>(indices)[i];
 }
 
 // Ids out of the table; returns how many are bad.
@@ -197,8 +205,8 @@ void weigh(const Token& token, const TokenSelection& selection, float* weights) 
   for (int64_t k = 0; k < config.top_k; ++k)
     weights[k] = selection.ids[static_cast<size_t>(k)] < 0
                      ? 0.0f
-                     : router::weight_of(values[static_cast<size_t>(k)], divide, divisor, config.routed_scaling_factor,
-                                         selection.nonfinite);
+                     : router::weight_of(values[static_cast<size_t>(k)], divide, divisor,
+                                         config.routed_scaling_factor, selection.nonfinite);
 }
 
 }  // namespace
@@ -210,34 +218,39 @@ Status RouterConfig::check() const {
   NVFP4_MOE_TRY(check_router_range("num_experts", num_experts, 1, kMaxRouterExperts));
   NVFP4_MOE_TRY(check_router_range("top_k", top_k, 1, kMaxRouterTopK));
   if (top_k > num_experts)
-    return invalid_argument("top_k: expected at most the " + std::to_string(num_experts) + " experts, got " +
-                            std::to_string(top_k));
+    return invalid_argument("top_k: expected at most the " + std::to_string(num_experts) +
+                            " experts, got " + std::to_string(top_k));
   NVFP4_MOE_TRY(check_named(scoring));
   NVFP4_MOE_TRY(check_named(group_score));
   NVFP4_MOE_TRY(check_groups(*this));
   NVFP4_MOE_TRY(check_router_factor("renormalize_epsilon", renormalize_epsilon, true));
   if (renormalize_epsilon != 0.0f && !renormalize)
-    return invalid_argument("renormalize_epsilon: expected 0 without renormalize, since nothing is added up");
-  // The numerators that are added up are e^(x - largest), whose sum is 1 at least, and not the softmax over all experts.
+    return invalid_argument(
+        "renormalize_epsilon: expected 0 without renormalize, since nothing is added up");
+  // The numerators that are added up are e^(x - largest), whose sum is 1 at least, and not the
+  // softmax over all experts.
   if (renormalize_epsilon != 0.0f && scoring == Scoring::kSoftmax)
-    return invalid_argument("renormalize_epsilon: expected 0 with scoring softmax, whose chosen weights add up to 1");
+    return invalid_argument(
+        "renormalize_epsilon: expected 0 with scoring softmax, whose chosen weights add up to 1");
   NVFP4_MOE_TRY(check_router_factor("routed_scaling_factor", routed_scaling_factor, false));
   if (!hash_routing) return {};
   if (scoring == Scoring::kSoftmax)
     return unsupported("scoring: expected sigmoid or sqrt_softplus with hash_routing, got softmax");
   if (correction_bias)
-    return invalid_argument("correction_bias: expected none with hash_routing, where nothing is chosen");
+    return invalid_argument(
+        "correction_bias: expected none with hash_routing, where nothing is chosen");
   if (num_expert_group != 1)
-    return invalid_argument("num_expert_group: expected 1 with hash_routing, where nothing is chosen, got " +
-                            std::to_string(num_expert_group));
+    return invalid_argument(
+        "num_expert_group: expected 1 with hash_routing, where nothing is chosen, got " +
+        std::to_string(num_expert_group));
   return {};
 }
 
 void select_experts(const SelectExperts& call) {
   const int64_t k = call.config.top_k;
   for (int64_t t = 0; t < call.tokens; ++t) {
-    const auto* const row =
-        static_cast<const std::byte*>(call.logits) + t * call.logits_stride * (bits(call.logits_dtype) / 8);
+    const auto* const row = static_cast<const std::byte*>(call.logits) +
+                            t * call.logits_stride * (bits(call.logits_dtype) / 8);
     const Token token{call.config, row, call.logits_dtype};
     TokenSelection selection;
     if (call.config.hash_routing) {

@@ -1,4 +1,5 @@
-// A router: logits of every expert to the experts of each token and their weights (docs/numerics.md, section 12).
+// A router: logits of every expert to the experts of each token and their weights
+// (docs/numerics.md, section 12).
 //
 // The step called `route` comes later: it sorts the assignments that are chosen here by expert.
 #pragma once
@@ -44,14 +45,16 @@ struct RouterConfig {
   int64_t num_experts = 0;       // E, 1 to kMaxRouterExperts
   int64_t top_k = 0;             // k, 1 to kMaxRouterTopK, at most E
   int64_t num_expert_group = 1;  // divides E, at most kMaxExpertGroups
-  int64_t topk_group = 1;        // groups that experts are chosen from; together they hold k experts or more
+  int64_t topk_group =
+      1;  // groups that experts are chosen from; together they hold k experts or more
   Scoring scoring = Scoring::kSoftmax;
   GroupScore group_score = GroupScore::kMax;
   bool renormalize = false;            // weights are divided by their sum
   float renormalize_epsilon = 0.0f;    // added to that sum; 0 under softmax
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
-  bool correction_bias = false;        // a bias is added to the scores for the selection, and not to the weights
-  bool hash_routing = false;           // experts come from a table by token id; the scores only weigh them
+  bool correction_bias =
+      false;  // a bias is added to the scores for the selection, and not to the weights
+  bool hash_routing = false;  // experts come from a table by token id; the scores only weigh them
   bool operator==(const RouterConfig&) const = default;
 
   // kInvalidArgument or kUnsupported names the field, what was expected and what came.
@@ -70,7 +73,8 @@ struct SelectExperts {
   DType logits_dtype = DType::kBf16;
   int64_t logits_stride = 0;
   const float* correction_bias = nullptr;  // (E), with config.correction_bias
-  // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary (vocab_size, k). I32 or I64 each.
+  // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary
+  // (vocab_size, k). I32 or I64 each.
   const void* token_ids = nullptr;
   DType token_ids_dtype = DType::kI64;
   const void* hash_table = nullptr;
@@ -79,12 +83,13 @@ struct SelectExperts {
   void* topk_ids = nullptr;  // (T, k), best first, I32 or I64
   DType ids_dtype = DType::kI32;
   float* topk_weights = nullptr;  // (T, k)
-  // Added to: token ids outside the vocabulary, and table entries that name no expert; null: not wanted. Their experts
-  // are -1 and their weights 0.
+  // Added to: token ids outside the vocabulary, and table entries that name no expert; null: not
+  // wanted. Their experts are -1 and their weights 0.
   uint64_t* bad_ids = nullptr;
 };
 
-// On the host. Precondition: config.check() is ok and the arrays are what the config asks for (moe/router.h checks).
+// On the host. Precondition: config.check() is ok and the arrays are what the config asks for
+// (moe/router.h checks).
 void select_experts(const SelectExperts& call);
 
 }  // namespace nvfp4_moe::internal

@@ -16,7 +16,8 @@ template <size_t kCount, size_t kStride>
 void add_halves(std::array<float, kRouterAccumulators>& sums) {
   for (size_t group = 0; group < sums.size(); group += kCount * kStride)
     for (size_t apart = kCount / 2; apart > 0; apart /= 2)
-      for (size_t i = 0; i < apart; ++i) sums[group + i * kStride] += sums[group + (i + apart) * kStride];
+      for (size_t i = 0; i < apart; ++i)
+        sums[group + i * kStride] += sums[group + (i + apart) * kStride];
 }
 
 float dot(const uint16_t* hidden, const uint16_t* weight, int64_t size) {
@@ -39,8 +40,9 @@ float dot(const uint16_t* hidden, const uint16_t* weight, int64_t size) {
 void router_gemm(const RouterGemm& call) {
   for (int64_t token = 0; token < call.tokens; ++token)
     for (int64_t expert = 0; expert < call.num_experts; ++expert) {
-      const float logit = dot(static_cast<const uint16_t*>(call.hidden) + token * call.hidden_stride,
-                              static_cast<const uint16_t*>(call.weight) + expert * call.hidden_size, call.hidden_size);
+      const float logit = dot(
+          static_cast<const uint16_t*>(call.hidden) + token * call.hidden_stride,
+          static_cast<const uint16_t*>(call.weight) + expert * call.hidden_size, call.hidden_size);
       const int64_t at = token * call.num_experts + expert;
       if (call.logits_dtype == DType::kF32)
         static_cast<float*>(call.logits)[at] = logit;

@@ -1,10 +1,11 @@
-// A router's GEMM: hidden (T, H) times the router's weights (E, H) to the logits of every expert (T, E), for the few tokens
-// of a decode step (docs/numerics.md, section 12).
+// A router's GEMM: hidden (T, H) times the router's weights (E, H) to the logits of every expert
+// (T, E), for the few tokens of a decode step (docs/numerics.md, section 12).
 //
-// Sum, in fp32: product k, which fp32 holds exactly unless it leaves its range, is added to accumulator k mod 1024, in the
-// order of k. The accumulators are then added in halves: those of 8 neighbours (accumulator i gets i + 4, then i + 2, then
-// i + 1), of the 32 sums that follow each other in a quarter, of the 4 quarters. So a logit depends on its own row and expert
-// alone, and has the same bits on every host and GPU; of NaN only that it is one.
+// Sum, in fp32: product k, which fp32 holds exactly unless it leaves its range, is added to
+// accumulator k mod 1024, in the order of k. The accumulators are then added in halves: those of 8
+// neighbours (accumulator i gets i + 4, then i + 2, then i + 1), of the 32 sums that follow each
+// other in a quarter, of the 4 quarters. So a logit depends on its own row and expert alone, and
+// has the same bits on every host and GPU; of NaN only that it is one.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,11 @@ inline constexpr int64_t kRouterVector = 8;  // elements of a row, 16 bytes, tha
 
 // One call. Every array lies on the host, or every one on the device.
 struct RouterGemm {
-  int64_t tokens = 0;                 // T
-  int64_t num_experts = 0;            // E
-  int64_t hidden_size = 0;            // H, a multiple of kRouterVector
-  const void* hidden = nullptr;       // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
+  int64_t tokens = 0;       // T
+  int64_t num_experts = 0;  // E
+  int64_t hidden_size = 0;  // H, a multiple of kRouterVector
+  const void* hidden =
+      nullptr;  // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
   int64_t hidden_stride = 0;          // a multiple of kRouterVector
   const void* weight = nullptr;       // (E, H) bf16, aligned to 16 bytes
   void* logits = nullptr;             // (T, E)

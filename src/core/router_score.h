@@ -1,7 +1,9 @@
-// The arithmetic of a router that hosts and devices share: keys that order scores, the scoring functions, a weight.
+// The arithmetic of a router that hosts and devices share: keys that order scores, the scoring
+// functions, a weight.
 //
-// Floats and doubles of IEEE 754 in the order written here, with one e^x (core/exp.h), so that the bits are the same
-// everywhere; docs/numerics.md, section 12 derives how far they are from real numbers.
+// Floats and doubles of IEEE 754 in the order written here, with one e^x (core/exp.h), so that the
+// bits are the same everywhere; docs/numerics.md, section 12 derives how far they are from real
+// numbers.
 #pragma once
 
 #include <cmath>
@@ -13,7 +15,8 @@
 
 namespace nvfp4_moe::internal::router {
 
-// An unsigned integer that grows with x, -0 being 0: kRemovedKey < kNanKey < that of -Inf < ... < that of Inf.
+// An unsigned integer that grows with x, -0 being 0: kRemovedKey < kNanKey < that of -Inf < ... <
+// that of Inf.
 inline constexpr uint32_t kRemovedKey = 0, kNanKey = 1;
 
 NVFP4_MOE_HOST_DEVICE inline uint32_t key_of(float x) {
@@ -31,15 +34,16 @@ NVFP4_MOE_HOST_DEVICE inline float value_of(uint32_t key) {
   return x;
 }
 
-// The experts of a warp's lane: lane l has the experts of [l v, (l + 1) v), v a power of two. It is part of the
-// contract on hosts too, since the softmax denominator is added up by lanes.
+// The experts of a warp's lane: lane l has the experts of [l v, (l + 1) v), v a power of two. It is
+// part of the contract on hosts too, since the softmax denominator is added up by lanes.
 NVFP4_MOE_HOST_DEVICE inline int experts_a_lane(int64_t num_experts) {
   int v = 1;
   while (32 * v < num_experts) v *= 2;
   return v;
 }
 
-// log(1 + u) for u in [0, 1]: 2 atanh(z) by its series, z = u / (2 + u) <= 1/3, to z^27: within 2^-47 of it, relatively.
+// log(1 + u) for u in [0, 1]: 2 atanh(z) by its series, z = u / (2 + u) <= 1/3, to z^27: within
+// 2^-47 of it, relatively.
 NVFP4_MOE_HOST_DEVICE inline double log1p_same_everywhere(double u) {
   const double z = u / (2.0 + u);
   const double w = z * z;
@@ -59,26 +63,31 @@ NVFP4_MOE_HOST_DEVICE inline double log1p_same_everywhere(double u) {
   return 2.0 * z * sum;
 }
 
-// Below it sqrt(log(1 + e^x)) is e^(x/2) (1 - e^x / 4), which is e^(x/2) to 2^-30, and e^(x/2) is the farther from
-// underflow.
+// Below it sqrt(log(1 + e^x)) is e^(x/2) (1 - e^x / 4), which is e^(x/2) to 2^-30, and e^(x/2) is
+// the farther from underflow.
 inline constexpr float kSoftplusTail = -20.0f;
 
 // The score of a logit; of softmax its numerator e^(x - largest). Only softmax reads largest.
 NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float largest) {
   const bool tail = scoring == Scoring::kSqrtSoftplus && x < kSoftplusTail;
   const float magnitude = x < 0.0f ? -x : x;
-  const float u = exp_same_everywhere(scoring == Scoring::kSoftmax ? x - largest : tail ? 0.5f * x : -magnitude);
+  const float u = exp_same_everywhere(scoring == Scoring::kSoftmax ? x - largest
+                                      : tail                       ? 0.5f * x
+                                                                   : -magnitude);
   if (scoring == Scoring::kSoftmax || tail) return u;
   if (scoring == Scoring::kSigmoid) return (x < 0.0f ? u : 1.0f) / (1.0f + u);
-  const double softplus = (x > 0.0f ? static_cast<double>(x) : 0.0) + log1p_same_everywhere(static_cast<double>(u));
+  const double softplus =
+      (x > 0.0f ? static_cast<double>(x) : 0.0) + log1p_same_everywhere(static_cast<double>(u));
   return static_cast<float>(::sqrt(softplus));
 }
 
-// A weight from its score: divided if there is something to divide by (divisor 0 is one), scaled, rounded once. Any
-// NaN is the same NaN.
-NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor, float factor, bool nonfinite) {
+// A weight from its score: divided if there is something to divide by (divisor 0 is one), scaled,
+// rounded once. Any NaN is the same NaN.
+NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor, float factor,
+                                             bool nonfinite) {
   const double numerator = static_cast<double>(score);
-  const float weight = static_cast<float>((divide ? numerator / divisor : numerator) * static_cast<double>(factor));
+  const float weight =
+      static_cast<float>((divide ? numerator / divisor : numerator) * static_cast<double>(factor));
   return nonfinite || weight != weight ? value_of(kNanKey) : weight;
 }
 

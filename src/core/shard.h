@@ -7,7 +7,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Elements [first, end) of count, a multiple of kUnit as the others: what a thread adds lies in one shard.
+// Elements [first, end) of count, a multiple of kUnit as the others: what a thread adds lies in one
+// shard.
 struct Shard {
   static constexpr int64_t kUnit = 8;
   int64_t first, end;

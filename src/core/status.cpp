@@ -29,8 +29,10 @@ Status caught_exception() noexcept {
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::system_error& error) {  // of std::filesystem too
-      const bool memory = error.code() == std::errc::not_enough_memory ||
-                          error.code() == std::errc::resource_unavailable_try_again;  // a thread that could not be made
+      const bool memory =
+          error.code() == std::errc::not_enough_memory ||
+          error.code() ==
+              std::errc::resource_unavailable_try_again;  // a thread that could not be made
       return {memory ? Code::kOutOfMemory : Code::kInternal, error.what()};
     } catch (const std::exception& error) {
       return {Code::kInternal, error.what()};

@@ -1,13 +1,15 @@
 // Status and Result<T>: how every fallible function of the library answers.
 //
-// A Status is a code plus one line that names the thing, what was expected and what came, for example
-// "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
-// A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by itself:
+// A Status is a code plus one line that names the thing, what was expected and what came, for
+// example "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
+// A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by
+// itself:
 // "...: expected a finite scale, got NaN [tensor_scale_nan]".
-// Names in it come from files and arguments: a message is printable (core/printable.h) by construction, whoever made it.
-// Nothing in the library prints, aborts or throws across include/. Inside, an allocation that fails throws
-// std::bad_alloc; where the library is entered (the C interface, the Python module, the command line) one place each
-// turns what arrives into a Status, by caught_exception.
+// Names in it come from files and arguments: a message is printable (core/printable.h) by
+// construction, whoever made it. Nothing in the library prints, aborts or throws across include/.
+// Inside, an allocation that fails throws std::bad_alloc; where the library is entered (the C
+// interface, the Python module, the command line) one place each turns what arrives into a Status,
+// by caught_exception.
 #pragma once
 
 #include <cstdint>
@@ -38,14 +40,16 @@ const char* to_string(Code code);
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string_view message) : code_(code), message_(printable(message, kWholeText)) {}
+  Status(Code code, std::string_view message)
+      : code_(code), message_(printable(message, kWholeText)) {}
 
   bool ok() const { return code_ == Code::kOk; }
   Code code() const { return code_; }
   const std::string& message() const { return message_; }
   // The id of the finding that caused the failure; empty if there is none.
   std::string finding() const {
-    return finding_size_ == 0 ? "" : message_.substr(message_.size() - 1 - finding_size_, finding_size_);
+    return finding_size_ == 0 ? ""
+                              : message_.substr(message_.size() - 1 - finding_size_, finding_size_);
   }
 
   // The same failure with `where` put in front: "where: message".
@@ -68,10 +72,13 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// The exception in flight as a Status; from a handler only. Allocates nothing if memory is what is missing.
+// The exception in flight as a Status; from a handler only. Allocates nothing if memory is what is
+// missing.
 Status caught_exception() noexcept;
 
-inline Status invalid_argument(std::string_view message) { return {Code::kInvalidArgument, message}; }
+inline Status invalid_argument(std::string_view message) {
+  return {Code::kInvalidArgument, message};
+}
 inline Status unsupported(std::string_view message) { return {Code::kUnsupported, message}; }
 inline Status bad_input(std::string_view message) { return {Code::kBadInput, message}; }
 inline Status io_error(std::string_view message) { return {Code::kIo, message}; }
@@ -101,9 +108,10 @@ class [[nodiscard]] Result {
 };
 
 // NVFP4_MOE_TRY(status_expression): returns it from the enclosing function unless it is ok.
-#define NVFP4_MOE_TRY(...)                                                                             \
-  do {                                                                                                 \
-    if (::nvfp4_moe::internal::Status try_status = (__VA_ARGS__); !try_status.ok()) return try_status; \
+#define NVFP4_MOE_TRY(...)                                                          \
+  do {                                                                              \
+    if (::nvfp4_moe::internal::Status try_status = (__VA_ARGS__); !try_status.ok()) \
+      return try_status;                                                            \
   } while (false)
 
 #define NVFP4_MOE_CONCAT_(a, b) a##b

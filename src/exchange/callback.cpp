@@ -1,8 +1,8 @@
-// The caller's functions as a transport, and beside them the ranks' processes: the functions move bytes, the processes report
-// ends and failures.
+// The caller's functions as a transport, and beside them the ranks' processes: the functions move
+// bytes, the processes report ends and failures.
 //
-// A call does not poll the processes first. If this rank has no bytes for another one, that rank may have done its last call
-// and left before this rank makes the same call, which then succeeds.
+// A call does not poll the processes first. If this rank has no bytes for another one, that rank
+// may have done its last call and left before this rank makes the same call, which then succeeds.
 #include "exchange/callback.h"
 
 #include <string>
@@ -28,11 +28,13 @@ class CallbackTransport : public Transport {
 
   Status all_to_all_v(const AllToAll& call) override {
     char error[512] = {};
-    const int failed = callbacks_.all_to_all_v(callbacks_.user, call.send, call.send_bytes, call.recv, call.recv_bytes,
-                                               call.timeout.count(), error, sizeof(error));
+    const int failed =
+        callbacks_.all_to_all_v(callbacks_.user, call.send, call.send_bytes, call.recv,
+                                call.recv_bytes, call.timeout.count(), error, sizeof(error));
     if (failed == 0) return {};
     error[sizeof(error) - 1] = 0;
-    const std::string cause = error[0] != 0 ? error : "code " + std::to_string(failed) + " of the caller's function";
+    const std::string cause =
+        error[0] != 0 ? error : "code " + std::to_string(failed) + " of the caller's function";
     return with_end({Code::kIo, std::string("exchange: ") + call.what + ": " + cause});
   }
   void abort(const Status& why) override {
@@ -47,11 +49,13 @@ class CallbackTransport : public Transport {
   }
 
  private:
-  // The caller's function may not know which rank's end made it fail. The other ranks get it either way.
+  // The caller's function may not know which rank's end made it fail. The other ranks get it either
+  // way.
   Status with_end(const Status& failure) {
     if (!processes_) return failure;
     Status seen;
-    for (const Deadline deadline(kEndComes); seen.ok() && !deadline.passed(); seen = processes_->poll())
+    for (const Deadline deadline(kEndComes); seen.ok() && !deadline.passed();
+         seen = processes_->poll())
       std::this_thread::sleep_for(Timeout{5});
     if (seen.ok()) {
       processes_->give_up(failure);
@@ -68,9 +72,10 @@ class CallbackTransport : public Transport {
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank, int world,
-                                                    Timeout timeout) {
-  if (callbacks.all_to_all_v == nullptr) return invalid_argument("all_to_all_v: expected a function, got null");
+Result<std::unique_ptr<Exchange>> connect_callbacks(const ExchangeCallbacks& callbacks, int rank,
+                                                    int world, Timeout timeout) {
+  if (callbacks.all_to_all_v == nullptr)
+    return invalid_argument("all_to_all_v: expected a function, got null");
   auto made = std::make_unique<CallbackTransport>(callbacks);
   CallbackTransport& transport = *made;
   NVFP4_MOE_ASSIGN(auto exchange, Exchange::connect(std::move(made), rank, world, timeout));

@@ -1,4 +1,5 @@
 // Sums, agreement and barriers, made of a transport's all_to_all_v.
+// Long because every collective is made of one all_to_all_v.
 #include "exchange/exchange.h"
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr uint64_t kMagic = 0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
+constexpr uint64_t kMagic =
+    0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
 
 // Limit of a rank's text in check_same: a placement of very many slots fits, with room to spare.
 constexpr int64_t kLongestText = int64_t{64} << 20;
@@ -42,7 +44,8 @@ struct Shard {
 };
 
 // parts: (world, count) in the order of the ranks -> sum: (count).
-void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType dtype, std::byte* sum) {
+void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType dtype,
+                       std::byte* sum) {
   const auto value = [&](int rank, int64_t i) {
     const int64_t at = rank * count + i;
     if (dtype == DType::kBf16) {
@@ -66,22 +69,25 @@ void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType d
   }
 }
 
-Status check_blocks(const char* name, std::span<const int64_t> blocks, int world, const void* data) {
+Status check_blocks(const char* name, std::span<const int64_t> blocks, int world,
+                    const void* data) {
   if (blocks.size() != static_cast<size_t>(world))
-    return invalid_argument(std::string(name) + "_bytes: expected one number for each of " + std::to_string(world) +
-                            " ranks, got " + std::to_string(blocks.size()));
+    return invalid_argument(std::string(name) + "_bytes: expected one number for each of " +
+                            std::to_string(world) + " ranks, got " + std::to_string(blocks.size()));
   int64_t total = 0;
   for (const int64_t bytes : blocks)
     if (bytes < 0 || __builtin_add_overflow(total, bytes, &total))
-      return invalid_argument(std::string(name) + "_bytes: expected sizes in memory, got " + std::to_string(bytes));
-  if (total > 0 && data == nullptr) return invalid_argument(std::string(name) + ": expected a pointer, got null");
+      return invalid_argument(std::string(name) + "_bytes: expected sizes in memory, got " +
+                              std::to_string(bytes));
+  if (total > 0 && data == nullptr)
+    return invalid_argument(std::string(name) + ": expected a pointer, got null");
   return {};
 }
 
 }  // namespace
 
-// Takes the exchange for one call. Two at once on one rank would reach the other ranks in no defined order. A poll takes only
-// a moment, for which a call waits.
+// Takes the exchange for one call. Two at once on one rank would reach the other ranks in no
+// defined order. A poll takes only a moment, for which a call waits.
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
@@ -103,10 +109,12 @@ class Exchange::Call {
     if (granted_) return {};
     if (exchange_.forked())
       return unsupported(
-          "exchange: expected the process that connected it, got one forked from it, whose connections are its "
+          "exchange: expected the process that connected it, got one forked from it, whose "
+          "connections are its "
           "parent's "
           "(start it with spawn or exec, and connect there)");
-    return {Code::kBusy, "exchange: expected one call at a time, got a second one while another is in flight"};
+    return {Code::kBusy,
+            "exchange: expected one call at a time, got a second one while another is in flight"};
   }
 
  private:
@@ -125,19 +133,21 @@ std::string name_ranks(const std::vector<int>& ranks) {
 
 Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout) {
   const auto ms = timeout.count();
-  const std::string within = ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
-  return io_error("exchange: expected all " + std::to_string(world) + " ranks in " + what + " within " + within +
-                  ", got none of " + name_ranks(missing));
+  const std::string within =
+      ms % 1000 == 0 ? std::to_string(ms / 1000) + " s" : std::to_string(ms) + " ms";
+  return io_error("exchange: expected all " + std::to_string(world) + " ranks in " + what +
+                  " within " + within + ", got none of " + name_ranks(missing));
 }
 
 Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent) {
-  return invalid_argument(std::string("exchange: ") + what + ": rank " + std::to_string(to) + " expected " +
-                          std::to_string(expected) + " bytes from rank " + std::to_string(from) + ", which sends " +
-                          std::to_string(sent));
+  return invalid_argument(std::string("exchange: ") + what + ": rank " + std::to_string(to) +
+                          " expected " + std::to_string(expected) + " bytes from rank " +
+                          std::to_string(from) + ", which sends " + std::to_string(sent));
 }
 
 Code code_of_failure(int64_t sent) {
-  const bool legal = sent > static_cast<int64_t>(Code::kOk) && sent <= static_cast<int64_t>(Code::kCancelled);
+  const bool legal =
+      sent > static_cast<int64_t>(Code::kOk) && sent <= static_cast<int64_t>(Code::kCancelled);
   return legal ? static_cast<Code>(sent) : Code::kInternal;
 }
 
@@ -155,7 +165,8 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
 
 Exchange::~Exchange() {
   if (!forked()) return;
-  // None of them is destroyed in the child: they wait for threads that are not there, and CUDA does not work.
+  // None of them is destroyed in the child: they wait for threads that are not there, and CUDA does
+  // not work.
   static_cast<void>(device_.release());
   static_cast<void>(peers_.release());
   transport_.release()->drop_in_child();
@@ -169,15 +180,17 @@ Status Exchange::check_rank(int rank, int world, Timeout timeout) {
     return invalid_argument("rank: expected 0 to " + std::to_string(world - 1) + " in a world of " +
                             std::to_string(world) + ", got " + std::to_string(rank));
   if (timeout <= Timeout{0})
-    return invalid_argument("timeout: expected more than 0 ms, got " + std::to_string(timeout.count()));
+    return invalid_argument("timeout: expected more than 0 ms, got " +
+                            std::to_string(timeout.count()));
   if (timeout > kLongestExchangeTimeout)
-    return invalid_argument("timeout: expected at most " + std::to_string(kLongestExchangeTimeout.count()) +
-                            " ms, got " + std::to_string(timeout.count()));
+    return invalid_argument("timeout: expected at most " +
+                            std::to_string(kLongestExchangeTimeout.count()) + " ms, got " +
+                            std::to_string(timeout.count()));
   return {};
 }
 
-Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> transport, int rank, int world,
-                                                    Timeout timeout) {
+Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> transport, int rank,
+                                                    int world, Timeout timeout) {
   NVFP4_MOE_TRY(check_rank(rank, world, timeout));
   std::unique_ptr<Exchange> exchange(new Exchange(std::move(transport), rank, world, timeout));
   Handshake mine{kMagic, rank, world, {}};
@@ -187,27 +200,32 @@ Result<std::unique_ptr<Exchange>> Exchange::connect(std::unique_ptr<Transport> t
   for (int r = 0; r < world; ++r) {
     Handshake& other = all[static_cast<size_t>(r)];
     if (other.magic != kMagic)
-      return invalid_argument("exchange: expected a handshake of this library from rank " + std::to_string(r) +
-                              ", got other bytes");
+      return invalid_argument("exchange: expected a handshake of this library from rank " +
+                              std::to_string(r) + ", got other bytes");
     other.version[sizeof(other.version) - 1] = 0;
     if (std::strcmp(other.version, all[0].version) != 0)
-      return invalid_argument("exchange: expected nvfp4-moe " + std::string(all[0].version) + " on rank " +
-                              std::to_string(r) + " as on rank 0, got " + other.version);
+      return invalid_argument("exchange: expected nvfp4-moe " + std::string(all[0].version) +
+                              " on rank " + std::to_string(r) + " as on rank 0, got " +
+                              other.version);
     if (other.rank == r && other.world == world) continue;
-    return invalid_argument("exchange: expected rank " + std::to_string(r) + " of a world of " + std::to_string(world) +
-                            " in place " + std::to_string(r) + ", got rank " + std::to_string(other.rank) +
-                            " of a world of " + std::to_string(other.world));
+    return invalid_argument("exchange: expected rank " + std::to_string(r) + " of a world of " +
+                            std::to_string(world) + " in place " + std::to_string(r) +
+                            ", got rank " + std::to_string(other.rank) + " of a world of " +
+                            std::to_string(other.world));
   }
   return exchange;
 }
 
-Status Exchange::move(const char* what, const void* send, std::span<const int64_t> send_bytes, void* recv,
-                      std::span<const int64_t> recv_bytes, Timeout timeout) {
+Status Exchange::move(const char* what, const void* send, std::span<const int64_t> send_bytes,
+                      void* recv, std::span<const int64_t> recv_bytes, Timeout timeout) {
   if (broken_.ok()) broken_ = aborted();
   NVFP4_MOE_TRY(broken_);
-  const AllToAll call{
-      what,   static_cast<const std::byte*>(send), send_bytes.data(), static_cast<std::byte*>(recv), recv_bytes.data(),
-      timeout};
+  const AllToAll call{what,
+                      static_cast<const std::byte*>(send),
+                      send_bytes.data(),
+                      static_cast<std::byte*>(recv),
+                      recv_bytes.data(),
+                      timeout};
   if (!observer_) {
     broken_ = transport_->all_to_all_v(call);
     return broken_;
@@ -215,7 +233,8 @@ Status Exchange::move(const char* what, const void* send, std::span<const int64_
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
   broken_ = transport_->all_to_all_v(call);
-  Transfer transfer{what, 0, std::chrono::duration<double, std::micro>(Clock::now() - begin).count()};
+  Transfer transfer{what, 0,
+                    std::chrono::duration<double, std::micro>(Clock::now() - begin).count()};
   for (int r = 0; r < world_; ++r)
     if (r != rank_) transfer.sent_bytes += send_bytes[static_cast<size_t>(r)];
   observer_(transfer);
@@ -227,9 +246,11 @@ std::byte* Exchange::scratch(size_t size_bytes) {
   return scratch_.data();
 }
 
-Status Exchange::gather(const char* what, const void* mine, int64_t bytes, void* all, Timeout timeout) {
+Status Exchange::gather(const char* what, const void* mine, int64_t bytes, void* all,
+                        Timeout timeout) {
   std::byte* const copies = scratch(static_cast<size_t>(bytes) * static_cast<size_t>(world_));
-  for (int r = 0; r < world_ && bytes > 0; ++r) std::memcpy(copies + r * bytes, mine, static_cast<size_t>(bytes));
+  for (int r = 0; r < world_ && bytes > 0; ++r)
+    std::memcpy(copies + r * bytes, mine, static_cast<size_t>(bytes));
   std::fill(send_bytes_.begin(), send_bytes_.end(), bytes);
   return move(what, copies, send_bytes_, all, send_bytes_, timeout);
 }
@@ -252,14 +273,16 @@ Status Exchange::all_gather(const void* mine, int64_t bytes, void* all) {
 
 Status Exchange::all_reduce(void* data, int64_t count, DType dtype) {
   if (dtype != DType::kF32 && dtype != DType::kBf16)
-    return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));
+    return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") +
+                            to_string(dtype));
   if (count < 0) return invalid_argument("count: expected 0 or more, got " + std::to_string(count));
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
   const int64_t width = bits(dtype) / 8;
   const Shard mine = Shard::of(count, rank_, world_);
-  // Each rank sums one shard of the data and gives it to all: every element is added on one rank alone, and so in one
-  // order. 2 (world - 1) / world of the data go out of each rank, as in a ring.
+  // Each rank sums one shard of the data and gives it to all: every element is added on one rank
+  // alone, and so in one order. 2 (world - 1) / world of the data go out of each rank, as in a
+  // ring.
   for (int r = 0; r < world_; ++r) {
     send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * width;
     recv_bytes_[static_cast<size_t>(r)] = mine.count() * width;
@@ -278,7 +301,8 @@ Status Exchange::barrier() {
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
   const std::byte nothing{0};
-  std::vector<std::byte> all(static_cast<size_t>(world_));  // a byte from each: an empty message may not be waited for
+  std::vector<std::byte> all(
+      static_cast<size_t>(world_));  // a byte from each: an empty message may not be waited for
   return gather("barrier", &nothing, 1, all.data(), timeout_);
 }
 
@@ -289,16 +313,19 @@ Status Exchange::agree(const Status& mine, Timeout timeout) {
   verdict.code = static_cast<int32_t>(mine.code());
   mine.message().copy(verdict.message, sizeof(verdict.message) - 1);
   std::vector<Verdict> all(static_cast<size_t>(world_));
-  NVFP4_MOE_TRY(gather("agree", &verdict, sizeof(verdict), all.data(), timeout == Timeout{0} ? timeout_ : timeout));
+  NVFP4_MOE_TRY(gather("agree", &verdict, sizeof(verdict), all.data(),
+                       timeout == Timeout{0} ? timeout_ : timeout));
   for (int r = 0; r < world_; ++r) {
     Verdict& other = all[static_cast<size_t>(r)];
     other.message[sizeof(other.message) - 1] = 0;
-    if (other.code != 0) return Status(code_of_failure(other.code), other.message).in("rank " + std::to_string(r));
+    if (other.code != 0)
+      return Status(code_of_failure(other.code), other.message).in("rank " + std::to_string(r));
   }
   return {};
 }
 
-Status Exchange::gather_texts(const char* what, const std::string& mine, std::vector<std::string>& all) {
+Status Exchange::gather_texts(const char* what, const std::string& mine,
+                              std::vector<std::string>& all) {
   const auto size = static_cast<int64_t>(mine.size());
   std::vector<int64_t> sizes(static_cast<size_t>(world_));
   NVFP4_MOE_TRY(gather(what, &size, sizeof(size), sizes.data(), timeout_));
@@ -306,8 +333,8 @@ Status Exchange::gather_texts(const char* what, const std::string& mine, std::ve
     const int64_t sent = sizes[static_cast<size_t>(r)];
     if (sent < 0 || sent > kLongestText)
       return invalid_argument(std::string("exchange: ") + what + ": expected a text of at most " +
-                              std::to_string(kLongestText) + " bytes from rank " + std::to_string(r) + ", got " +
-                              std::to_string(sent));
+                              std::to_string(kLongestText) + " bytes from rank " +
+                              std::to_string(r) + ", got " + std::to_string(sent));
   }
   std::string copies;
   for (int r = 0; r < world_; ++r) copies += mine;
@@ -342,10 +369,11 @@ Status Exchange::check_same(std::string_view what, const Facts& mine) {
     const std::string where = std::string(what) + " of rank " + std::to_string(r);
     for (size_t i = 0; i + 1 < std::min(expected.size(), got.size()); i += 2) {
       if (got[i] != expected[i])
-        return invalid_argument(where + ": expected " + expected[i] + " as on rank 0, got " + got[i]);
+        return invalid_argument(where + ": expected " + expected[i] + " as on rank 0, got " +
+                                got[i]);
       if (got[i + 1] != expected[i + 1])
-        return invalid_argument(where + ": expected " + got[i] + " " + expected[i + 1] + " as on rank 0, got " +
-                                got[i + 1]);
+        return invalid_argument(where + ": expected " + got[i] + " " + expected[i + 1] +
+                                " as on rank 0, got " + got[i + 1]);
     }
     if (got.size() != expected.size())
       return invalid_argument(where + ": expected " + std::to_string(expected.size() / 2) +

@@ -26,8 +26,8 @@ std::vector<Status> on_threads(int count, const std::function<Status(int index)>
       threads.emplace_back(guarded, index);
     } catch (const std::system_error&) {  // the ranks that have a thread end by their timeout
       statuses[static_cast<size_t>(index)] =
-          Status(Code::kOutOfMemory,
-                 "threads: expected " + std::to_string(count) + ", one for each rank, got " + std::to_string(index));
+          Status(Code::kOutOfMemory, "threads: expected " + std::to_string(count) +
+                                         ", one for each rank, got " + std::to_string(index));
       break;
     }
   }
@@ -43,7 +43,8 @@ Result<LocalRanks> LocalRanks::threads(int world, Timeout timeout) {
   LocalRanks ranks;
   ranks.exchanges_.resize(static_cast<size_t>(world));
   const std::vector<Status> joined = on_threads(world, [&](int rank) -> Status {
-    NVFP4_MOE_ASSIGN(ranks.exchanges_[static_cast<size_t>(rank)], group->join(rank, world, timeout));
+    NVFP4_MOE_ASSIGN(ranks.exchanges_[static_cast<size_t>(rank)],
+                     group->join(rank, world, timeout));
     return {};
   });
   for (const Status& status : joined) NVFP4_MOE_TRY(status);
@@ -78,7 +79,8 @@ ProgressFn RanksProgress::of_rank(int index) {
     kept = mine;
     kept.what = kept.item = {};  // which end with this call
     if (!progress_) return true;
-    const std::string item = "rank " + std::to_string(first_rank_ + index) + ": " + std::string(mine.item);
+    const std::string item =
+        "rank " + std::to_string(first_rank_ + index) + ": " + std::string(mine.item);
     Progress all;
     for (const Progress& rank : ranks_) {
       all.done += rank.done;
@@ -88,7 +90,8 @@ ProgressFn RanksProgress::of_rank(int index) {
     }
     all.what = "load";
     all.item = item;
-    all.elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    all.elapsed_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     return progress_(all);
   };
 }

@@ -1,5 +1,5 @@
-// The ranks of an exchange that this process has: one, or all of a world, each on a thread. For tools that go through one list of
-// steps either way.
+// The ranks of an exchange that this process has: one, or all of a world, each on a thread. For
+// tools that go through one list of steps either way.
 #pragma once
 
 #include <chrono>
@@ -27,23 +27,28 @@ class LocalRanks {
   bool has_first() const { return first_rank() == 0; }
   // The lowest of them.
   int first_rank() const { return exchanges_.front()->rank(); }
-  const std::shared_ptr<Exchange>& exchange(int index) const { return exchanges_[static_cast<size_t>(index)]; }
+  const std::shared_ptr<Exchange>& exchange(int index) const {
+    return exchanges_[static_cast<size_t>(index)];
+  }
 
-  // Calls body(index) for each of them, on a thread of its own if there are several, and waits for all. A rank whose
-  // body fails or throws aborts its exchange, so that no other one waits for it; the failure that comes back is the lowest
-  // rank's.
+  // Calls body(index) for each of them, on a thread of its own if there are several, and waits for
+  // all. A rank whose body fails or throws aborts its exchange, so that no other one waits for it;
+  // the failure that comes back is the lowest rank's.
   Status each(const std::function<Status(int index)>& body) const;
 
  private:
   std::vector<std::shared_ptr<Exchange>> exchanges_;  // by rank
 };
 
-// One progress report of what the ranks of this process load at once. Ranks of other processes report their own.
+// One progress report of what the ranks of this process load at once. Ranks of other processes
+// report their own.
 class RanksProgress {
  public:
   // progress may be empty, and outlives this.
   RanksProgress(const LocalRanks& ranks, const ProgressFn& progress)
-      : progress_(progress), first_rank_(ranks.first_rank()), ranks_(static_cast<size_t>(ranks.here())) {}
+      : progress_(progress),
+        first_rank_(ranks.first_rank()),
+        ranks_(static_cast<size_t>(ranks.here())) {}
   // The progress function of rank ranks.first_rank() + index, called on that rank's thread.
   ProgressFn of_rank(int index);
 

@@ -1,7 +1,8 @@
-// A communicator that does not block: NCCL's calls return at once, and whether they went well is asked for until a
-// deadline. What it says too late or never (a rank that is gone while a kernel waits for it) the watch finds: it asks
-// NCCL, the exchange and the events in the streams, and aborts the communicator, which ends the kernels. How one ends
-// without waiting for graphs is in nccl_end.h.
+// A communicator that does not block: NCCL's calls return at once, and whether they went well is
+// asked for until a deadline. What it says too late or never (a rank that is gone while a kernel
+// waits for it) the watch finds: it asks NCCL, the exchange and the events in the streams, and
+// aborts the communicator, which ends the kernels. How one ends without waiting for graphs is in
+// nccl_end.h.
 #include "exchange/nccl.h"
 
 #include <algorithm>
@@ -16,9 +17,10 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr std::chrono::microseconds kSettle{20};  // between questions whether a call has gone through
-// For a communicator that graphs have captured to end, if they are gone already; it ends by itself behind those that
-// are not.
+constexpr std::chrono::microseconds kSettle{
+    20};  // between questions whether a call has gone through
+// For a communicator that graphs have captured to end, if they are gone already; it ends by itself
+// behind those that are not.
 constexpr Timeout kGraphs{500};
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
@@ -35,7 +37,8 @@ NcclResult settle(const NcclLibrary& nccl, NcclCommunicator comm, const Deadline
 
 class NcclTransport : public DeviceTransport {
  public:
-  NcclTransport(Exchange& exchange, const NcclLibrary& nccl, NcclCommunicator comm, const NcclOptions& options)
+  NcclTransport(Exchange& exchange, const NcclLibrary& nccl, NcclCommunicator comm,
+                const NcclOptions& options)
       : exchange_(exchange),
         nccl_(nccl),
         options_(options),
@@ -49,63 +52,75 @@ class NcclTransport : public DeviceTransport {
     static_cast<void>(asked);  // what is left may be under way
     for (const Pending& call : pending_) options_.events.drop(call.event);
     for (void* event : free_events_) options_.events.drop(event);
-    // The exchange may have failed since the watch last polled. A communicator whose ranks do not all end is not destroyed, which
-    // waits for them, but aborted.
+    // The exchange may have failed since the watch last polled. A communicator whose ranks do not
+    // all end is not destroyed, which waits for them, but aborted.
     const bool failed = !watch_.failure().ok() || !exchange_.poll().ok();
-    // Does not wait for enqueued work: whoever drops the exchange has its results or does not want them.
-    end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy : CommunicatorEnd::How::kAbort);
+    // Does not wait for enqueued work: whoever drops the exchange has its results or does not want
+    // them.
+    end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy
+                                    : CommunicatorEnd::How::kAbort);
     end_.wait(captured_ ? kGraphs
               : failed  ? std::min(CommunicatorEnd::kMost, exchange_.timeout())
                         : exchange_.timeout());
   }
 
   Status all_to_all_v(const AllToAll& call, void* stream, bool captured) override {
-    return enqueue({call.what, nullptr, Deadline(call.timeout), call.timeout}, stream, captured, [&]() -> Step {
-      const std::byte* send = call.send;
-      std::byte* recv = call.recv;
-      for (int rank = 0; rank < exchange_.world(); ++rank) {
-        const auto out = static_cast<size_t>(call.send_bytes[rank]), in = static_cast<size_t>(call.recv_bytes[rank]);
-        NcclResult result = NcclResult::kSuccess;
-        if (out > 0) result = nccl_.send(send, out, NcclType::kBytes, rank, comm_, stream);
-        if (failed(result)) return {"ncclSend", result};
-        if (in > 0) result = nccl_.recv(recv, in, NcclType::kBytes, rank, comm_, stream);
-        if (failed(result)) return {"ncclRecv", result};
-        if (out > 0) send += out;
-        if (in > 0) recv += in;
-      }
-      return {};
-    });
+    return enqueue({call.what, nullptr, Deadline(call.timeout), call.timeout}, stream, captured,
+                   [&]() -> Step {
+                     const std::byte* send = call.send;
+                     std::byte* recv = call.recv;
+                     for (int rank = 0; rank < exchange_.world(); ++rank) {
+                       const auto out = static_cast<size_t>(call.send_bytes[rank]),
+                                  in = static_cast<size_t>(call.recv_bytes[rank]);
+                       NcclResult result = NcclResult::kSuccess;
+                       if (out > 0)
+                         result = nccl_.send(send, out, NcclType::kBytes, rank, comm_, stream);
+                       if (failed(result)) return {"ncclSend", result};
+                       if (in > 0)
+                         result = nccl_.recv(recv, in, NcclType::kBytes, rank, comm_, stream);
+                       if (failed(result)) return {"ncclRecv", result};
+                       if (out > 0) send += out;
+                       if (in > 0) recv += in;
+                     }
+                     return {};
+                   });
   }
 
-  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream, bool captured) override {
+  Status all_gather(const void* mine, const int64_t* bytes, void* all, void* stream,
+                    bool captured) override {
     const Timeout timeout = exchange_.timeout();
-    return enqueue({"all_gather", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
-      const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
-      auto* block = static_cast<std::byte*>(all);
-      for (int rank = 0; rank < exchange_.world(); ++rank) {
-        const auto in = static_cast<size_t>(bytes[rank]);
-        if (rank != exchange_.rank() || block != mine) {
-          NcclResult result = NcclResult::kSuccess;
-          if (own > 0) result = nccl_.send(mine, own, NcclType::kBytes, rank, comm_, stream);
-          if (failed(result)) return {"ncclSend", result};
-          if (in > 0) result = nccl_.recv(block, in, NcclType::kBytes, rank, comm_, stream);
-          if (failed(result)) return {"ncclRecv", result};
-        }
-        block += in;
-      }
-      return {};
-    });
+    return enqueue({"all_gather", nullptr, Deadline(timeout), timeout}, stream, captured,
+                   [&]() -> Step {
+                     const auto own = static_cast<size_t>(bytes[exchange_.rank()]);
+                     auto* block = static_cast<std::byte*>(all);
+                     for (int rank = 0; rank < exchange_.world(); ++rank) {
+                       const auto in = static_cast<size_t>(bytes[rank]);
+                       if (rank != exchange_.rank() || block != mine) {
+                         NcclResult result = NcclResult::kSuccess;
+                         if (own > 0)
+                           result = nccl_.send(mine, own, NcclType::kBytes, rank, comm_, stream);
+                         if (failed(result)) return {"ncclSend", result};
+                         if (in > 0)
+                           result = nccl_.recv(block, in, NcclType::kBytes, rank, comm_, stream);
+                         if (failed(result)) return {"ncclRecv", result};
+                       }
+                       block += in;
+                     }
+                     return {};
+                   });
   }
 
   Status all_reduce(void* data, int64_t count, DType dtype, void* stream, bool captured) override {
     if (dtype != DType::kF32 && dtype != DType::kBf16)
-      return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") + to_string(dtype));
+      return invalid_argument(std::string("all_reduce dtype: expected F32 or BF16, got ") +
+                              to_string(dtype));
     const Timeout timeout = exchange_.timeout();
-    return enqueue({"all_reduce", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
-      const NcclType type = dtype == DType::kF32 ? NcclType::kF32 : NcclType::kBf16;
-      return {"ncclAllReduce",
-              nccl_.all_reduce(data, data, static_cast<size_t>(count), type, NcclSum::kSum, comm_, stream)};
-    });
+    return enqueue(
+        {"all_reduce", nullptr, Deadline(timeout), timeout}, stream, captured, [&]() -> Step {
+          const NcclType type = dtype == DType::kF32 ? NcclType::kF32 : NcclType::kBf16;
+          return {"ncclAllReduce", nccl_.all_reduce(data, data, static_cast<size_t>(count), type,
+                                                    NcclSum::kSum, comm_, stream)};
+        });
   }
 
   const uint32_t* failure_word() const override {
@@ -138,7 +153,9 @@ class NcclTransport : public DeviceTransport {
     Deadline deadline;
     Timeout timeout;
   };
-  static bool failed(NcclResult result) { return result != NcclResult::kSuccess && result != NcclResult::kInProgress; }
+  static bool failed(NcclResult result) {
+    return result != NcclResult::kSuccess && result != NcclResult::kInProgress;
+  }
 
   // Under the watch's mutex, or where no thread is left that takes it.
   void end(CommunicatorEnd::How how) {
@@ -150,14 +167,16 @@ class NcclTransport : public DeviceTransport {
   // Under the watch's mutex.
   void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
-    // First: the abort lets kernels go on that have waited in vain, and those after them would take stale bytes for a result.
+    // First: the abort lets kernels go on that have waited in vain, and those after them would take
+    // stale bytes for a result.
     if (options_.failure_word) std::atomic_ref<uint32_t>(*options_.failure_word->word).store(1);
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_events_.push_back(call.event);
     pending_.clear();
   }
 
-  // Under the watch's mutex, or where no thread is left that takes it: what the device has done is watched no longer.
+  // Under the watch's mutex, or where no thread is left that takes it: what the device has done is
+  // watched no longer.
   Status drop_done() {
     while (!pending_.empty()) {
       NVFP4_MOE_ASSIGN(const bool done, options_.events.reached(pending_.front().event));
@@ -225,7 +244,8 @@ class NcclTransport : public DeviceTransport {
     if (failed(asked) || failed(state))
       return nccl_.failure("ncclCommGetAsyncError", failed(asked) ? asked : state, comm_);
     NVFP4_MOE_TRY(drop_done());
-    return !pending_.empty() && pending_.front().deadline.passed() ? late(pending_.front()) : Status();
+    return !pending_.empty() && pending_.front().deadline.passed() ? late(pending_.front())
+                                                                   : Status();
   }
 
   Exchange& exchange_;
@@ -250,9 +270,9 @@ Status check_adopted(const NcclLibrary& nccl, NcclCommunicator comm, const Excha
   if (const NcclResult result = nccl.user_rank(comm, &rank); result != NcclResult::kSuccess)
     return nccl.failure("ncclCommUserRank", result, comm);
   if (world == exchange.world() && rank == exchange.rank()) return {};
-  return invalid_argument("nccl: communicator: expected rank " + std::to_string(exchange.rank()) + " of a world of " +
-                          std::to_string(exchange.world()) + ", got rank " + std::to_string(rank) + " of a world of " +
-                          std::to_string(world));
+  return invalid_argument("nccl: communicator: expected rank " + std::to_string(exchange.rank()) +
+                          " of a world of " + std::to_string(exchange.world()) + ", got rank " +
+                          std::to_string(rank) + " of a world of " + std::to_string(world));
 }
 
 // A communicator of all ranks, over an id that rank 0 makes.
@@ -260,20 +280,23 @@ Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& ex
   NcclUniqueId mine{};
   NcclResult made = NcclResult::kSuccess;
   if (exchange.rank() == 0) made = nccl.get_unique_id(&mine);
-  NVFP4_MOE_TRY(
-      exchange.agree(made == NcclResult::kSuccess ? Status() : nccl.failure("ncclGetUniqueId", made, nullptr)));
+  NVFP4_MOE_TRY(exchange.agree(
+      made == NcclResult::kSuccess ? Status() : nccl.failure("ncclGetUniqueId", made, nullptr)));
   std::vector<NcclUniqueId> all(static_cast<size_t>(exchange.world()));
   NVFP4_MOE_TRY(exchange.all_gather(&mine, sizeof(mine), all.data()));
   NcclConfig config;
   config.blocking = 0;
   NcclCommunicator comm = nullptr;
-  NcclResult result = nccl.init_rank_config(&comm, exchange.world(), all[0], exchange.rank(), &config);
+  NcclResult result =
+      nccl.init_rank_config(&comm, exchange.world(), all[0], exchange.rank(), &config);
   // Half of the time is left for the ranks to receive each other's failures.
-  if (result == NcclResult::kInProgress) result = settle(nccl, comm, Deadline(exchange.timeout() / 2));
+  if (result == NcclResult::kInProgress)
+    result = settle(nccl, comm, Deadline(exchange.timeout() / 2));
   Status status;
   if (result == NcclResult::kInProgress)
-    status = io_error("nccl: expected a communicator of " + std::to_string(exchange.world()) + " ranks within " +
-                      std::to_string(exchange.timeout().count() / 2) + " ms, got none");
+    status = io_error("nccl: expected a communicator of " + std::to_string(exchange.world()) +
+                      " ranks within " + std::to_string(exchange.timeout().count() / 2) +
+                      " ms, got none");
   else if (result != NcclResult::kSuccess)
     status = nccl.failure("ncclCommInitRankConfig", result, comm);
   const Status all_have_it = exchange.agree(status);
@@ -284,20 +307,22 @@ Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& ex
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange, const NcclOptions& options) {
+Result<std::unique_ptr<DeviceTransport>> connect_nccl(Exchange& exchange,
+                                                      const NcclOptions& options) {
   const Result<const NcclLibrary*> opened = NcclLibrary::open(options.library);
   NVFP4_MOE_TRY(exchange.agree(opened.status()));
   const NcclLibrary& nccl = **opened;
   NVFP4_MOE_TRY(exchange.check_same(
-      "nccl",
-      {{"version", nccl.version_text()}, {"communicator", options.communicator == nullptr ? "made here" : "given"}}));
+      "nccl", {{"version", nccl.version_text()},
+               {"communicator", options.communicator == nullptr ? "made here" : "given"}}));
   NcclCommunicator comm = options.communicator;
   if (comm != nullptr) {
     NVFP4_MOE_TRY(exchange.agree(check_adopted(nccl, comm, exchange)));
   } else {
     NVFP4_MOE_ASSIGN(comm, make_communicator(nccl, exchange));
   }
-  return std::unique_ptr<DeviceTransport>(std::make_unique<NcclTransport>(exchange, nccl, comm, options));
+  return std::unique_ptr<DeviceTransport>(
+      std::make_unique<NcclTransport>(exchange, nccl, comm, options));
 }
 
 }  // namespace nvfp4_moe::internal

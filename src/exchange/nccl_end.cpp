@@ -1,6 +1,7 @@
-// The threads are detached and counted. The process's exit waits a little for those that can end, so that they are not in the
-// middle of CUDA's calls while CUDA is taken down. Two cannot: one whose graph is never dropped, and one that is destroyed while a
-// peer is stopped (NCCL's proxy thread waits until the peer closes its connection). They sleep in NCCL until the process is gone.
+// The threads are detached and counted. The process's exit waits a little for those that can end,
+// so that they are not in the middle of CUDA's calls while CUDA is taken down. Two cannot: one
+// whose graph is never dropped, and one that is destroyed while a peer is stopped (NCCL's proxy
+// thread waits until the peer closes its connection). They sleep in NCCL until the process is gone.
 #include "exchange/nccl_end.h"
 
 #include <condition_variable>
@@ -14,7 +15,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// How many communicators are ending, without those that somebody has waited for in vain. Lives as long as the process, whose exit asks it.
+// How many communicators are ending, without those that somebody has waited for in vain. Lives as
+// long as the process, whose exit asks it.
 struct Ending {
   std::mutex mutex;
   std::condition_variable fewer;
@@ -47,7 +49,8 @@ struct CommunicatorEnd::State {
   bool over = false, given_up = false;  // guarded by mutex
 };
 
-CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm, How how, const OnDevice& on_device)
+CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm, How how,
+                                 const OnDevice& on_device)
     : state_(std::make_shared<State>()) {
   Ending::all().add(1);
   const auto end = [&nccl, comm, how, on_device, state = state_] {

@@ -34,7 +34,8 @@ class Functions {
   template <class Function>
   Status take(const char* name, Function& function) {
     void* const found = dlsym(handle_, name);
-    if (found == nullptr) return unsupported("nccl: " + path_ + ": expected function " + name + ", got none");
+    if (found == nullptr)
+      return unsupported("nccl: " + path_ + ": expected function " + name + ", got none");
     function = reinterpret_cast<Function>(found);
     return {};
   }
@@ -53,10 +54,11 @@ Result<NcclLibrary> load(const std::string& asked) {
     handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   }
   if (handle == nullptr)
-    return unsupported("nccl: expected " + name + " " +
-                       (asked.empty() ? "in this process (import torch brings one) or on the system's library path"
-                                      : "as the caller names it") +
-                       ", got none: " + system_says());
+    return unsupported(
+        "nccl: expected " + name + " " +
+        (asked.empty() ? "in this process (import torch brings one) or on the system's library path"
+                       : "as the caller names it") +
+        ", got none: " + system_says());
   NcclLibrary library;
   Functions functions(handle, name);
   NVFP4_MOE_TRY(functions.take("ncclGetVersion", library.get_version));
@@ -64,8 +66,9 @@ Result<NcclLibrary> load(const std::string& asked) {
   if (library.get_version(&library.version) != NcclResult::kSuccess)
     return unsupported("nccl: " + library.path + ": expected a version, got none");
   if (library.version < NcclLibrary::kLeastVersion)
-    return unsupported("nccl: " + library.path + ": expected version " + text_of_version(NcclLibrary::kLeastVersion) +
-                       " or later, got " + text_of_version(library.version));
+    return unsupported("nccl: " + library.path + ": expected version " +
+                       text_of_version(NcclLibrary::kLeastVersion) + " or later, got " +
+                       text_of_version(library.version));
   functions = Functions(handle, library.path + " (" + text_of_version(library.version) + ")");
   NVFP4_MOE_TRY(functions.take("ncclGetErrorString", library.get_error_string));
   NVFP4_MOE_TRY(functions.take("ncclGetLastError", library.get_last_error));

@@ -1,8 +1,9 @@
-// NCCL as it is found at run time: the few functions that ranks on GPUs need, by name, and the types they take.
+// NCCL as it is found at run time: the few functions that ranks on GPUs need, by name, and the
+// types they take.
 //
-// There is no dependency on its headers, and it is never linked: a process that has torch has torch's copy, and two copies
-// in one process do not work together. What is declared here is NCCL's public binary interface since 2.18, which later
-// versions keep; an older library is refused.
+// There is no dependency on its headers, and it is never linked: a process that has torch has
+// torch's copy, and two copies in one process do not work together. What is declared here is NCCL's
+// public binary interface since 2.18, which later versions keep; an older library is refused.
 #pragma once
 
 #include <climits>
@@ -22,13 +23,18 @@ enum class NcclResult : int {
   kRemoteError = 6,
   kInProgress = 7,  // of a communicator that does not block: the call goes on by itself
 };
-enum class NcclType : int { kBytes = 1, kF32 = 7, kBf16 = 9 };  // ncclUint8, ncclFloat32, ncclBfloat16
+enum class NcclType : int {
+  kBytes = 1,
+  kF32 = 7,
+  kBf16 = 9
+};  // ncclUint8, ncclFloat32, ncclBfloat16
 enum class NcclSum : int { kSum = 0 };
 
 struct NcclUniqueId {
   char bytes[128];
 };
-// The first fields of ncclConfig_t, of which `size` says how many there are; INT_MIN and null are "not set".
+// The first fields of ncclConfig_t, of which `size` says how many there are; INT_MIN and null are
+// "not set".
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -41,11 +47,12 @@ struct NcclConfig {
 };
 
 struct NcclLibrary {
-  static constexpr int kLeastVersion = 21800;  // 2.18.0: communicators that do not block, as they are used here
+  static constexpr int kLeastVersion =
+      21800;  // 2.18.0: communicators that do not block, as they are used here
 
-  // The library of that path or name, opened once a process. Empty: the copy that the process has already, else
-  // libnccl.so.2 on the system's search path. kUnsupported, with the names that were tried and what the system
-  // said, if there is none, if it is too old, and if it lacks a function.
+  // The library of that path or name, opened once a process. Empty: the copy that the process has
+  // already, else libnccl.so.2 on the system's search path. kUnsupported, with the names that were
+  // tried and what the system said, if there is none, if it is too old, and if it lacks a function.
   static Result<const NcclLibrary*> open(const std::string& path = "");
 
   std::string path;  // as the system names what was opened
@@ -58,7 +65,8 @@ struct NcclLibrary {
   const char* (*get_error_string)(NcclResult) = nullptr;
   const char* (*get_last_error)(NcclCommunicator) = nullptr;
   NcclResult (*get_unique_id)(NcclUniqueId*) = nullptr;
-  NcclResult (*init_rank_config)(NcclCommunicator*, int ranks, NcclUniqueId, int rank, NcclConfig*) = nullptr;
+  NcclResult (*init_rank_config)(NcclCommunicator*, int ranks, NcclUniqueId, int rank,
+                                 NcclConfig*) = nullptr;
   NcclResult (*destroy)(NcclCommunicator) = nullptr;
   NcclResult (*abort)(NcclCommunicator) = nullptr;
   NcclResult (*get_async_error)(NcclCommunicator, NcclResult*) = nullptr;
@@ -66,10 +74,12 @@ struct NcclLibrary {
   NcclResult (*user_rank)(NcclCommunicator, int*) = nullptr;
   NcclResult (*group_start)() = nullptr;
   NcclResult (*group_end)() = nullptr;
-  NcclResult (*send)(const void*, size_t count, NcclType, int peer, NcclCommunicator, void* stream) = nullptr;
-  NcclResult (*recv)(void*, size_t count, NcclType, int peer, NcclCommunicator, void* stream) = nullptr;
-  NcclResult (*all_reduce)(const void* from, void* to, size_t count, NcclType, NcclSum, NcclCommunicator,
-                           void* stream) = nullptr;
+  NcclResult (*send)(const void*, size_t count, NcclType, int peer, NcclCommunicator,
+                     void* stream) = nullptr;
+  NcclResult (*recv)(void*, size_t count, NcclType, int peer, NcclCommunicator,
+                     void* stream) = nullptr;
+  NcclResult (*all_reduce)(const void* from, void* to, size_t count, NcclType, NcclSum,
+                           NcclCommunicator, void* stream) = nullptr;
 };
 
 }  // namespace nvfp4_moe::internal

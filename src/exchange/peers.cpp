@@ -1,5 +1,6 @@
-// A region is allocated by every rank for itself and opened by every other one: by its address in the same process, else by
-// a handle. What a larger one replaces stays, since captured graphs hold its addresses.
+// A region is allocated by every rank for itself and opened by every other one: by its address in
+// the same process, else by a handle. What a larger one replaces stays, since captured graphs hold
+// its addresses.
 #include "exchange/peers.h"
 
 #include <unistd.h>
@@ -24,9 +25,11 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr const char* kHidden =
-    ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)";
-constexpr Timeout kLastWords{10 * 1000};            // that a rank may be behind one which ends
-constexpr int64_t kGranularity = int64_t{2} << 20;  // an allocation of its own, which can be shared whole
+    ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another "
+    "container)";
+constexpr Timeout kLastWords{10 * 1000};  // that a rank may be behind one which ends
+constexpr int64_t kGranularity = int64_t{2}
+                                 << 20;  // an allocation of its own, which can be shared whole
 
 // Who a rank is, as far as that says how others reach its memory.
 struct Identity {
@@ -35,7 +38,9 @@ struct Identity {
   char host[40] = {};  // boot id
   char pci_address[32] = {};
   int32_t device = 0;
-  bool shares_process(const Identity& other) const { return process == other.process && pid == other.pid; }
+  bool shares_process(const Identity& other) const {
+    return process == other.process && pid == other.pid;
+  }
 };
 
 Result<Identity> identity_of(PeerDevice& device) {
@@ -58,26 +63,28 @@ Result<Identity> identity_of(PeerDevice& device) {
 // "cuda:1 (0000:3B:00.0) of rank 1".
 std::string name_of(const std::vector<Identity>& ranks, size_t rank) {
   const Identity& one = ranks[rank];
-  return "cuda:" + std::to_string(one.device) + " (" + one.pci_address + ") of rank " + std::to_string(rank);
+  return "cuda:" + std::to_string(one.device) + " (" + one.pci_address + ") of rank " +
+         std::to_string(rank);
 }
 
 Status refusal(const std::vector<Identity>& ranks, size_t mine, size_t other, const Status& why) {
   // CUDA's own words have no code that says more.
   const Code code = why.code() == Code::kInternal ? Code::kUnsupported : why.code();
-  return {code, "peers: expected " + name_of(ranks, mine) + " to reach the memory of " + name_of(ranks, other) +
-                    ", got " + why.message()};
+  return {code, "peers: expected " + name_of(ranks, mine) + " to reach the memory of " +
+                    name_of(ranks, other) + ", got " + why.message()};
 }
 
-// Checks that are possible before any memory is shared. A device that this process does not see may still be reachable.
+// Checks that are possible before any memory is shared. A device that this process does not see may
+// still be reachable.
 Status check_reach(PeerDevice& device, const std::vector<Identity>& ranks, size_t mine) {
   for (size_t other = 0; other < ranks.size(); ++other) {
     if (other == mine) continue;
     NVFP4_MOE_ASSIGN(const PeerReach reach, device.reach(ranks[other].pci_address));
     if (reach == PeerReach::kNoAccess)
-      return refusal(
-          ranks, mine, other,
-          unsupported("no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual machine forbids "
-                      "it (nvidia-smi topo -p2p r)"));
+      return refusal(ranks, mine, other,
+                     unsupported("no peer access: the kind of the GPUs, PCIe's topology, ACS or a "
+                                 "virtual machine forbids "
+                                 "it (nvidia-smi topo -p2p r)"));
   }
   return {};
 }
@@ -88,7 +95,8 @@ struct Offer {
   uint64_t address = 0;
 };
 
-// The memory that ranks of this process have offered. An address that another rank sends is used only if it is one of these.
+// The memory that ranks of this process have offered. An address that another rank sends is used
+// only if it is one of these.
 class OfferedHere {
  public:
   static void add(const std::byte* memory, int64_t size_bytes) {
@@ -125,8 +133,8 @@ class Peers : public PeerMemory {
     link_.rank = exchange.rank();
     link_.world = exchange.world();
     link_.wait.host = host.on_device;
-    link_.wait.timeout_ns =
-        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(exchange.timeout()).count());
+    link_.wait.timeout_ns = static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(exchange.timeout()).count());
   }
 
   ~Peers() override {
@@ -145,7 +153,8 @@ class Peers : public PeerMemory {
     link_.control = control.addresses;
     control_ = reinterpret_cast<PeerControl*>(control.addresses.of_rank[link_.rank]);
     link_.wait.control = control_;
-    watch_.emplace(exchange_, Watch::Watched{[this] { return late(); }, [this](const Status&) { stop(); }});
+    watch_.emplace(exchange_,
+                   Watch::Watched{[this] { return late(); }, [this](const Status&) { stop(); }});
     return {};
   }
 
@@ -173,7 +182,8 @@ class Peers : public PeerMemory {
     NVFP4_MOE_TRY(exchange_.all_gather(&mine, sizeof(mine), offers.data()));
     const auto open = [&]() -> Status {
       for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        NVFP4_MOE_ASSIGN(larger.addresses.of_rank[rank], open_of(rank, offers[rank], larger.size_bytes));
+        NVFP4_MOE_ASSIGN(larger.addresses.of_rank[rank],
+                         open_of(rank, offers[rank], larger.size_bytes));
       }
       return {};
     };
@@ -185,7 +195,8 @@ class Peers : public PeerMemory {
   const PeerLink& link() const override { return link_; }
 
   Status state() override {
-    // At once, not with the watch's next poll: a run that began a collective call first would wait for the late rank again.
+    // At once, not with the watch's next poll: a run that began a collective call first would wait
+    // for the late rank again.
     NVFP4_MOE_TRY(state_of_work());
     const Watch::Lock lock = watch_->lock();
     return watch_->failure();
@@ -196,7 +207,8 @@ class Peers : public PeerMemory {
     if (!lost) return {};
     Watch::Lock lock = watch_->lock();
     if (!watch_->failure().ok()) return watch_->failure();
-    if (const Status why = late(); !why.ok()) return watch_->fail_all(lock, why);  // the watch has not polled yet
+    if (const Status why = late(); !why.ok())
+      return watch_->fail_all(lock, why);  // the watch has not polled yet
     return {};
   }
   void abort(const Status& why) override {
@@ -206,8 +218,8 @@ class Peers : public PeerMemory {
   std::string describe() const override { return "peers"; }
 
  private:
-  // Until all ranks have reported that they took this one's last packets, which none of its kernels waits for: they write
-  // that into its memory.
+  // Until all ranks have reported that they took this one's last packets, which none of its kernels
+  // waits for: they write that into its memory.
   void await_last_words() {
     const auto begin = std::chrono::steady_clock::now();
     const Timeout most = std::min(exchange_.timeout(), kLastWords);
@@ -215,7 +227,9 @@ class Peers : public PeerMemory {
       const Result<PeerControl> seen = device_->control(control_);
       if (!seen.ok() || seen->stop != 0) return;
       const auto* const end = seen->taken + link_.world;
-      if (std::all_of(seen->taken, end, [&](uint64_t taken) { return taken >= seen->dispatch_of_rows; })) return;
+      if (std::all_of(seen->taken, end,
+                      [&](uint64_t taken) { return taken >= seen->dispatch_of_rows; }))
+        return;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
   }
@@ -227,14 +241,16 @@ class Peers : public PeerMemory {
       if (const Status enabled = device_->enable(other.device); !enabled.ok())
         return refusal(ranks_, me, rank, enabled);
       if (!OfferedHere::holds(offer.address, size_bytes))
-        return refusal(ranks_, me, rank, io_error("an address that no rank of this process has offered"));
+        return refusal(ranks_, me, rank,
+                       io_error("an address that no rank of this process has offered"));
       return reinterpret_cast<std::byte*>(offer.address);
     }
     const auto opened = device_->open(offer.handle);
     if (!opened.ok()) {
       const auto reach = device_->reach(other.pci_address);
       const bool hidden = reach.ok() && *reach == PeerReach::kNotVisible;
-      return refusal(ranks_, me, rank, {opened.status().code(), opened.status().message() + (hidden ? kHidden : "")});
+      return refusal(ranks_, me, rank,
+                     {opened.status().code(), opened.status().message() + (hidden ? kHidden : "")});
     }
     opened_.push_back(*opened);
     return static_cast<std::byte*>(*opened);
@@ -276,7 +292,8 @@ Status check_hosts(const std::vector<Identity>& ranks) {
 
 }  // namespace
 
-Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange, std::unique_ptr<PeerDevice> device) {
+Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange,
+                                                  std::unique_ptr<PeerDevice> device) {
   if (exchange.world() > kMostPeers)
     return unsupported("peers: expected at most " + std::to_string(kMostPeers) + " ranks, got " +
                        std::to_string(exchange.world()));

@@ -22,7 +22,8 @@ namespace nvfp4_moe::internal {
 
 // Written by its rank and read by the others. `state` is stored last.
 struct RankProcesses::Page {
-  static constexpr uint32_t kHere = 0x56345045, kWrites = kHere + 1, kGaveUp = kHere + 2, kLeft = kHere + 3;
+  static constexpr uint32_t kHere = 0x56345045, kWrites = kHere + 1, kGaveUp = kHere + 2,
+                            kLeft = kHere + 3;
   std::atomic<uint32_t> state{kHere};
   int32_t code = 0;
   char message[504] = {};  // cut to fit, ends with 0
@@ -56,7 +57,8 @@ Result<std::string> read_proc(const std::string& path) {
 // A field of /proc/PID/stat from the third on.
 Result<std::string> stat_field(int32_t pid, int wanted) {
   NVFP4_MOE_ASSIGN(const std::string text, read_proc("/proc/" + std::to_string(pid) + "/stat"));
-  std::istringstream fields(text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));  // a name may hold anything
+  std::istringstream fields(
+      text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));  // a name may hold anything
   std::string field;
   for (int number = 3; number <= wanted; ++number) fields >> field;
   return field;
@@ -92,9 +94,11 @@ Result<ProcessIdentity> this_process(int page_fd) {
 Status RankProcesses::make_page() {
   page_fd_ = ::memfd_create("nvfp4_moe_rank", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   void* memory = MAP_FAILED;
-  if (page_fd_ >= 0 && ::ftruncate(page_fd_, sizeof(Page)) == 0 && ::fcntl(page_fd_, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
+  if (page_fd_ >= 0 && ::ftruncate(page_fd_, sizeof(Page)) == 0 &&
+      ::fcntl(page_fd_, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
     memory = ::mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, page_fd_, 0);
-  if (memory == MAP_FAILED) return cannot_poll(std::string("expected a page of memory, got ") + std::strerror(errno));
+  if (memory == MAP_FAILED)
+    return cannot_poll(std::string("expected a page of memory, got ") + std::strerror(errno));
   page_ = new (memory) Page;
   return {};
 }
@@ -102,18 +106,21 @@ Status RankProcesses::make_page() {
 Status RankProcesses::open_other(int rank, int32_t pid, uint64_t start_time, int32_t page_fd) {
   const std::string process = "process " + std::to_string(pid) + " of rank " + std::to_string(rank);
   Other other{rank, pid, static_cast<int>(::syscall(SYS_pidfd_open, pid, 0))};
-  if (other.process < 0) return cannot_poll("expected " + process + ", got " + std::strerror(errno));
+  if (other.process < 0)
+    return cannot_poll("expected " + process + ", got " + std::strerror(errno));
   others_.push_back(other);
   // After it was opened: until then the number could have become another process's.
   NVFP4_MOE_ASSIGN(const uint64_t found, start_time_of(pid));
-  if (found != start_time) return cannot_poll("expected " + process + ", got another process with this number");
+  if (found != start_time)
+    return cannot_poll("expected " + process + ", got another process with this number");
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(page_fd);
   const int page = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat size {};
   // A file that could shrink would end this process when it is read.
   const bool whole = page >= 0 && ::fstat(page, &size) == 0 && size.st_size == sizeof(Page) &&
                      (std::max(::fcntl(page, F_GET_SEALS), 0) & F_SEAL_SHRINK) != 0;
-  void* const memory = whole ? ::mmap(nullptr, sizeof(Page), PROT_READ, MAP_SHARED, page, 0) : MAP_FAILED;
+  void* const memory =
+      whole ? ::mmap(nullptr, sizeof(Page), PROT_READ, MAP_SHARED, page, 0) : MAP_FAILED;
   const int error = errno;
   if (page >= 0) ::close(page);
   if (memory == MAP_FAILED)
@@ -168,8 +175,8 @@ Status RankProcesses::poll() {
   for (const Other& other : others_) {
     pollfd process{other.process, POLLIN, 0};
     const bool ended = ::poll(&process, 1, 0) > 0;
-    const uint32_t state =
-        other.page->state.load(std::memory_order_acquire);  // after the process: its last word counts
+    const uint32_t state = other.page->state.load(
+        std::memory_order_acquire);  // after the process: its last word counts
     if (state == Page::kGaveUp) {
       char message[sizeof(Page::message)];
       std::memcpy(message, other.page->message, sizeof(message));
@@ -183,7 +190,8 @@ Status RankProcesses::poll() {
   return failure;
 }
 
-// A rank that is stopped makes no call and launches nothing, and a captured collective that waits for it has no timeout.
+// A rank that is stopped makes no call and launches nothing, and a captured collective that waits
+// for it has no timeout.
 Status RankProcesses::find_stopped() {
   if (!next_poll_.passed()) return {};
   next_poll_ = Deadline(kPollInterval);
@@ -194,8 +202,8 @@ Status RankProcesses::find_stopped() {
       other.stopped = Deadline(timeout_);
     } else if (other.stopped->passed()) {
       return io_error("exchange: expected rank " + std::to_string(other.rank) +
-                      " to run, got a process that was stopped for " + std::to_string(timeout_.count()) +
-                      " ms (SIGSTOP)");
+                      " to run, got a process that was stopped for " +
+                      std::to_string(timeout_.count()) + " ms (SIGSTOP)");
     }
   }
   return {};

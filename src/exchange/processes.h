@@ -1,9 +1,10 @@
-// The processes of the other ranks on this host. The ranks' own communication reports a rank that died only in a call, and
-// a kernel that waits for that rank reports nothing. So each rank polls the others: the kernel tells it which processes
-// have ended (pidfd), and each rank has a page of memory in which the others read why it gave up.
+// The processes of the other ranks on this host. The ranks' own communication reports a rank that
+// died only in a call, and a kernel that waits for that rank reports nothing. So each rank polls
+// the others: the kernel tells it which processes have ended (pidfd), and each rank has a page of
+// memory in which the others read why it gave up.
 //
-// Nothing is connected and nothing listens. Ranks on other hosts, or in containers with process numbers of their own, cannot
-// be polled: their end is reported by the communication's own timeout.
+// Nothing is connected and nothing listens. Ranks on other hosts, or in containers with process
+// numbers of their own, cannot be polled: their end is reported by the communication's own timeout.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +18,17 @@ namespace nvfp4_moe::internal {
 
 class RankProcesses {
  public:
-  // Collective. Ok on all ranks or on none: kUnsupported, with the rank and the reason, if one cannot poll another.
+  // Collective. Ok on all ranks or on none: kUnsupported, with the rank and the reason, if one
+  // cannot poll another.
   static Result<std::unique_ptr<RankProcesses>> open(Exchange& exchange);
   ~RankProcesses();
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  // The failure of a rank that gave up; or that a rank has left, or its process has ended, or has been stopped by a signal for
-  // longer than the exchange's timeout. This rank then gives up for that too, so that ranks which poll later report the first
-  // end and not those that followed from it. Does not wait. One thread at a time.
+  // The failure of a rank that gave up; or that a rank has left, or its process has ended, or has
+  // been stopped by a signal for longer than the exchange's timeout. This rank then gives up for
+  // that too, so that ranks which poll later report the first end and not those that followed from
+  // it. Does not wait. One thread at a time.
   Status poll();
   // Sets the result of the other ranks' polls from now on. Only the first call counts.
   void give_up(const Status& why);

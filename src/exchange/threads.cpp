@@ -1,7 +1,8 @@
 // All ranks bring their call, then each copies what is for it out of the others' memory.
 //
-// A call has two parts. Until all ranks have come, it may fail: by a rank that is late, leaves or aborts. Once they have,
-// it cannot, since what is left is one copy on each rank; so no rank returns while another still reads its memory.
+// A call has two parts. Until all ranks have come, it may fail: by a rank that is late, leaves or
+// aborts. Once they have, it cannot, since what is left is one copy on each rank; so no rank
+// returns while another still reads its memory.
 #include "exchange/threads.h"
 
 #include <algorithm>
@@ -48,19 +49,22 @@ Result<std::unique_ptr<Exchange>> ThreadGroup::join(int rank, int world, Timeout
     std::unique_lock lock(mutex_);
     NVFP4_MOE_TRY(failure_);
     if (world != world_)
-      fail(invalid_argument("exchange: expected ranks of a world of " + std::to_string(world_) + ", got rank " +
-                            std::to_string(rank) + " of a world of " + std::to_string(world)));
+      fail(invalid_argument("exchange: expected ranks of a world of " + std::to_string(world_) +
+                            ", got rank " + std::to_string(rank) + " of a world of " +
+                            std::to_string(world)));
     else if (rank < 0 || rank >= world_)
-      fail(invalid_argument("exchange: expected ranks 0 to " + std::to_string(world_ - 1) + ", got rank " +
-                            std::to_string(rank)));
+      fail(invalid_argument("exchange: expected ranks 0 to " + std::to_string(world_ - 1) +
+                            ", got rank " + std::to_string(rank)));
     else if (joined_[static_cast<size_t>(rank)])
-      fail(invalid_argument("exchange: expected every rank once, got rank " + std::to_string(rank) + " twice"));
+      fail(invalid_argument("exchange: expected every rank once, got rank " + std::to_string(rank) +
+                            " twice"));
     NVFP4_MOE_TRY(failure_);
     transport = std::make_unique<Rank>(shared_from_this(), rank);
     joined_[static_cast<size_t>(rank)] = true;
     changed_.notify_all();
     const auto all_there = [this] {
-      return !failure_.ok() || std::all_of(joined_.begin(), joined_.end(), [](bool there) { return there; });
+      return !failure_.ok() ||
+             std::all_of(joined_.begin(), joined_.end(), [](bool there) { return there; });
     };
     if (!changed_.wait_for(lock, timeout, all_there)) fail(late("join", joined_, timeout));
     if (!failure_.ok()) {
@@ -79,7 +83,8 @@ std::vector<int> ThreadGroup::missing(const std::vector<bool>& present) const {
   return ranks;
 }
 
-Status ThreadGroup::late(const char* what, const std::vector<bool>& present, Timeout timeout) const {
+Status ThreadGroup::late(const char* what, const std::vector<bool>& present,
+                         Timeout timeout) const {
   return late_ranks(what, world_, missing(present), timeout);
 }
 
@@ -98,8 +103,8 @@ Status ThreadGroup::check_calls() const {
     const char* const here = calls_[0].what;
     const char* const there = calls_[static_cast<size_t>(r)].what;
     if (std::strcmp(here, there) != 0)
-      return invalid_argument(std::string("exchange: expected one operation on all ranks, got ") + here +
-                              " on rank 0 and " + there + " on rank " + std::to_string(r));
+      return invalid_argument(std::string("exchange: expected one operation on all ranks, got ") +
+                              here + " on rank 0 and " + there + " on rank " + std::to_string(r));
   }
   for (int from = 0; from < world_; ++from) {
     for (int to = 0; to < world_; ++to) {
@@ -117,7 +122,8 @@ void ThreadGroup::copy(int rank) const {
   for (int from = 0; from < world_; ++from) {
     const AllToAll& other = calls_[static_cast<size_t>(from)];
     const int64_t before = std::reduce(other.send_bytes, other.send_bytes + rank);
-    if (mine.recv_bytes[from] > 0) std::memcpy(to, other.send + before, static_cast<size_t>(mine.recv_bytes[from]));
+    if (mine.recv_bytes[from] > 0)
+      std::memcpy(to, other.send + before, static_cast<size_t>(mine.recv_bytes[from]));
     to += mine.recv_bytes[from];
   }
 }
@@ -136,7 +142,8 @@ Status ThreadGroup::all_to_all_v(int rank, const AllToAll& call) {
     begun_ = number;
     copied_ = 0;
     changed_.notify_all();
-  } else if (!changed_.wait_for(lock, call.timeout, [&] { return begun_ == number || !failure_.ok(); })) {
+  } else if (!changed_.wait_for(lock, call.timeout,
+                                [&] { return begun_ == number || !failure_.ok(); })) {
     fail(late(call.what, arrived_, call.timeout));
   }
   if (begun_ != number) return failure_;

@@ -10,13 +10,14 @@
 
 namespace nvfp4_moe::internal {
 
-// Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done; the others' calls
-// then end with a message that names it.
+// Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done;
+// the others' calls then end with a message that names it.
 class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:
   static Result<std::shared_ptr<ThreadGroup>> make(int world);
 
-  // Waits for all ranks. If one claims another world, or a rank that is taken, every rank gets that failure.
+  // Waits for all ranks. If one claims another world, or a rank that is taken, every rank gets that
+  // failure.
   Result<std::unique_ptr<Exchange>> join(int rank, int world, Timeout timeout = kExchangeTimeout);
 
  private:

@@ -4,7 +4,8 @@
 
 namespace nvfp4_moe::internal {
 
-Watch::Watch(Exchange& exchange, Watched watched) : exchange_(exchange), watched_(std::move(watched)) {
+Watch::Watch(Exchange& exchange, Watched watched)
+    : exchange_(exchange), watched_(std::move(watched)) {
   poller_->thread = std::thread([this] { run(); });
 }
 

@@ -1,7 +1,8 @@
 // Watches what a rank has enqueued on its device. No call waits for that work, so a thread polls.
 //
-// A failure that the device reports, or a rank that has left or failed, ends the link between the devices. The first failure is
-// the one that stays. The exchange passes on a failure that only this rank knows.
+// A failure that the device reports, or a rank that has left or failed, ends the link between the
+// devices. The first failure is the one that stays. The exchange passes on a failure that only this
+// rank knows.
 #pragma once
 
 #include <condition_variable>
@@ -19,10 +20,12 @@ namespace nvfp4_moe::internal {
 class Watch {
  public:
   using Lock = std::unique_lock<ForkMutex>;
-  // The poll and the end of the watched work. Both are called under the watch's mutex, from any thread.
+  // The poll and the end of the watched work. Both are called under the watch's mutex, from any
+  // thread.
   struct Watched {
-    std::function<Status()> poll;                  // does not wait; not called again after a failure
-    std::function<void(const Status& why)> fails;  // once, by the first failure: ends what is enqueued
+    std::function<Status()> poll;  // does not wait; not called again after a failure
+    std::function<void(const Status& why)>
+        fails;  // once, by the first failure: ends what is enqueued
   };
 
   // Polls from here on, every kInterval. The exchange outlives it.
@@ -31,7 +34,8 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // No poll is in progress when it returns, and none follows. In a forked child there is no thread to wait for.
+  // No poll is in progress when it returns, and none follows. In a forked child there is no thread
+  // to wait for.
   void end();
 
   // For code that changes what `poll` and `fails` read.
@@ -48,7 +52,8 @@ class Watch {
  private:
   void run();
 
-  // A forked child can neither wait for this nor destroy it: the thread does not exist there, and `changed` counts it as waiting.
+  // A forked child can neither wait for this nor destroy it: the thread does not exist there, and
+  // `changed` counts it as waiting.
   struct Poller {
     std::condition_variable_any changed;
     std::thread thread;

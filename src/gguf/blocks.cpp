@@ -7,7 +7,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "byte j of a word is its bits 8j to 8j + 7");
+static_assert(std::endian::native == std::endian::little,
+              "byte j of a word is its bits 8j to 8j + 7");
 
 constexpr uint64_t kLowHalves = 0x0F0F0F0F0F0F0F0F;
 
@@ -35,7 +36,8 @@ void unpack_nvfp4_blocks(const uint8_t* blocks, int64_t count, uint8_t* codes, u
     std::memcpy(scales + b * 4, block, 4);
     for (int sixteen = 0; sixteen < 4; ++sixteen) {
       const uint64_t bytes = load(block + 4 + sixteen * 8);
-      store(join_low_halves(bytes) | join_low_halves(bytes >> 4) << 32, codes + b * 32 + sixteen * 8);
+      store(join_low_halves(bytes) | join_low_halves(bytes >> 4) << 32,
+            codes + b * 32 + sixteen * 8);
     }
   }
 }

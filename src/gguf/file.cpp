@@ -18,7 +18,8 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   GgufFile file;
   NVFP4_MOE_TRY(file.open_descriptor(path));
   const std::string shown = printable(path, 4096);
-  // Nothing says how long the header is but the header: it is read again, twice as far, until it is whole.
+  // Nothing says how long the header is but the header: it is read again, twice as far, until it is
+  // whole.
   std::vector<std::byte> head;
   for (uint64_t size = kFirstBytes;; size *= 2) {
     const size_t before = head.size();
@@ -35,7 +36,8 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
     }
     if (!more_needed) return header.status().in(shown);
     if (head.size() >= kMaxHeaderBytes)
-      return bad_input(fmt::format("{}: header: expected at most {} bytes, got more", shown, kMaxHeaderBytes));
+      return bad_input(
+          fmt::format("{}: header: expected at most {} bytes, got more", shown, kMaxHeaderBytes));
   }
 }
 

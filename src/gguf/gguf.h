@@ -1,11 +1,12 @@
 // GGUF files, llama.cpp's: a strict reader of versions 2 and 3, little-endian.
 //
-// Format: "GGUF", version, numbers of tensors and of metadata pairs; the pairs (key, type, value); the tensors (name,
-// dimensions, ggml type, offset); padding; the data, each tensor padded to general.alignment. The reader refuses, with
-// one line that says what and where: other versions and byte orders, lengths and counts beyond the file, keys or tensors
-// that occur twice, bad UTF-8 in names, types it has no size for, dimensions that overflow or that no block divides,
-// overlaps, holes, data that does not end with the file.
-// A model is one file, or split into NAME-00001-of-0000N.gguf, of which the first has the metadata.
+// Format: "GGUF", version, numbers of tensors and of metadata pairs; the pairs (key, type, value);
+// the tensors (name, dimensions, ggml type, offset); padding; the data, each tensor padded to
+// general.alignment. The reader refuses, with one line that says what and where: other versions and
+// byte orders, lengths and counts beyond the file, keys or tensors that occur twice, bad UTF-8 in
+// names, types it has no size for, dimensions that overflow or that no block divides, overlaps,
+// holes, data that does not end with the file. A model is one file, or split into
+// NAME-00001-of-0000N.gguf, of which the first has the metadata.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +26,14 @@
 
 namespace nvfp4_moe::internal {
 
-// Of a long text, or a long or textual array (vocabularies, chat templates), only what it is: nothing here reads more.
+// Of a long text, or a long or textual array (vocabularies, chat templates), only what it is:
+// nothing here reads more.
 struct GgufSkipped {
   std::string_view type;  // "string", "array of string"
   uint64_t count = 0;     // bytes of the text, or elements
 };
-using GgufValue =
-    std::variant<int64_t, double, bool, std::string, std::vector<int64_t>, std::vector<double>, GgufSkipped>;
+using GgufValue = std::variant<int64_t, double, bool, std::string, std::vector<int64_t>,
+                               std::vector<double>, GgufSkipped>;
 std::string describe(const GgufValue& value);  // "an array of 3 integers", "128", for messages
 
 using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
@@ -39,8 +41,9 @@ using GgufMetadata = std::map<std::string, GgufValue, std::less<>>;
 struct GgufHeader : TensorTable {
   GgufMetadata metadata;
 };
-// `head` holds the file's first bytes. Errors are kBadInput, and kUnsupported for another version, byte order or type.
-// Where head ends within the header and the file does not, *more_needed becomes true besides. The fuzz target.
+// `head` holds the file's first bytes. Errors are kBadInput, and kUnsupported for another version,
+// byte order or type. Where head ends within the header and the file does not, *more_needed becomes
+// true besides. The fuzz target.
 Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t file_size_bytes,
                                      bool* more_needed = nullptr);
 
@@ -59,17 +62,18 @@ struct GgufModel {
   TensorIndex index;
   GgufMetadata metadata;  // of the first file
 };
-// Whether `path` is to be opened as GGUF: a file that begins as one or is named like one, or a directory that has such
-// names and no safetensors.
+// Whether `path` is to be opened as GGUF: a file that begins as one or is named like one, or a
+// directory that has such names and no safetensors.
 Result<bool> is_gguf(const std::string& path);
-// A file, with the other parts beside it if its name says that it is one part of several; or a directory that holds
-// one model. Files mmproj*.gguf, which hold an image encoder, are left out.
+// A file, with the other parts beside it if its name says that it is one part of several; or a
+// directory that holds one model. Files mmproj*.gguf, which hold an image encoder, are left out.
 Result<GgufModel> open_gguf(const std::string& path);
 
-// ggml's type of this number; nullptr if it has no size here. One object a type: pointers may be compared. Types of
-// whole elements (F32, I8, ...) are blocks of one.
+// ggml's type of this number; nullptr if it has no size here. One object a type: pointers may be
+// compared. Types of whole elements (F32, I8, ...) are blocks of one.
 const BlockType* ggml_type(uint32_t number);
-const BlockType* ggml_nvfp4();  // 64 elements: 4 scales UE4M3, then for each 16 elements 8 bytes of codes
+const BlockType*
+ggml_nvfp4();  // 64 elements: 4 scales UE4M3, then for each 16 elements 8 bytes of codes
 const BlockType* ggml_mxfp4();  // 32 elements: one scale E8M0, then 16 bytes of codes
 
 }  // namespace nvfp4_moe::internal

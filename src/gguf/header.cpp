@@ -1,4 +1,5 @@
-// The header of a GGUF file: metadata pairs, then tensors that tile the data section; see gguf.h for what is refused.
+// The header of a GGUF file: metadata pairs, then tensors that tile the data section; see gguf.h
+// for what is refused.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,10 +16,11 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kMaxPairs = uint64_t{1} << 16;
-constexpr uint64_t kMaxKeyBytes = 65535;                // as the format says
-constexpr uint64_t kMaxTextBytes = 4096;                // of a text that is kept
-constexpr uint64_t kMaxArrayElems = uint64_t{1} << 14;  // of an array that is kept: one element a layer
-constexpr uint32_t kMaxDimensions = 4;                  // as ggml has
+constexpr uint64_t kMaxKeyBytes = 65535;  // as the format says
+constexpr uint64_t kMaxTextBytes = 4096;  // of a text that is kept
+constexpr uint64_t kMaxArrayElems = uint64_t{1}
+                                    << 14;  // of an array that is kept: one element a layer
+constexpr uint32_t kMaxDimensions = 4;      // as ggml has
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 24;
 constexpr uint64_t kMaxInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
@@ -39,8 +41,9 @@ enum ValueType : uint32_t {
   kFloat64,
   kValueTypes
 };
-constexpr std::string_view kValueNames[] = {"uint8", "int8",   "uint16", "int16",  "uint32", "int32",  "float32",
-                                            "bool",  "string", "array",  "uint64", "int64",  "float64"};
+constexpr std::string_view kValueNames[] = {"uint8",  "int8",    "uint16", "int16",  "uint32",
+                                            "int32",  "float32", "bool",   "string", "array",
+                                            "uint64", "int64",   "float64"};
 constexpr uint64_t kValueBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // 0: of no fixed size
 
 // Reads from the front of the bytes that are there, and never behind them.
@@ -57,11 +60,12 @@ class Cursor {
   // Bytes that the file is said to have next.
   Result<std::span<const std::byte>> take(uint64_t count, std::string_view what) {
     if (count > left_in_file())
-      return bad_input(
-          fmt::format("header: {}: expected {} bytes, got {}: the file is cut off", what, count, left_in_file()));
+      return bad_input(fmt::format("header: {}: expected {} bytes, got {}: the file is cut off",
+                                   what, count, left_in_file()));
     if (count > head_.size() - at_) {
       if (more_needed_ != nullptr) *more_needed_ = true;
-      return bad_input(fmt::format("header: {}: expected {} bytes, got {}", what, count, head_.size() - at_));
+      return bad_input(
+          fmt::format("header: {}: expected {} bytes, got {}", what, count, head_.size() - at_));
     }
     const auto out = head_.subspan(static_cast<size_t>(at_), static_cast<size_t>(count));
     at_ += count;
@@ -121,20 +125,25 @@ Result<GgufValue> parse_array(Cursor& cursor, std::string_view what) {
   NVFP4_MOE_ASSIGN(const uint32_t type, cursor.number<uint32_t>(what));
   NVFP4_MOE_ASSIGN(const uint64_t count, cursor.number<uint64_t>(what));
   if (type >= kValueTypes || type == kArray)
-    return bad_input(
-        fmt::format("header: {}: expected an array of numbers, bools or strings, got elements of type {}", what, type));
+    return bad_input(fmt::format(
+        "header: {}: expected an array of numbers, bools or strings, got elements of type {}", what,
+        type));
   if (type == kString) {
-    // The shortest text takes eight bytes: a count that the file cannot hold is refused before the first is read.
+    // The shortest text takes eight bytes: a count that the file cannot hold is refused before the
+    // first is read.
     if (count > cursor.left_in_file() / 8)
-      return bad_input(fmt::format("header: {}: expected at most {} strings in what is left of the file, got {}", what,
-                                   cursor.left_in_file() / 8, count));
+      return bad_input(
+          fmt::format("header: {}: expected at most {} strings in what is left of the file, got {}",
+                      what, cursor.left_in_file() / 8, count));
     for (uint64_t i = 0; i < count; ++i) NVFP4_MOE_TRY(cursor.text(what).status());
     return GgufValue(GgufSkipped{"array of string", count});
   }
   if (count > cursor.left_in_file() / kValueBytes[type])
-    return bad_input(fmt::format("header: {}: expected at most {} elements in what is left of the file, got {}", what,
-                                 cursor.left_in_file() / kValueBytes[type], count));
-  NVFP4_MOE_ASSIGN(const std::span<const std::byte> bytes, cursor.take(count * kValueBytes[type], what));
+    return bad_input(
+        fmt::format("header: {}: expected at most {} elements in what is left of the file, got {}",
+                    what, cursor.left_in_file() / kValueBytes[type], count));
+  NVFP4_MOE_ASSIGN(const std::span<const std::byte> bytes,
+                   cursor.take(count * kValueBytes[type], what));
   if (count > kMaxArrayElems) return GgufValue(GgufSkipped{"array of numbers", count});
   if (is_float(type)) {
     std::vector<double> out;
@@ -148,8 +157,8 @@ Result<GgufValue> parse_array(Cursor& cursor, std::string_view what) {
 
 Result<GgufValue> parse_value(Cursor& cursor, uint32_t type, std::string_view what) {
   if (type >= kValueTypes)
-    return bad_input(
-        fmt::format("header: {}: expected a value type from 0 to {}, got {}", what, kValueTypes - 1, type));
+    return bad_input(fmt::format("header: {}: expected a value type from 0 to {}, got {}", what,
+                                 kValueTypes - 1, type));
   if (type == kArray) return parse_array(cursor, what);
   if (type == kString) {
     NVFP4_MOE_ASSIGN(const std::string_view text, cursor.text(what));
@@ -165,9 +174,11 @@ Result<GgufValue> parse_value(Cursor& cursor, uint32_t type, std::string_view wh
 Status parse_pair(Cursor& cursor, GgufMetadata& metadata) {
   NVFP4_MOE_ASSIGN(const std::string_view key, cursor.text("key of a metadata pair"));
   if (key.empty() || key.size() > kMaxKeyBytes)
-    return bad_input(fmt::format("header: metadata: expected keys of 1 to {} bytes, got {}", kMaxKeyBytes, key.size()));
+    return bad_input(fmt::format("header: metadata: expected keys of 1 to {} bytes, got {}",
+                                 kMaxKeyBytes, key.size()));
   const std::string what = fmt::format("metadata '{}'", printable(key));
-  if (find_invalid_utf8(key) != std::string_view::npos) return bad_input("header: " + what + ": invalid UTF-8");
+  if (find_invalid_utf8(key) != std::string_view::npos)
+    return bad_input("header: " + what + ": invalid UTF-8");
   NVFP4_MOE_ASSIGN(const uint32_t type, cursor.number<uint32_t>(what));
   NVFP4_MOE_ASSIGN(GgufValue value, parse_value(cursor, type, what));
   if (!metadata.emplace(std::string(key), std::move(value)).second)
@@ -181,8 +192,9 @@ Result<uint64_t> alignment_of(const GgufMetadata& metadata) {
   const auto* value = std::get_if<int64_t>(&found->second);
   if (value == nullptr || *value < 1 || static_cast<uint64_t>(*value) > kMaxAlignment ||
       !std::has_single_bit(static_cast<uint64_t>(*value)))
-    return bad_input(fmt::format("header: metadata 'general.alignment': expected a power of two up to {}, got {}",
-                                 kMaxAlignment, describe(found->second)));
+    return bad_input(fmt::format(
+        "header: metadata 'general.alignment': expected a power of two up to {}, got {}",
+        kMaxAlignment, describe(found->second)));
   return static_cast<uint64_t>(*value);
 }
 
@@ -196,10 +208,10 @@ std::optional<DType> plain_dtype(const BlockType& type) {
 Result<uint64_t> blocks_bytes(const BlockType& type, const std::vector<int64_t>& shape) {
   const int64_t row = shape.empty() ? 1 : shape.back();
   if (row % type.elems != 0)
-    return bad_input(fmt::format("expected rows of whole blocks of {} elements for {}, got {}", type.elems, type.name,
-                                 shape_string(shape)));
-  // As elements of a byte each the product is checked against 2^63 bits. No type takes more than eight bytes an element:
-  // what it takes fits into 64 bits.
+    return bad_input(fmt::format("expected rows of whole blocks of {} elements for {}, got {}",
+                                 type.elems, type.name, shape_string(shape)));
+  // As elements of a byte each the product is checked against 2^63 bits. No type takes more than
+  // eight bytes an element: what it takes fits into 64 bits.
   NVFP4_MOE_ASSIGN(const uint64_t elems, tensor_bytes(DType::kU8, shape));
   return elems / static_cast<uint64_t>(type.elems) * static_cast<uint64_t>(type.size_bytes);
 }
@@ -208,24 +220,29 @@ Result<TensorInfo> parse_tensor(Cursor& cursor, uint64_t alignment) {
   TensorInfo info;
   NVFP4_MOE_ASSIGN(const std::string_view name, cursor.text("name of a tensor"));
   if (name.empty() || name.size() > kMaxTensorNameBytes)
-    return bad_input(fmt::format("tensor '{}': expected a name of 1 to {} bytes, got {}", printable(name, 40),
-                                 kMaxTensorNameBytes, name.size()));
+    return bad_input(fmt::format("tensor '{}': expected a name of 1 to {} bytes, got {}",
+                                 printable(name, 40), kMaxTensorNameBytes, name.size()));
   info.name = name;
   const std::string what = fmt::format("tensor '{}'", printable(name));
-  if (find_invalid_utf8(name) != std::string_view::npos) return bad_input(what + ": name: invalid UTF-8");
+  if (find_invalid_utf8(name) != std::string_view::npos)
+    return bad_input(what + ": name: invalid UTF-8");
   NVFP4_MOE_ASSIGN(const uint32_t dimensions, cursor.number<uint32_t>(what));
   if (dimensions > kMaxDimensions)
-    return bad_input(fmt::format("{}: expected at most {} dimensions, got {}", what, kMaxDimensions, dimensions));
+    return bad_input(fmt::format("{}: expected at most {} dimensions, got {}", what, kMaxDimensions,
+                                 dimensions));
   for (uint32_t d = 0; d < dimensions; ++d) {
     NVFP4_MOE_ASSIGN(const uint64_t size, cursor.number<uint64_t>(what));
-    if (size > kMaxInt) return bad_input(fmt::format("{}: dimensions: expected 0 to 2^63 - 1, got {}", what, size));
-    info.shape.insert(info.shape.begin(), static_cast<int64_t>(size));  // ggml names the one that is contiguous first
+    if (size > kMaxInt)
+      return bad_input(fmt::format("{}: dimensions: expected 0 to 2^63 - 1, got {}", what, size));
+    info.shape.insert(info.shape.begin(),
+                      static_cast<int64_t>(size));  // ggml names the one that is contiguous first
   }
   NVFP4_MOE_ASSIGN(const uint32_t number, cursor.number<uint32_t>(what));
   NVFP4_MOE_ASSIGN(info.begin, cursor.number<uint64_t>(what));
   const BlockType* type = ggml_type(number);
   if (type == nullptr)
-    return unsupported(fmt::format("{}: expected a ggml type with a known size, got {}", what, number));
+    return unsupported(
+        fmt::format("{}: expected a ggml type with a known size, got {}", what, number));
   if (const std::optional<DType> dtype = plain_dtype(*type)) {
     info.dtype = *dtype;
   } else {
@@ -234,36 +251,42 @@ Result<TensorInfo> parse_tensor(Cursor& cursor, uint64_t alignment) {
   const Result<uint64_t> bytes = blocks_bytes(*type, info.shape);
   if (!bytes.ok()) return bytes.status().in(what);
   if (info.begin % alignment != 0)
-    return bad_input(
-        fmt::format("{}: offset: expected a multiple of the alignment {}, got {}", what, alignment, info.begin));
+    return bad_input(fmt::format("{}: offset: expected a multiple of the alignment {}, got {}",
+                                 what, alignment, info.begin));
   if (info.begin > kMaxInt || *bytes > kMaxInt - info.begin)
-    return bad_input(
-        fmt::format("{}: offset: expected an end below 2^63, got {} and {} bytes", what, info.begin, *bytes));
+    return bad_input(fmt::format("{}: offset: expected an end below 2^63, got {} and {} bytes",
+                                 what, info.begin, *bytes));
   info.end = info.begin + *bytes;
   return info;
 }
 
-uint64_t padded(uint64_t size, uint64_t alignment) { return (size + alignment - 1) / alignment * alignment; }
+uint64_t padded(uint64_t size, uint64_t alignment) {
+  return (size + alignment - 1) / alignment * alignment;
+}
 
-// The tensors, in the header's order, must cover the data section, each padded to the alignment; the last need not be.
-Status check_tiling(const std::vector<TensorInfo>& tensors, uint64_t data_bytes, uint64_t alignment) {
+// The tensors, in the header's order, must cover the data section, each padded to the alignment;
+// the last need not be.
+Status check_tiling(const std::vector<TensorInfo>& tensors, uint64_t data_bytes,
+                    uint64_t alignment) {
   uint64_t covered = 0;
   uint64_t end = 0;
   for (const TensorInfo& info : tensors) {
     if (info.begin != covered)
-      return bad_input(fmt::format("tensor '{}': offset: expected {}, behind the tensor before it, got {}",
-                                   printable(info.name), covered, info.begin));
-    if (info.end > data_bytes)
       return bad_input(
-          fmt::format("tensor '{}': expected an end within the {} bytes of data, got [{}, {}]: the file is "
-                      "cut off",
-                      printable(info.name), data_bytes, info.begin, info.end));
+          fmt::format("tensor '{}': offset: expected {}, behind the tensor before it, got {}",
+                      printable(info.name), covered, info.begin));
+    if (info.end > data_bytes)
+      return bad_input(fmt::format(
+          "tensor '{}': expected an end within the {} bytes of data, got [{}, {}]: the file is "
+          "cut off",
+          printable(info.name), data_bytes, info.begin, info.end));
     end = info.end;
     covered = padded(info.end, alignment);
   }
   if (data_bytes > covered)
     return bad_input(
-        fmt::format("data: expected {} to {} bytes (the end of the last tensor), got {}", end, covered, data_bytes));
+        fmt::format("data: expected {} to {} bytes (the end of the last tensor), got {}", end,
+                    covered, data_bytes));
   return {};
 }
 
@@ -289,26 +312,32 @@ std::string describe(const GgufValue& value) {
     std::string operator()(const std::vector<double>& v) const {
       return fmt::format("an array of {} floats", v.size());
     }
-    std::string operator()(const GgufSkipped& v) const { return fmt::format("{} of {}", v.type, v.count); }
+    std::string operator()(const GgufSkipped& v) const {
+      return fmt::format("{} of {}", v.type, v.count);
+    }
   };
   return std::visit(Describer{}, value);
 }
 
-Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t file_size_bytes, bool* more_needed) {
+Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t file_size_bytes,
+                                     bool* more_needed) {
   static_assert(std::endian::native == std::endian::little, "numbers are read as they lie");
   Cursor cursor(head, file_size_bytes, more_needed);
   NVFP4_MOE_ASSIGN(const std::span<const std::byte> magic, cursor.take(4, "magic"));
   if (std::memcmp(magic.data(), "GGUF", 4) != 0)
-    return bad_input(fmt::format("file: expected 'GGUF' as its first bytes, got '{}'",
-                                 printable({reinterpret_cast<const char*>(magic.data()), magic.size()})));
+    return bad_input(
+        fmt::format("file: expected 'GGUF' as its first bytes, got '{}'",
+                    printable({reinterpret_cast<const char*>(magic.data()), magic.size()})));
   NVFP4_MOE_ASSIGN(const uint32_t version, cursor.number<uint32_t>("version"));
   NVFP4_MOE_TRY(check_version(version));
   NVFP4_MOE_ASSIGN(const uint64_t tensors, cursor.number<uint64_t>("number of tensors"));
   NVFP4_MOE_ASSIGN(const uint64_t pairs, cursor.number<uint64_t>("number of metadata pairs"));
   if (tensors > kMaxTensors)
-    return bad_input(fmt::format("header: expected at most {} tensors, got {}", kMaxTensors, tensors));
+    return bad_input(
+        fmt::format("header: expected at most {} tensors, got {}", kMaxTensors, tensors));
   if (pairs > kMaxPairs)
-    return bad_input(fmt::format("header: expected at most {} metadata pairs, got {}", kMaxPairs, pairs));
+    return bad_input(
+        fmt::format("header: expected at most {} metadata pairs, got {}", kMaxPairs, pairs));
   GgufHeader out;
   for (uint64_t i = 0; i < pairs; ++i) NVFP4_MOE_TRY(parse_pair(cursor, out.metadata));
   NVFP4_MOE_ASSIGN(const uint64_t alignment, alignment_of(out.metadata));
@@ -316,10 +345,12 @@ Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t f
   for (uint64_t i = 0; i < tensors; ++i) {
     NVFP4_MOE_ASSIGN(TensorInfo info, parse_tensor(cursor, alignment));
     if (!names.insert(info.name).second)
-      return bad_input(fmt::format("tensor '{}': expected once, got it twice", printable(info.name)));
+      return bad_input(
+          fmt::format("tensor '{}': expected once, got it twice", printable(info.name)));
     out.tensors.push_back(std::move(info));
   }
-  // A file without tensors, as the first of a split may be, need not be padded to where data would begin.
+  // A file without tensors, as the first of a split may be, need not be padded to where data would
+  // begin.
   out.data_offset = std::min(padded(cursor.at(), alignment), file_size_bytes);
   NVFP4_MOE_TRY(check_tiling(out.tensors, file_size_bytes - out.data_offset, alignment));
   return out;

@@ -12,7 +12,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the file's numbers are read as they lie");
+static_assert(std::endian::native == std::endian::little,
+              "the file's numbers are read as they lie");
 
 constexpr int32_t kMaxEntries = 1 << 20;
 constexpr int32_t kMaxName = 4096;
@@ -27,8 +28,8 @@ class ImatrixCursor {
   // The next bytes, which exist.
   Result<uint64_t> skip(uint64_t size_bytes, const std::string& what) {
     if (size_bytes > file_.size_bytes() - at_)
-      return bad_input(
-          fmt::format("{}: expected {} bytes from {}, got an end at {}", what, size_bytes, at_, file_.size_bytes()));
+      return bad_input(fmt::format("{}: expected {} bytes from {}, got an end at {}", what,
+                                   size_bytes, at_, file_.size_bytes()));
     const uint64_t begin = at_;
     at_ += size_bytes;
     return begin;
@@ -38,7 +39,8 @@ class ImatrixCursor {
     int32_t value = 0;
     NVFP4_MOE_TRY(file_.read(begin, &value, sizeof(value)));
     if (value < least || value > most)
-      return bad_input(fmt::format("{} at {}: expected {} to {}, got {}", what, begin, least, most, value));
+      return bad_input(
+          fmt::format("{} at {}: expected {} to {}, got {}", what, begin, least, most, value));
     return value;
   }
   Result<std::string> text(const std::string& what, int32_t least) {
@@ -64,19 +66,24 @@ Result<TensorTable> read_table(const TensorFile& file) {
     TensorInfo info;
     NVFP4_MOE_ASSIGN(info.name, cursor.text(what + ", name", 1));
     if (!names.insert(info.name).second)
-      return bad_input(fmt::format("{}: expected each name once, got '{}' again", what, printable(info.name)));
+      return bad_input(
+          fmt::format("{}: expected each name once, got '{}' again", what, printable(info.name)));
     NVFP4_MOE_TRY(cursor.number(what + ", calls", 0, INT32_MAX).status());
-    NVFP4_MOE_ASSIGN(const int32_t values, cursor.number(what + ", number of values", 1, INT32_MAX));
+    NVFP4_MOE_ASSIGN(const int32_t values,
+                     cursor.number(what + ", number of values", 1, INT32_MAX));
     info.dtype = DType::kF32;
     info.shape = {values};
-    NVFP4_MOE_ASSIGN(info.begin, cursor.skip(static_cast<uint64_t>(values) * sizeof(float), what + ", values"));
+    NVFP4_MOE_ASSIGN(info.begin,
+                     cursor.skip(static_cast<uint64_t>(values) * sizeof(float), what + ", values"));
     info.end = cursor.at();
     table.tensors.push_back(std::move(info));
   }
-  if (!cursor.at_end()) NVFP4_MOE_TRY(cursor.number("number of chunks", INT32_MIN, INT32_MAX).status());
+  if (!cursor.at_end())
+    NVFP4_MOE_TRY(cursor.number("number of chunks", INT32_MIN, INT32_MAX).status());
   if (!cursor.at_end()) NVFP4_MOE_TRY(cursor.text("data set", 0).status());
   if (!cursor.at_end())
-    return bad_input(fmt::format("expected an end at {}, got {} bytes", cursor.at(), file.size_bytes()));
+    return bad_input(
+        fmt::format("expected an end at {}, got {} bytes", cursor.at(), file.size_bytes()));
   return table;
 }
 

@@ -1,10 +1,12 @@
-// llama.cpp's importance matrices in their first format (imatrix.dat): for each weight tensor, sums of squares of what
-// its columns were multiplied by. Newer ones are GGUF files, with NAME.in_sum2 and NAME.counts.
+// llama.cpp's importance matrices in their first format (imatrix.dat): for each weight tensor, sums
+// of squares of what its columns were multiplied by. Newer ones are GGUF files, with NAME.in_sum2
+// and NAME.counts.
 //
-// Format, little-endian: int32 entries; each: int32 length, name, int32 calls, int32 values, values x F32 (the sum over
-// calls, relative to the rows that a tensor saw; of stacked experts one after the other, all 1 for an expert that saw
-// none). Then, in most files: int32 chunks, int32 length, the data set's name. The reader refuses, with one line that says
-// what and where: counts and lengths beyond the file, names that occur twice, bytes behind the end.
+// Format, little-endian: int32 entries; each: int32 length, name, int32 calls, int32 values, values
+// x F32 (the sum over calls, relative to the rows that a tensor saw; of stacked experts one after
+// the other, all 1 for an expert that saw none). Then, in most files: int32 chunks, int32 length,
+// the data set's name. The reader refuses, with one line that says what and where: counts and
+// lengths beyond the file, names that occur twice, bytes behind the end.
 #pragma once
 
 #include <string>
@@ -14,7 +16,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Its tensors are F32 of one dimension, under the names of the weights: "blk.0.ffn_down_exps.weight".
+// Its tensors are F32 of one dimension, under the names of the weights:
+// "blk.0.ffn_down_exps.weight".
 class ImatrixFile : public TensorFile {
  public:
   static Result<ImatrixFile> open(const std::string& path);

@@ -1,7 +1,7 @@
 // A model over its GGUF files: one, or the parts of a split.
 //
-// llama.cpp names parts NAME-00001-of-0000N.gguf and writes split.no (from 0), split.count and split.tensors.count into
-// each; all else of the metadata stands in the first alone.
+// llama.cpp names parts NAME-00001-of-0000N.gguf and writes split.no (from 0), split.count and
+// split.tensors.count into each; all else of the metadata stands in the first alone.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,9 @@ constexpr std::string_view kSuffix = ".gguf";
 constexpr size_t kDigits = 5;
 constexpr int64_t kMaxParts = 65535;  // split.count has 16 bits
 
-bool named_like_gguf(std::string_view name) { return name.size() > kSuffix.size() && name.ends_with(kSuffix); }
+bool named_like_gguf(std::string_view name) {
+  return name.size() > kSuffix.size() && name.ends_with(kSuffix);
+}
 
 // "model-00002-of-00005.gguf" -> ("model", 2, 5).
 struct PartName {
@@ -28,7 +30,9 @@ struct PartName {
   int64_t number = 0;
   int64_t count = 0;
 
-  std::string of(int64_t part) const { return fmt::format("{}-{:05}-of-{:05}{}", stem, part, count, kSuffix); }
+  std::string of(int64_t part) const {
+    return fmt::format("{}-{:05}-of-{:05}{}", stem, part, count, kSuffix);
+  }
 };
 
 std::optional<int64_t> five_digits(std::string_view text) {
@@ -62,11 +66,12 @@ Result<std::string> only_model(const std::string& directory) {
     models.emplace(part ? part->of(1) : name, name);
   }
   const std::string shown = printable(directory, 4096);
-  if (models.empty()) return bad_input(fmt::format("{}: expected a model's {} file, got none", shown, kSuffix));
+  if (models.empty())
+    return bad_input(fmt::format("{}: expected a model's {} file, got none", shown, kSuffix));
   if (models.size() > 1)
-    return bad_input(
-        fmt::format("{}: expected the files of one model, got {}, such as {} and {}: name one of the files", shown,
-                    models.size(), printable(models.begin()->first), printable(models.rbegin()->first)));
+    return bad_input(fmt::format(
+        "{}: expected the files of one model, got {}, such as {} and {}: name one of the files",
+        shown, models.size(), printable(models.begin()->first), printable(models.rbegin()->first)));
   return models.begin()->second;
 }
 
@@ -75,15 +80,17 @@ Result<std::optional<int64_t>> split_number(const GgufMetadata& metadata, std::s
   if (found == metadata.end()) return std::optional<int64_t>();
   const auto* value = std::get_if<int64_t>(&found->second);
   if (value == nullptr)
-    return bad_input(fmt::format("metadata '{}': expected an integer, got {}", key, describe(found->second)));
+    return bad_input(
+        fmt::format("metadata '{}': expected an integer, got {}", key, describe(found->second)));
   return std::optional<int64_t>(*value);
 }
 
-Status check_split(const GgufMetadata& metadata, std::string_view key, int64_t expected, int64_t otherwise) {
+Status check_split(const GgufMetadata& metadata, std::string_view key, int64_t expected,
+                   int64_t otherwise) {
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> value, split_number(metadata, key));
   if (value.value_or(otherwise) == expected) return {};
-  return bad_input(fmt::format("metadata '{}': expected {}, as the name of the file says, got {}", key, expected,
-                               value ? fmt::to_string(*value) : "none"));
+  return bad_input(fmt::format("metadata '{}': expected {}, as the name of the file says, got {}",
+                               key, expected, value ? fmt::to_string(*value) : "none"));
 }
 
 }  // namespace
@@ -92,18 +99,21 @@ Result<bool> is_gguf(const std::string& path) {
   std::error_code error;
   const fs::file_status facts = fs::status(path, error);
   if (fs::is_directory(facts)) {
-    NVFP4_MOE_ASSIGN(const bool indexed, has_entry((fs::path(path) / "model.safetensors.index.json").string()));
+    NVFP4_MOE_ASSIGN(const bool indexed,
+                     has_entry((fs::path(path) / "model.safetensors.index.json").string()));
     if (indexed) return false;
     // A folder that cannot be listed is an error when it is opened.
     const Result<std::vector<std::string>> names = list_directory(path);
     if (!names.ok()) return false;
-    const bool safetensors = std::any_of(names->begin(), names->end(),
-                                         [](const std::string& name) { return name.ends_with(".safetensors"); });
+    const bool safetensors = std::any_of(names->begin(), names->end(), [](const std::string& name) {
+      return name.ends_with(".safetensors");
+    });
     return !safetensors && std::any_of(names->begin(), names->end(), named_like_gguf);
   }
   if (!fs::is_regular_file(facts)) return false;
   if (named_like_gguf(path)) return true;
-  // Caches name files by their hash. Read as safetensors, these bytes are a length that no header has.
+  // Caches name files by their hash. Read as safetensors, these bytes are a length that no header
+  // has.
   const Result<std::string> head = read_first_bytes(path, 4);
   return head.ok() && *head == "GGUF";
 }
@@ -112,7 +122,9 @@ Result<GgufModel> open_gguf(const std::string& path) {
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
   const fs::path parent = fs::path(path).parent_path();
-  const std::string directory = is_directory ? path : parent.empty() ? std::string(".") : parent.string();
+  const std::string directory = is_directory     ? path
+                                : parent.empty() ? std::string(".")
+                                                 : parent.string();
   std::string name = fs::path(path).filename().string();
   if (is_directory) {
     NVFP4_MOE_ASSIGN(name, only_model(path));
@@ -125,12 +137,13 @@ Result<GgufModel> open_gguf(const std::string& path) {
   std::optional<int64_t> declared;
   for (int64_t i = 0; i < count; ++i) {
     const std::string file_name = part ? part->of(i + 1) : name;
-    const std::string file_path = part || is_directory ? (fs::path(directory) / file_name).string() : path;
+    const std::string file_path =
+        part || is_directory ? (fs::path(directory) / file_name).string() : path;
     if (part) {
       NVFP4_MOE_ASSIGN(const bool there, has_entry(file_path));
       if (!there)
-        return bad_input(fmt::format("{}: expected the {} parts of the model, got no {}", printable(directory, 4096),
-                                     count, printable(file_name)));
+        return bad_input(fmt::format("{}: expected the {} parts of the model, got no {}",
+                                     printable(directory, 4096), count, printable(file_name)));
     }
     NVFP4_MOE_ASSIGN(GgufFile file, GgufFile::open(file_path));
     const GgufMetadata& metadata = file.header().metadata;
@@ -147,8 +160,9 @@ Result<GgufModel> open_gguf(const std::string& path) {
     files.push_back(std::make_unique<GgufFile>(std::move(file)));
   }
   if (declared && *declared != tensors)
-    return bad_input(fmt::format("{}: metadata 'split.tensors.count': expected {}, as the parts hold, got {}",
-                                 printable(files.front()->path(), 4096), tensors, *declared));
+    return bad_input(
+        fmt::format("{}: metadata 'split.tensors.count': expected {}, as the parts hold, got {}",
+                    printable(files.front()->path(), 4096), tensors, *declared));
   NVFP4_MOE_ASSIGN(out.index, TensorIndex::of(directory, std::move(files)));
   return out;
 }

@@ -14,7 +14,9 @@
 
 namespace nvfp4_moe::internal {
 
-std::string to_string(const ContentHash& hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
+std::string to_string(const ContentHash& hash) {
+  return fmt::format("{:016x}{:016x}", hash.high, hash.low);
+}
 
 std::optional<ContentHash> content_hash_from_string(std::string_view text) {
   if (text.size() != 32) return std::nullopt;
@@ -37,7 +39,9 @@ struct ContentHasher::State {
   XXH3_state_t xxh3;
 };
 
-ContentHasher::ContentHasher() : state_(std::make_unique<State>()) { XXH3_128bits_reset(&state_->xxh3); }
+ContentHasher::ContentHasher() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->xxh3);
+}
 ContentHasher::ContentHasher(ContentHasher&&) noexcept = default;
 ContentHasher& ContentHasher::operator=(ContentHasher&&) noexcept = default;
 ContentHasher::~ContentHasher() = default;

@@ -1,5 +1,5 @@
-// The 128-bit hash (XXH3) that tells content from other content: shards of an earlier run, sources, caches. It finds
-// accidents, not forgeries.
+// The 128-bit hash (XXH3) that tells content from other content: shards of an earlier run, sources,
+// caches. It finds accidents, not forgeries.
 #pragma once
 
 #include <cstddef>
@@ -38,7 +38,8 @@ class ContentHasher {
 };
 
 ContentHash content_hash(const void* data, size_t size_bytes);
-// Hash of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave the page cache again.
+// Hash of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave
+// the page cache again.
 Result<ContentHash> hash_file(const std::string& path);
 
 }  // namespace nvfp4_moe::internal

@@ -15,17 +15,21 @@
 #include "io/open_file.h"
 
 namespace nvfp4_moe::internal {
-bool is_git_lfs_pointer(std::string_view head) { return head.starts_with("version https://git-lfs.github.com/spec/"); }
+bool is_git_lfs_pointer(std::string_view head) {
+  return head.starts_with("version https://git-lfs.github.com/spec/");
+}
 
 Status git_lfs_pointer_status() {
   return bad_input(
-      "expected the file itself, got a Git-LFS pointer to it: run `git lfs pull` in its directory, or download the "
+      "expected the file itself, got a Git-LFS pointer to it: run `git lfs pull` in its directory, "
+      "or download the "
       "file");
 }
 
 Status errno_status(const std::string& path, std::string_view what, int error_number) {
   return Status(error_number == ENOMEM ? Code::kOutOfMemory : Code::kIo,
-                fmt::format("{}: {}: {}", printable(path, 4096), what, std::generic_category().message(error_number)));
+                fmt::format("{}: {}: {}", printable(path, 4096), what,
+                            std::generic_category().message(error_number)));
 }
 
 Result<std::vector<std::string>> list_directory(const std::string& path) {
@@ -54,7 +58,8 @@ Result<bool> has_entry(const std::string& path) {
 namespace {
 
 // The file's first bytes: as many as it has, and at most size_bytes.
-Result<std::string> read_bytes(const RegularFile& file, const std::string& path, size_t size_bytes) {
+Result<std::string> read_bytes(const RegularFile& file, const std::string& path,
+                               size_t size_bytes) {
   std::string text(size_bytes, '\0');
   size_t filled = 0;
   while (filled < text.size()) {
@@ -79,7 +84,8 @@ Result<std::string> read_text_file(const std::string& path, size_t max_bytes) {
   NVFP4_MOE_ASSIGN(const RegularFile file, open_regular_file(path));
   const auto size = static_cast<uint64_t>(file.facts.st_size);
   if (size > max_bytes)
-    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096), max_bytes, size));
+    return bad_input(fmt::format("{}: expected at most {} bytes, got {}", printable(path, 4096),
+                                 max_bytes, size));
   NVFP4_MOE_ASSIGN(std::string text, read_bytes(file, path, static_cast<size_t>(size)));
   if (is_git_lfs_pointer(text)) return git_lfs_pointer_status().in(printable(path, 4096));
   return text;

@@ -1,5 +1,5 @@
-// See json.h. Arrays and objects nest to a bounded depth only: 256 levels if text is read, few if code builds
-// them; so destruction and writing recurse.
+// See json.h. Arrays and objects nest to a bounded depth only: 256 levels if text is read, few if
+// code builds them; so destruction and writing recurse.
 #include "io/json.h"
 
 #include <algorithm>
@@ -59,8 +59,8 @@ Json::Json(std::initializer_list<Json> values) {
   for (const Json& pair : values) items().push_back({pair.front().text(), pair[1]});
 }
 
-// Not the variant's own copy: libstdc++ 12 takes a variant of such types for one that always holds a value, and destroys
-// what it never made if copying that throws.
+// Not the variant's own copy: libstdc++ 12 takes a variant of such types for one that always holds
+// a value, and destroys what it never made if copying that throws.
 Json::Json(const Json& other) {
   std::visit(
       [this](const auto& value) {
@@ -212,7 +212,8 @@ bool operator==(const Json& a, const Json& b) {
 
 Json Json::parse(std::string_view text, bool non_finite) {
   JsonLimits limits;
-  limits.max_bytes = limits.max_members = limits.max_elements = limits.max_values = static_cast<size_t>(-1);
+  limits.max_bytes = limits.max_members = limits.max_elements = limits.max_values =
+      static_cast<size_t>(-1);
   limits.max_depth = 256;
   NonFiniteNumbers numbers;
   if (non_finite) numbers = replace_non_finite(text);

@@ -1,8 +1,9 @@
 // Json: a JSON value whose destruction allocates nothing.
 //
-// nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its destructor allocates, and
-// ends the process if there is no memory left. Members stay in the order in which they were added. The interface is
-// the part of nlohmann::ordered_json that the library uses; a getter that finds another type gives T().
+// nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its
+// destructor allocates, and ends the process if there is no memory left. Members stay in the order
+// in which they were added. The interface is the part of nlohmann::ordered_json that the library
+// uses; a getter that finds another type gives T().
 #pragma once
 
 #include <cmath>
@@ -34,7 +35,8 @@ class Json {
   template <std::signed_integral T>
   Json(T value) : Json(Signed{static_cast<int64_t>(value)}) {}  // NOLINT
   template <std::unsigned_integral T>
-  requires(!std::same_as<T, bool>) Json(T value) : Json(Unsigned{static_cast<uint64_t>(value)}) {}  // NOLINT
+  requires(!std::same_as<T, bool>) Json(T value)
+      : Json(Unsigned{static_cast<uint64_t>(value)}) {}  // NOLINT
   template <std::floating_point T>
   Json(T value) : Json(Real{static_cast<double>(value)}) {}  // NOLINT
   Json(const char* text) : Json(std::string(text)) {}        // NOLINT
@@ -56,15 +58,18 @@ class Json {
   static Json array();
   static Json array(std::initializer_list<Json> values);
   static Json object();
-  // A value that is_discarded() if the text is no JSON, or nests more than 256 deep. Of members with the same name
-  // the last counts. Text that nobody vouches for: json_strict.h. non_finite: as in JsonLimits.
+  // A value that is_discarded() if the text is no JSON, or nests more than 256 deep. Of members
+  // with the same name the last counts. Text that nobody vouches for: json_strict.h. non_finite: as
+  // in JsonLimits.
   static Json parse(std::string_view text, bool non_finite = false);
 
   bool is_discarded() const { return std::holds_alternative<Discarded>(value_); }
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
   bool is_boolean() const { return std::holds_alternative<bool>(value_); }
   bool is_number_unsigned() const { return std::holds_alternative<uint64_t>(value_); }
-  bool is_number_integer() const { return is_number_unsigned() || std::holds_alternative<int64_t>(value_); }
+  bool is_number_integer() const {
+    return is_number_unsigned() || std::holds_alternative<int64_t>(value_);
+  }
   bool is_number() const { return is_number_integer() || std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
@@ -115,9 +120,10 @@ class Json {
   std::string value(std::string_view key, const char* fallback) const;
   int64_t value(std::string_view key, int64_t fallback) const;
 
-  // Without breaks, or with each member and element indented by `indent` spaces a level. Bytes that are not UTF-8 are
-  // replaced. Inf and NaN are null, since JSON has no such numbers. non_finite: Infinity, -Infinity and NaN instead, for
-  // messages and for a config.json that had them: only Python reads that.
+  // Without breaks, or with each member and element indented by `indent` spaces a level. Bytes that
+  // are not UTF-8 are replaced. Inf and NaN are null, since JSON has no such numbers. non_finite:
+  // Infinity, -Infinity and NaN instead, for messages and for a config.json that had them: only
+  // Python reads that.
   std::string dump(int indent = -1, bool ascii = false, bool non_finite = false) const;
 
   // Numbers are equal by value.
@@ -149,11 +155,13 @@ class Json {
     for (const auto& value : values) array.emplace_back(value);
     return Json(std::move(array));
   }
-  // A number as T; T() for an integer type that cannot hold its value, which a cast must not be asked for.
+  // A number as T; T() for an integer type that cannot hold its value, which a cast must not be
+  // asked for.
   template <class T, class Number>
   static T number_as(Number number) {
     if constexpr (std::is_integral_v<T> && std::is_floating_point_v<Number>) {
-      const auto end = std::ldexp(Number{1}, std::numeric_limits<T>::digits);  // the largest T plus 1, exactly
+      const auto end =
+          std::ldexp(Number{1}, std::numeric_limits<T>::digits);  // the largest T plus 1, exactly
       const bool fits = (std::is_signed_v<T> ? number >= -end : number > -1) && number < end;
       return fits ? static_cast<T>(number) : T();
     } else if constexpr (std::is_integral_v<T>) {
@@ -164,7 +172,9 @@ class Json {
   }
   void write(std::string& out, int indent, int level, bool ascii, bool non_finite) const;
 
-  std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, Array, Object, Discarded> value_;
+  std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, Array, Object,
+               Discarded>
+      value_;
 };
 
 struct Json::Member {

@@ -19,9 +19,10 @@ struct NonFiniteWord {
   std::string_view number;  // of the same length; its digits are chosen
   double value;
 };
-constexpr NonFiniteWord kNonFiniteWords[] = {{"-Infinity", "-1.00E+00", -kInfinity},
-                                             {"Infinity", "1.00E+00", kInfinity},
-                                             {"NaN", "1E0", std::numeric_limits<double>::quiet_NaN()}};
+constexpr NonFiniteWord kNonFiniteWords[] = {
+    {"-Infinity", "-1.00E+00", -kInfinity},
+    {"Infinity", "1.00E+00", kInfinity},
+    {"NaN", "1E0", std::numeric_limits<double>::quiet_NaN()}};
 
 // The whole word at `at`; null if it is another.
 const NonFiniteWord* word_at(std::string_view text, size_t at) {
@@ -47,12 +48,14 @@ std::string stand_in(const NonFiniteWord& word, std::string_view text) {
 }  // namespace
 
 bool in_json_word(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::string_view("_.+-").find(c) != std::string_view::npos;
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+         std::string_view("_.+-").find(c) != std::string_view::npos;
 }
 
 NonFiniteNumbers replace_non_finite(std::string_view text) {
   NonFiniteNumbers out;
-  if (text.find("NaN") == std::string_view::npos && text.find("Infinity") == std::string_view::npos) return out;
+  if (text.find("NaN") == std::string_view::npos && text.find("Infinity") == std::string_view::npos)
+    return out;
   std::map<std::string_view, std::string> chosen;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -84,7 +87,8 @@ bool JsonBuilder::refuse(std::string reason) {
 
 bool JsonBuilder::number_float(double value, const std::string& token) {
   if (numbers_ != nullptr)
-    if (const auto word = numbers_->values.find(token); word != numbers_->values.end()) value = word->second;
+    if (const auto word = numbers_->values.find(token); word != numbers_->values.end())
+      value = word->second;
   return add(Json(value));
 }
 
@@ -114,7 +118,8 @@ bool JsonBuilder::key(std::string& name) {
       for (size_t i = 0; i < members.size(); ++i) level.by_name.emplace(members[i].key, i);
     at = level.by_name.emplace(name, members.size()).first->second;
   }
-  if (at < members.size() && strict_) return refuse(fmt::format("duplicate key '{}'", printable(name)));
+  if (at < members.size() && strict_)
+    return refuse(fmt::format("duplicate key '{}'", printable(name)));
   if (at == members.size()) members.push_back({std::move(name), Json()});
   level.member = at;
   return true;
@@ -133,16 +138,23 @@ bool JsonBuilder::end_array() {
   return true;
 }
 
-bool JsonBuilder::parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error ...": keep the last part.
+bool JsonBuilder::parse_error(size_t position, const std::string&,
+                              const nlohmann::detail::exception& error) {
+  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error ...": keep the
+  // last part.
   std::string_view text = error.what();
   if (const size_t column = text.find("column "); column != std::string_view::npos)
-    if (const size_t colon = text.find(": ", column); colon != std::string_view::npos) text.remove_prefix(colon + 2);
-  if (const size_t bracket = text.find("] "); text.starts_with("[json.exception") && bracket != std::string_view::npos)
+    if (const size_t colon = text.find(": ", column); colon != std::string_view::npos)
+      text.remove_prefix(colon + 2);
+  if (const size_t bracket = text.find("] ");
+      text.starts_with("[json.exception") && bracket != std::string_view::npos)
     text.remove_prefix(bracket + 2);
-  // parse_json_strict quotes the word. nlohmann's own quotation may be a megabyte, and may show a stand-in.
-  if (const size_t quoted = text.find("; last read"); quoted != std::string_view::npos) text = text.substr(0, quoted);
-  if (const size_t quoted = text.find(" parsing '"); quoted != std::string_view::npos) text = text.substr(0, quoted);
+  // parse_json_strict quotes the word. nlohmann's own quotation may be a megabyte, and may show a
+  // stand-in.
+  if (const size_t quoted = text.find("; last read"); quoted != std::string_view::npos)
+    text = text.substr(0, quoted);
+  if (const size_t quoted = text.find(" parsing '"); quoted != std::string_view::npos)
+    text = text.substr(0, quoted);
   position_ = position;
   return refuse(printable(text));
 }
@@ -157,7 +169,8 @@ Json* JsonBuilder::place(Json value) {
     return &root_;
   }
   Json& container = *stack_.back().value;
-  if (container.is_object()) return &(container.items()[stack_.back().member].value = std::move(value));
+  if (container.is_object())
+    return &(container.items()[stack_.back().member].value = std::move(value));
   auto& array = std::get<Json::Array>(container.value_);
   if (array.size() >= limits_.max_elements) {
     refuse(fmt::format("expected at most {} elements in one array", limits_.max_elements));

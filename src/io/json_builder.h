@@ -16,8 +16,9 @@
 
 namespace nvfp4_moe::internal {
 
-// NaN, Infinity and -Infinity in text that nlohmann reads. Each stands in `text` as a number of the same length, which
-// occurs nowhere else in it, so that positions stay what they are. Words inside strings stay strings.
+// NaN, Infinity and -Infinity in text that nlohmann reads. Each stands in `text` as a number of the
+// same length, which occurs nowhere else in it, so that positions stay what they are. Words inside
+// strings stay strings.
 struct NonFiniteNumbers {
   std::string text;                                   // empty if the original has no such word
   std::map<std::string, double, std::less<>> values;  // stand-in -> value
@@ -28,7 +29,8 @@ bool in_json_word(char c);
 
 class JsonBuilder {
  public:
-  // strict: a name that an object has already is refused, and members are sorted by name; else the last value counts.
+  // strict: a name that an object has already is refused, and members are sorted by name; else the
+  // last value counts.
   JsonBuilder(const JsonLimits& limits, bool strict, const NonFiniteNumbers* numbers = nullptr)
       : limits_(limits), strict_(strict), numbers_(numbers) {}
 
@@ -44,7 +46,8 @@ class JsonBuilder {
   bool end_object();
   bool end_array();
   bool key(std::string& name);
-  bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error);
+  bool parse_error(size_t position, const std::string& last_token,
+                   const nlohmann::detail::exception& error);
 
   Json take() { return std::move(root_); }
   const std::string& refusal() const { return refusal_; }

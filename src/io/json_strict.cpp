@@ -1,4 +1,5 @@
-// Strict JSON: nlohmann's SAX parser over a JsonBuilder that refuses more than the grammar does; see json_strict.h.
+// Strict JSON: nlohmann's SAX parser over a JsonBuilder that refuses more than the grammar does;
+// see json_strict.h.
 #include "io/json_strict.h"
 
 #include <fmt/format.h>
@@ -13,8 +14,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Walks the text and leaves its position where the handler can see it: nlohmann tells the position of its own errors
-// only.
+// Walks the text and leaves its position where the handler can see it: nlohmann tells the position
+// of its own errors only.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -58,7 +59,8 @@ std::string offending_word(std::string_view text, size_t position) {
 
 Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
-    return bad_input(fmt::format("JSON: expected at most {} bytes, got {}", limits.max_bytes, text.size()));
+    return bad_input(
+        fmt::format("JSON: expected at most {} bytes, got {}", limits.max_bytes, text.size()));
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     return bad_input(fmt::format("byte {}: NUL byte in JSON", nul));
   // Said here by position; nlohmann would quote the bytes.
@@ -69,18 +71,21 @@ Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) 
   const std::string_view read = numbers.text.empty() ? text : std::string_view(numbers.text);
   const char* seen = read.data();
   JsonBuilder builder(limits, /*strict=*/true, &numbers);
-  const bool parsed = nlohmann::json::sax_parse(CountingIterator(read.data(), &seen),
-                                                CountingIterator(read.data() + read.size(), &seen), &builder);
+  const bool parsed =
+      nlohmann::json::sax_parse(CountingIterator(read.data(), &seen),
+                                CountingIterator(read.data() + read.size(), &seen), &builder);
   if (parsed) return builder.take();
   if (!builder.position())
-    return bad_input(fmt::format("byte {}: {}", static_cast<size_t>(seen - read.data()), builder.refusal()));
+    return bad_input(
+        fmt::format("byte {}: {}", static_cast<size_t>(seen - read.data()), builder.refusal()));
   const std::string path = builder.key_path();
   const std::string_view reason = builder.refusal();
   constexpr std::string_view kSyntax = "syntax error ";
-  return bad_input(fmt::format("byte {}: syntax error at {}{}: {}", *builder.position(),
-                               offending_word(text, *builder.position()),
-                               path.empty() ? "" : fmt::format(", key '{}'", printable(path, 100)),
-                               reason.starts_with(kSyntax) ? reason.substr(kSyntax.size()) : reason));
+  return bad_input(
+      fmt::format("byte {}: syntax error at {}{}: {}", *builder.position(),
+                  offending_word(text, *builder.position()),
+                  path.empty() ? "" : fmt::format(", key '{}'", printable(path, 100)),
+                  reason.starts_with(kSyntax) ? reason.substr(kSyntax.size()) : reason));
 }
 
 Result<Json> read_json_file(const std::string& path, const JsonLimits& limits) {

@@ -1,10 +1,11 @@
 // JSON of files that nobody vouches for, into Json.
 //
-// Beyond the grammar (which already refuses invalid UTF-8, lone surrogates, NaN and trailing text) this refuses
-// duplicate keys, NUL bytes (nlohmann takes one for the end of input), deep nesting and more values than a limit.
-// Messages are one line and start with the byte position: "byte 17: duplicate key 'x'". A syntax error quotes the word
-// and the key: "byte 12: syntax error at 'None', key 'rope_scaling.type': ...".
-// Members are sorted by name, so that what is refused first does not depend on their order.
+// Beyond the grammar (which already refuses invalid UTF-8, lone surrogates, NaN and trailing text)
+// this refuses duplicate keys, NUL bytes (nlohmann takes one for the end of input), deep nesting
+// and more values than a limit. Messages are one line and start with the byte position: "byte 17:
+// duplicate key 'x'". A syntax error quotes the word and the key: "byte 12: syntax error at 'None',
+// key 'rope_scaling.type': ...". Members are sorted by name, so that what is refused first does not
+// depend on their order.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +24,10 @@ struct JsonLimits {
   int max_depth = 32;                     // containers open at once
   size_t max_members = size_t{1} << 20;   // of one object
   size_t max_elements = size_t{1} << 20;  // of one array
-  size_t max_values = size_t{1} << 23;    // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
-  // NaN, Infinity and -Infinity are numbers, as Python's json writes and reads them. Published config.json files have
-  // them; the safetensors library refuses them in a header.
+  size_t max_values =
+      size_t{1} << 23;  // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
+  // NaN, Infinity and -Infinity are numbers, as Python's json writes and reads them. Published
+  // config.json files have them; the safetensors library refuses them in a header.
   bool non_finite = false;
 };
 
@@ -40,10 +42,12 @@ const Json* member(const Json& object, const char* key);
 // The value of an integer literal that fits, else nullopt: 2.0, 1e3, true and "2" are not integers.
 std::optional<int64_t> exact_int64(const Json& value);
 
-// A number as a float, if float's range has it: NaN, 1e300 and "2" give nullopt. Rounds to nearest, so tiny ones may be 0.
+// A number as a float, if float's range has it: NaN, 1e300 and "2" give nullopt. Rounds to nearest,
+// so tiny ones may be 0.
 std::optional<float> finite_float(const Json& value);
 
-// For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array of 2".
+// For messages: a scalar as it stands (strings quoted and printable), "an object of 3", "an array
+// of 2".
 std::string describe_json(const Json& value);
 
 }  // namespace nvfp4_moe::internal

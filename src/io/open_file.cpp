@@ -30,10 +30,11 @@ Result<RegularFile> open_regular_file(const std::string& path, Links links) {
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::kRefuse ? O_NOFOLLOW : 0);
   RegularFile file{Descriptor(::open(path.c_str(), flags)), {}};
   if (file.descriptor.get() < 0) return errno_status(path, "cannot open", errno);
-  if (::fstat(file.descriptor.get(), &file.facts) != 0) return errno_status(path, "cannot stat", errno);
+  if (::fstat(file.descriptor.get(), &file.facts) != 0)
+    return errno_status(path, "cannot stat", errno);
   if (!S_ISREG(file.facts.st_mode))
-    return bad_input(
-        fmt::format("{}: expected a regular file, got {}", printable(path, 4096), kind_of(file.facts.st_mode)));
+    return bad_input(fmt::format("{}: expected a regular file, got {}", printable(path, 4096),
+                                 kind_of(file.facts.st_mode)));
   return file;
 }
 

@@ -1,4 +1,5 @@
-// Opening what is to be read: regular files alone, whatever lies under the name. Private to the room.
+// Opening what is to be read: regular files alone, whatever lies under the name. Private to the
+// room.
 #pragma once
 
 #include <sys/stat.h>
@@ -30,8 +31,8 @@ struct RegularFile {
   Descriptor descriptor;
   struct stat facts;
 };
-// For reading. kIo with the system's reason, which a link is too if links are refused; kBadInput, naming the kind,
-// if it is not a regular file. A FIFO without a writer is not waited for.
+// For reading. kIo with the system's reason, which a link is too if links are refused; kBadInput,
+// naming the kind, if it is not a regular file. A FIFO without a writer is not waited for.
 Result<RegularFile> open_regular_file(const std::string& path, Links links = Links::kFollow);
 
 const char* kind_of(mode_t mode);  // "a FIFO"

@@ -22,11 +22,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kBufferBytes = size_t{1} << 20;  // scalars would cost a system call each otherwise
-constexpr int kMostAttempts = 100;                // to get the temporary name from writers that come and go
+constexpr int kMostAttempts = 100;  // to get the temporary name from writers that come and go
 
 Status refuse_kind(const std::string& path, mode_t mode) {
-  return invalid_argument(
-      fmt::format("{}: expected a regular file to replace or nothing, got {}", printable(path, 4096), kind_of(mode)));
+  return invalid_argument(fmt::format("{}: expected a regular file to replace or nothing, got {}",
+                                      printable(path, 4096), kind_of(mode)));
 }
 
 // Nothing under the name, or a regular file.
@@ -46,8 +46,8 @@ std::string folder_of(const std::string& path) {
 bool is_named(int fd, const std::string& path) {
   struct stat held {};
   struct stat named {};
-  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 && held.st_dev == named.st_dev &&
-         held.st_ino == named.st_ino;
+  return ::fstat(fd, &held) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
 // Whether another open file holds the lock. A file system without locks cannot say so.
@@ -56,12 +56,14 @@ bool is_locked(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == 
 // Removes what a killed writer left. A living writer's file is locked and stays.
 Status remove_stale(const std::string& partial) {
   struct stat facts {};
-  if (::lstat(partial.c_str(), &facts) != 0) return errno == ENOENT ? Status() : errno_status(partial, "stat", errno);
+  if (::lstat(partial.c_str(), &facts) != 0)
+    return errno == ENOENT ? Status() : errno_status(partial, "stat", errno);
   if (!S_ISREG(facts.st_mode)) return refuse_kind(partial, facts.st_mode);
   const int fd = ::open(partial.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (fd < 0) return errno == ENOENT ? Status() : errno_status(partial, "cannot open", errno);
   const Descriptor opened{fd};
-  if (is_locked(fd)) return {Code::kBusy, fmt::format("{}: another writer holds it", printable(partial, 4096))};
+  if (is_locked(fd))
+    return {Code::kBusy, fmt::format("{}: another writer holds it", printable(partial, 4096))};
   if (is_named(fd, partial) && ::unlink(partial.c_str()) != 0 && errno != ENOENT)
     return errno_status(partial, "cannot remove", errno);
   return {};
@@ -105,8 +107,9 @@ struct OutputFile::Impl {
   Status write_all(const std::byte* data, size_t size);
 };
 
-// A new file under the temporary name, locked. Between its creation and the lock another writer may take it for a
-// stale one and remove it: then the name is no longer this file's, and the loop tries again.
+// A new file under the temporary name, locked. Between its creation and the lock another writer may
+// take it for a stale one and remove it: then the name is no longer this file's, and the loop tries
+// again.
 Status OutputFile::Impl::create_partial() {
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
@@ -127,7 +130,8 @@ Status OutputFile::Impl::write_all(const std::byte* data, size_t size) {
   while (size > 0) {
     const ssize_t written = ::write(fd, data, size);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return fail(errno_status(partial, "cannot write", written < 0 ? errno : ENOSPC));
+    if (written <= 0)
+      return fail(errno_status(partial, "cannot write", written < 0 ? errno : ENOSPC));
     data += written;
     size -= static_cast<size_t>(written);
   }
@@ -147,7 +151,8 @@ Result<OutputFile> OutputFile::create(const std::string& path, unsigned mode) {
 Status OutputFile::write(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
   NVFP4_MOE_TRY(impl.failure);
-  if (impl.fd < 0) return invalid_argument(fmt::format("{}: finished already", printable(impl.path, 4096)));
+  if (impl.fd < 0)
+    return invalid_argument(fmt::format("{}: finished already", printable(impl.path, 4096)));
   if (impl.buffer.size() + bytes.size() > kBufferBytes) {
     NVFP4_MOE_TRY(impl.write_all(impl.buffer.data(), impl.buffer.size()));
     impl.buffer.clear();
@@ -160,10 +165,12 @@ Status OutputFile::write(std::span<const std::byte> bytes) {
 Status OutputFile::sync() {
   Impl& impl = *impl_;
   NVFP4_MOE_TRY(impl.failure);
-  if (impl.fd < 0) return invalid_argument(fmt::format("{}: finished already", printable(impl.path, 4096)));
+  if (impl.fd < 0)
+    return invalid_argument(fmt::format("{}: finished already", printable(impl.path, 4096)));
   NVFP4_MOE_TRY(impl.write_all(impl.buffer.data(), impl.buffer.size()));
   impl.buffer.clear();
-  if (sync_descriptor(impl.fd) != 0) return impl.fail(errno_status(impl.partial, "cannot sync", errno));
+  if (sync_descriptor(impl.fd) != 0)
+    return impl.fail(errno_status(impl.partial, "cannot sync", errno));
   return {};
 }
 
@@ -179,14 +186,16 @@ Status OutputFile::finish() {
   Impl& impl = *impl_;
   NVFP4_MOE_TRY(sync());
   // Once more: what stands there may have come while the bytes were made.
-  if (Status status = check_replaceable(impl.path); !status.ok()) return impl.fail(std::move(status));
+  if (Status status = check_replaceable(impl.path); !status.ok())
+    return impl.fail(std::move(status));
   if (std::rename(impl.partial.c_str(), impl.path.c_str()) != 0)
     return impl.fail(errno_status(impl.path, "cannot rename into place", errno));
   impl.finished = true;
   const int closed = ::close(impl.fd);
   const int reason = errno;
   impl.fd = -1;
-  if (closed != 0 && reason != EINTR) return impl.failure = errno_status(impl.path, "cannot close", reason);
+  if (closed != 0 && reason != EINTR)
+    return impl.failure = errno_status(impl.path, "cannot close", reason);
   return impl.failure = sync_directory(folder_of(impl.path));  // the rename lasts only from here
 }
 
@@ -196,24 +205,29 @@ OutputFile& OutputFile::operator=(OutputFile&&) noexcept = default;
 OutputFile::~OutputFile() = default;
 
 Result<std::string> output_path(const std::string& path) {
-  if (path.empty()) return invalid_argument("expected the name of a file to write, got an empty one");
+  if (path.empty())
+    return invalid_argument("expected the name of a file to write, got an empty one");
   std::string target = path;
   struct stat facts {};
   if (::lstat(path.c_str(), &facts) == 0 && S_ISLNK(facts.st_mode)) {
     std::error_code error;
     target = fs::canonical(path, error).string();
-    if (error == std::errc::not_enough_memory) return errno_status(path, "cannot resolve", error.value());
+    if (error == std::errc::not_enough_memory)
+      return errno_status(path, "cannot resolve", error.value());
     if (error)
-      return invalid_argument(
-          fmt::format("{}: a symbolic link that leads nowhere: {}", printable(path, 4096), error.message()));
+      return invalid_argument(fmt::format("{}: a symbolic link that leads nowhere: {}",
+                                          printable(path, 4096), error.message()));
   }
   const Status status = check_replaceable(target);
   if (!status.ok()) return target == path ? status : status.in(printable(path, 4096));
   const std::string folder = folder_of(target);
-  if (::stat(folder.c_str(), &facts) != 0) return errno_status(folder, "cannot be written to", errno);
+  if (::stat(folder.c_str(), &facts) != 0)
+    return errno_status(folder, "cannot be written to", errno);
   if (!S_ISDIR(facts.st_mode)) return errno_status(folder, "cannot be written to", ENOTDIR);
-  if (::access(folder.c_str(), W_OK | X_OK) != 0) return errno_status(folder, "cannot be written to", errno);
-  if (::access(target.c_str(), W_OK) != 0 && errno != ENOENT) return errno_status(target, "cannot be written", errno);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    return errno_status(folder, "cannot be written to", errno);
+  if (::access(target.c_str(), W_OK) != 0 && errno != ENOENT)
+    return errno_status(target, "cannot be written", errno);
   return target;
 }
 
@@ -240,7 +254,9 @@ Status write_text_file(const std::string& path, std::string_view text) {
 Status copy_file(const std::string& from, const std::string& to) {
   NVFP4_MOE_ASSIGN(const RegularFile source, open_regular_file(from, Links::kRefuse));
   const unsigned mode = source.facts.st_mode & 0777;
-  NVFP4_MOE_ASSIGN(OutputFile file, OutputFile::create(to, mode));  // who may not read the source never reads the copy
+  NVFP4_MOE_ASSIGN(
+      OutputFile file,
+      OutputFile::create(to, mode));  // who may not read the source never reads the copy
   std::vector<std::byte> bytes(kBufferBytes);
   for (;;) {
     const ssize_t got = ::read(source.descriptor.get(), bytes.data(), bytes.size());
@@ -254,7 +270,8 @@ Status copy_file(const std::string& from, const std::string& to) {
 }
 
 Status remove_file(const std::string& path) {
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return errno_status(path, "cannot remove", errno);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+    return errno_status(path, "cannot remove", errno);
   return {};
 }
 
@@ -272,16 +289,19 @@ Status make_directories(const std::string& path, unsigned mode) {
     const int reason = errno;
     std::error_code error;
     if (!fs::is_directory(made, error))
-      return errno_status(made.string(), "cannot create the directory", reason == EEXIST ? ENOTDIR : reason);
+      return errno_status(made.string(), "cannot create the directory",
+                          reason == EEXIST ? ENOTDIR : reason);
   }
   // The last one may be of a run that was killed before it came to this.
   return sync_directory(parent);
 }
 
 Status sync_directory(const std::string& directory) {
-  const int fd = ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const int fd =
+      ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
-    // A folder may be written to without being read: its names then last when the system writes them back.
+    // A folder may be written to without being read: its names then last when the system writes
+    // them back.
     return errno == EACCES ? Status() : errno_status(directory, "cannot open", errno);
   }
   const Descriptor opened{fd};
@@ -289,7 +309,8 @@ Status sync_directory(const std::string& directory) {
 }
 
 Status sync_directory(int descriptor, const std::string& directory) {
-  if (sync_descriptor(descriptor) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS && errno != ENOSYS)
+  if (sync_descriptor(descriptor) != 0 && errno != EINVAL && errno != ENOTSUP && errno != EROFS &&
+      errno != ENOSYS)
     return errno_status(directory, "cannot sync", errno);
   return {};
 }

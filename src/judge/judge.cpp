@@ -1,4 +1,5 @@
-// The judges. docs/numerics.md, "Limits of a whole layer", derives every number here; change both or neither.
+// The judges. docs/numerics.md, "Limits of a whole layer", derives every number here; change both
+// or neither.
 #include "judge/judge.h"
 
 #include <fmt/format.h>
@@ -13,7 +14,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A token's error counts against its own norm, or a tenth of the mean norm: a token that cancels to nothing is no news.
+// A token's error counts against its own norm, or a tenth of the mean norm: a token that cancels to
+// nothing is no news.
 constexpr double kNormFloor = 0.1;
 
 // Rms of one bf16 ulp relative to the rms of values spread evenly over a binade: 2^-7 / sqrt(7/3).
@@ -21,35 +23,43 @@ const double kBf16Step = 0x1p-7 / std::sqrt(7.0 / 3.0);
 // Mean |d| of a Gaussian of rms 1.
 const double kMeanAbs = std::sqrt(2.0 / M_PI);
 
-// What one event (a code or a block scale that falls on the other side of a tie) adds to the squared error of a row,
-// in units of one element's mean square: on average, and at most. Events per element and relative error of SwiGLU.
+// What one event (a code or a block scale that falls on the other side of a tie) adds to the
+// squared error of a row, in units of one element's mean square: on average, and at most. Events
+// per element and relative error of SwiGLU.
 constexpr double kEventMean = 0.14;
 constexpr double kEventMost = 1.0;
 constexpr double kEventsPerError = 3.0;
-// The same under int8_block. A block's step is 1/127 of its amax, so an event (a code, or the scale of a whole block,
-// that falls on the other side) is small but not rare: its mean worth is given per unit of error, and at most one
-// block's elements all differ by a step of an amax 5.6 times the rms.
+// The same under int8_block. A block's step is 1/127 of its amax, so an event (a code, or the scale
+// of a whole block, that falls on the other side) is small but not rare: its mean worth is given
+// per unit of error, and at most one block's elements all differ by a step of an amax 5.6 times the
+// rms.
 constexpr double kInt8WorthPerError = 0.025;
 constexpr double kInt8EventMost = 1.0 / 32.0;
-// The same under fp8: a step of E4M3 is at most an eighth of the element, so that by Cauchy and Schwarz mean |d| step is
-// at most an eighth of the rms of d; an element of eight times the rms is worth 1.
+// The same under fp8: a step of E4M3 is at most an eighth of the element, so that by Cauchy and
+// Schwarz mean |d| step is at most an eighth of the rms of d; an element of eight times the rms is
+// worth 1.
 constexpr double kFp8WorthPerError = 0.125;
 constexpr double kFp8EventMost = 1.0;
-// Where a row's largest element crosses 448 2^e the row's scale doubles, and what is subnormal under either scale may
-// move, by at most that element over 152917 (448 over 1.5 * 2^-9) for each element of the row.
+// Where a row's largest element crosses 448 2^e the row's scale doubles, and what is subnormal
+// under either scale may move, by at most that element over 152917 (448 over 1.5 * 2^-9) for each
+// element of the row.
 constexpr double kFp8ScaleStep = 448.0 / (1.5 * 0x1p-9);
 // A bound is broken by chance in one batch of e^21, about 10^9.
 constexpr double kLogOdds = 21.0;
 
-// Rms error of gemm1's gate and up together, relative to their own rms: (K/16 + 1) 2^-25 of sum|p|, which is
-// (2/pi) sqrt(K) of the rms on signed data; twice, for gate and up. A bias is one more addition.
+// Rms error of gemm1's gate and up together, relative to their own rms: (K/16 + 1) 2^-25 of sum|p|,
+// which is (2/pi) sqrt(K) of the rms on signed data; twice, for gate and up. A bias is one more
+// addition.
 double gemm1_relative_error(int64_t k, bool biased) {
   const double n = static_cast<double>(k);
   return 2.0 * (n / 16.0 + (biased ? 2.0 : 1.0)) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
 }
 
-// The same under fp8, of one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on signed data.
-double fp8_relative_error(int64_t k) { return std::exp2(-14.2) * (2.0 / M_PI) * std::sqrt(static_cast<double>(k)); }
+// The same under fp8, of one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on
+// signed data.
+double fp8_relative_error(int64_t k) {
+  return std::exp2(-14.2) * (2.0 / M_PI) * std::sqrt(static_cast<double>(k));
+}
 
 // Squared error from flipped codes and scales of the second quantization.
 struct Flips {
@@ -66,14 +76,18 @@ Flips flips_of(ActivationFormat format) {
   return {};  // nothing is quantized
 }
 
-// Bernstein's bound of the flips' share of the output's squared norm, over `elements` intermediate values.
+// Bernstein's bound of the flips' share of the output's squared norm, over `elements` intermediate
+// values.
 double flip_share(const Flips& flips, double elements, double relative_error, double log_odds) {
   const double mean = flips.worth_per_error * relative_error * elements;
-  const double worst = mean + std::sqrt(2.0 * mean * flips.most * log_odds) + flips.most * log_odds / 3.0;
+  const double worst =
+      mean + std::sqrt(2.0 * mean * flips.most * log_odds) + flips.most * log_odds / 3.0;
   return worst / elements;
 }
 
-double ratio(double error, double norm) { return error == 0 ? 0 : norm > 0 ? error / norm : kInfinity; }
+double ratio(double error, double norm) {
+  return error == 0 ? 0 : norm > 0 ? error / norm : kInfinity;
+}
 
 }  // namespace
 
@@ -130,8 +144,8 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
       result.worst_token_l2 = error;
       result.worst_token = static_cast<int64_t>(t);
     }
-    result.worst_element =
-        std::max(result.worst_element, ratio(largest[t], norm / std::sqrt(static_cast<double>(channels))));
+    result.worst_element = std::max(
+        result.worst_element, ratio(largest[t], norm / std::sqrt(static_cast<double>(channels))));
   }
   result.relative_l2 = ratio(std::sqrt(error_sq), std::sqrt(expected_sq));
   if (expected_sq > 0 && actual_sq > 0)
@@ -143,21 +157,25 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
 
 LayerLimits layer_limits(const MoeConfig& config, int64_t tokens) {
   const double count = static_cast<double>(std::max<int64_t>(tokens, 1));
-  // Three roundings to bf16 (intermediate, row, output): sqrt(kMeanAbs e step) has its fixed point at
-  // kMeanAbs * step, and no token can lose more than one largest ulp (2^-7) at each of the three.
+  // Three roundings to bf16 (intermediate, row, output): sqrt(kMeanAbs e step) has its fixed point
+  // at kMeanAbs * step, and no token can lose more than one largest ulp (2^-7) at each of the
+  // three.
   double batch_sq = std::pow(kMeanAbs * kBf16Step, 2);
   double token_sq = 3.0 * std::pow(0x1p-7, 2);
   if (count == 1) batch_sq = token_sq;
   const Flips flips = flips_of(config->activation_format);
-  const double elements = static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
+  const double elements =
+      static_cast<double>(config->top_k) * static_cast<double>(config->intermediate_size);
   const bool fp8 = config->activation_format == ActivationFormat::kFp8;
   double error = gemm1_relative_error(config->hidden_size, config->expert_biases);
   if (fp8) error = std::max(error, 2.0 * fp8_relative_error(config->hidden_size));
   batch_sq += flip_share(flips, elements * count, error, kLogOdds);
   token_sq += flip_share(flips, elements, error, kLogOdds + std::log(count));
   if (fp8) {
-    const double rescaled = static_cast<double>(config->intermediate_size) / (kFp8ScaleStep * kFp8ScaleStep);
-    const double sums = std::pow(error, 2) + std::pow(fp8_relative_error(config->intermediate_size), 2);
+    const double rescaled =
+        static_cast<double>(config->intermediate_size) / (kFp8ScaleStep * kFp8ScaleStep);
+    const double sums =
+        std::pow(error, 2) + std::pow(fp8_relative_error(config->intermediate_size), 2);
     batch_sq += rescaled + sums;
     token_sq += rescaled + sums;
   }
@@ -173,24 +191,26 @@ std::string broken_limit(const Comparison& comparison, const LayerLimits& limits
   const std::string where =
       comparison.max_token < 0
           ? std::string()
-          : fmt::format("; largest error {:.4g} at token {} channel {}: expected {:.6g}, got {:.6g}",
-                        comparison.max_abs, comparison.max_token, comparison.max_channel, comparison.max_expected,
-                        comparison.max_actual);
+          : fmt::format(
+                "; largest error {:.4g} at token {} channel {}: expected {:.6g}, got {:.6g}",
+                comparison.max_abs, comparison.max_token, comparison.max_channel,
+                comparison.max_expected, comparison.max_actual);
   if (comparison.nonfinite_mismatches > 0)
     return fmt::format("{} elements differ in being finite, the first at token {} channel {}{}",
-                       comparison.nonfinite_mismatches, comparison.nonfinite_token, comparison.nonfinite_channel,
-                       where);
+                       comparison.nonfinite_mismatches, comparison.nonfinite_token,
+                       comparison.nonfinite_channel, where);
   // Written as !(x <= limit), so that a NaN metric breaks its limit.
   if (!(comparison.relative_l2 <= limits.relative_l2))
-    return fmt::format("relative L2 {:.4g}, limit {:.4g}{}", comparison.relative_l2, limits.relative_l2, where);
+    return fmt::format("relative L2 {:.4g}, limit {:.4g}{}", comparison.relative_l2,
+                       limits.relative_l2, where);
   if (!(comparison.cosine >= limits.cosine))
     return fmt::format("cosine {:.8f}, limit {:.8f}{}", comparison.cosine, limits.cosine, where);
   if (!(comparison.worst_token_l2 <= limits.worst_token_l2))
-    return fmt::format("token {} relative L2 {:.4g}, limit {:.4g}{}", comparison.worst_token, comparison.worst_token_l2,
-                       limits.worst_token_l2, where);
+    return fmt::format("token {} relative L2 {:.4g}, limit {:.4g}{}", comparison.worst_token,
+                       comparison.worst_token_l2, limits.worst_token_l2, where);
   if (!(comparison.worst_element <= limits.worst_element))
-    return fmt::format("worst element {:.4g} of its token's rms, limit {:.4g}{}", comparison.worst_element,
-                       limits.worst_element, where);
+    return fmt::format("worst element {:.4g} of its token's rms, limit {:.4g}{}",
+                       comparison.worst_element, limits.worst_element, where);
   return {};
 }
 
@@ -201,7 +221,8 @@ double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_
 
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
   const double steps = std::ceil(static_cast<double>(k) / 32.0);
-  const double cut_off = std::min(1.0, 34.0 * steps * 0x1p-13);  // what is cut off is never more than there is
+  const double cut_off =
+      std::min(1.0, 34.0 * steps * 0x1p-13);  // what is cut off is never more than there is
   return (cut_off + static_cast<double>(splits) * 0x1p-22) * sum_abs + half_ulp_of_output;
 }
 

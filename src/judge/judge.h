@@ -1,7 +1,8 @@
 // The judges: how a result is compared with what it should be. Used by the tests and by `verify`.
 //
-// Several metrics are read together; NaN where a number was expected, or a number where NaN was, is always a failure.
-// The bounds and their derivations are here and in docs/numerics.md, and nowhere else.
+// Several metrics are read together; NaN where a number was expected, or a number where NaN was, is
+// always a failure. The bounds and their derivations are here and in docs/numerics.md, and nowhere
+// else.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +15,29 @@ namespace nvfp4_moe::internal {
 struct Comparison {
   int64_t tokens = 0;
   int64_t channels = 0;
-  double cosine = 1;          // over the whole batch
-  double relative_l2 = 0;     // ||actual - expected|| / ||expected||, over the whole batch
-  double worst_token_l2 = 0;  // a token's error over its own norm, or a tenth of the mean norm if that is larger
+  double cosine = 1;       // over the whole batch
+  double relative_l2 = 0;  // ||actual - expected|| / ||expected||, over the whole batch
+  double worst_token_l2 =
+      0;  // a token's error over its own norm, or a tenth of the mean norm if that is larger
   int64_t worst_token = -1;
-  double worst_element = 0;  // an element's error over its token's rms (or a tenth of the mean rms if that is larger)
-  double max_abs = 0;        // the largest absolute error, and where it is
+  double worst_element =
+      0;  // an element's error over its token's rms (or a tenth of the mean rms if that is larger)
+  double max_abs = 0;  // the largest absolute error, and where it is
   int64_t max_token = -1;
   int64_t max_channel = -1;
   double max_expected = 0;
   double max_actual = 0;
-  int64_t nonfinite_mismatches = 0;  // finite on one side only, or NaN against Inf, or Inf against -Inf
-  int64_t nonfinite_token = -1;      // the first of them
+  int64_t nonfinite_mismatches =
+      0;                         // finite on one side only, or NaN against Inf, or Inf against -Inf
+  int64_t nonfinite_token = -1;  // the first of them
   int64_t nonfinite_channel = -1;
 };
-// (tokens, channels) row-major. Elements that are NaN, or the same infinity, on both sides enter no metric. A token
-// that is expected to be all zero and is not has an infinite relative error.
+// (tokens, channels) row-major. Elements that are NaN, or the same infinity, on both sides enter no
+// metric. A token that is expected to be all zero and is not has an infinite relative error.
 Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
 
-// Limits of a whole layer against the reference, by config (docs/numerics.md derives them). More tokens give a
-// tighter limit of the batch, and a slightly wider one of its worst token.
+// Limits of a whole layer against the reference, by config (docs/numerics.md derives them). More
+// tokens give a tighter limit of the batch, and a slightly wider one of its worst token.
 struct LayerLimits {
   double cosine = 0;
   double relative_l2 = 0;
@@ -44,10 +48,11 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
 // Empty if the comparison holds; else which limit broke, by how much, and at which coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
-// The bound (docs/numerics.md, section 7) of one GEMM output element, of every format if products are exact and
-// added in fp32. sum_abs = alpha * sum |p|.
+// The bound (docs/numerics.md, section 7) of one GEMM output element, of every format if products
+// are exact and added in fp32. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
-// The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind the largest.
+// The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind
+// the largest.
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 
 }  // namespace nvfp4_moe::internal

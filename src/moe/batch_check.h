@@ -16,14 +16,17 @@ struct Array {
   int64_t count;
 
   uintptr_t begin() const { return reinterpret_cast<uintptr_t>(data); }
-  uintptr_t end() const { return begin() + static_cast<uintptr_t>(count) * static_cast<uintptr_t>(bits(dtype) / 8); }
+  uintptr_t end() const {
+    return begin() + static_cast<uintptr_t>(count) * static_cast<uintptr_t>(bits(dtype) / 8);
+  }
 };
 
-Status check_array(const Array& array);                        // not null, aligned to its elements, inside memory
+Status check_array(const Array& array);  // not null, aligned to its elements, inside memory
 Status check_apart(const Array& written, const Array& other);  // no byte in common
 Status check_activation_dtype(const char* name, DType dtype);  // BF16, F16 or F32
 Status check_tokens(int64_t tokens, int64_t max_tokens);
-// forked: what the object lies on is a GPU, and this process was forked from the one that opened it. kUnsupported.
+// forked: what the object lies on is a GPU, and this process was forked from the one that opened
+// it. kUnsupported.
 Status check_forked(const char* what, bool forked);
 
 }  // namespace nvfp4_moe::internal

@@ -17,8 +17,10 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr size_t kHashBytes = size_t{4} << 20;    // of the payload under one hash: what a thread takes at a time
-constexpr size_t kReadBytes = size_t{256} << 10;  // read and hashed at once: stays in the second level of cache
+constexpr size_t kHashBytes =
+    size_t{4} << 20;  // of the payload under one hash: what a thread takes at a time
+constexpr size_t kReadBytes = size_t{256}
+                              << 10;  // read and hashed at once: stays in the second level of cache
 
 size_t page_up(size_t bytes) { return (bytes + kCachePage - 1) / kCachePage * kCachePage; }
 constexpr size_t kFp8Bytes = 3 * sizeof(CachedFp8Weights);  // of one expert
@@ -27,7 +29,8 @@ size_t head_bytes(size_t scale_sets, bool fp8) {
 }
 
 // The fp8 weights of `count` experts at `bytes`.
-Result<std::vector<Fp8ExpertWeights>> fp8_from(const std::string& shown, const std::byte* bytes, size_t count) {
+Result<std::vector<Fp8ExpertWeights>> fp8_from(const std::string& shown, const std::byte* bytes,
+                                               size_t count) {
   std::vector<Fp8ExpertWeights> all(count);
   for (size_t e = 0; e < count; ++e) {
     CachedFp8Weights cached[3];
@@ -36,7 +39,8 @@ Result<std::vector<Fp8ExpertWeights>> fp8_from(const std::string& shown, const s
     for (size_t p = 0; p < 3; ++p) {
       if (cached[p].shift < kFp8LeastShift || cached[p].shift > kFp8MostShift)
         return bad_input(shown + ": fp8 shift: expected " + std::to_string(kFp8LeastShift) + ".." +
-                         std::to_string(kFp8MostShift) + ", got " + std::to_string(cached[p].shift));
+                         std::to_string(kFp8MostShift) + ", got " +
+                         std::to_string(cached[p].shift));
       *to[p] = {static_cast<int32_t>(cached[p].shift), cached[p].inexact};
     }
   }
@@ -85,10 +89,12 @@ bool read_at(int file, void* to, size_t size, size_t offset) {
 
 Status read_error(const std::string& shown, int error_number) {
   if (error_number != 0) return errno_status(shown, "cannot read", error_number);
-  return bad_input(shown + ": expected a file that keeps its size, got one that was cut while it was read");
+  return bad_input(shown +
+                   ": expected a file that keeps its size, got one that was cut while it was read");
 }
 
-// One hash over the hashes of the payload's parts; hash_part(offset, size) gives one, from any thread.
+// One hash over the hashes of the payload's parts; hash_part(offset, size) gives one, from any
+// thread.
 template <class HashPart>
 ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPart& hash_part) {
   const size_t parts = (payload_bytes + kHashBytes - 1) / kHashBytes;
@@ -101,8 +107,8 @@ ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPa
 }
 
 // Reads the payload, a hash of its parts along with it: each part is hashed while it is in cache.
-Result<ContentHash> read_payload(int file, const std::string& shown, size_t offset, const Buffer& to, bool hashed,
-                                 Executor& executor) {
+Result<ContentHash> read_payload(int file, const std::string& shown, size_t offset,
+                                 const Buffer& to, bool hashed, Executor& executor) {
   std::atomic<bool> failed{false};
   std::atomic<int> error_number{0};
   const ContentHash hash = hash_of_parts(to.size_bytes(), executor, [&](size_t first, size_t size) {
@@ -136,27 +142,31 @@ Status write_all(int file, const std::string& path, const void* data, size_t siz
 }
 
 // The head is the one that is asked for: sizes, key, hash, scales.
-Status check_head(const std::string& shown, const std::vector<std::byte>& head, const CacheRequest& request,
-                  const std::vector<TensorScales>& scales) {
+Status check_head(const std::string& shown, const std::vector<std::byte>& head,
+                  const CacheRequest& request, const std::vector<TensorScales>& scales) {
   CacheHeader header;
   std::memcpy(&header, head.data(), sizeof(header));
-  if (std::memcmp(header.magic, kCacheMagic, sizeof(kCacheMagic)) != 0 || header.version != kCacheVersion ||
-      header.header_bytes != sizeof(CacheHeader))
-    return bad_input(shown + ": expected a packed cache of version " + std::to_string(kCacheVersion) +
-                     ", got another file");
+  if (std::memcmp(header.magic, kCacheMagic, sizeof(kCacheMagic)) != 0 ||
+      header.version != kCacheVersion || header.header_bytes != sizeof(CacheHeader))
+    return bad_input(shown + ": expected a packed cache of version " +
+                     std::to_string(kCacheVersion) + ", got another file");
   if (!(header.key == request.key))
-    return bad_input(shown + ": expected key " + to_string(request.key) + ", got " + to_string(header.key));
+    return bad_input(shown + ": expected key " + to_string(request.key) + ", got " +
+                     to_string(header.key));
   if (header.scale_sets != request.scale_sets || header.payload_offset != head.size() ||
       header.payload_bytes != request.payload_bytes)
-    return bad_input(shown + ": expected " + std::to_string(request.payload_bytes) + " packed bytes of " +
-                     std::to_string(request.scale_sets) + " experts, got " + std::to_string(header.payload_bytes) +
-                     " of " + std::to_string(header.scale_sets));
+    return bad_input(shown + ": expected " + std::to_string(request.payload_bytes) +
+                     " packed bytes of " + std::to_string(request.scale_sets) + " experts, got " +
+                     std::to_string(header.payload_bytes) + " of " +
+                     std::to_string(header.scale_sets));
   if (const ContentHash hash = cache_head_hash(head); !(hash == header.head_hash))
-    return bad_input(shown + ": head hash: expected " + to_string(header.head_hash) + ", got " + to_string(hash));
+    return bad_input(shown + ": head hash: expected " + to_string(header.head_hash) + ", got " +
+                     to_string(hash));
   for (const TensorScales& one : scales)
     for (const float scale : {one.gate, one.up, one.down})
       if (!std::isfinite(scale) || scale < 0)
-        return bad_input(shown + ": tensor scale: expected a finite number >= 0, got " + std::to_string(scale));
+        return bad_input(shown + ": tensor scale: expected a finite number >= 0, got " +
+                         std::to_string(scale));
   return {};
 }
 
@@ -173,24 +183,28 @@ ContentHash cache_head_hash(const std::vector<std::byte>& head) {
 }
 
 ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor) {
-  return hash_of_parts(payload_bytes, executor,
-                       [payload](size_t first, size_t size) { return content_hash(payload + first, size); });
+  return hash_of_parts(payload_bytes, executor, [payload](size_t first, size_t size) {
+    return content_hash(payload + first, size);
+  });
 }
 
-Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name, const CacheRequest& request,
-                                    Executor& executor) {
+Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name,
+                                    const CacheRequest& request, Executor& executor) {
   const std::string path = folder.file(name), shown = printable(path, 4096);
   struct stat facts {};
-  // Before it is opened, since opening a device may act; again below, since the name may be given to another file.
+  // Before it is opened, since opening a device may act; again below, since the name may be given
+  // to another file.
   if (::fstatat(folder.descriptor(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
     return errno_status(path, "cannot stat", errno);
-  if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
-  const Descriptor descriptor{
-      ::openat(folder.descriptor(), name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)};
+  if (!S_ISREG(facts.st_mode))
+    return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
+  const Descriptor descriptor{::openat(folder.descriptor(), name.c_str(),
+                                       O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY)};
   const int file = descriptor.file;
   if (file < 0) return errno_status(path, "cannot open", errno);
   if (::fstat(file, &facts) != 0) return errno_status(path, "cannot stat", errno);
-  if (!S_ISREG(facts.st_mode)) return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
+  if (!S_ISREG(facts.st_mode))
+    return bad_input(shown + ": expected a regular file, got " + kind_of(facts.st_mode));
   NVFP4_MOE_TRY(check_cache_owner(shown, facts));
 
   std::vector<std::byte> head(head_bytes(request.scale_sets, request.fp8));
@@ -201,29 +215,36 @@ Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string
   if (!read_at(file, head.data(), head.size(), 0)) return read_error(shown, errno);
   CachedLayer cached;
   cached.scales.resize(request.scale_sets);
-  std::memcpy(cached.scales.data(), head.data() + kCachePage, cached.scales.size() * sizeof(TensorScales));
+  std::memcpy(cached.scales.data(), head.data() + kCachePage,
+              cached.scales.size() * sizeof(TensorScales));
   NVFP4_MOE_TRY(check_head(shown, head, request, cached.scales));
   if (request.fp8) {
-    const std::byte* const behind = head.data() + kCachePage + cached.scales.size() * sizeof(TensorScales);
+    const std::byte* const behind =
+        head.data() + kCachePage + cached.scales.size() * sizeof(TensorScales);
     NVFP4_MOE_ASSIGN(cached.fp8_weights, fp8_from(shown, behind, request.scale_sets));
   }
-  NVFP4_MOE_ASSIGN(cached.payload, allocate_pages(request.payload_bytes, "packed weights of a cache"));
-  NVFP4_MOE_ASSIGN(const ContentHash hash,
-                   read_payload(file, shown, head.size(), cached.payload, !request.unchecked, executor));
+  NVFP4_MOE_ASSIGN(cached.payload,
+                   allocate_pages(request.payload_bytes, "packed weights of a cache"));
+  NVFP4_MOE_ASSIGN(const ContentHash hash, read_payload(file, shown, head.size(), cached.payload,
+                                                        !request.unchecked, executor));
   CacheHeader header;
   std::memcpy(&header, head.data(), sizeof(header));
   if (!request.unchecked && !(hash == header.payload_hash))
-    return bad_input(shown + ": payload hash: expected " + to_string(header.payload_hash) + ", got " + to_string(hash));
+    return bad_input(shown + ": payload hash: expected " + to_string(header.payload_hash) +
+                     ", got " + to_string(hash));
   return cached;
 }
 
-Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode, const ContentHash& key,
-                        const std::vector<TensorScales>& scales, const std::vector<Fp8ExpertWeights>& fp8_weights,
-                        const std::byte* payload, size_t payload_bytes, Executor& executor) {
+Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode,
+                        const ContentHash& key, const std::vector<TensorScales>& scales,
+                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
+                        size_t payload_bytes, Executor& executor) {
   NVFP4_MOE_ASSIGN(CachePart part, CachePart::create(folder, name, mode));
   struct stat facts {};
-  if (::fstat(part.descriptor(), &facts) != 0) return errno_status(part.path(), "cannot stat", errno);
-  // A file system that gives everybody the right to write makes files that no reader takes: say so, and write nothing.
+  if (::fstat(part.descriptor(), &facts) != 0)
+    return errno_status(part.path(), "cannot stat", errno);
+  // A file system that gives everybody the right to write makes files that no reader takes: say so,
+  // and write nothing.
   NVFP4_MOE_TRY(check_cache_owner(printable(part.path(), 4096), facts));
 
   CacheHeader header{};

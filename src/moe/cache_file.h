@@ -1,15 +1,18 @@
-// One file of the packed cache: a layer's local experts as one backend packed them, in the host's byte order.
+// One file of the packed cache: a layer's local experts as one backend packed them, in the host's
+// byte order.
 //
 //   [0, 4096)                 CacheHeader, zero-padded
-//   [4096, + scales)          tensor scales, (experts, 3) float, and under fp8 behind them (experts, 3) CachedFp8Weights;
-//                             zero-padded to a multiple of 4096
+//   [4096, + scales)          tensor scales, (experts, 3) float, and under fp8 behind them
+//                             (experts, 3) CachedFp8Weights; zero-padded to a multiple of 4096
 //   [payload_offset, + size)  PackedWeights::bytes
 //
-// Every byte is under a hash: head_hash covers all in front of the payload but itself, padding included, payload_hash
-// the payload, and nothing lies behind it. The payload's hash is one of hashes of 4 MiB each, so that threads share it.
+// Every byte is under a hash: head_hash covers all in front of the payload but itself, padding
+// included, payload_hash the payload, and nothing lies behind it. The payload's hash is one of
+// hashes of 4 MiB each, so that threads share it.
 //
-// An entry is read into memory and not mapped: nobody can change or cut what a layer computes with, and a file that is
-// cut while it is read is an error and no signal. cache_folder.h says whose entries are used.
+// An entry is read into memory and not mapped: nobody can change or cut what a layer computes with,
+// and a file that is cut while it is read is an error and no signal. cache_folder.h says whose
+// entries are used.
 #pragma once
 
 #include <cstdint>
@@ -64,16 +67,17 @@ struct CachedLayer {
   std::vector<Fp8ExpertWeights> fp8_weights;  // (scale_sets) of legal shifts, or none
 };
 
-// Reads the entry if it is what `request` asks for; else the Status says why it is not. Opens nothing but a regular
-// file, follows no link and never waits.
-Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name, const CacheRequest& request,
-                                    Executor& executor);
+// Reads the entry if it is what `request` asks for; else the Status says why it is not. Opens
+// nothing but a regular file, follows no link and never waits.
+Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name,
+                                    const CacheRequest& request, Executor& executor);
 
-// Writes the entry next to its name, syncs it and renames it into place. mode: its permissions, less the umask.
-// fp8_weights: the same number as scales, or none.
-Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode, const ContentHash& key,
-                        const std::vector<TensorScales>& scales, const std::vector<Fp8ExpertWeights>& fp8_weights,
-                        const std::byte* payload, size_t payload_bytes, Executor& executor);
+// Writes the entry next to its name, syncs it and renames it into place. mode: its permissions,
+// less the umask. fp8_weights: the same number as scales, or none.
+Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode,
+                        const ContentHash& key, const std::vector<TensorScales>& scales,
+                        const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
+                        size_t payload_bytes, Executor& executor);
 
 // The two hashes, for tools that make files. head: [0, payload_offset).
 ContentHash cache_head_hash(const std::vector<std::byte>& head);

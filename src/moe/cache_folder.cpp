@@ -29,15 +29,15 @@ bool is_ours(const struct stat& facts) { return facts.st_uid == ::geteuid() || f
 
 Status check_folder(const std::string& shown, const struct stat& facts) {
   if (!is_ours(facts))
-    return bad_input(
-        fmt::format("{}: expected a folder of user {} or of root, got one of user {}, who may put other "
-                    "weights there: name a folder of your own",
-                    shown, ::geteuid(), facts.st_uid));
+    return bad_input(fmt::format(
+        "{}: expected a folder of user {} or of root, got one of user {}, who may put other "
+        "weights there: name a folder of your own",
+        shown, ::geteuid(), facts.st_uid));
   if ((facts.st_mode & kOthersWrite) != 0 && (facts.st_mode & S_ISVTX) == 0)
-    return bad_input(
-        fmt::format("{}: expected a folder that its owner only may write to, or one with the sticky bit, "
-                    "got mode {:o}: chmod go-w it",
-                    shown, facts.st_mode & 07777));
+    return bad_input(fmt::format(
+        "{}: expected a folder that its owner only may write to, or one with the sticky bit, "
+        "got mode {:o}: chmod go-w it",
+        shown, facts.st_mode & 07777));
   return {};
 }
 
@@ -60,15 +60,17 @@ CacheFolder::~CacheFolder() {
   if (folder_ >= 0) ::close(folder_);
 }
 
-std::string CacheFolder::file(const std::string& name) const { return (fs::path(path_) / name).string(); }
+std::string CacheFolder::file(const std::string& name) const {
+  return (fs::path(path_) / name).string();
+}
 
 Status check_cache_owner(const std::string& shown, const struct stat& facts) {
   if ((facts.st_mode & kOthersWrite) != 0)
-    return bad_input(
-        fmt::format("{}: expected a file that its owner only may write, got mode {:o}", shown, facts.st_mode & 0777));
+    return bad_input(fmt::format("{}: expected a file that its owner only may write, got mode {:o}",
+                                 shown, facts.st_mode & 0777));
   if (is_ours(facts)) return {};
-  return bad_input(
-      fmt::format("{}: expected a file of user {} or of root, got one of user {}", shown, ::geteuid(), facts.st_uid));
+  return bad_input(fmt::format("{}: expected a file of user {} or of root, got one of user {}",
+                               shown, ::geteuid(), facts.st_uid));
 }
 
 bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files) {
@@ -92,11 +94,13 @@ constexpr const char* kEntryEnd = ".packed.";
 constexpr const char* kPartEnd = ".part";
 constexpr time_t kStaleSeconds = 3600;
 
-// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown" if it has none.
+// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown"
+// if it has none.
 const std::string& boot_name() {
   static const std::string name = [] {
     const Result<std::string> id = boot_id();
-    return id.ok() ? to_string(content_hash(id->data(), id->size())).substr(0, 16) : std::string("unknown");
+    return id.ok() ? to_string(content_hash(id->data(), id->size())).substr(0, 16)
+                   : std::string("unknown");
   }();
   return name;
 }
@@ -112,14 +116,17 @@ bool is_part_name(const std::string& name) {
 // Removes the file unless a writer may still hold it.
 bool remove_if_dead(const CacheFolder& folder, const std::string& name) {
   struct stat named {};
-  if (::fstatat(folder.descriptor(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(named.st_mode))
+  if (::fstatat(folder.descriptor(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) != 0 ||
+      !S_ISREG(named.st_mode))
     return false;
-  const int file = ::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int file =
+      ::openat(folder.descriptor(), name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return false;
   struct stat held {};
-  const bool dead = ::fstat(file, &held) == 0 && S_ISREG(held.st_mode) && held.st_dev == named.st_dev &&
-                    held.st_ino == named.st_ino && ::flock(file, LOCK_EX | LOCK_NB) == 0 &&
-                    (is_of_this_boot(name) || held.st_mtim.tv_sec + kStaleSeconds < std::time(nullptr));
+  const bool dead =
+      ::fstat(file, &held) == 0 && S_ISREG(held.st_mode) && held.st_dev == named.st_dev &&
+      held.st_ino == named.st_ino && ::flock(file, LOCK_EX | LOCK_NB) == 0 &&
+      (is_of_this_boot(name) || held.st_mtim.tv_sec + kStaleSeconds < std::time(nullptr));
   // Under the lock: a writer that comes now sees it gone.
   const bool removed = dead && ::unlinkat(folder.descriptor(), name.c_str(), 0) == 0;
   ::close(file);
@@ -128,19 +135,22 @@ bool remove_if_dead(const CacheFolder& folder, const std::string& name) {
 
 }  // namespace
 
-Result<CachePart> CachePart::create(const CacheFolder& folder, const std::string& name, mode_t mode) {
+Result<CachePart> CachePart::create(const CacheFolder& folder, const std::string& name,
+                                    mode_t mode) {
   static std::atomic<uint64_t> counter{0};
   CachePart part(folder);
   for (int attempt = 0; attempt < 100; ++attempt) {
     part.name_ = name + "." + boot_name() + "-" + std::to_string(::getpid()) + "-" +
                  std::to_string(counter.fetch_add(1)) + kPartEnd;
-    const int file =
-        ::openat(folder.descriptor(), part.name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
-    if (file < 0 && errno == EEXIST) continue;  // of a process of another namespace, or of one that is gone
+    const int file = ::openat(folder.descriptor(), part.name_.c_str(),
+                              O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
+    if (file < 0 && errno == EEXIST)
+      continue;  // of a process of another namespace, or of one that is gone
     if (file < 0) return errno_status(part.path(), "cannot create", errno);
     // A sweep may come between the two calls; then the file is held by it, or gone already.
     struct stat facts {};
-    const bool locked = ::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // some systems have no locks
+    const bool locked = ::flock(file, LOCK_EX | LOCK_NB) == 0 ||
+                        errno != EWOULDBLOCK;  // some systems have no locks
     if (locked && ::fstat(file, &facts) == 0 && facts.st_nlink > 0) {
       part.file_ = file;
       return part;
@@ -152,7 +162,9 @@ Result<CachePart> CachePart::create(const CacheFolder& folder, const std::string
 }
 
 CachePart::CachePart(CachePart&& other) noexcept
-    : folder_(other.folder_), name_(std::move(other.name_)), file_(std::exchange(other.file_, -1)) {}
+    : folder_(other.folder_),
+      name_(std::move(other.name_)),
+      file_(std::exchange(other.file_, -1)) {}
 
 CachePart::~CachePart() {
   if (file_ < 0) return;
@@ -161,11 +173,12 @@ CachePart::~CachePart() {
 }
 
 Status CachePart::rename_to(const std::string& name) {
-  // A link under the cache's own name is replaced, and never followed; a device, FIFO or folder there is somebody's.
+  // A link under the cache's own name is replaced, and never followed; a device, FIFO or folder
+  // there is somebody's.
   const int folder = folder_->descriptor();
   struct stat facts {};
-  if (::fstatat(folder, name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISREG(facts.st_mode) &&
-      !S_ISLNK(facts.st_mode))
+  if (::fstatat(folder, name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
+      !S_ISREG(facts.st_mode) && !S_ISLNK(facts.st_mode))
     return bad_input(printable(folder_->file(name), 4096) +
                      ": expected a regular file to replace or nothing, got something else");
   if (::fsync(file_) != 0) return errno_status(path(), "cannot sync", errno);
@@ -178,7 +191,8 @@ Status CachePart::rename_to(const std::string& name) {
 
 int sweep_cache_parts(const CacheFolder& folder) {
   int removed = 0;
-  // By path: a name that is of another folder by now is not in the open one, or is a part file there too.
+  // By path: a name that is of another folder by now is not in the open one, or is a part file
+  // there too.
   const auto names = list_directory(folder.path());
   if (!names.ok()) return 0;
   for (const std::string& name : *names)

@@ -1,7 +1,8 @@
 // Combine: how a layer whose experts are divided over ranks runs. A MoeLayer of one rank has none.
 //
-// src/parallel has one class for each way: host, NCCL and peer memory, each with all-to-all and all-reduce. A run is
-// link_state, begin, run and, if that fails, fail; MoeLayer::run calls them and checks the batch before.
+// src/parallel has one class for each way: host, NCCL and peer memory, each with all-to-all and
+// all-reduce. A run is link_state, begin, run and, if that fails, fail; MoeLayer::run calls them
+// and checks the batch before.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,9 @@ class Combine {
 
   // Bytes of workspace for a batch of this many tokens.
   virtual size_t workspace_bytes(int64_t tokens) const = 0;
-  // Collective: each rank sends its exchange counts, or why it cannot run (mine), to all. Ok on all ranks or on none. If
-  // mine is Ok it enqueues before that what needs no other rank; batch and workspace have been checked.
+  // Collective: each rank sends its exchange counts, or why it cannot run (mine), to all. Ok on all
+  // ranks or on none. If mine is Ok it enqueues before that what needs no other rank; batch and
+  // workspace have been checked.
   virtual Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) = 0;
   // After begin, with the same arguments: the rest of the run.
   virtual Status run(const Batch& batch, std::byte* workspace, void* stream) = 0;
@@ -43,15 +45,16 @@ class Combine {
   // Faults that runs on a device have found since the last call. Waits for the stream.
   virtual Status report(void* stream) = 0;
 
-  // (num_experts) assignments to each expert on all ranks since the layer was opened or the last reset. Collective for
-  // all-to-all. mine: why this rank cannot take part.
+  // (num_experts) assignments to each expert on all ranks since the layer was opened or the last
+  // reset. Collective for all-to-all. mine: why this rank cannot take part.
   virtual Result<std::vector<uint64_t>> expert_load(const Status& mine) = 0;
   virtual Status reset_expert_load() = 0;  // of this rank's batches
 
   // The layer's division, for MoeLayer::describe_json.
   virtual void describe(Json& json) const = 0;
 
-  // One collective call of a rank at a time: a second one would be taken for the other ranks' first.
+  // One collective call of a rank at a time: a second one would be taken for the other ranks'
+  // first.
   class Call {
    public:
     explicit Call(Combine& combine) : in_use_(combine.in_use_), granted_(!in_use_.exchange(true)) {}

@@ -36,8 +36,11 @@ struct Writer {
   Json json{};
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
-  // Written if it is set, so that a configuration without it reads as it did before the field was there.
-  Status flag(const char* name, bool value) { return value || every_field ? set(name, value) : Status(); }
+  // Written if it is set, so that a configuration without it reads as it did before the field was
+  // there.
+  Status flag(const char* name, bool value) {
+    return value || every_field ? set(name, value) : Status();
+  }
   // The shortest decimal that reads back as this float: 1.702, not 1.7020000219345093.
   Status operator()(const char* name, float value) {
     char text[32];
@@ -50,7 +53,9 @@ struct Writer {
     return value ? (*this)(name, *value) : set(name, nullptr);
   }
   template <class Enum>
-  requires std::is_enum_v<Enum> Status operator()(const char* name, Enum value) { return set(name, to_string(value)); }
+  requires std::is_enum_v<Enum> Status operator()(const char* name, Enum value) {
+    return set(name, to_string(value));
+  }
   Status set(const char* name, Json value) {
     json[name] = std::move(value);
     return {};
@@ -63,7 +68,8 @@ struct Reader {
 
   Result<const Json*> get(const char* name) {
     const Json* found = json.find(name);
-    if (found == nullptr) return bad_input(std::string("config ") + name + ": expected a value, got none");
+    if (found == nullptr)
+      return bad_input(std::string("config ") + name + ": expected a value, got none");
     ++read;
     return found;
   }
@@ -108,7 +114,8 @@ struct Reader {
     NVFP4_MOE_ASSIGN(const Json* json_value, get(name));
     if (!json_value->is_string()) return wrong(name, "a name", *json_value);
     const auto parsed = parse<Enum>(json_value->text());
-    if (!parsed.ok()) return bad_input(std::string("config ") + name + ": " + parsed.status().message());
+    if (!parsed.ok())
+      return bad_input(std::string("config ") + name + ": " + parsed.status().message());
     value = *parsed;
     return {};
   }
@@ -127,7 +134,9 @@ std::string write(const MoeOptions& options, Writer writer) {
 }  // namespace
 
 std::string to_json(const MoeOptions& options) { return write(options, {}); }
-std::string every_field_json(const MoeOptions& options) { return write(options, {.every_field = true}); }
+std::string every_field_json(const MoeOptions& options) {
+  return write(options, {.every_field = true});
+}
 
 Result<MoeOptions> moe_options_from_json(std::string_view text) {
   JsonLimits limits;
@@ -141,7 +150,8 @@ Result<MoeOptions> moe_options_from_json(std::string_view text) {
   Reader reader{json};
   NVFP4_MOE_TRY(visit(options, reader));
   if (reader.read != json.size())
-    return bad_input("config: expected " + std::to_string(reader.read) + " fields, got " + std::to_string(json.size()));
+    return bad_input("config: expected " + std::to_string(reader.read) + " fields, got " +
+                     std::to_string(json.size()));
   return options;
 }
 

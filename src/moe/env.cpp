@@ -16,8 +16,8 @@ std::string_view variable(const char* name) {
 }
 
 Status bad_variable(const char* name, const char* expected, std::string_view actual) {
-  return invalid_argument(std::string("environment ") + name + ": expected " + expected + ", got \"" +
-                          std::string(actual) + "\"");
+  return invalid_argument(std::string("environment ") + name + ": expected " + expected +
+                          ", got \"" + std::string(actual) + "\"");
 }
 
 struct LogState {
@@ -41,8 +41,10 @@ Result<Env> read_env() {
   env.dump_directory = variable("NVFP4_MOE_DUMP");
 
   if (const auto threads = variable("NVFP4_MOE_THREADS"); !threads.empty()) {
-    const auto [end, error] = std::from_chars(threads.data(), threads.data() + threads.size(), env.threads);
-    if (error != std::errc() || end != threads.data() + threads.size() || env.threads < 1 || env.threads > 4096)
+    const auto [end, error] =
+        std::from_chars(threads.data(), threads.data() + threads.size(), env.threads);
+    if (error != std::errc() || end != threads.data() + threads.size() || env.threads < 1 ||
+        env.threads > 4096)
       return bad_variable("NVFP4_MOE_THREADS", "a number from 1 to 4096", threads);
   }
   if (const auto check = variable("NVFP4_MOE_CHECK"); !check.empty()) {
@@ -82,7 +84,8 @@ void log_line(LogLevel level, const std::string& text) {
     callback = state.callback;
     user = state.user;
   }
-  if (callback != nullptr) callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
+  if (callback != nullptr)
+    callback(static_cast<int>(level), printable(text, kWholeText).c_str(), user);
 }
 
 }  // namespace nvfp4_moe::internal

@@ -1,14 +1,17 @@
-// The format functions (docs/format.md) on a caller's arrays, on the host or in a device's memory: the one front that C
-// and Python call. Arguments are checked here, once and with one set of messages; then core's functions do the work, or
-// the device's (backend/device_functions.h), which give the same bits.
+// The format functions (docs/format.md) on a caller's arrays, on the host or in a device's memory:
+// the one front that C and Python call. Arguments are checked here, once and with one set of
+// messages; then core's functions do the work, or the device's (backend/device_functions.h), which
+// give the same bits.
 //
-// On the host the work is done when a function returns. On a device it is enqueued in the place's stream: nothing is
-// allocated, waited for or read back, so that a graph can hold it. So only a host refuses the numbers in an array, and
-// only a host counts; if it refuses them, a device's scale is NaN.
+// On the host the work is done when a function returns. On a device it is enqueued in the place's
+// stream: nothing is allocated, waited for or read back, so that a graph can hold it. So only a
+// host refuses the numbers in an array, and only a host counts; if it refuses them, a device's
+// scale is NaN.
 //
-// Arrays are row-major and contiguous. x is (rows, cols) of BF16, F16 or F32, cols a multiple of 16; codes is
-// (rows, cols/2), block_scales (rows, cols/16). Every size is checked before anything is written: kInvalidArgument
-// names the argument, what was expected and what came. Arrays without elements may be null.
+// Arrays are row-major and contiguous. x is (rows, cols) of BF16, F16 or F32, cols a multiple of
+// 16; codes is (rows, cols/2), block_scales (rows, cols/16). Every size is checked before anything
+// is written: kInvalidArgument names the argument, what was expected and what came. Arrays without
+// elements may be null.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +30,8 @@ namespace nvfp4_moe::internal::formats {
 class Place {
  public:
   static Place host() { return {}; }
-  // cuda:index. functions: null for those of this build; another table for tests of the front itself.
+  // cuda:index. functions: null for those of this build; another table for tests of the front
+  // itself.
   static Place cuda(int index, void* stream, const DeviceFormats* functions = nullptr) {
     Place place;
     place.is_host_ = false;
@@ -48,8 +52,8 @@ class Place {
   const DeviceFormats* functions_ = nullptr;
 };
 
-// What becomes of a row with NaN or Inf under kStatic and kCompat on the host, whose scale cannot say so. (kWeights
-// always refuses, kDynamicToken gives such a row a NaN scale.)
+// What becomes of a row with NaN or Inf under kStatic and kCompat on the host, whose scale cannot
+// say so. (kWeights always refuses, kDynamicToken gives such a row a NaN scale.)
 enum class NonfiniteRows : bool {
   kRefused,  // kInvalidArgument names the row
   kZeroed,   // zero codes and block scales, and the row is counted
@@ -57,19 +61,21 @@ enum class NonfiniteRows : bool {
 
 struct Quantize {
   QuantizeMode mode = QuantizeMode::kWeights;
-  ScaleSearch search = ScaleSearch::kMax;  // others are for kWeights alone, and kSweep for the host alone
-  const float* channel_weights = nullptr;  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
+  ScaleSearch search =
+      ScaleSearch::kMax;  // others are for kWeights alone, and kSweep for the host alone
+  const float* channel_weights =
+      nullptr;  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t cols = 0;
-  // kWeights: none for amax / 2688 of x. kDynamicToken: none. The other modes need one; kStatic rounds it up to a power
-  // of two, kCompat wants a normal number.
+  // kWeights: none for amax / 2688 of x. kDynamicToken: none. The other modes need one; kStatic
+  // rounds it up to a power of two, kCompat wants a normal number.
   std::optional<float> tensor_scale;
   uint8_t* codes = nullptr;
   uint8_t* block_scales = nullptr;
-  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Else one number, what was used; NaN on a device if weights
-  // hold NaN or Inf. Never null but for kDynamicToken without rows.
+  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Else one number, what was used; NaN on a
+  // device if weights hold NaN or Inf. Never null but for kDynamicToken without rows.
   float* scales = nullptr;
   NonfiniteRows nonfinite_rows = NonfiniteRows::kRefused;
 };
@@ -90,8 +96,9 @@ Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts
 struct Dequantize {
   const uint8_t* codes = nullptr;
   const uint8_t* block_scales = nullptr;
-  const float* scales = nullptr;  // where the codes lie: one number, or (rows) with scale_of_row; null: tensor_scale
-  bool scale_of_row = false;      // a row whose scale is NaN is NaN
+  const float* scales =
+      nullptr;  // where the codes lie: one number, or (rows) with scale_of_row; null: tensor_scale
+  bool scale_of_row = false;  // a row whose scale is NaN is NaN
   float tensor_scale = 1.0f;
   int64_t rows = 0;
   int64_t cols = 0;
@@ -105,7 +112,8 @@ struct SwigluQuantize {
   Activation activation = Activation::kSwiglu;
   std::optional<float> swiglu_limit;
   float swiglu_alpha = MoeOptions{}.swiglu_alpha;
-  const void* gate_up = nullptr;  // (rows, 2 inner): all of gate, then all of up; interleaved: g0 u0 g1 u1 and so on
+  const void* gate_up =
+      nullptr;  // (rows, 2 inner): all of gate, then all of up; interleaved: g0 u0 g1 u1 and so on
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t inner = 0;  // a multiple of 16
@@ -116,7 +124,8 @@ struct SwigluQuantize {
 };
 Status swiglu_quantize(const Place& place, const SwigluQuantize& call, QuantizeCounts& counts);
 
-// Matrices of (rows, scale_cols) block scales, one after the other, each laid out by itself (core/scale_layout.h).
+// Matrices of (rows, scale_cols) block scales, one after the other, each laid out by itself
+// (core/scale_layout.h).
 struct ScaleMatrices {
   const uint8_t* from = nullptr;
   int64_t matrices = 1;
@@ -149,16 +158,18 @@ struct ToFp8 {
   float tensor_scale = 1.0f;
   int64_t rows = 0;
   int64_t cols = 0;
-  std::optional<std::pair<int64_t, int64_t>> block;  // (rows, cols) of a block, 1 to 2^30 each; none: the whole tensor
-  uint8_t* out = nullptr;                            // (rows, cols)
-  float* scales = nullptr;                           // fp8_scales, row-major over blocks
+  std::optional<std::pair<int64_t, int64_t>>
+      block;                // (rows, cols) of a block, 1 to 2^30 each; none: the whole tensor
+  uint8_t* out = nullptr;   // (rows, cols)
+  float* scales = nullptr;  // fp8_scales, row-major over blocks
 };
 Status to_fp8(const ToFp8& call);
 // (rows, cols) of to_fp8's scales.
-Result<std::pair<int64_t, int64_t>> fp8_scales(int64_t rows, int64_t cols,
-                                               const std::optional<std::pair<int64_t, int64_t>>& block);
+Result<std::pair<int64_t, int64_t>> fp8_scales(
+    int64_t rows, int64_t cols, const std::optional<std::pair<int64_t, int64_t>>& block);
 
-// Host only. count codes below 16, one a byte, to count/2 bytes, the even element in the low nibble; and back.
+// Host only. count codes below 16, one a byte, to count/2 bytes, the even element in the low
+// nibble; and back.
 Status pack_codes(const uint8_t* codes, int64_t count, uint8_t* packed);
 Status unpack_codes(const uint8_t* packed, int64_t count, uint8_t* codes);
 

@@ -18,11 +18,13 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 // Rows of an activation dtype as floats.
 class Rows {
  public:
-  Rows(const void* x, DType dtype, int64_t cols) : x_(x), dtype_(dtype), row_(static_cast<size_t>(cols)) {}
+  Rows(const void* x, DType dtype, int64_t cols)
+      : x_(x), dtype_(dtype), row_(static_cast<size_t>(cols)) {}
   const std::vector<float>& operator[](int64_t row) {
     const auto cols = static_cast<int64_t>(row_.size());
     if (cols > 0)
-      to_floats(static_cast<const std::byte*>(x_) + row * cols * (bits(dtype_) / 8), dtype_, cols, row_.data());
+      to_floats(static_cast<const std::byte*>(x_) + row * cols * (bits(dtype_) / 8), dtype_, cols,
+                row_.data());
     return row_;
   }
 
@@ -35,13 +37,15 @@ class Rows {
 float amax_of(const std::vector<float>& row) { return row.empty() ? 0.0f : row_amax(row); }
 
 Status nonfinite_row(int64_t row) {
-  return invalid_argument("x: expected finite values, row " + std::to_string(row) + " holds NaN or Inf");
+  return invalid_argument("x: expected finite values, row " + std::to_string(row) +
+                          " holds NaN or Inf");
 }
 
 // A row of NaN.
 void fill_nan(DType dtype, void* row, int64_t cols) {
   if (dtype == DType::kF32) return void(std::fill_n(static_cast<float*>(row), cols, kNan));
-  std::fill_n(static_cast<uint16_t*>(row), cols, dtype == DType::kBf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00});
+  std::fill_n(static_cast<uint16_t*>(row), cols,
+              dtype == DType::kBf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00});
 }
 
 // Some rows at a time, since the quantizer makes a table for each call.
@@ -62,10 +66,10 @@ Status quantize_weight_rows(const Quantize& call, Rows& rows, QuantizeCounts& co
     const int64_t count = std::min(kRowsAtOnce, call.rows - first);
     for (int64_t r = 0; r < count; ++r)
       std::copy_n(rows[first + r].data(), cols, x.data() + static_cast<size_t>(r) * cols);
-    NVFP4_MOE_TRY(quantize_weights({x.data(), static_cast<size_t>(count) * cols}, count, call.cols, scale, call.search,
-                                   call.codes + first * (call.cols / 2),
-                                   call.block_scales + first * (call.cols / kBlockElems), counts, nullptr, nullptr,
-                                   weights));
+    NVFP4_MOE_TRY(quantize_weights({x.data(), static_cast<size_t>(count) * cols}, count, call.cols,
+                                   scale, call.search, call.codes + first * (call.cols / 2),
+                                   call.block_scales + first * (call.cols / kBlockElems), counts,
+                                   nullptr, nullptr, weights));
   }
   *call.scales = scale;
   return {};
@@ -88,11 +92,16 @@ Status quantize(const Quantize& call, QuantizeCounts& counts) {
         const float amax = amax_of(row);
         const float row_scale = std::isfinite(amax) ? dynamic_token_scale(amax) : 1.0f;
         // Neither codes nor block scales can say NaN; the row's scale can.
-        call.scales[r] = quantize_row_exact(row, row_scale, codes, block_scales, counts) ? row_scale : kNan;
+        call.scales[r] =
+            quantize_row_exact(row, row_scale, codes, block_scales, counts) ? row_scale : kNan;
         break;
       }
-      case QuantizeMode::kStatic: finite = quantize_row_exact(row, scale, codes, block_scales, counts); break;
-      case QuantizeMode::kCompat: finite = quantize_row_compat(row, scale, codes, block_scales, counts); break;
+      case QuantizeMode::kStatic:
+        finite = quantize_row_exact(row, scale, codes, block_scales, counts);
+        break;
+      case QuantizeMode::kCompat:
+        finite = quantize_row_compat(row, scale, codes, block_scales, counts);
+        break;
     }
     if (!finite && call.nonfinite_rows == NonfiniteRows::kRefused) return nonfinite_row(r);
   }
@@ -103,8 +112,8 @@ Status quantize(const Quantize& call, QuantizeCounts& counts) {
 Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts) {
   Rows rows(call.x, call.dtype, call.cols);
   for (int64_t r = 0; r < call.rows; ++r)
-    quantize_row_int8_block(rows[r], call.codes + r * call.cols, call.block_scales + r * (call.cols / kBlockElems),
-                            counts);
+    quantize_row_int8_block(rows[r], call.codes + r * call.cols,
+                            call.block_scales + r * (call.cols / kBlockElems), counts);
   return {};
 }
 
@@ -112,7 +121,8 @@ Status dequantize(const Dequantize& call) {
   if (!call.scale_of_row) {
     const float scale = call.scales == nullptr ? call.tensor_scale : *call.scales;
     return nvfp4_moe::internal::dequantize(
-        Nvfp4View::contiguous(call.codes, call.block_scales, scale, call.rows, call.cols), call.out_dtype, call.out);
+        Nvfp4View::contiguous(call.codes, call.block_scales, scale, call.rows, call.cols),
+        call.out_dtype, call.out);
   }
   const int64_t row_bytes = call.cols * (bits(call.out_dtype) / 8);
   for (int64_t r = 0; r < call.rows; ++r) {
@@ -121,10 +131,11 @@ Status dequantize(const Dequantize& call) {
       fill_nan(call.out_dtype, row, call.cols);
       continue;
     }
-    const Nvfp4View view =
-        Nvfp4View::contiguous(call.codes + r * (call.cols / 2), call.block_scales + r * (call.cols / kBlockElems),
-                              call.scales[r], 1, call.cols);
-    if (const Status status = nvfp4_moe::internal::dequantize(view, call.out_dtype, row); !status.ok())
+    const Nvfp4View view = Nvfp4View::contiguous(call.codes + r * (call.cols / 2),
+                                                 call.block_scales + r * (call.cols / kBlockElems),
+                                                 call.scales[r], 1, call.cols);
+    if (const Status status = nvfp4_moe::internal::dequantize(view, call.out_dtype, row);
+        !status.ok())
       return status.in("row " + std::to_string(r));
   }
   return {};

@@ -15,18 +15,21 @@ namespace {
 // So that a forgotten NVFP4_MOE_DUMP does not fill a disk: each file holds a layer's local experts.
 constexpr int kMaxDumps = 32;
 
-// The path of the next dump of this process, or empty when there were enough. A process of the same number may have
-// left dumps (in a container the first one often does): those stay, and the numbering goes on behind them.
+// The path of the next dump of this process, or empty when there were enough. A process of the same
+// number may have left dumps (in a container the first one often does): those stay, and the
+// numbering goes on behind them.
 std::string next_dump(const std::string& directory) {
   static std::atomic<int> dumps{0};
   static std::atomic<int64_t> numbers{0};
   if (dumps.fetch_add(1, std::memory_order_relaxed) >= kMaxDumps) return "";
   for (;;) {
     const int64_t number = numbers.fetch_add(1, std::memory_order_relaxed);
-    const std::string path =
-        directory + "/repro-" + std::to_string(getpid()) + "-" + std::to_string(number) + ".safetensors";
+    const std::string path = directory + "/repro-" + std::to_string(getpid()) + "-" +
+                             std::to_string(number) + ".safetensors";
     std::error_code error;
-    if (std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::not_found && !error)
+    if (std::filesystem::symlink_status(path, error).type() !=
+            std::filesystem::file_type::not_found &&
+        !error)
       continue;
     return path;
   }
@@ -35,16 +38,19 @@ std::string next_dump(const std::string& directory) {
 Status check_against(const MoeLayer& reference, const Batch& batch, const char* backend) {
   NVFP4_MOE_ASSIGN(const Buffer workspace, allocate_pages(reference.workspace_bytes()));
   const int64_t values = batch.tokens * reference.config()->hidden_size;
-  std::vector<std::byte> expected(static_cast<size_t>(values) * static_cast<size_t>(bits(batch.out_dtype) / 8));
+  std::vector<std::byte> expected(static_cast<size_t>(values) *
+                                  static_cast<size_t>(bits(batch.out_dtype) / 8));
   Batch again = batch;
   again.out = expected.data();
-  NVFP4_MOE_TRY(reference.run(again, workspace.data(), workspace.size_bytes()).in("check: reference"));
+  NVFP4_MOE_TRY(
+      reference.run(again, workspace.data(), workspace.size_bytes()).in("check: reference"));
 
-  std::vector<float> expected_values(static_cast<size_t>(values)), actual_values(static_cast<size_t>(values));
+  std::vector<float> expected_values(static_cast<size_t>(values)),
+      actual_values(static_cast<size_t>(values));
   to_floats(expected.data(), batch.out_dtype, values, expected_values.data());
   to_floats(batch.out, batch.out_dtype, values, actual_values.data());
-  const Comparison comparison =
-      compare(expected_values.data(), actual_values.data(), batch.tokens, reference.config()->hidden_size);
+  const Comparison comparison = compare(expected_values.data(), actual_values.data(), batch.tokens,
+                                        reference.config()->hidden_size);
   const std::string broken = broken_limit(comparison, layer_limits(reference.config()));
   if (broken.empty()) return {};
   Status status = check_failed(std::string("NVFP4_MOE_CHECK: backend ") + backend + ": " + broken);
@@ -56,15 +62,18 @@ Status check_against(const MoeLayer& reference, const Batch& batch, const char* 
 
 Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
                        const RunContext& context) const {
-  const bool dumped = !dump_directory.empty() && batch.tokens > 0;  // without tokens there is nothing to replay
+  const bool dumped =
+      !dump_directory.empty() && batch.tokens > 0;  // without tokens there is nothing to replay
   const std::string dump = dumped ? next_dump(dump_directory) : "";
   if (!dump.empty()) {  // before the call, so that a crash leaves it behind
     NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/false).in("NVFP4_MOE_DUMP"));
     log_line(LogLevel::kInfo, "NVFP4_MOE_DUMP: wrote " + dump);
   }
   NVFP4_MOE_TRY(layer.backend().run(layer.weights(), layer.plan(), batch, workspace, context));
-  if (!dump.empty()) NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/true).in("NVFP4_MOE_DUMP"));
-  if (reference != nullptr && batch.tokens > 0) NVFP4_MOE_TRY(check_against(*reference, batch, layer.backend().name));
+  if (!dump.empty())
+    NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/true).in("NVFP4_MOE_DUMP"));
+  if (reference != nullptr && batch.tokens > 0)
+    NVFP4_MOE_TRY(check_against(*reference, batch, layer.backend().name));
   return {};
 }
 
@@ -72,12 +81,14 @@ Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options) {
   const bool check = env.check && backend_ != &kReferenceBackend;
   if (!check && env.dump_directory.empty()) return {};
   if (backend_->memory != nullptr)
-    return unsupported(std::string("NVFP4_MOE_CHECK and NVFP4_MOE_DUMP: expected a backend with batches in host "
-                                   "memory, got ") +
-                       backend_->name);
+    return unsupported(
+        std::string("NVFP4_MOE_CHECK and NVFP4_MOE_DUMP: expected a backend with batches in host "
+                    "memory, got ") +
+        backend_->name);
   std::error_code error;
   if (!env.dump_directory.empty() && !std::filesystem::is_directory(env.dump_directory, error))
-    return invalid_argument("environment NVFP4_MOE_DUMP: expected a directory, got \"" + env.dump_directory + "\"");
+    return invalid_argument("environment NVFP4_MOE_DUMP: expected a directory, got \"" +
+                            env.dump_directory + "\"");
 
   auto debug = std::make_unique<LayerDebug>();
   debug->dump_directory = env.dump_directory;
@@ -86,7 +97,8 @@ Status MoeLayer::attach_debug(const Env& env, const LayerOptions& options) {
     same.range = weights_->range;
     same.executor = executor_;
     const LayerSource source = unpacked_source(*this);
-    NVFP4_MOE_ASSIGN(debug->reference, prepare(kReferenceBackend, weights_->config, source.scales, same, env));
+    NVFP4_MOE_ASSIGN(debug->reference,
+                     prepare(kReferenceBackend, weights_->config, source.scales, same, env));
     NVFP4_MOE_TRY(debug->reference->pack(source, {}).in("NVFP4_MOE_CHECK: reference"));
   }
   debug_ = std::move(debug);

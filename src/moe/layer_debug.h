@@ -1,5 +1,5 @@
-// What NVFP4_MOE_CHECK and NVFP4_MOE_DUMP attach to a layer: the same experts on the reference backend, and a directory
-// for repros. Here runs may allocate, lock and write files.
+// What NVFP4_MOE_CHECK and NVFP4_MOE_DUMP attach to a layer: the same experts on the reference
+// backend, and a directory for repros. Here runs may allocate, lock and write files.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ struct LayerDebug {
   std::unique_ptr<MoeLayer> reference;  // null: no check
 
   // Runs `layer` on the checked batch, with whatever was asked for before and after.
-  Status run(const MoeLayer& layer, const Batch& batch, std::byte* workspace, const RunContext& context) const;
+  Status run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
+             const RunContext& context) const;
 };
 
 }  // namespace nvfp4_moe::internal

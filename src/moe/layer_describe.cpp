@@ -20,13 +20,15 @@ Json fp8_weights_json(const std::optional<Fp8LayerWeights>& fp8) {
           {"most_shift", fp8->most_shift}};
 }
 
-std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config, const ExpertRange& range,
-                                   const Plan& plan, int64_t tokens) {
-  return backend.describe_run == nullptr ? plan.steps : backend.describe_run(config, range, plan, tokens);
+std::vector<StepPlan> describe_run(const Backend& backend, const MoeConfig& config,
+                                   const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  return backend.describe_run == nullptr ? plan.steps
+                                         : backend.describe_run(config, range, plan, tokens);
 }
 
 std::vector<StepPlan> MoeLayer::describe_run(int64_t tokens) const {
-  return nvfp4_moe::internal::describe_run(*backend_, weights_->config, weights_->range, plan_, tokens);
+  return nvfp4_moe::internal::describe_run(*backend_, weights_->config, weights_->range, plan_,
+                                           tokens);
 }
 
 Result<std::string> MoeLayer::describe_run_json(int64_t tokens) const {
@@ -45,10 +47,12 @@ std::optional<Fp8LayerWeights> MoeLayer::fp8_weights() const {
   const WeightUses::Use in_use = use();
   if (!in_use || weights_->fp8_weights.empty()) return std::nullopt;
   const MoeConfig& config = weights_->config;
-  const int64_t intermediates = weights_->range.count * config->intermediate_size + config->shared_intermediate_size;
+  const int64_t intermediates =
+      weights_->range.count * config->intermediate_size + config->shared_intermediate_size;
   const int32_t first = weights_->fp8_weights.front().up.shift;
   const int64_t matrices = matrices_of_expert(config->activation);
-  Fp8LayerWeights all{first, first, static_cast<uint64_t>(matrices * intermediates * config->hidden_size), 0};
+  Fp8LayerWeights all{first, first,
+                      static_cast<uint64_t>(matrices * intermediates * config->hidden_size), 0};
   for (const Fp8ExpertWeights& expert : weights_->fp8_weights) {
     const Fp8Weights* const of[] = {&expert.gate, &expert.up, &expert.down};
     for (int p = first_matrix(config->activation); p < 3; ++p) {
@@ -70,14 +74,18 @@ std::string MoeLayer::describe_json() const {
   json["activation"] = to_string(config->activation);
   json["swiglu_limit"] = config->swiglu_limit ? Json(*config->swiglu_limit) : nullptr;
   json["activation_format"] = to_string(config->activation_format);
-  json["activations"] = {{"format", to_string(config->activation_format)},
-                         {"declared", declared_ ? Json(to_string(declared_->format)) : Json(nullptr)},
-                         {"because", declared_ ? reason_of_format(config->activation_format, *declared_, backend_->name)
-                                               : std::string("the layer's config has it")}};
+  json["activations"] = {
+      {"format", to_string(config->activation_format)},
+      {"declared", declared_ ? Json(to_string(declared_->format)) : Json(nullptr)},
+      {"because", declared_
+                      ? reason_of_format(config->activation_format, *declared_, backend_->name)
+                      : std::string("the layer's config has it")}};
   const auto scales = resolve_activation_scales(config, weights_->scales);
   json["activation_scale"] = {
-      {"hidden", activation_scale_json(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
-      {"intermediate", activation_scale_json(config->activation_format, scales.ok() ? scales->intermediate : 0.0f)}};
+      {"hidden",
+       activation_scale_json(config->activation_format, scales.ok() ? scales->hidden : 0.0f)},
+      {"intermediate", activation_scale_json(config->activation_format,
+                                             scales.ok() ? scales->intermediate : 0.0f)}};
   json["fp8_weights"] = fp8_weights_json(fp8_weights());
   json["router_weight"] = to_string(config->router_weight);
   json["row_format"] = to_string(config->row_format);
@@ -96,11 +104,14 @@ std::string MoeLayer::describe_json() const {
   Json notes = backend_notes(*backend_, config->activation_format);
   if (config->activation_format == ActivationFormat::kBf16)
     notes.push_back("hidden of F16 or F32 is rounded to bf16 once");
-  if (config->activation_scale == ActivationScale::kCompat || config->intermediate_scale == IntermediateScale::kCompat)
+  if (config->activation_scale == ActivationScale::kCompat ||
+      config->intermediate_scale == IntermediateScale::kCompat)
     notes.push_back("compat: vLLM's operation order; activation scales are not powers of two");
   if (config->activation_scale == ActivationScale::kStatic && config->static_headroom != 1.0f)
-    notes.push_back("static_headroom " + Json(config->static_headroom).dump() + " is in the hidden scale");
-  if (debug_) notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
+    notes.push_back("static_headroom " + Json(config->static_headroom).dump() +
+                    " is in the hidden scale");
+  if (debug_)
+    notes.push_back("NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set: runs allocate and are slow");
   json["notes"] = notes;
   if (combine_) combine_->describe(json);
   return json.dump();

@@ -11,14 +11,16 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks a run waits for others.
+// A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks
+// a run waits for others.
 constexpr std::chrono::seconds kLongestWait{10};
 
 Status busy(const WeightUses::Replacement& refused) {
   const int64_t calls = refused.in_flight();
-  return {Code::kBusy, "replace: expected a layer at rest, got " +
-                           (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
-                           " in flight"};
+  return {Code::kBusy,
+          "replace: expected a layer at rest, got " +
+              (calls < 0 ? std::string("another replacement") : std::to_string(calls) + " calls") +
+              " in flight"};
 }
 
 }  // namespace
@@ -44,14 +46,17 @@ Status MoeLayer::replace_expert_at_rest(int64_t local_expert, const ExpertSource
   return replace_in_place(local_expert, source, true);
 }
 
-Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& source, bool captured_too) {
+Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& source,
+                                  bool captured_too) {
   NVFP4_MOE_TRY(check_replacement(local_expert, source));
   const WeightUses::Replacement replacement(uses_);
   if (!replacement) return busy(replacement);
   if (captured_.load(std::memory_order_relaxed) && !captured_too)
     return invalid_argument(
-        "replace: expected a stream, since a graph has captured this layer and may be replayed at any time: call "
-        "replace_expert_on_stream (in Python replace_expert(..., stream=)) with the stream that replays it");
+        "replace: expected a stream, since a graph has captured this layer and may be replayed at "
+        "any time: call "
+        "replace_expert_on_stream (in Python replace_expert(..., stream=)) with the stream that "
+        "replays it");
   // On a device a call that has returned may still run. No new one starts.
   if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
   const std::lock_guard no_fork(replacing_);
@@ -62,15 +67,19 @@ Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& sour
   return {};
 }
 
-Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSource& source, void* stream) {
+Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSource& source,
+                                          void* stream) {
   NVFP4_MOE_TRY(check_replacement(local_expert, source));
   const DeviceReplacement* const device = device_replacement(plan_.device.kind);
   if (device == nullptr)
     return invalid_argument(std::string("replace: expected no stream (backend ") + backend_->name +
                             " runs in host memory), got one");
   NVFP4_MOE_ASSIGN(const uint64_t capture, backend_->memory->capture_id(stream));
-  if (capture != 0) return invalid_argument("replace: expected a stream that is not being captured, got one that is");
-  NVFP4_MOE_ASSIGN(StagedExpert staged, device->stage(*weights_, local_expert, source, backend_->pack_expert));
+  if (capture != 0)
+    return invalid_argument(
+        "replace: expected a stream that is not being captured, got one that is");
+  NVFP4_MOE_ASSIGN(StagedExpert staged,
+                   device->stage(*weights_, local_expert, source, backend_->pack_expert));
   const WeightUses::HoldOff hold_off(uses_);
   const auto until = std::chrono::steady_clock::now() + kLongestWait;
   while (true) {

@@ -22,20 +22,22 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
       options.activation_scale == ActivationScale::kDynamicToken)
     return 0.0f;
   if (!std::isnormal(options.input_scale) || options.input_scale <= 0)
-    return invalid_argument(std::string("input_scale: expected a positive normal number (activation_scale ") +
-                            to_string(options.activation_scale) + "), got " + std::to_string(options.input_scale));
+    return invalid_argument(
+        std::string("input_scale: expected a positive normal number (activation_scale ") +
+        to_string(options.activation_scale) + "), got " + std::to_string(options.input_scale));
   if (options.activation_scale == ActivationScale::kCompat) {
     if (options.input_scale <= 0x1p126f) return options.input_scale;
     return invalid_argument("input_scale: expected at most 2^126 (activation_scale compat), got " +
                             std::to_string(options.input_scale));
   }
-  return static_row_scale(options.activation_format, "input_scale x static_headroom", options.input_scale,
-                          options.static_headroom);
+  return static_row_scale(options.activation_format, "input_scale x static_headroom",
+                          options.input_scale, options.static_headroom);
 }
 
 // Whether the backend runs on the device, asked with the smallest layer of the same activations.
 Status supports(const Backend& backend, const LinearOptions& options, const DeviceFacts& device) {
-  if (backend.linear_pack == nullptr) return unsupported("expected a backend with a dense linear, it has none");
+  if (backend.linear_pack == nullptr)
+    return unsupported("expected a backend with a dense linear, it has none");
   MoeOptions layer;
   layer.num_experts = layer.top_k = 1;
   layer.hidden_size = layer.intermediate_size = 16;
@@ -44,8 +46,9 @@ Status supports(const Backend& backend, const LinearOptions& options, const Devi
   return backend.supports(config, device);
 }
 
-Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const LinearOptions& options,
-                           const DeviceFacts& device, float input_scale) {
+Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view,
+                           const LinearOptions& options, const DeviceFacts& device,
+                           float input_scale) {
   NVFP4_MOE_TRY(supports(backend, options, device));
   LinearWeights weights;
   weights.rows = view.rows;
@@ -54,8 +57,8 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
   weights.activation_format = options.activation_format;
   weights.activation_scale = options.activation_scale;
   weights.input_scale = input_scale;
-  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols), device.index,
-                                                   "packed weights of a linear"));
+  NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(view.rows, view.cols),
+                                                   device.index, "packed weights of a linear"));
   weights.device = device.index;
   weights.facts = device;
   NVFP4_MOE_TRY(backend.linear_pack(weights, view));
@@ -64,17 +67,21 @@ Result<LinearWeights> pack(const Backend& backend, const Nvfp4View& view, const 
 
 }  // namespace
 
-Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, const LinearOptions& options) {
+Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view,
+                                                     const LinearOptions& options) {
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   set_log_level(env.log_level);
-  constexpr int64_t kMaxSide = int64_t{1} << 28;  // keeps every size product of a backend below 2^60
-  if (view.rows < 1 || view.rows > kMaxSide || view.cols < 16 || view.cols > kMaxSide || view.cols % 16 != 0)
+  constexpr int64_t kMaxSide = int64_t{1}
+                               << 28;  // keeps every size product of a backend below 2^60
+  if (view.rows < 1 || view.rows > kMaxSide || view.cols < 16 || view.cols > kMaxSide ||
+      view.cols % 16 != 0)
     return invalid_argument(
         "linear weight: expected (rows, cols) from (1, 16) to (2^28, 2^28), cols a multiple of 16, "
         "got (" +
         std::to_string(view.rows) + ", " + std::to_string(view.cols) + ")");
   if (options.max_tokens < 1 || options.max_tokens > std::numeric_limits<int32_t>::max())
-    return invalid_argument("max_tokens: expected 1 to 2147483647, got " + std::to_string(options.max_tokens));
+    return invalid_argument("max_tokens: expected 1 to 2147483647, got " +
+                            std::to_string(options.max_tokens));
   NVFP4_MOE_TRY(check_matrix("linear weight", view, view.rows, view.cols));
   NVFP4_MOE_ASSIGN(const float input_scale, resolve_input_scale(options));
 
@@ -91,9 +98,11 @@ Result<std::unique_ptr<NvfpLinear>> NvfpLinear::open(const Nvfp4View& view, cons
       break;
     }
     if (weights.status().code() != Code::kUnsupported) return weights.status();
-    reasons += std::string(reasons.empty() ? "" : "; ") + backend->name + ": " + weights.status().message();
+    reasons += std::string(reasons.empty() ? "" : "; ") + backend->name + ": " +
+               weights.status().message();
   }
-  if (linear->backend_ == nullptr) return unsupported("backend: none takes this linear: " + reasons);
+  if (linear->backend_ == nullptr)
+    return unsupported("backend: none takes this linear: " + reasons);
 
   linear->max_tokens_ = options.max_tokens;
   linear->executor_ = options.executor;
@@ -108,7 +117,8 @@ Status NvfpLinear::check_process(const char* what) const {
   return check_forked(what, backend_->memory != nullptr && process_ != fork_count());
 }
 
-Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream) const {
+Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspace_bytes,
+                       void* stream) const {
   NVFP4_MOE_TRY(check_process("run"));
   NVFP4_MOE_TRY(check_tokens(batch.tokens, max_tokens_));
   NVFP4_MOE_TRY(check_activation_dtype("x", batch.x_dtype));
@@ -125,7 +135,8 @@ Status NvfpLinear::run(const LinearBatch& batch, void* workspace, size_t workspa
   NVFP4_MOE_TRY(check_apart(space, out));
   const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
-  return backend_->linear_run(weights_, batch, static_cast<std::byte*>(workspace), RunContext{executor_, stream});
+  return backend_->linear_run(weights_, batch, static_cast<std::byte*>(workspace),
+                              RunContext{executor_, stream});
 }
 
 std::string NvfpLinear::describe_json() const {
@@ -135,11 +146,13 @@ std::string NvfpLinear::describe_json() const {
   json["cols"] = weights_.cols;
   json["tensor_scale"] = weights_.tensor_scale;
   json["activation_format"] = to_string(weights_.activation_format);
-  json["activation_scale"] = activation_scale_json(weights_.activation_format, weights_.input_scale);
+  json["activation_scale"] =
+      activation_scale_json(weights_.activation_format, weights_.input_scale);
   const bool fp8 = weights_.activation_format == ActivationFormat::kFp8;
-  const Fp8LayerWeights of_one{weights_.fp8.shift, weights_.fp8.shift,
-                               static_cast<uint64_t>(weights_.rows) * static_cast<uint64_t>(weights_.cols),
-                               weights_.fp8.inexact};
+  const Fp8LayerWeights of_one{
+      weights_.fp8.shift, weights_.fp8.shift,
+      static_cast<uint64_t>(weights_.rows) * static_cast<uint64_t>(weights_.cols),
+      weights_.fp8.inexact};
   json["fp8_weights"] = fp8_weights_json(fp8 ? std::optional(of_one) : std::nullopt);
   json["max_tokens"] = max_tokens_;
   json["packed_bytes"] = weights_.bytes.size_bytes();

@@ -1,8 +1,8 @@
-// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels, for attention projections and the
-// like.
+// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels, for attention
+// projections and the like.
 //
-// W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As a MoeLayer it is complete or
-// was never returned, and run neither allocates nor locks.
+// W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As a
+// MoeLayer it is complete or was never returned, and run neither allocates nor locks.
 #pragma once
 
 #include <cstddef>
@@ -18,36 +18,42 @@
 namespace nvfp4_moe::internal {
 
 struct LinearOptions {
-  std::string device = "cpu";    // or "cuda:N": where weights, workspaces and batches lie
-  std::string backend = "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  std::string device = "cpu";  // or "cuda:N": where weights, workspaces and batches lie
+  std::string backend =
+      "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   float input_scale = 0.0f;      // the checkpoint's number, for static and compat; else unused
   float static_headroom = 1.0f;  // power of two, multiplies the static scale
   int64_t max_tokens = 0;        // at least 1
-  Executor* executor = nullptr;  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  Executor* executor =
+      nullptr;  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
 };
 
 class NvfpLinear {
  public:
   // Packs a copy of the weights; the view is not kept.
-  static Result<std::unique_ptr<NvfpLinear>> open(const Nvfp4View& weights, const LinearOptions& options);
+  static Result<std::unique_ptr<NvfpLinear>> open(const Nvfp4View& weights,
+                                                  const LinearOptions& options);
 
   const Backend& backend() const { return *backend_; }
   const LinearWeights& weights() const { return weights_; }
   int64_t max_tokens() const { return max_tokens_; }
-  // The least workspace of a run of that many tokens; more never need less. Without a number: max_tokens().
+  // The least workspace of a run of that many tokens; more never need less. Without a number:
+  // max_tokens().
   size_t workspace_bytes(int64_t tokens) const {
-    return last_size_.get(tokens, [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
+    return last_size_.get(tokens,
+                          [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
   }
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
 
   // As MoeLayer::check_process.
   Status check_process(const char* what) const;
-  // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace of its own
-  // (256-byte aligned, workspace_bytes of the batch's tokens).
-  Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes, void* stream = nullptr) const;
+  // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace
+  // of its own (256-byte aligned, workspace_bytes of the batch's tokens).
+  Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes,
+             void* stream = nullptr) const;
 
  private:
   NvfpLinear() = default;

@@ -26,16 +26,17 @@ Status refuse_errors(const Checkpoint& checkpoint, int64_t layer, const ExpertRa
   return error_of(*first, errors - 1);
 }
 
-Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint, int64_t layer_index,
-                                                    const MoeConfig& config, const IntermediateSlice& slice,
-                                                    const LayerOptions& options, const CacheOptions& cache,
-                                                    const ProgressFn& progress, CacheOutcome* outcome) {
+Result<std::unique_ptr<MoeLayer>> PackedCache::open(
+    const Checkpoint& checkpoint, int64_t layer_index, const MoeConfig& config,
+    const IntermediateSlice& slice, const LayerOptions& options, const CacheOptions& cache,
+    const ProgressFn& progress, CacheOutcome* outcome) {
   CacheOutcome unused;
   CacheOutcome& result = outcome == nullptr ? unused : *outcome;
   result = {};
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   // Before anything is planned for the sizes that the config claims.
-  const ExpertRange range = options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
+  const ExpertRange range =
+      options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
   NVFP4_MOE_TRY(checkpoint.check_layout(layer_index, range, config->shared_intermediate_size > 0));
   NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, layer_index, slice));
   NVFP4_MOE_ASSIGN(const std::string forced, forced_backend(options.backend, env));
@@ -45,9 +46,11 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
   layer->declared_ = source.declared;
   PackedWeights& weights = *layer->weights_;
 
-  const CacheSubject subject{checkpoint, layer_index, config, weights.range, source.scales, slice, *backend};
+  const CacheSubject subject{checkpoint,    layer_index, config,  weights.range,
+                             source.scales, slice,       *backend};
   std::optional<CacheFolder> folder;
-  const bool wanted = !cache.directory.empty() && backend->memory == nullptr;  // a device's bytes come from no file
+  const bool wanted =
+      !cache.directory.empty() && backend->memory == nullptr;  // a device's bytes come from no file
   const bool public_source = wanted && readable_by_everybody(checkpoint.index().files());
   if (wanted) {
     auto opened = CacheFolder::open(cache.directory, public_source ? 0755 : 0700);
@@ -63,8 +66,9 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
     NVFP4_MOE_ASSIGN(state, cache_source_state(subject));
     NVFP4_MOE_ASSIGN(key, cache_key(subject, cache.checksum, state));
     result.path = folder->file(entry);
-    const CacheRequest request{key, weights.tensor_scales.size(), backend->packed_bytes(config, weights.range),
-                               cache.unchecked, config->activation_format == ActivationFormat::kFp8};
+    const CacheRequest request{key, weights.tensor_scales.size(),
+                               backend->packed_bytes(config, weights.range), cache.unchecked,
+                               config->activation_format == ActivationFormat::kFp8};
     auto cached = read_cache_file(*folder, entry, request, *layer->executor_);
     struct stat facts {};
     if (cached.ok()) {
@@ -72,7 +76,8 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
       weights.tensor_scales = std::move(cached->scales);
       weights.fp8_weights = std::move(cached->fp8_weights);
       result.hit = true;
-    } else if (::fstatat(folder->descriptor(), entry.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) {
+    } else if (::fstatat(folder->descriptor(), entry.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 ||
+               errno != ENOENT) {
       result.reason = cached.status().message();
     }
   }
@@ -83,28 +88,34 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(const Checkpoint& checkpoint
       sweep_cache_parts(*folder);  // before the disk is asked for more
       NVFP4_MOE_ASSIGN(const ContentHash now, cache_source_state(subject));
       if (!(now == state))
-        return bad_input(printable(checkpoint.index().directory(), 4096) +
-                         ": the checkpoint was written to while it was packed, so nothing is kept of it");
-      return write_cache_file(*folder, entry, public_source ? 0644 : 0600, key, weights.tensor_scales,
-                              weights.fp8_weights, weights.bytes.data(), weights.bytes.size_bytes(), *layer->executor_);
+        return bad_input(
+            printable(checkpoint.index().directory(), 4096) +
+            ": the checkpoint was written to while it was packed, so nothing is kept of it");
+      return write_cache_file(*folder, entry, public_source ? 0644 : 0600, key,
+                              weights.tensor_scales, weights.fp8_weights, weights.bytes.data(),
+                              weights.bytes.size_bytes(), *layer->executor_);
     };
     if (folder) {
       const Status written = write();
       if (!written.ok()) result.reason += (result.reason.empty() ? "" : "; ") + written.message();
     }
   }
-  if (!result.reason.empty()) log_line(LogLevel::kWarning, "packed cache not used: " + result.reason);
+  if (!result.reason.empty())
+    log_line(LogLevel::kWarning, "packed cache not used: " + result.reason);
   NVFP4_MOE_TRY(layer->attach_debug(env, options));
   return layer;
 }
 
-Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, const IntermediateSlice& slice) {
+Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer,
+                                  const IntermediateSlice& slice) {
   NVFP4_MOE_ASSIGN(MoeOptions options, checkpoint.layer_options(layer));
   if (slice.count == 0) return options;
   const int64_t whole = options.intermediate_size;
-  if (slice.first < 0 || slice.count < 0 || slice.first > whole || slice.count > whole - slice.first)
-    return invalid_argument("intermediate slice: expected a part of [0, " + std::to_string(whole) + "), got first " +
-                            std::to_string(slice.first) + " count " + std::to_string(slice.count));
+  if (slice.first < 0 || slice.count < 0 || slice.first > whole ||
+      slice.count > whole - slice.first)
+    return invalid_argument("intermediate slice: expected a part of [0, " + std::to_string(whole) +
+                            "), got first " + std::to_string(slice.first) + " count " +
+                            std::to_string(slice.count));
   options.shared_intermediate_size = options.shared_intermediate_size * slice.count / whole;
   options.intermediate_size = slice.count;
   return options;
@@ -112,13 +123,14 @@ Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer, c
 
 namespace {
 
-// Sizes are the files': a smaller number of experts would leave the others out in silence, while tokens that are routed
-// to them arrive. The shared expert may be left out.
+// Sizes are the files': a smaller number of experts would leave the others out in silence, while
+// tokens that are routed to them arrive. The shared expert may be left out.
 Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
-  const auto check = [](const char* name, int64_t value, int64_t expected, const char* instead) -> Status {
+  const auto check = [](const char* name, int64_t value, int64_t expected,
+                        const char* instead) -> Status {
     if (value == expected) return {};
-    return invalid_argument(std::string(name) + ": expected the checkpoint's " + std::to_string(expected) + ", got " +
-                            std::to_string(value) + instead);
+    return invalid_argument(std::string(name) + ": expected the checkpoint's " +
+                            std::to_string(expected) + ", got " + std::to_string(value) + instead);
   };
   NVFP4_MOE_TRY(check("num_experts", given.num_experts, stored.num_experts,
                       " (a rank's part of the experts is asked for by first expert and count)"));
@@ -126,13 +138,14 @@ Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
   NVFP4_MOE_TRY(check("intermediate_size", given.intermediate_size, stored.intermediate_size,
                       " (a rank's part of it is asked for as a slice)"));
   if (given.shared_intermediate_size == 0) return {};
-  return check("shared_intermediate_size", given.shared_intermediate_size, stored.shared_intermediate_size,
-               " (0 leaves the shared expert out)");
+  return check("shared_intermediate_size", given.shared_intermediate_size,
+               stored.shared_intermediate_size, " (0 leaves the shared expert out)");
 }
 
 }  // namespace
 
-Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
+Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer,
+                                    const std::optional<MoeOptions>& given,
                                     const IntermediateSlice& slice, const LayerOptions& options) {
   NVFP4_MOE_ASSIGN(const MoeOptions stored, sliced_options(checkpoint, layer, slice));
   MoeOptions wanted = stored;
@@ -146,18 +159,20 @@ Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer,
   return config;
 }
 
-Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(const Checkpoint& checkpoint, int64_t layer,
-                                                        const std::optional<MoeOptions>& given,
-                                                        const IntermediateSlice& slice, const LayerOptions& options,
-                                                        const CacheOptions& cache, const ProgressFn& progress,
-                                                        CacheOutcome* outcome) {
-  NVFP4_MOE_ASSIGN(const MoeConfig config, checkpoint_config(checkpoint, layer, given, slice, options));
+Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(
+    const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
+    const IntermediateSlice& slice, const LayerOptions& options, const CacheOptions& cache,
+    const ProgressFn& progress, CacheOutcome* outcome) {
+  NVFP4_MOE_ASSIGN(const MoeConfig config,
+                   checkpoint_config(checkpoint, layer, given, slice, options));
   const int64_t experts = config->num_experts;
   ExpertRange range = options.range;
   if (range.count == 0 && range.first == 0) range.count = experts;
-  if (range.first < 0 || range.count < 1 || range.count > experts || range.first > experts - range.count)
-    return invalid_argument("expert range: expected a part of [0, " + std::to_string(experts) + "), got first " +
-                            std::to_string(range.first) + " count " + std::to_string(range.count));
+  if (range.first < 0 || range.count < 1 || range.count > experts ||
+      range.first > experts - range.count)
+    return invalid_argument("expert range: expected a part of [0, " + std::to_string(experts) +
+                            "), got first " + std::to_string(range.first) + " count " +
+                            std::to_string(range.count));
   return PackedCache::open(checkpoint, layer, config, slice, options, cache, progress, outcome);
 }
 

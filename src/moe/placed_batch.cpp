@@ -17,12 +17,15 @@ Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host)
   const int device = layer.weights().device;
   const auto copy = [&](const void* from, int64_t count, DType dtype) -> Result<void*> {
     const auto size_bytes = static_cast<size_t>(count * (bits(dtype) / 8));
-    NVFP4_MOE_ASSIGN(Buffer bytes, layer.backend().allocate(std::max<size_t>(size_bytes, 1), device, "a batch"));
-    if (from != nullptr) NVFP4_MOE_TRY(memory->to_device(device, bytes.data(), from, size_bytes, nullptr));
+    NVFP4_MOE_ASSIGN(Buffer bytes,
+                     layer.backend().allocate(std::max<size_t>(size_bytes, 1), device, "a batch"));
+    if (from != nullptr)
+      NVFP4_MOE_TRY(memory->to_device(device, bytes.data(), from, size_bytes, nullptr));
     made.copies_.push_back(std::move(bytes));
     return static_cast<void*>(made.copies_.back().data());
   };
-  const int64_t elements = host.tokens * layer.config()->hidden_size, assignments = host.tokens * layer.config()->top_k;
+  const int64_t elements = host.tokens * layer.config()->hidden_size,
+                assignments = host.tokens * layer.config()->top_k;
   NVFP4_MOE_ASSIGN(made.placed_.hidden, copy(host.hidden, elements, host.hidden_dtype));
   NVFP4_MOE_ASSIGN(made.placed_.topk_ids, copy(host.topk_ids, assignments, host.ids_dtype));
   NVFP4_MOE_ASSIGN(void* const weights, copy(host.topk_weights, assignments, DType::kF32));
@@ -38,15 +41,16 @@ Result<PlacedBatch> PlacedBatch::place(const MoeLayer& layer, const Batch& host)
 Status PlacedBatch::fetch(void* stream) const {
   const DeviceMemory* const memory = layer_->backend().memory;
   if (memory == nullptr) return {};
-  const auto size_bytes =
-      static_cast<size_t>(host_.tokens * layer_->config()->hidden_size * (bits(host_.out_dtype) / 8));
+  const auto size_bytes = static_cast<size_t>(host_.tokens * layer_->config()->hidden_size *
+                                              (bits(host_.out_dtype) / 8));
   return memory->to_host(layer_->weights().device, host_.out, placed_.out, size_bytes, stream);
 }
 
 Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double repeat_seconds) {
   NVFP4_MOE_ASSIGN(const PlacedBatch placed, PlacedBatch::place(layer, host));
-  NVFP4_MOE_ASSIGN(const Buffer workspace, layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1),
-                                                                    layer.weights().device, "workspace"));
+  NVFP4_MOE_ASSIGN(const Buffer workspace,
+                   layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1),
+                                            layer.weights().device, "workspace"));
   // A host's pages come when they are first touched: the workspace's cost, not the run's.
   if (layer.backend().memory == nullptr) std::memset(workspace.data(), 0, workspace.size_bytes());
   const auto timed = [&]() -> Result<double> {

@@ -84,11 +84,13 @@ std::string backend_names() {
 std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format) {
   std::vector<std::string> notes;
   if (backend.caveat != nullptr) notes.emplace_back(backend.caveat);
-  if (backend.fp8_caveat != nullptr && format == ActivationFormat::kFp8) notes.emplace_back(backend.fp8_caveat);
+  if (backend.fp8_caveat != nullptr && format == ActivationFormat::kFp8)
+    notes.emplace_back(backend.fp8_caveat);
   return notes;
 }
 
-std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
+std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& device,
+                                   const std::string& forced) {
   std::vector<BackendReport> reports;
   bool found = false;
   for (const Backend* backend : backends()) {
@@ -100,35 +102,43 @@ std::vector<BackendReport> explain(const MoeConfig& config, const DeviceFacts& d
       report.reason = supports.message();
     } else if (forced != "auto") {
       report.chosen = forced == backend->name;
-      report.reason = report.chosen ? "forced by name" : "supports this layer; " + forced + " is forced by name";
+      report.reason = report.chosen ? "forced by name"
+                                    : "supports this layer; " + forced + " is forced by name";
     } else if (found) {
       report.reason = "supports this layer; lower priority";
     } else {
       report.chosen = true;
       report.reason = "highest priority of those that support this layer";
     }
-    if (report.chosen && backend->selection != nullptr) report.reason += "; " + backend->selection();
+    if (report.chosen && backend->selection != nullptr)
+      report.reason += "; " + backend->selection();
     if (report.chosen)
-      for (const std::string& note : backend_notes(*backend, config->activation_format)) report.reason += "; " + note;
+      for (const std::string& note : backend_notes(*backend, config->activation_format))
+        report.reason += "; " + note;
     found = found || report.chosen;
     reports.push_back(std::move(report));
   }
   if (forced != "auto" && find_backend(forced) == nullptr)
-    reports.push_back({forced, false, "not in this build: expected one of " + backend_names(), false});
+    reports.push_back(
+        {forced, false, "not in this build: expected one of " + backend_names(), false});
   return reports;
 }
 
-Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name) {
+Result<std::string> forced_backend(const std::string& option, const Env& env,
+                                   const char* option_name) {
   const bool from_variable = option == "auto" && !env.backend.empty();
   const std::string& name = from_variable ? env.backend : option;
   if (name == "auto" || find_backend(name) != nullptr) return name;
-  return invalid_argument(std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) +
-                          ": expected one of " + backend_names() + ", got \"" + name + "\"");
+  return invalid_argument(
+      std::string(from_variable ? "environment NVFP4_MOE_BACKEND" : option_name) +
+      ": expected one of " + backend_names() + ", got \"" + name + "\"");
 }
 
-Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced) {
+Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
+                                      const std::string& forced) {
   if (forced != "auto" && find_backend(forced) == nullptr)
-    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced + "\"");
+    return invalid_argument("backend: expected one of " + backend_names() + ", got \"" + forced +
+                            "\"");
   std::string reasons;
   for (const BackendReport& report : explain(config, device, forced)) {
     if (report.chosen) return find_backend(report.backend);
@@ -147,7 +157,8 @@ DeviceFacts host_facts() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const bool known = sched_getaffinity(0, sizeof(allowed), &allowed) == 0;
-  facts.compute_units = std::max(1, known ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  facts.compute_units =
+      std::max(1, known ? CPU_COUNT(&allowed) : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   facts.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   return facts;
 }
@@ -162,8 +173,11 @@ const DeviceTopology* device_topology(DeviceKind kind) { return tables_of(kind).
 const DeviceReplacement* device_replacement(DeviceKind kind) { return tables_of(kind).replacement; }
 
 std::optional<int> gpu_index(const std::string& device) {
-  const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5) : device == "cuda" ? "0" : "";
-  const bool digits = !index.empty() && index.size() <= 4 && index.find_first_not_of("0123456789") == index.npos;
+  const std::string index = device.rfind("cuda:", 0) == 0 ? device.substr(5)
+                            : device == "cuda"            ? "0"
+                                                          : "";
+  const bool digits =
+      !index.empty() && index.size() <= 4 && index.find_first_not_of("0123456789") == index.npos;
   return digits ? std::optional<int>(std::stoi(index)) : std::nullopt;
 }
 

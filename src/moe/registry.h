@@ -17,18 +17,20 @@ namespace nvfp4_moe::internal {
 
 std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null if there is none
-std::string backend_names();                         // "auto, cpu, cpu:avx2, ..., reference", for messages
+std::string backend_names();  // "auto, cpu, cpu:avx2, ..., reference", for messages
 
 // Warnings about a backend with activations of a format, a sentence each; mostly none.
 std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format);
 
-// The name that an option stands for: NVFP4_MOE_BACKEND if it is "auto" and the variable is set. kInvalidArgument, naming
-// the option or the variable, if this build has no backend of that name.
-Result<std::string> forced_backend(const std::string& option, const Env& env, const char* option_name = "backend");
+// The name that an option stands for: NVFP4_MOE_BACKEND if it is "auto" and the variable is set.
+// kInvalidArgument, naming the option or the variable, if this build has no backend of that name.
+Result<std::string> forced_backend(const std::string& option, const Env& env,
+                                   const char* option_name = "backend");
 
-// The backend for a layer: `forced` by name, or by priority if it is "auto". A forced one that declines the layer is
-// kUnsupported with its reason: there is no falling back.
-Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device, const std::string& forced);
+// The backend for a layer: `forced` by name, or by priority if it is "auto". A forced one that
+// declines the layer is kUnsupported with its reason: there is no falling back.
+Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
+                                      const std::string& forced);
 
 // Memory functions of a kind of device; null for hosts, and if this build has no backend for it.
 const DeviceMemory* device_memory(DeviceKind kind);

@@ -1,3 +1,4 @@
+// Long because writing and reading share one list of tensors.
 #include "moe/repro.h"
 
 #include <charconv>
@@ -28,7 +29,8 @@ struct NamedTensor {
   size_t size_bytes = 0;
 };
 
-NamedTensor named_tensor(std::string name, DType dtype, std::vector<int64_t> shape, const void* data) {
+NamedTensor named_tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                         const void* data) {
   NamedTensor result;
   result.size_bytes = static_cast<size_t>(bits(dtype) / 8);
   for (const int64_t side : shape) result.size_bytes *= static_cast<size_t>(side);
@@ -56,7 +58,8 @@ Result<int64_t> metadata_integer(const SafetensorsHeader& header, const char* ke
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || text.empty())
-    return bad_input(std::string("metadata \"") + key + "\": expected an integer, got \"" + text.substr(0, 40) + "\"");
+    return bad_input(std::string("metadata \"") + key + "\": expected an integer, got \"" +
+                     text.substr(0, 40) + "\"");
   return value;
 }
 
@@ -66,9 +69,10 @@ Result<std::optional<float>> metadata_scale(const SafetensorsHeader& header, con
   const std::string& text = found->second;
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || !(value > 0 && value <= 3.4028234663852886e38))
-    return bad_input(std::string("metadata \"") + key + "\": expected a positive number, got \"" + text.substr(0, 40) +
-                     "\"");
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(value > 0 && value <= 3.4028234663852886e38))
+    return bad_input(std::string("metadata \"") + key + "\": expected a positive number, got \"" +
+                     text.substr(0, 40) + "\"");
   return std::optional<float>(static_cast<float>(value));
 }
 
@@ -78,8 +82,8 @@ Result<const TensorInfo*> tensor(const SafetensorsFile& file, const std::string&
   const TensorInfo* info = file.find(name);
   if (info == nullptr) return bad_input("tensor " + name + ": expected one, got none");
   if (info->dtype != dtype || info->shape != shape)
-    return bad_input("tensor " + name + ": expected " + shape_string(shape) + " " + to_string(dtype) + ", got " +
-                     describe(*info));
+    return bad_input("tensor " + name + ": expected " + shape_string(shape) + " " +
+                     to_string(dtype) + ", got " + describe(*info));
   return info;
 }
 
@@ -115,11 +119,13 @@ struct Repro {
   std::optional<Aligned> tensor_scales, hidden, ids, weights, shared_weights, output;
   Batch batch;  // out is null
 
-  // The expert read into its storage. Without `bytes`: its tensors are there with the right shapes, and views are null.
+  // The expert read into its storage. Without `bytes`: its tensors are there with the right shapes,
+  // and views are null.
   Result<LoadedExpert> load(int64_t local_expert, bool bytes = true) const {
     const int64_t hidden_size = (*config)->hidden_size;
     const bool shared = local_expert == kSharedExpert;
-    const int64_t inner = shared ? (*config)->shared_intermediate_size : (*config)->intermediate_size;
+    const int64_t inner =
+        shared ? (*config)->shared_intermediate_size : (*config)->intermediate_size;
     const auto* all_scales = static_cast<const float*>(tensor_scales->data());  // (E [+ 1], 3)
     const float* scales3 = all_scales + 3 * (shared ? range.count : local_expert);
     LoadedExpert loaded;
@@ -129,24 +135,28 @@ struct Repro {
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(local_expert) + kProjections[p];
-      NVFP4_MOE_ASSIGN(const TensorInfo* codes, tensor(*file, name + ".codes", DType::kU8, {rows, cols / 2}));
+      NVFP4_MOE_ASSIGN(const TensorInfo* codes,
+                       tensor(*file, name + ".codes", DType::kU8, {rows, cols / 2}));
       NVFP4_MOE_ASSIGN(const TensorInfo* block_scales,
                        tensor(*file, name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}));
       if (!bytes) continue;
       const uint8_t* read[2];
       for (size_t i = 0; i < 2; ++i) {
         const TensorInfo& info = i == 0 ? *codes : *block_scales;
-        std::vector<uint8_t>& to = loaded.storage.emplace_back(static_cast<size_t>(info.size_bytes()));
+        std::vector<uint8_t>& to =
+            loaded.storage.emplace_back(static_cast<size_t>(info.size_bytes()));
         NVFP4_MOE_TRY(file->read(file->offset(info), to.data(), to.size()));
         read[i] = to.data();
       }
       *views[p] = Nvfp4View::contiguous(read[0], read[1], scales3[p], rows, cols);
     }
     if (!(*config)->expert_biases || shared) return loaded;
-    const float** const biases[] = {&loaded.source.biases.gate, &loaded.source.biases.up, &loaded.source.biases.down};
+    const float** const biases[] = {&loaded.source.biases.gate, &loaded.source.biases.up,
+                                    &loaded.source.biases.down};
     for (int p = first; p < 3; ++p) {
       const std::string name = expert_prefix(local_expert) + kProjections[p] + ".bias";
-      NVFP4_MOE_ASSIGN(const TensorInfo* info, tensor(*file, name, DType::kF32, {p == 2 ? hidden_size : inner}));
+      NVFP4_MOE_ASSIGN(const TensorInfo* info,
+                       tensor(*file, name, DType::kF32, {p == 2 ? hidden_size : inner}));
       if (!bytes) continue;
       std::vector<float> bias(static_cast<size_t>(info->shape[0]));
       NVFP4_MOE_TRY(file->read(file->offset(*info), bias.data(), bias.size() * sizeof(float)));
@@ -163,12 +173,12 @@ Result<Repro> read_repro(const std::string& path) {
   const SafetensorsHeader& header = file.header();
   NVFP4_MOE_ASSIGN(const std::string format, metadata_text(header, "format"));
   if (format != kFormat)
-    return bad_input(std::string("metadata \"format\": expected ") + kFormat + ", got \"" + format.substr(0, 40) +
-                     "\"");
+    return bad_input(std::string("metadata \"format\": expected ") + kFormat + ", got \"" +
+                     format.substr(0, 40) + "\"");
   NVFP4_MOE_ASSIGN(const std::string version, metadata_text(header, "version"));
   if (version != kVersion)
-    return bad_input(std::string("metadata \"version\": expected ") + kVersion + ", got \"" + version.substr(0, 40) +
-                     "\"");
+    return bad_input(std::string("metadata \"version\": expected ") + kVersion + ", got \"" +
+                     version.substr(0, 40) + "\"");
   NVFP4_MOE_ASSIGN(repro.recorded_backend, metadata_text(header, "backend"));
   NVFP4_MOE_ASSIGN(const std::string config_text, metadata_text(header, "config"));
   NVFP4_MOE_ASSIGN(const MoeOptions options, moe_options_from_json(config_text));
@@ -181,24 +191,28 @@ Result<Repro> read_repro(const std::string& path) {
   // Counts come from tensors that lie in the file, so that nothing is sized by a bare number.
   const TensorInfo* scales_info = file.find("tensor_scales");
   const int64_t shared = options.shared_intermediate_size > 0 ? 1 : 0;
-  if (scales_info == nullptr || scales_info->dtype != DType::kF32 || scales_info->shape.size() != 2 ||
-      scales_info->shape[1] != 3 || scales_info->shape[0] < 1 + shared)
+  if (scales_info == nullptr || scales_info->dtype != DType::kF32 ||
+      scales_info->shape.size() != 2 || scales_info->shape[1] != 3 ||
+      scales_info->shape[0] < 1 + shared)
     return bad_input("tensor tensor_scales: expected (experts, 3) F32, got " +
                      (scales_info == nullptr ? std::string("none") : describe(*scales_info)));
   repro.range.count = scales_info->shape[0] - shared;
   NVFP4_MOE_ASSIGN(repro.range.first, metadata_integer(header, "range_first"));
   if (repro.range.first < 0 || repro.range.count > options.num_experts ||
       repro.range.first > options.num_experts - repro.range.count)
-    return bad_input("metadata \"range_first\": expected " + std::to_string(repro.range.count) + " experts inside " +
-                     std::to_string(options.num_experts) + ", got first " + std::to_string(repro.range.first));
+    return bad_input("metadata \"range_first\": expected " + std::to_string(repro.range.count) +
+                     " experts inside " + std::to_string(options.num_experts) + ", got first " +
+                     std::to_string(repro.range.first));
   NVFP4_MOE_ASSIGN(repro.tensor_scales, Aligned::read(file, *scales_info));
 
   const TensorInfo* hidden_info = file.find("hidden");
   if (hidden_info == nullptr || hidden_info->shape.size() != 2)
-    return bad_input("tensor hidden: expected (tokens, " + std::to_string(options.hidden_size) + "), got " +
+    return bad_input("tensor hidden: expected (tokens, " + std::to_string(options.hidden_size) +
+                     "), got " +
                      (hidden_info == nullptr ? std::string("none") : describe(*hidden_info)));
   const int64_t tokens = hidden_info->shape[0];
-  if (tokens < 1) return bad_input("tensor hidden: expected at least one token, got " + describe(*hidden_info));
+  if (tokens < 1)
+    return bad_input("tensor hidden: expected at least one token, got " + describe(*hidden_info));
   Batch& batch = repro.batch;
   batch.tokens = repro.tokens = tokens;
 
@@ -214,11 +228,13 @@ Result<Repro> read_repro(const std::string& path) {
   NVFP4_MOE_TRY(read("hidden", batch.hidden_dtype, {tokens, options.hidden_size}, repro.hidden));
   NVFP4_MOE_ASSIGN(batch.ids_dtype, tensor_dtype(file, "topk_ids"));
   if (batch.ids_dtype != DType::kI32 && batch.ids_dtype != DType::kI64)
-    return bad_input("tensor topk_ids: expected I32 or I64, got " + describe(*file.find("topk_ids")));
+    return bad_input("tensor topk_ids: expected I32 or I64, got " +
+                     describe(*file.find("topk_ids")));
   NVFP4_MOE_TRY(read("topk_ids", batch.ids_dtype, {tokens, options.top_k}, repro.ids));
   NVFP4_MOE_TRY(read("topk_weights", DType::kF32, {tokens, options.top_k}, repro.weights));
   if (file.find("shared_weights") != nullptr) {
-    if (shared == 0) return bad_input("tensor shared_weights: expected none (no shared expert), got one");
+    if (shared == 0)
+      return bad_input("tensor shared_weights: expected none (no shared expert), got one");
     NVFP4_MOE_TRY(read("shared_weights", DType::kF32, {tokens}, repro.shared_weights));
     batch.shared_weights = static_cast<const float*>(repro.shared_weights->data());
   }
@@ -226,7 +242,8 @@ Result<Repro> read_repro(const std::string& path) {
   if (file.find("output") != nullptr) {
     NVFP4_MOE_ASSIGN(batch.out_dtype, tensor_dtype(file, "output"));
     if (!is_activation(batch.out_dtype))
-      return bad_input("tensor output: expected BF16, F16 or F32, got " + describe(*file.find("output")));
+      return bad_input("tensor output: expected BF16, F16 or F32, got " +
+                       describe(*file.find("output")));
     NVFP4_MOE_TRY(read("output", batch.out_dtype, {tokens, options.hidden_size}, repro.output));
   }
   batch.hidden = repro.hidden->data();
@@ -234,14 +251,16 @@ Result<Repro> read_repro(const std::string& path) {
   batch.topk_weights = static_cast<const float*>(repro.weights->data());
 
   // Every expert's tensors must be there before any memory is taken in proportion to the config.
-  for (int64_t local = 0; local < repro.range.count; ++local) NVFP4_MOE_TRY(repro.load(local, false).status());
+  for (int64_t local = 0; local < repro.range.count; ++local)
+    NVFP4_MOE_TRY(repro.load(local, false).status());
   if (shared == 1) NVFP4_MOE_TRY(repro.load(kSharedExpert, false).status());
   return repro;
 }
 
 }  // namespace
 
-Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch, bool with_output) {
+Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch,
+                   bool with_output) {
   const MoeOptions& options = layer.weights().config.options();
   const PackedWeights& weights = layer.weights();
   NVFP4_MOE_TRY(layer.check_batch(batch, nullptr, 0, with_output));
@@ -258,21 +277,29 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       {"range_first", std::to_string(weights.range.first)},
   };
   if (weights.scales.hidden) metadata["hidden_scale"] = float_text(*weights.scales.hidden);
-  if (weights.scales.intermediate) metadata["intermediate_scale"] = float_text(*weights.scales.intermediate);
+  if (weights.scales.intermediate)
+    metadata["intermediate_scale"] = float_text(*weights.scales.intermediate);
 
   std::vector<float> scales;  // (E [+ 1], 3)
-  for (const TensorScales& one : weights.tensor_scales) scales.insert(scales.end(), {one.gate, one.up, one.down});
+  for (const TensorScales& one : weights.tensor_scales)
+    scales.insert(scales.end(), {one.gate, one.up, one.down});
   const int64_t hidden_size = options.hidden_size;
   std::vector<NamedTensor> named_tensors;
   named_tensors.push_back(named_tensor("tensor_scales", DType::kF32,
-                                       {static_cast<int64_t>(weights.tensor_scales.size()), 3}, scales.data()));
-  named_tensors.push_back(named_tensor("hidden", batch.hidden_dtype, {batch.tokens, hidden_size}, batch.hidden));
-  named_tensors.push_back(named_tensor("topk_ids", batch.ids_dtype, {batch.tokens, options.top_k}, batch.topk_ids));
-  named_tensors.push_back(named_tensor("topk_weights", DType::kF32, {batch.tokens, options.top_k}, batch.topk_weights));
+                                       {static_cast<int64_t>(weights.tensor_scales.size()), 3},
+                                       scales.data()));
+  named_tensors.push_back(
+      named_tensor("hidden", batch.hidden_dtype, {batch.tokens, hidden_size}, batch.hidden));
+  named_tensors.push_back(
+      named_tensor("topk_ids", batch.ids_dtype, {batch.tokens, options.top_k}, batch.topk_ids));
+  named_tensors.push_back(
+      named_tensor("topk_weights", DType::kF32, {batch.tokens, options.top_k}, batch.topk_weights));
   if (batch.shared_weights != nullptr)
-    named_tensors.push_back(named_tensor("shared_weights", DType::kF32, {batch.tokens}, batch.shared_weights));
+    named_tensors.push_back(
+        named_tensor("shared_weights", DType::kF32, {batch.tokens}, batch.shared_weights));
   if (with_output)
-    named_tensors.push_back(named_tensor("output", batch.out_dtype, {batch.tokens, hidden_size}, batch.out));
+    named_tensors.push_back(
+        named_tensor("output", batch.out_dtype, {batch.tokens, hidden_size}, batch.out));
   const size_t batch_tensors = named_tensors.size();
 
   const int first = first_matrix(options.activation);
@@ -280,25 +307,29 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   for (int64_t local = 0; local < weights.range.count; ++local) experts.push_back(local);
   if (options.shared_intermediate_size > 0) experts.push_back(kSharedExpert);
   for (const int64_t expert : experts) {
-    const int64_t inner = expert == kSharedExpert ? options.shared_intermediate_size : options.intermediate_size;
+    const int64_t inner =
+        expert == kSharedExpert ? options.shared_intermediate_size : options.intermediate_size;
     for (int p = first; p < 3; ++p) {
       const int64_t rows = p == 2 ? hidden_size : inner;
       const int64_t cols = p == 2 ? inner : hidden_size;
       const std::string name = expert_prefix(expert) + kProjections[p];
       named_tensors.push_back(named_tensor(name + ".codes", DType::kU8, {rows, cols / 2}, nullptr));
-      named_tensors.push_back(named_tensor(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
+      named_tensors.push_back(
+          named_tensor(name + ".block_scales", DType::kF8E4M3, {rows, cols / 16}, nullptr));
     }
     if (!options.expert_biases || expert == kSharedExpert) continue;
     for (int p = first; p < 3; ++p)
-      named_tensors.push_back(named_tensor(expert_prefix(expert) + kProjections[p] + ".bias", DType::kF32,
-                                           {p == 2 ? hidden_size : inner}, nullptr));
+      named_tensors.push_back(named_tensor(expert_prefix(expert) + kProjections[p] + ".bias",
+                                           DType::kF32, {p == 2 ? hidden_size : inner}, nullptr));
   }
   std::vector<TensorInfo> infos;
   for (const NamedTensor& one : named_tensors) infos.push_back(one.info);
   // It holds weights and the tokens' hidden states: nobody's but this user's.
-  NVFP4_MOE_ASSIGN(auto writer, SafetensorsWriter::create(path, std::move(infos), metadata, kPrivateFileMode));
+  NVFP4_MOE_ASSIGN(auto writer,
+                   SafetensorsWriter::create(path, std::move(infos), metadata, kPrivateFileMode));
   for (size_t i = 0; i < batch_tensors; ++i)
-    NVFP4_MOE_TRY(writer.write({static_cast<const std::byte*>(named_tensors[i].data), named_tensors[i].size_bytes}));
+    NVFP4_MOE_TRY(writer.write(
+        {static_cast<const std::byte*>(named_tensors[i].data), named_tensors[i].size_bytes}));
   for (const int64_t expert : experts) {  // one unpacked expert in memory at a time
     ExpertBuffers buffers;
     NVFP4_MOE_TRY(layer.unpack_expert(expert, buffers));
@@ -307,7 +338,8 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
       NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(matrix->block_scales))));
     }
     if (!options.expert_biases || expert == kSharedExpert) continue;
-    for (const std::vector<float>* bias : {&buffers.gate_bias, &buffers.up_bias, &buffers.down_bias})
+    for (const std::vector<float>* bias :
+         {&buffers.gate_bias, &buffers.up_bias, &buffers.down_bias})
       NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(*bias))));
   }
   return writer.finish();
@@ -323,7 +355,9 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   LayerSource source;
   source.scales = repro.scales;
   source.name = path;
-  source.expert = [&repro](int64_t global_expert) { return repro.load(global_expert - repro.range.first); };
+  source.expert = [&repro](int64_t global_expert) {
+    return repro.load(global_expert - repro.range.first);
+  };
   source.shared_expert = [&repro] { return repro.load(kSharedExpert); };
   LayerOptions options;
   options.backend = backend;
@@ -336,14 +370,16 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   report.recorded_backend = repro.recorded_backend;
   report.tokens = repro.tokens;
   const int64_t values = repro.tokens * config->hidden_size;
-  const size_t out_bytes = static_cast<size_t>(values) * static_cast<size_t>(bits(repro.batch.out_dtype) / 8);
+  const size_t out_bytes =
+      static_cast<size_t>(values) * static_cast<size_t>(bits(repro.batch.out_dtype) / 8);
   std::vector<std::byte> out(out_bytes), expected(out_bytes);
   const auto floats = [&](const void* from) {
     std::vector<float> wide(static_cast<size_t>(values));
     to_floats(from, repro.batch.out_dtype, values, wide.data());
     return wide;
   };
-  const auto run_into = [&](const MoeLayer& layer, std::vector<std::byte>& into, RunStatus* status) -> Status {
+  const auto run_into = [&](const MoeLayer& layer, std::vector<std::byte>& into,
+                            RunStatus* status) -> Status {
     Batch batch = repro.batch;
     batch.out = into.data();
     NVFP4_MOE_ASSIGN(const TimedRun run, run_from_host(layer, batch));
@@ -356,16 +392,19 @@ Result<ReplayReport> replay(const std::string& path, const std::string& backend,
   report.describe = layer->describe_json();
   NVFP4_MOE_TRY(run_into(*layer, out, &report.status));
   options.device = "cpu";
-  NVFP4_MOE_ASSIGN(const auto reference, MoeLayer::open_on(kReferenceBackend, config, source, options));
+  NVFP4_MOE_ASSIGN(const auto reference,
+                   MoeLayer::open_on(kReferenceBackend, config, source, options));
   NVFP4_MOE_TRY(run_into(*reference, expected, nullptr));
 
   const LayerLimits limits = layer_limits(config);
   const std::vector<float> now = floats(out.data());
-  report.with_reference = compare(floats(expected.data()).data(), now.data(), repro.tokens, config->hidden_size);
+  report.with_reference =
+      compare(floats(expected.data()).data(), now.data(), repro.tokens, config->hidden_size);
   report.broken_reference_limit = broken_limit(report.with_reference, limits);
   if (repro.output) {
     report.same_bits = std::memcmp(repro.output->data(), out.data(), out_bytes) == 0;
-    report.with_output = compare(now.data(), floats(repro.output->data()).data(), repro.tokens, config->hidden_size);
+    report.with_output =
+        compare(now.data(), floats(repro.output->data()).data(), repro.tokens, config->hidden_size);
     report.broken_output_limit = broken_limit(*report.with_output, limits);
   }
   return report;

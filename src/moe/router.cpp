@@ -9,13 +9,14 @@ namespace nvfp4_moe::internal::router {
 namespace {
 
 // They keep every product of two of them, and their bytes, inside int64.
-constexpr int64_t kMostTokens = int64_t{1} << 30, kMostStride = int64_t{1} << 30, kMostVocab = int64_t{1} << 40;
+constexpr int64_t kMostTokens = int64_t{1} << 30, kMostStride = int64_t{1} << 30,
+                  kMostVocab = int64_t{1} << 40;
 constexpr int64_t kMostHiddenSize = int64_t{1} << 20;
 
 Status check_size(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
-  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + " to " + std::to_string(high) +
-                          ", got " + std::to_string(value));
+  return invalid_argument(std::string(name) + ": expected " + std::to_string(low) + " to " +
+                          std::to_string(high) + ", got " + std::to_string(value));
 }
 
 Status check_index_dtype(const char* name, DType dtype) {
@@ -26,7 +27,8 @@ Status check_index_dtype(const char* name, DType dtype) {
 // An array that the config asks for, or asks not to be given.
 Status check_asked(const char* name, const void* data, const char* option, bool asked) {
   if (asked == (data != nullptr)) return {};
-  return invalid_argument(std::string(name) + ": expected " + (asked ? "a pointer with " : "null without ") + option +
+  return invalid_argument(std::string(name) + ": expected " +
+                          (asked ? "a pointer with " : "null without ") + option +
                           (asked ? ", got null" : ", got a pointer"));
 }
 
@@ -35,11 +37,13 @@ bool left_out(const Array& array) { return array.data == nullptr; }
 
 Status check_arrays(const SelectExperts& call) {
   const auto [reads, writes] = arrays_of(call);
-  for (const Array* always : {&reads[0], &writes[0], &writes[1]}) NVFP4_MOE_TRY(check_array(*always));
+  for (const Array* always : {&reads[0], &writes[0], &writes[1]})
+    NVFP4_MOE_TRY(check_array(*always));
   for (size_t i = 0; i < writes.size(); ++i) {
     if (left_out(writes[i])) continue;
     NVFP4_MOE_TRY(check_array(writes[i]));
-    for (size_t earlier = 0; earlier < i; ++earlier) NVFP4_MOE_TRY(check_apart(writes[earlier], writes[i]));
+    for (size_t earlier = 0; earlier < i; ++earlier)
+      NVFP4_MOE_TRY(check_apart(writes[earlier], writes[i]));
   }
   for (const Array& read : reads) {
     if (left_out(read)) continue;
@@ -53,8 +57,8 @@ Status check_arrays(const SelectExperts& call) {
 Status check_vectors(const char* name, int64_t value, int64_t low, int64_t high) {
   NVFP4_MOE_TRY(check_size(name, value, low, high));
   if (value % kRouterVector == 0) return {};
-  return invalid_argument(std::string(name) + ": expected a multiple of " + std::to_string(kRouterVector) + ", got " +
-                          std::to_string(value));
+  return invalid_argument(std::string(name) + ": expected a multiple of " +
+                          std::to_string(kRouterVector) + ", got " + std::to_string(value));
 }
 
 // Aligned to a vector, which check_array does not ask for.
@@ -62,7 +66,8 @@ Status check_vector_array(const Array& array) {
   NVFP4_MOE_TRY(check_array(array));
   if (array.begin() % (kRouterVector * sizeof(uint16_t)) == 0) return {};
   return invalid_argument(std::string(array.name) +
-                          ": expected an address that is a multiple of 16, for its rows are read" + " by vectors");
+                          ": expected an address that is a multiple of 16, for its rows are read" +
+                          " by vectors");
 }
 
 // The given functions, or this build's.
@@ -73,7 +78,9 @@ Result<const DeviceRouter*> router_of(int index, const DeviceRouter* functions) 
   return functions;
 }
 
-Status check_device_index(int index) { return check_size("device (N of cuda:N)", index, 0, INT32_MAX); }
+Status check_device_index(int index) {
+  return check_size("device (N of cuda:N)", index, 0, INT32_MAX);
+}
 
 }  // namespace
 
@@ -81,7 +88,8 @@ SelectionArrays arrays_of(const SelectExperts& call) {
   const RouterConfig& config = call.config;
   const int64_t k = config.top_k, assignments = call.tokens * k;
   return {.reads = {{
-              {"logits", call.logits, call.logits_dtype, (call.tokens - 1) * call.logits_stride + config.num_experts},
+              {"logits", call.logits, call.logits_dtype,
+               (call.tokens - 1) * call.logits_stride + config.num_experts},
               {"correction_bias", call.correction_bias, DType::kF32, config.num_experts},
               {"token_ids", call.token_ids, call.token_ids_dtype, call.tokens},
               {"hash_table", call.hash_table, call.hash_table_dtype, call.vocab_size * k},
@@ -99,9 +107,11 @@ Status check_call(const RouterGemm& call) {
   NVFP4_MOE_TRY(check_vectors("hidden_size", call.hidden_size, kRouterVector, kMostHiddenSize));
   NVFP4_MOE_TRY(check_vectors("hidden_stride", call.hidden_stride, 0, kMostStride));
   if (call.logits_dtype != DType::kBf16 && call.logits_dtype != DType::kF32)
-    return invalid_argument("logits: expected BF16 or F32, got " + std::string(to_string(call.logits_dtype)));
+    return invalid_argument("logits: expected BF16 or F32, got " +
+                            std::string(to_string(call.logits_dtype)));
   if (call.tokens == 0) return {};
-  const Array hidden = {"hidden", call.hidden, DType::kBf16, (call.tokens - 1) * call.hidden_stride + call.hidden_size};
+  const Array hidden = {"hidden", call.hidden, DType::kBf16,
+                        (call.tokens - 1) * call.hidden_stride + call.hidden_size};
   const Array weight = {"weight", call.weight, DType::kBf16, call.num_experts * call.hidden_size};
   const Array logits = {"logits", call.logits, call.logits_dtype, call.tokens * call.num_experts};
   NVFP4_MOE_TRY(check_vector_array(hidden));
@@ -117,7 +127,8 @@ Status router_gemm(const RouterGemm& call) {
   return {};
 }
 
-Status device_router_gemm(int index, const RouterGemm& call, void* stream, const DeviceRouter* functions) {
+Status device_router_gemm(int index, const RouterGemm& call, void* stream,
+                          const DeviceRouter* functions) {
   NVFP4_MOE_TRY(check_device_index(index));
   NVFP4_MOE_TRY(check_call(call));
   NVFP4_MOE_ASSIGN(functions, router_of(index, functions));
@@ -138,9 +149,12 @@ Status check_call(const SelectExperts& call) {
     NVFP4_MOE_TRY(check_size("vocab_size", call.vocab_size, 1, kMostVocab));
   }
   if (call.tokens == 0) return {};
-  NVFP4_MOE_TRY(check_asked("correction_bias", call.correction_bias, "config.correction_bias", config.correction_bias));
-  NVFP4_MOE_TRY(check_asked("token_ids", call.token_ids, "config.hash_routing", config.hash_routing));
-  NVFP4_MOE_TRY(check_asked("hash_table", call.hash_table, "config.hash_routing", config.hash_routing));
+  NVFP4_MOE_TRY(check_asked("correction_bias", call.correction_bias, "config.correction_bias",
+                            config.correction_bias));
+  NVFP4_MOE_TRY(
+      check_asked("token_ids", call.token_ids, "config.hash_routing", config.hash_routing));
+  NVFP4_MOE_TRY(
+      check_asked("hash_table", call.hash_table, "config.hash_routing", config.hash_routing));
   return check_arrays(call);
 }
 
@@ -150,7 +164,8 @@ Status select_experts(const SelectExperts& call) {
   return {};
 }
 
-Status device_select_experts(int index, const SelectExperts& call, void* stream, const DeviceRouter* functions) {
+Status device_select_experts(int index, const SelectExperts& call, void* stream,
+                             const DeviceRouter* functions) {
   NVFP4_MOE_TRY(check_device_index(index));
   NVFP4_MOE_TRY(check_call(call));
   NVFP4_MOE_ASSIGN(functions, router_of(index, functions));

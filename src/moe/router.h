@@ -1,8 +1,9 @@
-// The front of a router, its GEMM and its selection: the checks of a call, once for C and Python, and where the work is done.
+// The front of a router, its GEMM and its selection: the checks of a call, once for C and Python,
+// and where the work is done.
 //
-// On the host the work is done when it returns. On a device it is enqueued in `stream`: nothing is allocated, waited for
-// or read back, so that a graph can hold it. kInvalidArgument names what is wrong before anything is written; no number
-// in an array is refused.
+// On the host the work is done when it returns. On a device it is enqueued in `stream`: nothing is
+// allocated, waited for or read back, so that a graph can hold it. kInvalidArgument names what is
+// wrong before anything is written; no number in an array is refused.
 #pragma once
 
 #include <array>
@@ -29,8 +30,10 @@ Status check_call(const SelectExperts& call);
 
 // Without tokens the arrays may be null.
 Status router_gemm(const RouterGemm& call);
-// On cuda:index, where all arrays lie. functions: null for those of this build; another table for tests of the front.
-Status device_router_gemm(int index, const RouterGemm& call, void* stream, const DeviceRouter* functions = nullptr);
+// On cuda:index, where all arrays lie. functions: null for those of this build; another table for
+// tests of the front.
+Status device_router_gemm(int index, const RouterGemm& call, void* stream,
+                          const DeviceRouter* functions = nullptr);
 // Without tokens the arrays may be null; with them, what the config does not ask for must be null.
 Status select_experts(const SelectExperts& call);
 // As device_router_gemm.

@@ -1,5 +1,6 @@
-// warmup: what a first call would otherwise pay for. On a host these are page faults of weights (a mapped cache above
-// all) and workspace, and threads that sleep; on a device its kernels are loaded.
+// warmup: what a first call would otherwise pay for. On a host these are page faults of weights (a
+// mapped cache above all) and workspace, and threads that sleep; on a device its kernels are
+// loaded.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -11,11 +12,12 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// One token and small, middle and large batches: the kernels that a plan chooses between. On a host the last count
-// gives every expert a row, so that all weights are read; a device loads a kernel when it is first launched, so that it
-// gets counts close enough to each other to reach every variant.
-std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range, bool on_device,
-                                   int64_t max_tokens) {
+// One token and small, middle and large batches: the kernels that a plan chooses between. On a host
+// the last count gives every expert a row, so that all weights are read; a device loads a kernel
+// when it is first launched, so that it gets counts close enough to each other to reach every
+// variant.
+std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range,
+                                   bool on_device, int64_t max_tokens) {
   const int64_t all_experts = (range.count + config->top_k - 1) / config->top_k;
   std::vector<int64_t> counts = {1, 8, 64, all_experts};
   if (on_device) {
@@ -33,14 +35,16 @@ constexpr size_t kSelectingTokens = 8;  // of the largest run that selects exper
 // Arrays in the memory that a backend reads: the caller's on a host, copies on a device.
 class InputArrays {
  public:
-  InputArrays(const Backend& backend, int device, void* stream) : backend_(backend), device_(device), stream_(stream) {}
+  InputArrays(const Backend& backend, int device, void* stream)
+      : backend_(backend), device_(device), stream_(stream) {}
 
   template <class T>
   Result<T*> place(std::vector<T>& values) {
     if (backend_.memory == nullptr) return values.data();
     const size_t size_bytes = values.size() * sizeof(T);
     NVFP4_MOE_ASSIGN(Buffer copy, backend_.allocate(size_bytes, device_, "warmup's batch"));
-    NVFP4_MOE_TRY(backend_.memory->to_device(device_, copy.data(), values.data(), size_bytes, stream_));
+    NVFP4_MOE_TRY(
+        backend_.memory->to_device(device_, copy.data(), values.data(), size_bytes, stream_));
     copies_.push_back(std::move(copy));
     return reinterpret_cast<T*>(copies_.back().data());
   }
@@ -54,7 +58,8 @@ class InputArrays {
 
 }  // namespace
 
-Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, const ProgressFn& progress) const {
+Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream,
+                        const ProgressFn& progress) const {
   NVFP4_MOE_TRY(check_process("warmup"));
   const auto start = std::chrono::steady_clock::now();
   const MoeConfig& config = weights_->config;
@@ -62,10 +67,11 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
       warmup_tokens(config, weights_->range, backend_->memory != nullptr, plan_.limits.max_tokens);
   const auto most = static_cast<size_t>(counts.back());
   const auto top_k = static_cast<size_t>(config->top_k);
-  std::vector<uint16_t> hidden(most * static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
-  std::vector<uint16_t> out(hidden.size());                                       // (most, H)
-  std::vector<int64_t> ids(most * top_k);                                         // (most, k) in turn
-  std::vector<float> weights(ids.size(), 1.0f);                                   // (most, k)
+  std::vector<uint16_t> hidden(most *
+                               static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
+  std::vector<uint16_t> out(hidden.size());                                // (most, H)
+  std::vector<int64_t> ids(most * top_k);                                  // (most, k) in turn
+  std::vector<float> weights(ids.size(), 1.0f);                            // (most, k)
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = weights_->range.global(static_cast<int64_t>(i) % weights_->range.count);
 
@@ -89,8 +95,10 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
     NVFP4_MOE_TRY(run_tokens(counts[i], nullptr));
     if (!progress) continue;
     const std::string item = std::to_string(counts[i]) + " tokens";
-    const double elapsed_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (!progress({"warmup", item, static_cast<int64_t>(i) + 1, static_cast<int64_t>(counts.size()), 0, 0, elapsed_s}))
+    const double elapsed_s =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!progress({"warmup", item, static_cast<int64_t>(i) + 1, static_cast<int64_t>(counts.size()),
+                   0, 0, elapsed_s}))
       return Status(Code::kCancelled, "warmup: cancelled after " + item);
   }
   SelectExperts selection;
@@ -98,7 +106,8 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
   selection.config.top_k = config->top_k;
   if (backend_->memory != nullptr && selection.config.check().ok()) {
     // Runs that select have kernels of their own, if few tokens do it and if many do.
-    std::vector<uint16_t> logits(kSelectingTokens * static_cast<size_t>(config->num_experts));  // bf16 zeros
+    std::vector<uint16_t> logits(kSelectingTokens *
+                                 static_cast<size_t>(config->num_experts));  // bf16 zeros
     NVFP4_MOE_ASSIGN(selection.logits, arrays.place(logits));
     selection.logits_stride = config->num_experts;
     selection.topk_ids = placed_ids;
@@ -110,7 +119,8 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream, c
       NVFP4_MOE_TRY(run_tokens(tokens, &selection));
     }
   }
-  // A device's arrays are freed here: its work with them is done once something small has come back.
+  // A device's arrays are freed here: its work with them is done once something small has come
+  // back.
   return read_status(workspace, workspace_bytes, stream).status();
 }
 

@@ -1,8 +1,8 @@
 // Counts the runs that read a layer's weights, or records that they are being replaced.
 //
-// One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the number of the process
-// (core/fork.h) that counted. In a forked child the parent's runs are not in flight, whatever the word is, and the
-// child's first use begins at 0.
+// One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the
+// number of the process (core/fork.h) that counted. In a forked child the parent's runs are not in
+// flight, whatever the word is, and the child's first use begins at 0.
 #pragma once
 
 #include <atomic>
@@ -16,8 +16,9 @@ namespace nvfp4_moe::internal {
 
 class WeightUses {
  public:
-  // One use of the weights, for as long as it lives; false while they are being replaced. Atomics only: a run takes no
-  // lock. A replacement that is only enqueued is over after one kernel launch of another thread, and is waited for.
+  // One use of the weights, for as long as it lives; false while they are being replaced. Atomics
+  // only: a run takes no lock. A replacement that is only enqueued is over after one kernel launch
+  // of another thread, and is waited for.
   class Use {
    public:
     explicit Use(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
@@ -31,7 +32,8 @@ class WeightUses {
           word = word_.load(std::memory_order_relaxed);
           continue;
         }
-        counted_ = word_.compare_exchange_weak(word, now + 1, std::memory_order_acquire, std::memory_order_relaxed);
+        counted_ = word_.compare_exchange_weak(word, now + 1, std::memory_order_acquire,
+                                               std::memory_order_relaxed);
         if (counted_) return;
       }
     }
@@ -49,8 +51,9 @@ class WeightUses {
     bool counted_ = false;
   };
 
-  // While it lives, uses begin a little later, so that those under way end at the same time: a replacement tries again
-  // and again, and would hardly find the weights at rest while several threads run the layer.
+  // While it lives, uses begin a little later, so that those under way end at the same time: a
+  // replacement tries again and again, and would hardly find the weights at rest while several
+  // threads run the layer.
   class HoldOff {
    public:
     explicit HoldOff(WeightUses& uses) : held_off_(uses.held_off_) {
@@ -64,28 +67,33 @@ class WeightUses {
     std::atomic<uint32_t>& held_off_;
   };
 
-  // Weights that nobody uses, to be written for as long as this lives; false if they are in use. only_enqueues: uses that
-  // begin meanwhile wait for its end.
+  // Weights that nobody uses, to be written for as long as this lives; false if they are in use.
+  // only_enqueues: uses that begin meanwhile wait for its end.
   class Replacement {
    public:
-    explicit Replacement(WeightUses& uses, bool only_enqueues = false) : word_(uses.word_), process_(fork_count()) {
+    explicit Replacement(WeightUses& uses, bool only_enqueues = false)
+        : word_(uses.word_), process_(fork_count()) {
       uint64_t word = word_.load(std::memory_order_relaxed);
       uint64_t now = of_process(word, process_);
       begun_ = now == at_rest(process_) &&
-               word_.compare_exchange_strong(word, only_enqueues ? enqueued(process_) : replaced(process_),
-                                             std::memory_order_acquire, std::memory_order_relaxed);
+               word_.compare_exchange_strong(
+                   word, only_enqueues ? enqueued(process_) : replaced(process_),
+                   std::memory_order_acquire, std::memory_order_relaxed);
       if (begun_) return;
       now = of_process(word, process_);
       const bool other = now == replaced(process_) || now == enqueued(process_);
       in_flight_ = other ? -1 : static_cast<int64_t>(now - at_rest(process_));
     }
     ~Replacement() {
-      if (begun_ && process_ == fork_count()) word_.store(at_rest(process_), std::memory_order_release);
+      if (begun_ && process_ == fork_count())
+        word_.store(at_rest(process_), std::memory_order_release);
     }
     Replacement(const Replacement&) = delete;
     Replacement& operator=(const Replacement&) = delete;
     explicit operator bool() const { return begun_; }
-    int64_t in_flight() const { return in_flight_; }  // uses, if it is false; -1: another replacement
+    int64_t in_flight() const {
+      return in_flight_;
+    }  // uses, if it is false; -1: another replacement
 
    private:
     std::atomic<uint64_t>& word_;
@@ -102,10 +110,12 @@ class WeightUses {
     return word >> 32 == process ? word : at_rest(process);
   }
 
-  // A use within another one must not wait for the replacement that waits for the outer one: it goes on after a moment.
+  // A use within another one must not wait for the replacement that waits for the outer one: it
+  // goes on after a moment.
   void let_pass() const {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
-    while (held_off_.load(std::memory_order_relaxed) != 0 && std::chrono::steady_clock::now() < until)
+    while (held_off_.load(std::memory_order_relaxed) != 0 &&
+           std::chrono::steady_clock::now() < until)
       std::this_thread::yield();
   }
 

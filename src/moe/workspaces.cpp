@@ -5,21 +5,25 @@
 
 namespace nvfp4_moe::internal {
 
-constinit std::array<WorkspaceClaim::Bucket, size_t{1} << WorkspaceClaim::kBucketBits> WorkspaceClaim::buckets_{};
+constinit std::array<WorkspaceClaim::Bucket, size_t{1} << WorkspaceClaim::kBucketBits>
+    WorkspaceClaim::buckets_{};
 
 Status WorkspaceClaim::busy() {
   return {Code::kBusy, "workspace: expected one that no other run is using, got one in use"};
 }
 
-Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream, uint64_t capture) {
+Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream,
+                                                  uint64_t capture) {
   {
     std::unique_ptr<Kept> outgrown;  // goes after the lock and before more is asked for
     const std::lock_guard lock(mutex_);
     auto found = kept_.end();  // the largest free one of the stream
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
       const Kept& kept = **it;
-      if (!kept.is_free() || kept.outgrown || kept.stream != stream || kept.capture != capture) continue;
-      if (found == kept_.end() || kept.buffer.size_bytes() > (*found)->buffer.size_bytes()) found = it;
+      if (!kept.is_free() || kept.outgrown || kept.stream != stream || kept.capture != capture)
+        continue;
+      if (found == kept_.end() || kept.buffer.size_bytes() > (*found)->buffer.size_bytes())
+        found = it;
     }
     if (found != kept_.end()) {
       if ((*found)->buffer.size_bytes() >= size_bytes) {
@@ -47,8 +51,9 @@ size_t WorkspacePool::release() {
   size_t released = 0;
   const std::lock_guard lock(mutex_);
   free.reserve(kept_.size());  // before anything moves
-  const auto first_free = std::stable_partition(kept_.begin(), kept_.end(),
-                                                [](const std::unique_ptr<Kept>& kept) { return !kept->is_free(); });
+  const auto first_free =
+      std::stable_partition(kept_.begin(), kept_.end(),
+                            [](const std::unique_ptr<Kept>& kept) { return !kept->is_free(); });
   for (auto it = first_free; it != kept_.end(); ++it) {
     released += (*it)->buffer.size_bytes();
     free.push_back(std::move(*it));

@@ -1,4 +1,5 @@
-// Workspaces: their sizes, which host runs are computing in them, and a pool for hosts that do not bring their own.
+// Workspaces: their sizes, which host runs are computing in them, and a pool for hosts that do not
+// bring their own.
 #pragma once
 
 #include <array>
@@ -20,8 +21,9 @@ namespace nvfp4_moe::internal {
 
 // The workspace size that was asked for last, by its token count.
 //
-// A size is a walk over a layer's arrays, some 80 ns. A call asks for it twice (to lease, and to check what it got),
-// and decoding asks for the same token count layer after layer and step after step.
+// A size is a walk over a layer's arrays, some 80 ns. A call asks for it twice (to lease, and to
+// check what it got), and decoding asks for the same token count layer after layer and step after
+// step.
 class LastSize {
  public:
   // compute(tokens), or what it was. tokens: 0 to 2^31 - 1. Any thread may call.
@@ -39,22 +41,26 @@ class LastSize {
   static constexpr int kSizeBits = 33;  // what is larger than 8 GiB is computed each time
   static constexpr uint64_t kMaxSize = (uint64_t{1} << kSizeBits) - 1;
   static constexpr uint64_t kNone = ~uint64_t{0};
-  mutable std::atomic<uint64_t> last_{kNone};  // tokens and size in one word, so that both are of one call
+  mutable std::atomic<uint64_t> last_{
+      kNone};  // tokens and size in one word, so that both are of one call
 };
 
-// Which workspaces host runs are computing in right now, so that two runs in one workspace are an error and no wrong
-// numbers.
+// Which workspaces host runs are computing in right now, so that two runs in one workspace are an
+// error and no wrong numbers.
 //
-// A workspace's own bytes cannot tell, since nobody need have initialized them: the addresses of those in use stand in
-// a table of the process. It is lock-free, two reads of a bucket of eight entries and one compare-and-swap: a run
-// writes its address into a free entry of the address's own bucket, then checks whether another entry there has it too.
-// Of runs that begin in one workspace at once at most one goes on. If a bucket is full, eight workspaces in use at
-// once whose addresses fall together, the next run is not watched.
+// A workspace's own bytes cannot tell, since nobody need have initialized them: the addresses of
+// those in use stand in a table of the process. It is lock-free, two reads of a bucket of eight
+// entries and one compare-and-swap: a run writes its address into a free entry of the address's own
+// bucket, then checks whether another entry there has it too. Of runs that begin in one workspace
+// at once at most one goes on. If a bucket is full, eight workspaces in use at once whose addresses
+// fall together, the next run is not watched.
 class WorkspaceClaim {
  public:
-  // workspace: a multiple of Arena::kAlignment; null claims nothing. false if another claim of it lives.
+  // workspace: a multiple of Arena::kAlignment; null claims nothing. false if another claim of it
+  // lives.
   explicit WorkspaceClaim(const void* workspace) {
-    // The low bits, which the address leaves free, are the process's: what a forked child's parent claimed is no claim.
+    // The low bits, which the address leaves free, are the process's: what a forked child's parent
+    // claimed is no claim.
     const uintptr_t process = fork_count() % Arena::kAlignment;
     const uintptr_t key = reinterpret_cast<uintptr_t>(workspace) | process;
     if (workspace == nullptr) return;
@@ -90,7 +96,8 @@ class WorkspaceClaim {
   };
 
   static size_t bucket_of(uintptr_t key) {
-    return static_cast<size_t>((uint64_t{key} / Arena::kAlignment * 0x9E37'79B9'7F4A'7C15u) >> (64 - kBucketBits));
+    return static_cast<size_t>((uint64_t{key} / Arena::kAlignment * 0x9E37'79B9'7F4A'7C15u) >>
+                               (64 - kBucketBits));
   }
   void end() {
     // In a child that was forked meanwhile, the entry may be another run's by now.
@@ -105,28 +112,33 @@ class WorkspaceClaim {
   bool granted_ = true;
 };
 
-// Workspaces for hosts that do not bring their own: one per stream, shared by all layers of a device.
+// Workspaces for hosts that do not bring their own: one per stream, shared by all layers of a
+// device.
 //
-// A lease is exclusive: while it lives no other lease gets the same bytes, so two threads that run layers at once get a
-// workspace each. On a device whose work is ordered by the stream, a lease may end as soon as the run is enqueued: the
-// next run in the same stream follows it. Host streams are all null. Any thread may call everything here.
+// A lease is exclusive: while it lives no other lease gets the same bytes, so two threads that run
+// layers at once get a workspace each. On a device whose work is ordered by the stream, a lease may
+// end as soon as the run is enqueued: the next run in the same stream follows it. Host streams are
+// all null. Any thread may call everything here.
 //
-// A graph uses its workspaces whenever it is replayed: what is leased while a stream is captured goes to runs of the
-// same stream and capture alone, and is kept until release() or the pool's end, also if a larger one follows.
+// A graph uses its workspaces whenever it is replayed: what is leased while a stream is captured
+// goes to runs of the same stream and capture alone, and is kept until release() or the pool's end,
+// also if a larger one follows.
 class WorkspacePool {
  public:
-  // Memory for work of that stream, 256-byte aligned. Called without a lock, as the end of a Buffer is.
+  // Memory for work of that stream, 256-byte aligned. Called without a lock, as the end of a Buffer
+  // is.
   using Allocate = std::function<Result<Buffer>(size_t size_bytes, void* stream)>;
   explicit WorkspacePool(Allocate allocate) : allocate_(std::move(allocate)) {}
 
   class Lease;
 
-  // At least size_bytes. Allocates only if the stream has no free workspace that is large enough; a smaller free one
-  // is given back before, so that a stream ends up with one workspace of the largest size that its runs asked for.
-  // capture: DeviceMemory's capture_id of the stream. A refused allocation leaves the pool usable.
+  // At least size_bytes. Allocates only if the stream has no free workspace that is large enough; a
+  // smaller free one is given back before, so that a stream ends up with one workspace of the
+  // largest size that its runs asked for. capture: DeviceMemory's capture_id of the stream. A
+  // refused allocation leaves the pool usable.
   Result<Lease> lease(size_t size_bytes, void* stream = nullptr, uint64_t capture = 0);
-  // Gives back every workspace that no lease holds, those of captures too, and says how many bytes they were. No graph
-  // whose capture leased here may be replayed afterwards.
+  // Gives back every workspace that no lease holds, those of captures too, and says how many bytes
+  // they were. No graph whose capture leased here may be replayed afterwards.
   size_t release();
 
  private:
@@ -149,7 +161,8 @@ class WorkspacePool {
     }
     // In a forked child the leases of the parent's other threads have ended.
     bool is_free() const {
-      return !leased.load(std::memory_order_acquire) || (process != fork_count() && thread != forking_thread());
+      return !leased.load(std::memory_order_acquire) ||
+             (process != fork_count() && thread != forking_thread());
     }
   };
   Allocate allocate_;

@@ -19,7 +19,8 @@ uint64_t store(const float* values, int64_t count, DType dtype, void* out) {
     if (dtype == DType::kF32)
       static_cast<float*>(out)[i] = values[i];
     else
-      static_cast<uint16_t*>(out)[i] = dtype == DType::kBf16 ? bf16_from_float(values[i]) : fp16_from_float(values[i]);
+      static_cast<uint16_t*>(out)[i] =
+          dtype == DType::kBf16 ? bf16_from_float(values[i]) : fp16_from_float(values[i]);
   }
   return nonfinite;
 }
@@ -66,7 +67,8 @@ Status AllReduce::run(const Batch& batch, std::byte* workspace, void* stream) {
   if (layer_.weights().config->shared_intermediate_size == 0) mine.shared_weights = nullptr;
   mine.out = s.partial;
   mine.out_dtype = DType::kF32;
-  RunStatus* const status = layer_.backend().memory == nullptr ? nullptr : s.status;  // on hosts sum copies it
+  RunStatus* const status =
+      layer_.backend().memory == nullptr ? nullptr : s.status;  // on hosts sum copies it
   NVFP4_MOE_TRY(layer_.run_local(mine, s.inner, s.inner_bytes, stream, status));
   return sum(batch, s, stream);
 }

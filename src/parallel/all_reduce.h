@@ -1,5 +1,6 @@
-// All-reduce: slots, this rank's experts in fp32, the sum over the ranks. The bits of the sum are the same over host, NCCL
-// and peer memory: each element is added in fp32 in the order of the ranks and rounded once.
+// All-reduce: slots, this rank's experts in fp32, the sum over the ranks. The bits of the sum are
+// the same over host, NCCL and peer memory: each element is added in fp32 in the order of the ranks
+// and rounded once.
 #pragma once
 
 #include <memory>
@@ -14,7 +15,9 @@ namespace nvfp4_moe::internal {
 
 class AllReduce : public RankCombine {
  public:
-  size_t workspace_bytes(int64_t tokens) const override { return spans(nullptr, tokens).size_bytes; }
+  size_t workspace_bytes(int64_t tokens) const override {
+    return spans(nullptr, tokens).size_bytes;
+  }
   Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) override;
   Status run(const Batch& batch, std::byte* workspace, void* stream) override;
 
@@ -46,14 +49,15 @@ class AllReduce : public RankCombine {
 class HostAllReduce : public AllReduce {
  public:
   HostAllReduce(MoeLayer& layer, const Ranks& ranks)
-      : AllReduce(layer, ranks, std::make_unique<HostSlots>(ranks.placement, ranks.config->top_k)) {}
+      : AllReduce(layer, ranks, std::make_unique<HostSlots>(ranks.placement, ranks.config->top_k)) {
+  }
 
  private:
   Status sum(const Batch& batch, const Spans& spans, void* stream) override;
 };
 
-// A small sum is gathered whole by every rank and added there, in one exchange; a large one is added shard by shard, and the
-// rounded shards are gathered.
+// A small sum is gathered whole by every rank and added there, in one exchange; a large one is
+// added shard by shard, and the rounded shards are gathered.
 class DeviceAllReduce : public AllReduce {
  public:
   DeviceAllReduce(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<Slots> slots);
@@ -67,13 +71,16 @@ class DeviceAllReduce : public AllReduce {
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
 };
 
-// A small sum is one kernel, which sends every value to every rank and adds what it receives. A large one is added shard by
-// shard: 6 bytes a value over the link instead of 4 for each other rank, and two barriers.
+// A small sum is one kernel, which sends every value to every rank and adds what it receives. A
+// large one is added shard by shard: 6 bytes a value over the link instead of 4 for each other
+// rank, and two barriers.
 class PeerAllReduce : public AllReduce {
  public:
   // Collective: reserves the memory that the ranks write to.
-  static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<Slots> slots);
-  // Bytes that a rank sends to all others for a sum of that many values, in runs of at most max_values, including flags.
+  static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks,
+                                                   std::unique_ptr<Slots> slots);
+  // Bytes that a rank sends to all others for a sum of that many values, in runs of at most
+  // max_values, including flags.
   static int64_t sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype);
 
  private:

@@ -1,6 +1,7 @@
-// Greedy replicas and packing, after the balancer that DeepSeek published with its V3 (without its groups of experts),
-// and a search by exchanges of pairs behind it. Greedy replicas make the heaviest slot light and not the heaviest rank, so
-// fewer of them are tried as well, and so are experts dealt out in turn; the most even result counts.
+// Greedy replicas and packing, after the balancer that DeepSeek published with its V3 (without its
+// groups of experts), and a search by exchanges of pairs behind it. Greedy replicas make the
+// heaviest slot light and not the heaviest rank, so fewer of them are tried as well, and so are
+// experts dealt out in turn; the most even result counts.
 #include "parallel/balance.h"
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them if they crawl.
+// Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them
+// if they crawl.
 constexpr int kMostExchanges = 10000;
 // The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
@@ -26,7 +28,8 @@ struct RankSlots {
   double load = 0;
 
   bool has(int64_t expert) const {
-    return std::any_of(replicas.begin(), replicas.end(), [expert](const Replica& r) { return r.expert == expert; });
+    return std::any_of(replicas.begin(), replicas.end(),
+                       [expert](const Replica& r) { return r.expert == expert; });
   }
   void add(const Replica& replica) {
     replicas.push_back(replica);
@@ -40,9 +43,10 @@ struct RankSlots {
   }
 };
 
-// How many slots each expert gets. `hot` of those beyond one an expert go, one by one, to whichever has the most load a
-// slot; the others to experts with the least load, if they are out of the way.
-std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots, int64_t hot) {
+// How many slots each expert gets. `hot` of those beyond one an expert go, one by one, to whichever
+// has the most load a slot; the others to experts with the least load, if they are out of the way.
+std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots,
+                                    int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
   for (auto left = slots - static_cast<int64_t>(load.size()); left > 0; --left, --hot) {
     size_t best = load.size();
@@ -59,7 +63,8 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, if `expert` is given, none of it; world if there is none.
+// The rank with the least load that has room and, if `expert` is given, none of it; world if there
+// is none.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -70,9 +75,11 @@ size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t exper
 }
 
 void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) {
-  if (const size_t rank = lightest(ranks, slots, replica.expert); rank < ranks.size()) return ranks[rank].add(replica);
-  // Only ranks that have the expert have room. A full rank without it gives one of its own, of which the roomy rank has
-  // none: there is one, since the full rank has more experts than the other.
+  if (const size_t rank = lightest(ranks, slots, replica.expert); rank < ranks.size())
+    return ranks[rank].add(replica);
+  // Only ranks that have the expert have room. A full rank without it gives one of its own, of
+  // which the roomy rank has none: there is one, since the full rank has more experts than the
+  // other.
   const size_t roomy = lightest(ranks, slots, -1);
   for (RankSlots& full : ranks) {
     if (full.has(replica.expert)) continue;
@@ -84,10 +91,12 @@ void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) 
   }
 }
 
-// Exchanges the pair that makes the heavier of the heaviest rank and another lightest. False if none does.
+// Exchanges the pair that makes the heavier of the heaviest rank and another lightest. False if
+// none does.
 bool exchange_one(std::vector<RankSlots>& ranks) {
-  const auto heaviest = std::max_element(ranks.begin(), ranks.end(),
-                                         [](const RankSlots& a, const RankSlots& b) { return a.load < b.load; });
+  const auto heaviest =
+      std::max_element(ranks.begin(), ranks.end(),
+                       [](const RankSlots& a, const RankSlots& b) { return a.load < b.load; });
   RankSlots* other = nullptr;
   size_t mine = 0, theirs = 0;
   double best = heaviest->load * (1 - 1e-9);  // by more than rounding
@@ -114,11 +123,14 @@ bool exchange_one(std::vector<RankSlots>& ranks) {
 }
 
 Replica replica_of(std::span<const uint64_t> load, int64_t expert, int64_t count) {
-  return {expert, static_cast<double>(load[static_cast<size_t>(expert)]) / static_cast<double>(count)};
+  return {expert,
+          static_cast<double>(load[static_cast<size_t>(expert)]) / static_cast<double>(count)};
 }
 
-std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, size_t slots, int64_t hot) {
-  const std::vector<int64_t> counts = count_replicas(load, world, static_cast<int64_t>(slots) * world, hot);
+std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, size_t slots,
+                                    int64_t hot) {
+  const std::vector<int64_t> counts =
+      count_replicas(load, world, static_cast<int64_t>(slots) * world, hot);
   std::vector<Replica> replicas;
   for (size_t expert = 0; expert < load.size(); ++expert)
     replicas.insert(replicas.end(), static_cast<size_t>(counts[expert]),
@@ -130,18 +142,20 @@ std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, s
   return ranks;
 }
 
-// The experts, heaviest first, dealt out in turn, and from the first one again: none twice on a rank, since a rank takes
-// at most as many as there are, one after another.
+// The experts, heaviest first, dealt out in turn, and from the first one again: none twice on a
+// rank, since a rank takes at most as many as there are, one after another.
 std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, size_t slots) {
   std::vector<int64_t> order(load.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return load[static_cast<size_t>(a)] > load[static_cast<size_t>(b)]; });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    return load[static_cast<size_t>(a)] > load[static_cast<size_t>(b)];
+  });
   const size_t all = slots * static_cast<size_t>(world);
   std::vector<RankSlots> ranks(static_cast<size_t>(world));
   for (size_t at = 0; at < all; ++at) {
     const size_t place_in_order = at % order.size();
-    const auto count = static_cast<int64_t>(all / order.size() + (place_in_order < all % order.size() ? 1 : 0));
+    const auto count =
+        static_cast<int64_t>(all / order.size() + (place_in_order < all % order.size() ? 1 : 0));
     ranks[at / slots].add(replica_of(load, order[place_in_order], count));
   }
   return ranks;
@@ -166,20 +180,23 @@ double imbalance(std::span<const uint64_t> load, const Placement& placement) {
   for (int64_t slot = 0; slot < placement.slots(); ++slot) {
     const int64_t expert = placement.expert_of(slot);
     ranks[static_cast<size_t>(placement.rank_of(slot))] +=
-        static_cast<double>(load[static_cast<size_t>(expert)]) / static_cast<double>(placement.replicas(expert));
+        static_cast<double>(load[static_cast<size_t>(expert)]) /
+        static_cast<double>(placement.replicas(expert));
   }
   const double total = std::accumulate(ranks.begin(), ranks.end(), 0.0);
   if (total == 0) return 1;
   return *std::max_element(ranks.begin(), ranks.end()) * placement.world() / total;
 }
 
-Result<Placement> propose_placement(std::span<const uint64_t> load, int world, int64_t slots_per_rank) {
+Result<Placement> propose_placement(std::span<const uint64_t> load, int world,
+                                    int64_t slots_per_rank) {
   const auto experts = static_cast<int64_t>(load.size());
   NVFP4_MOE_TRY(Placement::contiguous(experts, world).status());
   if (slots_per_rank > experts || slots_per_rank < (experts + world - 1) / world)
-    return invalid_argument("slots of a rank: expected " + std::to_string((experts + world - 1) / world) + " to " +
-                            std::to_string(experts) + " for " + std::to_string(experts) + " experts on " +
-                            std::to_string(world) + " ranks, got " + std::to_string(slots_per_rank));
+    return invalid_argument(
+        "slots of a rank: expected " + std::to_string((experts + world - 1) / world) + " to " +
+        std::to_string(experts) + " for " + std::to_string(experts) + " experts on " +
+        std::to_string(world) + " ranks, got " + std::to_string(slots_per_rank));
   const auto slots = static_cast<size_t>(slots_per_rank);
   const int64_t spare = slots_per_rank * world - experts, tries = std::min(spare, kMostTries);
   Placement best = improved(dealt_ranks(load, world, slots), experts);

@@ -7,8 +7,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A device's memory, as exchange/peers.h shares it, by a backend's functions. facts: of a device that device_peers and
-// device_memory know.
+// A device's memory, as exchange/peers.h shares it, by a backend's functions. facts: of a device
+// that device_peers and device_memory know.
 class BackendPeerDevice : public PeerDevice {
  public:
   explicit BackendPeerDevice(const DeviceFacts& facts)
@@ -19,10 +19,12 @@ class BackendPeerDevice : public PeerDevice {
 
   int index() const override { return index_; }
   Result<std::string> pci_address() override { return topology_.pci_address(index_); }
-  Result<PeerReach> reach(const std::string& pci_address) override { return topology_.reach(index_, pci_address); }
+  Result<PeerReach> reach(const std::string& pci_address) override {
+    return topology_.reach(index_, pci_address);
+  }
   Result<Buffer> allocate_zeros(int64_t size_bytes) override {
-    NVFP4_MOE_ASSIGN(Buffer memory,
-                     memory_.allocate(static_cast<size_t>(size_bytes), index_, "memory for other ranks"));
+    NVFP4_MOE_ASSIGN(Buffer memory, memory_.allocate(static_cast<size_t>(size_bytes), index_,
+                                                     "memory for other ranks"));
     NVFP4_MOE_TRY(peers_.clear(index_, memory.data(), size_bytes));
     return memory;
   }
@@ -46,7 +48,9 @@ class BackendPeerDevice : public PeerDevice {
     NVFP4_MOE_TRY(peers_.make_host_words(index_, &made.words, &made.on_device));
     return made;
   }
-  void drop_host_words(const HostWords& words) override { peers_.drop_host_words(index_, words.words); }
+  void drop_host_words(const HostWords& words) override {
+    peers_.drop_host_words(index_, words.words);
+  }
 
  private:
   const int index_;
@@ -58,7 +62,8 @@ class BackendPeerDevice : public PeerDevice {
 Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
   uint32_t *word = nullptr, *on_device = nullptr;
   NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
-  // When it is dropped the layers have gone, and by the freeing of their memory whatever reads it has ended.
+  // When it is dropped the layers have gone, and by the freeing of their memory whatever reads it
+  // has ended.
   return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
                                             [&ranks, device](const FailureWord* dropped) {
                                               ranks.drop_host_word(device, dropped->word);
@@ -68,32 +73,37 @@ Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& 
 
 }  // namespace
 
-Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library, void* communicator) {
+Status use_nccl(Exchange& exchange, const std::string& device, const std::string& library,
+                void* communicator) {
   struct Call {
     Exchange& exchange;
     NcclOptions options;
   } call{exchange, {library, communicator, {}, {}, {}}};
   const auto find = [&]() -> Result<DeviceFacts> {
-    if (exchange.device() != nullptr) return invalid_argument("nccl: expected an exchange without it, got one with it");
+    if (exchange.device() != nullptr)
+      return invalid_argument("nccl: expected an exchange without it, got one with it");
     if (exchange.peers() != nullptr)
       return invalid_argument("nccl: expected an exchange without peers, got one with them");
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
-    if (device_ranks(facts.kind) == nullptr) return unsupported("nccl: expected a device cuda:N, got " + device);
+    if (device_ranks(facts.kind) == nullptr)
+      return unsupported("nccl: expected a device cuda:N, got " + device);
     return facts;
   };
   const Result<DeviceFacts> facts = find();
   NVFP4_MOE_TRY(exchange.agree(facts.status()));
   const DeviceRanks& ranks = *device_ranks(facts->kind);
   const int index = facts->index;
-  call.options.events = {[&ranks, index](void** event, void* stream) { return ranks.set_event(index, event, stream); },
-                         [&ranks, index](void* event) { return ranks.event_reached(index, event); },
-                         [&ranks, index](void* event) { ranks.drop_event(index, event); }};
+  call.options.events = {
+      [&ranks, index](void** event, void* stream) { return ranks.set_event(index, event, stream); },
+      [&ranks, index](void* event) { return ranks.event_reached(index, event); },
+      [&ranks, index](void* event) { ranks.drop_event(index, event); }};
   call.options.on_device = [&ranks, index](const std::function<void()>& body) {
     const auto run = [](void* argument) -> Status {
       (*static_cast<const std::function<void()>*>(argument))();
       return {};
     };
-    if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok()) body();  // it ends all the same
+    if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok())
+      body();  // it ends all the same
   };
   const auto word = make_failure_word(ranks, index);
   NVFP4_MOE_TRY(exchange.agree(word.status()));
@@ -113,12 +123,14 @@ Status use_peers(Exchange& exchange, const std::string& device) {
       return invalid_argument("peers: expected an exchange without devices, got one with " +
                               exchange.device_link()->describe());
     NVFP4_MOE_ASSIGN(DeviceFacts facts, device_facts(device));
-    if (device_peers(facts.kind) == nullptr) return unsupported("peers: expected a device cuda:N, got " + device);
+    if (device_peers(facts.kind) == nullptr)
+      return unsupported("peers: expected a device cuda:N, got " + device);
     return facts;
   };
   const Result<DeviceFacts> facts = find();
   NVFP4_MOE_TRY(exchange.agree(facts.status()));
-  NVFP4_MOE_ASSIGN(auto peers, connect_peers(exchange, std::make_unique<BackendPeerDevice>(*facts)));
+  NVFP4_MOE_ASSIGN(auto peers,
+                   connect_peers(exchange, std::make_unique<BackendPeerDevice>(*facts)));
   exchange.set_peers(std::move(peers));
   return {};
 }

@@ -1,11 +1,13 @@
-// All-to-all on devices: what DeviceAllToAll, over NCCL, and PeerAllToAll, over memory that all ranks reach, share.
+// All-to-all on devices: what DeviceAllToAll, over NCCL, and PeerAllToAll, over memory that all
+// ranks reach, share.
 //
 //   source rank   ids to slots; route, quantize                     tokens (T) -> codes and scales
 //   dispatch      packets of this rank's tokens to their expert ranks
 //   expert rank   take, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
 //   combine       rows back; on the source rank the shared expert, and combine in the order of k
-// The steps are the backend's own and single, so that the bits are those of one rank with all experts. Rows come back to
-// where combine reads them: only row_of_assignment indexes them, and nothing is copied.
+// The steps are the backend's own and single, so that the bits are those of one rank with all
+// experts. Rows come back to where combine reads them: only row_of_assignment indexes them, and
+// nothing is copied.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +38,9 @@ class DeviceReport {
 
 class AllToAllOnDevice : public RankCombine {
  public:
-  size_t workspace_bytes(int64_t tokens) const override { return spans(nullptr, tokens).size_bytes; }
+  size_t workspace_bytes(int64_t tokens) const override {
+    return spans(nullptr, tokens).size_bytes;
+  }
   Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) override;
   Status run(const Batch& batch, std::byte* workspace, void* stream) override;
   Status report(void* stream) override;
@@ -62,23 +66,27 @@ class AllToAllOnDevice : public RankCombine {
     std::byte* recv_rows = nullptr;   // under a capacity; else they come to the source's rows_out
     size_t size_bytes = 0;
   };
-  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays, and how its steps run.
+  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays, and
+  // how its steps run.
   struct Side {
     Batch batch;
     Arena arena;
     LayerBuffers buffers;
     const RunPlan* plan;
-    StepContext step(const PackedWeights& weights, void* stream, const AwaitedRows* awaited = nullptr) const {
+    StepContext step(const PackedWeights& weights, void* stream,
+                     const AwaitedRows* awaited = nullptr) const {
       return {weights, batch, buffers, serial_executor(), arena, stream, plan, awaited};
     }
   };
 
-  AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+  AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+                   DeviceReport report);
   Slots& slots() override { return *slots_; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
   // The expert rank's call, without the addresses of packets.
-  TakePackets take_call(const Spans& spans, const MessageLayout& layout, const std::byte* packets) const;
+  TakePackets take_call(const Spans& spans, const MessageLayout& layout,
+                        const std::byte* packets) const;
   // The call that packs source.buffers' tokens. Packed: PackPackets or PushPackets.
   template <class Packed>
   void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
@@ -96,9 +104,11 @@ class AllToAllOnDevice : public RankCombine {
   virtual Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) = 0;
   // mine failed: nothing was prepared.
   virtual Status gather(int64_t tokens, const Status& mine, bool captured) = 0;
-  virtual Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) = 0;
+  virtual Status dispatch(const Batch& batch, const Spans& spans, const Side& source,
+                          void* stream) = 0;
   // The expert rank's steps, and its rows back to their source ranks.
-  virtual Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) = 0;
+  virtual Status work(const Spans& spans, const StepContext& source, const Side& expert,
+                      void* stream) = 0;
   virtual void await(AwaitedRows& awaited, const Spans& spans) const = 0;
 
   const std::unique_ptr<DeviceSlots> slots_;
@@ -129,20 +139,23 @@ class AllToAllOnDevice : public RankCombine {
 template <class Packed>
 void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& source) const {
   const MoeConfig& config = layer_.weights().config;
-  const auto arrays = wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size);
+  const auto arrays =
+      wire_arrays(source.buffers.routed.hidden, config->activation_format, config->hidden_size);
   std::copy(arrays.begin(), arrays.end(), call.arrays);
   call.slots = spans.slots;
   call.weights = source.batch.topk_weights;
   call.first_of_rank = slots_->first_of_rank();
 }
 
-// Over NCCL. Without a capacity a run waits once for the device, for the exchange counts, and cannot be captured. Under a
-// capacity it waits for nothing: how long messages are depends on how many tokens their source rank has, and not on the
-// routing; counts travel in their headers, and a run in which a rank had too many tokens for another gives NaN on every
-// rank and a failure of status.
+// Over NCCL. Without a capacity a run waits once for the device, for the exchange counts, and
+// cannot be captured. Under a capacity it waits for nothing: how long messages are depends on how
+// many tokens their source rank has, and not on the routing; counts travel in their headers, and a
+// run in which a rank had too many tokens for another gives NaN on every rank and a failure of
+// status.
 class DeviceAllToAll : public AllToAllOnDevice {
  public:
-  DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+  DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+                 DeviceReport report);
 
  private:
   // Of the messages of a source rank with this many tokens.
@@ -152,11 +165,15 @@ class DeviceAllToAll : public AllToAllOnDevice {
   void take_more(Spans& spans, int64_t tokens, Arena& arena) const override;
   int64_t received() const override { return counts_.received(); }
   int64_t packets() const override;
-  void* rows_out(const Spans& spans) const override { return counts_.fixed() ? spans.recv_rows : nullptr; }
+  void* rows_out(const Spans& spans) const override {
+    return counts_.fixed() ? spans.recv_rows : nullptr;
+  }
   Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) override;
   Status gather(int64_t tokens, const Status& mine, bool captured) override;
-  Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) override;
-  Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) override;
+  Status dispatch(const Batch& batch, const Spans& spans, const Side& source,
+                  void* stream) override;
+  Status work(const Spans& spans, const StepContext& source, const Side& expert,
+              void* stream) override;
   void await(AwaitedRows& awaited, const Spans& spans) const override;
   Status run_experts(const Spans& spans, const Side& expert, void* stream);
 
@@ -167,24 +184,29 @@ class DeviceAllToAll : public AllToAllOnDevice {
   bool captured_ = false;                         // between begin and run
 };
 
-// Over peer memory. A packet's place depends on its source rank and token, and a row's on its token and k. So nothing is
-// counted, everything fits, only what there is goes over the link, and no host waits: a run can be captured. For the same
-// reason a capacity changes nothing. Each packet and each row carries a flag, and nothing else is waited for.
+// Over peer memory. A packet's place depends on its source rank and token, and a row's on its token
+// and k. So nothing is counted, everything fits, only what there is goes over the link, and no host
+// waits: a run can be captured. For the same reason a capacity changes nothing. Each packet and
+// each row carries a flag, and nothing else is waited for.
 class PeerAllToAll : public AllToAllOnDevice {
  public:
   // Collective: reserves the memory that the ranks write to.
   static Result<std::unique_ptr<RankCombine>> make(MoeLayer& layer, const Ranks& ranks,
-                                                   std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+                                                   std::unique_ptr<DeviceSlots> slots,
+                                                   DeviceReport report);
 
  private:
-  PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report);
+  PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+               DeviceReport report);
   int64_t received() const override { return world() * max_tokens(); }
   int64_t packets() const override;
   void* rows_out(const Spans&) const override { return rows_.of_rank[rank()]; }
   Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) override;
   Status gather(int64_t tokens, const Status& mine, bool captured) override;
-  Status dispatch(const Batch& batch, const Spans& spans, const Side& source, void* stream) override;
-  Status work(const Spans& spans, const StepContext& source, const Side& expert, void* stream) override;
+  Status dispatch(const Batch& batch, const Spans& spans, const Side& source,
+                  void* stream) override;
+  Status work(const Spans& spans, const StepContext& source, const Side& expert,
+              void* stream) override;
   void await(AwaitedRows& awaited, const Spans& spans) const override;
 
   const DevicePeers& peers_;

@@ -11,7 +11,8 @@ Result<DeviceReport> DeviceReport::make(const MoeLayer& layer) {
   const int device = layer.weights().device;
   DeviceReport made;
   const WireReport none;
-  NVFP4_MOE_ASSIGN(made.report_, memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
+  NVFP4_MOE_ASSIGN(made.report_,
+                   memory.allocate(sizeof(WireReport), device, "report of all_to_all"));
   NVFP4_MOE_TRY(memory.to_device(device, made.report_.data(), &none, sizeof(none), nullptr));
   return made;
 }
@@ -29,15 +30,16 @@ Result<WireReport> DeviceReport::take(const MoeLayer& layer, void* stream) const
 
 const RunPlan* AllToAllOnDevice::LastPlan::of(const MoeLayer& layer, const Batch& batch) {
   const bool aligned = reinterpret_cast<uintptr_t>(batch.hidden) % 16 == 0;
-  if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype || hidden_aligned_ != aligned) {
+  if (tokens_ != batch.tokens || hidden_dtype_ != batch.hidden_dtype ||
+      hidden_aligned_ != aligned) {
     tokens_ = batch.tokens, hidden_dtype_ = batch.hidden_dtype, hidden_aligned_ = aligned;
     plan_ = layer.backend().steps->plan(layer.weights(), layer.plan(), batch);
   }
   return plan_.get();
 }
 
-AllToAllOnDevice::AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
-                                   DeviceReport report)
+AllToAllOnDevice::AllToAllOnDevice(MoeLayer& layer, const Ranks& ranks,
+                                   std::unique_ptr<DeviceSlots> slots, DeviceReport report)
     : RankCombine(layer, ranks),
       slots_(std::move(slots)),
       packet_steps_(*device_packets(layer.plan().device.kind)),
@@ -53,7 +55,8 @@ Status AllToAllOnDevice::on_device(Body body) const {
 AllToAllOnDevice::Spans AllToAllOnDevice::spans(std::byte* workspace, int64_t tokens) const {
   const PackedWeights& packed = layer_.weights();
   const auto bytes_of = [&](int64_t most) {
-    return static_cast<int64_t>(layer_.backend().workspace_bytes(packed.config, packed.range, layer_.plan(), most));
+    return static_cast<int64_t>(
+        layer_.backend().workspace_bytes(packed.config, packed.range, layer_.plan(), most));
   };
   Arena arena(workspace, layer_.plan().limits.guard_bytes);
   Spans spans;
@@ -71,7 +74,8 @@ AllToAllOnDevice::Spans AllToAllOnDevice::spans(std::byte* workspace, int64_t to
 
 AllToAllOnDevice::Side AllToAllOnDevice::side(const Batch& batch, std::byte* workspace) const {
   Side side{batch, Arena(workspace, layer_.plan().limits.guard_bytes), {}, nullptr};
-  side.buffers = layer_buffers(layer_.weights().config, layer_.weights().range, batch.tokens, side.arena);
+  side.buffers =
+      layer_buffers(layer_.weights().config, layer_.weights().range, batch.tokens, side.arena);
   return side;
 }
 
@@ -99,12 +103,14 @@ TakePackets AllToAllOnDevice::take_call(const Spans& spans, const MessageLayout&
   return take;
 }
 
-Status AllToAllOnDevice::begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) {
+Status AllToAllOnDevice::begin(const Batch& batch, std::byte* workspace, void* stream,
+                               Status mine) {
   bool captured = false;
   const auto enqueue = [&]() -> Status {
     NVFP4_MOE_ASSIGN(const uint64_t capture, layer_.backend().memory->capture_id(stream));
     captured = capture != 0;
-    return on_device([&] { return prepare(batch, spans(workspace, batch.tokens), captured, stream); });
+    return on_device(
+        [&] { return prepare(batch, spans(workspace, batch.tokens), captured, stream); });
   };
   if (mine.ok()) mine = enqueue();
   return gather(batch.tokens, mine, captured);
@@ -135,13 +141,15 @@ Status AllToAllOnDevice::run(const Batch& batch, std::byte* workspace, void* str
 Status AllToAllOnDevice::report(void* stream) {
   NVFP4_MOE_ASSIGN(const WireReport seen, report_.take(layer_, stream));
   if (seen.wrong > 0)
-    return io_error("dispatch: expected packets of slots of rank " + std::to_string(rank()) + ", got " +
-                    std::to_string(seen.wrong) + " others; out is NaN");
+    return io_error("dispatch: expected packets of slots of rank " + std::to_string(rank()) +
+                    ", got " + std::to_string(seen.wrong) + " others; out is NaN");
   if (seen.runs == 0) return {};
-  const Status most = PacketCounts::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
-                                             seen.most & 0xFFFF, ranks_.capacity);
-  return {most.code(), most.message() + "; out is NaN on every rank in " + std::to_string(seen.runs) +
-                           (seen.runs == 1 ? " run" : " runs") + " since status was last asked for"};
+  const Status most =
+      PacketCounts::too_many(static_cast<int64_t>(seen.most >> 32), seen.most >> 16 & 0xFFFF,
+                             seen.most & 0xFFFF, ranks_.capacity);
+  return {most.code(), most.message() + "; out is NaN on every rank in " +
+                           std::to_string(seen.runs) + (seen.runs == 1 ? " run" : " runs") +
+                           " since status was last asked for"};
 }
 
 }  // namespace nvfp4_moe::internal

@@ -1,5 +1,5 @@
-// What ranks send each other before a run's data: how many tokens each has, whether it can run, and, for all_to_all, how
-// many packets and rows go between each two ranks.
+// What ranks send each other before a run's data: how many tokens each has, whether it can run,
+// and, for all_to_all, how many packets and rows go between each two ranks.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +17,9 @@ class ExchangeCounts {
   // counts: how many numbers each rank sends.
   ExchangeCounts(int world, int64_t counts);
 
-  // Ok on every rank or on none: fails with the failure of the lowest rank that has one, and with kInvalidArgument if
-  // only some of the ranks capture their stream (`captured`): a graph is replayed by all or by none. Allocates nothing
-  // of its own.
+  // Ok on every rank or on none: fails with the failure of the lowest rank that has one, and with
+  // kInvalidArgument if only some of the ranks capture their stream (`captured`): a graph is
+  // replayed by all or by none. Allocates nothing of its own.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts = {});
   // Of the last gather.
@@ -35,17 +35,19 @@ class ExchangeCounts {
   std::vector<std::byte> messages_;  // (world, bytes_)
 };
 
-// The exchange counts of all_to_all. How many packets and rows a message holds is either what the ranks have sent, or,
-// under a fixed capacity, what the capacity and the source rank's tokens allow: known to all ranks, and the same for any
-// routing.
+// The exchange counts of all_to_all. How many packets and rows a message holds is either what the
+// ranks have sent, or, under a fixed capacity, what the capacity and the source rank's tokens
+// allow: known to all ranks, and the same for any routing.
 class PacketCounts : public ExchangeCounts {
  public:
-  // capacity: tokens from one rank to another, at most; fixed: every message is as long as such a number can make it.
+  // capacity: tokens from one rank to another, at most; fixed: every message is as long as such a
+  // number can make it.
   PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k);
 
-  // counts: for each rank the tokens and the rows that this one has for it. Also fails, on all ranks, if one has more
-  // tokens than the capacity for another.
-  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured, std::span<const int64_t> counts);
+  // counts: for each rank the tokens and the rows that this one has for it. Also fails, on all
+  // ranks, if one has more tokens than the capacity for another.
+  Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
+                std::span<const int64_t> counts);
 
   // As gathered.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }

@@ -18,25 +18,31 @@ void add(RunStatus& to, const RunStatus& intermediate) {
 
 // Calls body(token, k) for the assignments of `rank`, token by token.
 template <class Body>
-void for_assignments(const Placement& placement, const int32_t* slots, int64_t tokens, int64_t top_k, int rank,
-                     const Body& body) {
+void for_assignments(const Placement& placement, const int32_t* slots, int64_t tokens,
+                     int64_t top_k, int rank, const Body& body) {
   const int64_t first = placement.first_slot(rank), end = placement.first_slot(rank + 1);
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t k = 0; k < top_k; ++k)
-      if (const int64_t slot = slots[token * top_k + k]; slot >= first && slot < end) body(token, k);
+      if (const int64_t slot = slots[token * top_k + k]; slot >= first && slot < end)
+        body(token, k);
 }
 
 constexpr uint8_t kLargestE4m3 = 0x7E;  // beyond it are NaN and negative numbers
 
 Status refused(const char* field, const std::string& expected, float got) {
-  return io_error(std::string("dispatch: ") + field + ": expected " + expected + ", got " + std::to_string(got));
+  return io_error(std::string("dispatch: ") + field + ": expected " + expected + ", got " +
+                  std::to_string(got));
 }
 
-bool is_scale(float value, float least) { return value >= least && value <= std::numeric_limits<float>::max(); }
+bool is_scale(float value, float least) {
+  return value >= least && value <= std::numeric_limits<float>::max();
+}
 
-// Ok if the row's flag and scales are ones that a rank's quantizer writes; else kIo with the field and its value. The exact
-// sum of int8_block makes an index of a scale. Codes need no check: each is a value of its format.
-Status check_received(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden, int64_t row) {
+// Ok if the row's flag and scales are ones that a rank's quantizer writes; else kIo with the field
+// and its value. The exact sum of int8_block makes an index of a scale. Codes need no check: each
+// is a value of its format.
+Status check_received(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden,
+                      int64_t row) {
   const uint8_t flag = activations.nonfinite[row];
   if (flag > 1) return refused("flag of a nonfinite token", "0 or 1", flag);
   if (flag == 1) return {};  // out is NaN, whatever the scales are
@@ -48,12 +54,14 @@ Status check_received(const ActivationBuffers& activations, ActivationFormat for
   }
   if (format == ActivationFormat::kNvfp4) {
     for (int64_t block = 0; block < blocks; ++block)
-      if (const uint8_t scale = activations.block_scales[row * blocks + block]; scale > kLargestE4m3)
+      if (const uint8_t scale = activations.block_scales[row * blocks + block];
+          scale > kLargestE4m3)
         return refused("block scale", "an E4M3 byte of at most 126", scale);
   }
   if (format == ActivationFormat::kInt8Block) {
     for (int64_t block = 0; block < blocks; ++block)
-      if (const float scale = activations.int8_scales[row * blocks + block]; !is_scale(scale, 0x1p-116f))
+      if (const float scale = activations.int8_scales[row * blocks + block];
+          !is_scale(scale, 0x1p-116f))
         return refused("block scale", "a finite number from 2^-116", scale);
   }
   return {};
@@ -78,7 +86,11 @@ struct HostAllToAll::Spans {
 
 HostAllToAll::HostAllToAll(MoeLayer& layer, const Ranks& ranks)
     : RankCombine(layer, ranks),
-      source_{layer.weights().config, {0, layer.weights().config->num_experts}, layer.weights().scales, {}, Buffer()},
+      source_{layer.weights().config,
+              {0, layer.weights().config->num_experts},
+              layer.weights().scales,
+              {},
+              Buffer()},
       packet_(layer.weights().config),
       slots_(ranks.placement, top_k()),
       counts_(world(), ranks.capacity, ranks.fixed, top_k()),
@@ -90,7 +102,8 @@ HostAllToAll::Spans HostAllToAll::spans(std::byte* workspace, int64_t tokens) co
   const Plan& plan = layer_.plan();
   const int64_t received = counts_.received();
   const auto bytes_of = [&](const PackedWeights& weights, int64_t most) {
-    return static_cast<int64_t>(layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
+    return static_cast<int64_t>(
+        layer_.backend().workspace_bytes(weights.config, weights.range, plan, most));
   };
   Arena arena(workspace, plan.limits.guard_bytes);
   Spans spans;
@@ -101,14 +114,17 @@ HostAllToAll::Spans HostAllToAll::spans(std::byte* workspace, int64_t tokens) co
   spans.ids = arena.take<int32_t>("", "ids", received * top_k());
   spans.weights = arena.take<float>("", "weights", received * top_k());
   spans.send_rows = arena.take<std::byte>("", "send_rows", received * top_k() * packet_.row_bytes);
-  spans.recv_rows = arena.take<std::byte>("", "recv_rows", counts_.rows_back(tokens) * packet_.row_bytes);
+  spans.recv_rows =
+      arena.take<std::byte>("", "recv_rows", counts_.rows_back(tokens) * packet_.row_bytes);
   spans.source = arena.take<std::byte>("", "source", bytes_of(source_, tokens));
   spans.expert = arena.take<std::byte>("", "expert", bytes_of(layer_.weights(), received));
   spans.size_bytes = arena.size_bytes();
   return spans;
 }
 
-size_t HostAllToAll::workspace_bytes(int64_t tokens) const { return spans(nullptr, tokens).size_bytes; }
+size_t HostAllToAll::workspace_bytes(int64_t tokens) const {
+  return spans(nullptr, tokens).size_bytes;
+}
 
 Status HostAllToAll::begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) {
   std::fill(mine_.begin(), mine_.end(), 0);
@@ -125,33 +141,39 @@ Status HostAllToAll::begin(const Batch& batch, std::byte* workspace, void* strea
   return counts_.gather(exchange(), batch.tokens, mine, false, mine_);
 }
 
-Status HostAllToAll::send_tokens(const LayerBuffers& source, const Batch& batch, const Spans& spans) {
+Status HostAllToAll::send_tokens(const LayerBuffers& source, const Batch& batch,
+                                 const Spans& spans) {
   const MoeConfig& config = source_.config;
-  const auto arrays = wire_arrays(source.routed.hidden, config->activation_format, config->hidden_size);
+  const auto arrays =
+      wire_arrays(source.routed.hidden, config->activation_format, config->hidden_size);
   const int me = rank();
   std::byte* message = spans.send;
   for (int expert = 0; expert < world(); ++expert) {
     std::byte* packet = message - packet_.bytes;
     int64_t last = -1;
     int32_t rows = 0;
-    for_assignments(placement(), spans.slots, batch.tokens, top_k(), expert, [&](int64_t token, int64_t k) {
-      if (token != last) {
-        packet += packet_.bytes;
-        std::byte* to = packet;
-        for (const WireArray& array : arrays) {
-          if (array.row_bytes > 0) std::memcpy(to, array.row(token), static_cast<size_t>(array.row_bytes));
-          to += array.row_bytes;
-        }
-        std::memset(to, 0, static_cast<size_t>(packet + packet_.bytes - to));
-        std::memset(packet + packet_.slots_at, 0xFF, static_cast<size_t>(top_k()) * sizeof(int32_t));  // -1
-        std::memcpy(packet + packet_.first_row_at, &rows, sizeof(rows));
-        last = token;
-      }
-      const int64_t assignment = token * top_k() + k;
-      std::memcpy(packet + packet_.slots_at + k * 4, &spans.slots[assignment], sizeof(int32_t));
-      std::memcpy(packet + packet_.weights_at + k * 4, &batch.topk_weights[assignment], sizeof(float));
-      ++rows;
-    });
+    for_assignments(
+        placement(), spans.slots, batch.tokens, top_k(), expert, [&](int64_t token, int64_t k) {
+          if (token != last) {
+            packet += packet_.bytes;
+            std::byte* to = packet;
+            for (const WireArray& array : arrays) {
+              if (array.row_bytes > 0)
+                std::memcpy(to, array.row(token), static_cast<size_t>(array.row_bytes));
+              to += array.row_bytes;
+            }
+            std::memset(to, 0, static_cast<size_t>(packet + packet_.bytes - to));
+            std::memset(packet + packet_.slots_at, 0xFF,
+                        static_cast<size_t>(top_k()) * sizeof(int32_t));  // -1
+            std::memcpy(packet + packet_.first_row_at, &rows, sizeof(rows));
+            last = token;
+          }
+          const int64_t assignment = token * top_k() + k;
+          std::memcpy(packet + packet_.slots_at + k * 4, &spans.slots[assignment], sizeof(int32_t));
+          std::memcpy(packet + packet_.weights_at + k * 4, &batch.topk_weights[assignment],
+                      sizeof(float));
+          ++rows;
+        });
     send_bytes_[static_cast<size_t>(expert)] = counts_.packets_between(me, expert) * packet_.bytes;
     recv_bytes_[static_cast<size_t>(expert)] = counts_.packets_between(expert, me) * packet_.bytes;
     message += send_bytes_[static_cast<size_t>(expert)];
@@ -161,7 +183,8 @@ Status HostAllToAll::send_tokens(const LayerBuffers& source, const Batch& batch,
 
 Status HostAllToAll::take_tokens(const LayerBuffers& expert, const Spans& spans) const {
   const MoeConfig& config = source_.config;
-  const auto arrays = wire_arrays(expert.routed.hidden, config->activation_format, config->hidden_size);
+  const auto arrays =
+      wire_arrays(expert.routed.hidden, config->activation_format, config->hidden_size);
   const ExpertRange& range = layer_.weights().range;
   const std::byte* message = spans.recv;
   const int me = rank();
@@ -172,19 +195,24 @@ Status HostAllToAll::take_tokens(const LayerBuffers& expert, const Spans& spans)
       const std::byte* const packet = message + token * packet_.bytes;
       const std::byte* next = packet;
       for (const WireArray& array : arrays) {
-        if (array.row_bytes > 0) std::memcpy(array.row(at), next, static_cast<size_t>(array.row_bytes));
+        if (array.row_bytes > 0)
+          std::memcpy(array.row(at), next, static_cast<size_t>(array.row_bytes));
         next += array.row_bytes;
       }
-      const Status legal = check_received(expert.routed.hidden, config->activation_format, config->hidden_size, at);
-      if (!legal.ok()) return legal.in("token " + std::to_string(token) + " from rank " + std::to_string(from));
-      std::memcpy(spans.ids + at * top_k(), packet + packet_.slots_at, static_cast<size_t>(top_k()) * sizeof(int32_t));
+      const Status legal =
+          check_received(expert.routed.hidden, config->activation_format, config->hidden_size, at);
+      if (!legal.ok())
+        return legal.in("token " + std::to_string(token) + " from rank " + std::to_string(from));
+      std::memcpy(spans.ids + at * top_k(), packet + packet_.slots_at,
+                  static_cast<size_t>(top_k()) * sizeof(int32_t));
       std::memcpy(spans.weights + at * top_k(), packet + packet_.weights_at,
                   static_cast<size_t>(top_k()) * sizeof(float));
       int32_t first_row = 0;
       std::memcpy(&first_row, packet + packet_.first_row_at, sizeof(first_row));
       if (first_row != rows)
-        return {Code::kIo, "dispatch: expected a packet whose first row is " + std::to_string(rows) + " from rank " +
-                               std::to_string(from) + ", got " + std::to_string(first_row)};
+        return {Code::kIo, "dispatch: expected a packet whose first row is " +
+                               std::to_string(rows) + " from rank " + std::to_string(from) +
+                               ", got " + std::to_string(first_row)};
       for (int64_t k = 0; k < top_k(); ++k) {
         const int32_t slot = spans.ids[at * top_k() + k];
         if (slot != -1 && !range.local(slot))
@@ -194,8 +222,9 @@ Status HostAllToAll::take_tokens(const LayerBuffers& expert, const Spans& spans)
       }
     }
     if (rows != counts_.rows_between(from, me))
-      return {Code::kIo, "dispatch: expected " + std::to_string(counts_.rows_between(from, me)) + " rows for rank " +
-                             std::to_string(from) + ", got packets of " + std::to_string(rows)};
+      return {Code::kIo, "dispatch: expected " + std::to_string(counts_.rows_between(from, me)) +
+                             " rows for rank " + std::to_string(from) + ", got packets of " +
+                             std::to_string(rows)};
     message += counts_.packets_between(from, me) * packet_.bytes;
   }
   return {};
@@ -208,7 +237,8 @@ Status HostAllToAll::send_rows(const LayerBuffers& expert, const Spans& spans) {
   int64_t assignment = 0;
   for (int to = 0; to < world(); ++to) {
     std::byte* row = message;
-    for (const int64_t end = assignment + counts_.tokens_between(to, me) * top_k(); assignment < end; ++assignment) {
+    for (const int64_t end = assignment + counts_.tokens_between(to, me) * top_k();
+         assignment < end; ++assignment) {
       const int32_t from = expert.row_of_assignment[assignment];
       if (from < 0) continue;
       std::memcpy(row, rows_out + from * packet_.row_bytes, static_cast<size_t>(packet_.row_bytes));
@@ -226,11 +256,13 @@ void HostAllToAll::take_rows(const LayerBuffers& source, int64_t tokens, const S
   const std::byte* message = spans.recv_rows;
   for (int expert = 0; expert < world(); ++expert) {
     const std::byte* row = message;
-    for_assignments(placement(), spans.slots, tokens, top_k(), expert, [&](int64_t token, int64_t k) {
-      const int32_t to = source.row_of_assignment[token * top_k() + k];
-      std::memcpy(rows_out + to * packet_.row_bytes, row, static_cast<size_t>(packet_.row_bytes));
-      row += packet_.row_bytes;
-    });
+    for_assignments(placement(), spans.slots, tokens, top_k(), expert,
+                    [&](int64_t token, int64_t k) {
+                      const int32_t to = source.row_of_assignment[token * top_k() + k];
+                      std::memcpy(rows_out + to * packet_.row_bytes, row,
+                                  static_cast<size_t>(packet_.row_bytes));
+                      row += packet_.row_bytes;
+                    });
     message += counts_.rows_back_between(rank(), expert) * packet_.row_bytes;
   }
 }
@@ -242,7 +274,8 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   const Spans s = spans(workspace, batch.tokens);
 
   Arena source_arena(s.source, guard_bytes);
-  const LayerBuffers source = layer_buffers(source_.config, source_.range, batch.tokens, source_arena);
+  const LayerBuffers source =
+      layer_buffers(source_.config, source_.range, batch.tokens, source_arena);
   Batch routed = batch;
   routed.topk_ids = s.slots;
   routed.ids_dtype = DType::kI32;
@@ -257,7 +290,8 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   taken.topk_weights = s.weights;
   Arena expert_arena(s.expert, guard_bytes);
   LayerBuffers expert = layer_buffers(weights.config, weights.range, taken.tokens, expert_arena);
-  if (expert.shared.experts > 0) expert.shared.hidden = expert.routed.hidden;  // its tokens stay on their source rank
+  if (expert.shared.experts > 0)
+    expert.shared.hidden = expert.routed.hidden;  // its tokens stay on their source rank
   NVFP4_MOE_TRY(take_tokens(expert, s));
   const StepContext at_expert{weights, taken, expert, layer_.executor(), expert_arena};
   NVFP4_MOE_TRY(steps.route(at_expert));
@@ -265,7 +299,8 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   NVFP4_MOE_TRY(send_rows(expert, s));
 
   take_rows(source, batch.tokens, s);
-  // The shared expert's weights are this rank's own; its arrays are those of the source rank's tokens.
+  // The shared expert's weights are this rank's own; its arrays are those of the source rank's
+  // tokens.
   const StepContext shared{weights, routed, source, layer_.executor(), source_arena};
   if (source.shared.experts > 0) NVFP4_MOE_TRY(multiply(steps, shared, source.shared));
   NVFP4_MOE_TRY(steps.combine(at_source));

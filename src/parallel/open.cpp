@@ -18,10 +18,11 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Facts that must be the same on all ranks: every field of the config, and what runs derive from it.
+// Facts that must be the same on all ranks: every field of the config, and what runs derive from
+// it.
 Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const LayerSource& source,
-                         const ExpertParallelOptions& options, const Placement& placement, const LayerOptions& layer,
-                         const Exchange& exchange) {
+                         const ExpertParallelOptions& options, const Placement& placement,
+                         const LayerOptions& layer, const Exchange& exchange) {
   Exchange::Facts facts;
   const Json json = Json::parse(to_json(config.options()));
   for (const auto& [name, value] : json.items()) facts.emplace_back(name, value.dump());
@@ -38,39 +39,49 @@ Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const 
   facts.emplace_back("max_tokens", std::to_string(layer.limits.max_tokens));
   facts.emplace_back("backend", backend.name);
   facts.emplace_back("device", layer.device == "cpu" ? "cpu" : "cuda");
-  facts.emplace_back("over", exchange.device_link() != nullptr ? exchange.device_link()->describe() : "host");
+  facts.emplace_back(
+      "over", exchange.device_link() != nullptr ? exchange.device_link()->describe() : "host");
   return facts;
 }
 
-Result<Placement> placement_of(const MoeConfig& config, const ExpertParallelOptions& parallel, int world) {
+Result<Placement> placement_of(const MoeConfig& config, const ExpertParallelOptions& parallel,
+                               int world) {
   if (!parallel.placement) return Placement::contiguous(config->num_experts, world);
-  if (parallel.placement->num_experts() == config->num_experts && parallel.placement->world() == world)
+  if (parallel.placement->num_experts() == config->num_experts &&
+      parallel.placement->world() == world)
     return *parallel.placement;
-  return invalid_argument("placement: expected one of " + std::to_string(config->num_experts) + " experts on " +
-                          std::to_string(world) + " ranks, got one of " +
+  return invalid_argument("placement: expected one of " + std::to_string(config->num_experts) +
+                          " experts on " + std::to_string(world) + " ranks, got one of " +
                           std::to_string(parallel.placement->num_experts()) + " experts on " +
                           std::to_string(parallel.placement->world()));
 }
 
-Status check_options(const LayerOptions& options, const ExpertParallelOptions& parallel, const Exchange& exchange) {
+Status check_options(const LayerOptions& options, const ExpertParallelOptions& parallel,
+                     const Exchange& exchange) {
   NVFP4_MOE_TRY(check_named(parallel.combine));
   if (parallel.capacity < 0)
-    return invalid_argument("capacity: expected 0 or more, got " + std::to_string(parallel.capacity));
+    return invalid_argument("capacity: expected 0 or more, got " +
+                            std::to_string(parallel.capacity));
   if (parallel.capacity > options.limits.max_tokens)
-    return invalid_argument("capacity: expected at most max_tokens, " + std::to_string(options.limits.max_tokens) +
-                            ", got " + std::to_string(parallel.capacity));
+    return invalid_argument("capacity: expected at most max_tokens, " +
+                            std::to_string(options.limits.max_tokens) + ", got " +
+                            std::to_string(parallel.capacity));
   if (parallel.capacity > 0 && parallel.combine == CombineBy::kAllReduce)
     return invalid_argument("capacity: expected 0 with all_reduce, which sends no tokens, got " +
                             std::to_string(parallel.capacity));
   if (options.device != "cpu" && exchange.device_link() == nullptr)
-    return unsupported("device: expected cpu for a layer over an exchange without NCCL or peers, got " +
-                       options.device);
+    return unsupported(
+        "device: expected cpu for a layer over an exchange without NCCL or peers, got " +
+        options.device);
   if (options.range.first != 0 || options.range.count != 0)
-    return invalid_argument("expert range: expected none beside an exchange, which a placement divides, got first " +
-                            std::to_string(options.range.first) + " count " + std::to_string(options.range.count));
+    return invalid_argument(
+        "expert range: expected none beside an exchange, which a placement divides, got first " +
+        std::to_string(options.range.first) + " count " + std::to_string(options.range.count));
   NVFP4_MOE_ASSIGN(const Env env, read_env());
   if (parallel.combine == CombineBy::kAllToAll && (env.check || !env.dump_directory.empty()))
-    return unsupported("NVFP4_MOE_CHECK, NVFP4_MOE_DUMP: expected neither with all_to_all, whose runs they do not see");
+    return unsupported(
+        "NVFP4_MOE_CHECK, NVFP4_MOE_DUMP: expected neither with all_to_all, whose runs they do not "
+        "see");
   return {};
 }
 
@@ -81,13 +92,15 @@ struct RankLayer {
   LayerOptions options;
 
   // source and ranks outlive it.
-  static Result<RankLayer> make(const Ranks& ranks, const LayerSource& source, const LayerOptions& options) {
+  static Result<RankLayer> make(const Ranks& ranks, const LayerSource& source,
+                                const LayerOptions& options) {
     const Placement& placement = ranks.placement;
     const int rank = ranks.exchange->rank();
     MoeOptions slots = ranks.config.options();
     slots.num_experts = placement.slots();
     // The sum over the ranks has the shared expert once.
-    if (ranks.options.combine == CombineBy::kAllReduce && rank != 0) slots.shared_intermediate_size = 0;
+    if (ranks.options.combine == CombineBy::kAllReduce && rank != 0)
+      slots.shared_intermediate_size = 0;
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(slots));
     RankLayer result{config, source, options};
     result.source.expert = [&source, &placement](int64_t slot) -> Result<LoadedExpert> {
@@ -107,9 +120,11 @@ struct RankLayer {
   }
 };
 
-// The way to combine of an open rank, whose device has slots and, for all_to_all, report. Collective over peer memory.
+// The way to combine of an open rank, whose device has slots and, for all_to_all, report.
+// Collective over peer memory.
 Result<std::unique_ptr<RankCombine>> make_combine(MoeLayer& layer, const Ranks& ranks,
-                                                  std::unique_ptr<DeviceSlots> slots, DeviceReport report) {
+                                                  std::unique_ptr<DeviceSlots> slots,
+                                                  DeviceReport report) {
   using Made = std::unique_ptr<RankCombine>;
   const bool reduce = ranks.options.combine == CombineBy::kAllReduce;
   if (slots == nullptr)
@@ -119,7 +134,8 @@ Result<std::unique_ptr<RankCombine>> make_combine(MoeLayer& layer, const Ranks& 
     return reduce ? PeerAllReduce::make(layer, ranks, std::move(slots))
                   : PeerAllToAll::make(layer, ranks, std::move(slots), std::move(report));
   return reduce ? Made(std::make_unique<DeviceAllReduce>(layer, ranks, std::move(slots)))
-                : Made(std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots), std::move(report)));
+                : Made(std::make_unique<DeviceAllToAll>(layer, ranks, std::move(slots),
+                                                        std::move(report)));
 }
 
 }  // namespace
@@ -136,9 +152,12 @@ Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer
   return source;
 }
 
-Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config, const LayerSource& source,
-                                                  const LayerOptions& options, const ExpertParallelOptions& parallel,
-                                                  std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
+Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
+                                                  const LayerSource& source,
+                                                  const LayerOptions& options,
+                                                  const ExpertParallelOptions& parallel,
+                                                  std::shared_ptr<Exchange> exchange,
+                                                  const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const auto choose = [&]() -> Result<const Backend*> {
     NVFP4_MOE_ASSIGN(const Env env, read_env());
@@ -148,33 +167,39 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config, const
   };
   const Result<const Backend*> backend = choose();
   NVFP4_MOE_TRY(exchange->agree(backend.status()));
-  return open_over_ranks_on(**backend, config, source, options, parallel, std::move(exchange), progress);
+  return open_over_ranks_on(**backend, config, source, options, parallel, std::move(exchange),
+                            progress);
 }
 
-Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(const Backend& backend, const MoeConfig& config,
-                                                     const LayerSource& source, const LayerOptions& options,
-                                                     const ExpertParallelOptions& parallel,
-                                                     std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
+Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
+    const Backend& backend, const MoeConfig& config, const LayerSource& source,
+    const LayerOptions& options, const ExpertParallelOptions& parallel,
+    std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   const Result<Placement> placement = placement_of(config, parallel, exchange->world());
-  NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange) : placement.status()));
-  NVFP4_MOE_TRY(
-      exchange->check_same("config", facts_of(backend, config, source, parallel, *placement, options, *exchange)));
+  NVFP4_MOE_TRY(exchange->agree(placement.ok() ? check_options(options, parallel, *exchange)
+                                               : placement.status()));
+  NVFP4_MOE_TRY(exchange->check_same(
+      "config", facts_of(backend, config, source, parallel, *placement, options, *exchange)));
 
-  const bool fixed = parallel.capacity > 0 && (options.device == "cpu" || exchange->peers() == nullptr);
+  const bool fixed =
+      parallel.capacity > 0 && (options.device == "cpu" || exchange->peers() == nullptr);
   const int64_t max_tokens = options.limits.max_tokens;
-  const Ranks ranks{config, *placement,    parallel, exchange, max_tokens, fixed ? parallel.capacity : max_tokens,
-                    fixed,  source.weights};
+  const Ranks ranks{config,   *placement,    parallel,
+                    exchange, max_tokens,    fixed ? parallel.capacity : max_tokens,
+                    fixed,    source.weights};
   std::unique_ptr<MoeLayer> layer;
   std::unique_ptr<DeviceSlots> slots;  // null on hosts
   DeviceReport report;
   const auto load = [&]() -> Status {
     NVFP4_MOE_ASSIGN(const RankLayer mine, RankLayer::make(ranks, source, options));
-    NVFP4_MOE_ASSIGN(layer, MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
+    NVFP4_MOE_ASSIGN(layer,
+                     MoeLayer::open_on(backend, mine.config, mine.source, mine.options, progress));
     if (backend.memory == nullptr)
       return backend.steps != nullptr
                  ? Status()
-                 : unsupported(std::string("backend: expected one that is made of steps, got ") + backend.name);
+                 : unsupported(std::string("backend: expected one that is made of steps, got ") +
+                               backend.name);
     if (device_ranks(layer->plan().device.kind) == nullptr || options.device == "cpu")
       return unsupported(std::string("backend: expected one of the host's, got ") + backend.name);
     NVFP4_MOE_ASSIGN(slots, DeviceSlots::make(*layer, *placement));
@@ -196,14 +221,16 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(const Backend& backend, con
 }
 
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
-    const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given, const LayerOptions& options,
-    const ExpertParallelOptions& parallel, std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
+    const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& given,
+    const LayerOptions& options, const ExpertParallelOptions& parallel,
+    std::shared_ptr<Exchange> exchange, const ProgressFn& progress) {
   if (exchange == nullptr) return invalid_argument("exchange: expected one, got null");
   std::optional<MoeConfig> config;
   LayerSource source;
   const auto prepare = [&]() -> Status {
     NVFP4_MOE_ASSIGN(config, checkpoint_config(checkpoint, layer, given, {}, options));
-    NVFP4_MOE_ASSIGN(source, validated_source(checkpoint, layer, (*config)->shared_intermediate_size > 0));
+    NVFP4_MOE_ASSIGN(source,
+                     validated_source(checkpoint, layer, (*config)->shared_intermediate_size > 0));
     return {};
   };
   NVFP4_MOE_TRY(exchange->agree(prepare()));
@@ -211,19 +238,23 @@ Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
 }
 
 Result<std::unique_ptr<MoeLayer>> open_layer(const MoeConfig& config, const LayerSource& source,
-                                             const LayerOptions& options, const std::optional<Parallel>& parallel,
+                                             const LayerOptions& options,
+                                             const std::optional<Parallel>& parallel,
                                              const ProgressFn& progress) {
   if (!parallel) return MoeLayer::open(config, source, options, progress);
   return open_over_ranks(config, source, options, parallel->options, parallel->exchange, progress);
 }
 
 Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64_t layer,
-                                             const std::optional<MoeOptions>& config, const IntermediateSlice& slice,
+                                             const std::optional<MoeOptions>& config,
+                                             const IntermediateSlice& slice,
                                              const LayerOptions& options, const CacheOptions& cache,
-                                             const std::optional<Parallel>& parallel, const ProgressFn& progress) {
-  if (!parallel) return open_checkpoint_layer(checkpoint, layer, config, slice, options, cache, progress);
-  return open_checkpoint_over_ranks(checkpoint, layer, config, options, parallel->options, parallel->exchange,
-                                    progress);
+                                             const std::optional<Parallel>& parallel,
+                                             const ProgressFn& progress) {
+  if (!parallel)
+    return open_checkpoint_layer(checkpoint, layer, config, slice, options, cache, progress);
+  return open_checkpoint_over_ranks(checkpoint, layer, config, options, parallel->options,
+                                    parallel->exchange, progress);
 }
 
 }  // namespace nvfp4_moe::internal

@@ -8,7 +8,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// What a rank sends of a small sum to all others, flags not counted: beyond it the bytes take longer than two barriers.
+// What a rank sends of a small sum to all others, flags not counted: beyond it the bytes take
+// longer than two barriers.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
 int64_t most_small_of(int64_t max_values, int64_t world) {
@@ -29,22 +30,29 @@ Result<std::unique_ptr<RankCombine>> PeerAllReduce::make(MoeLayer& layer, const 
   sum.link = memory.link();
   const int64_t world = sum.link.world, max_values = ranks.max_tokens * ranks.config->hidden_size;
   made->most_small_ = most_small_of(max_values, world);
-  const auto pairs_bytes = [&](int64_t values) { return 2 * world * (values / 2) * int64_t{sizeof(PairWithFlags)}; };
-  NVFP4_MOE_ASSIGN(const PeerMemory::Region pairs, memory.reserve(PeerRegion::kPairs, pairs_bytes(made->most_small_)));
+  const auto pairs_bytes = [&](int64_t values) {
+    return 2 * world * (values / 2) * int64_t{sizeof(PairWithFlags)};
+  };
+  NVFP4_MOE_ASSIGN(const PeerMemory::Region pairs,
+                   memory.reserve(PeerRegion::kPairs, pairs_bytes(made->most_small_)));
   sum.pairs = pairs.addresses;
   sum.pair_stride = pairs.size_bytes / pairs_bytes(2);
   if (max_values > made->most_small_) {
     sum.part_stride = round_up((max_values + world - 1) / world, Shard::kUnit);
-    NVFP4_MOE_ASSIGN(const PeerMemory::Region parts, memory.reserve(PeerRegion::kParts, world * sum.part_stride * 4));
-    NVFP4_MOE_ASSIGN(const PeerMemory::Region totals, memory.reserve(PeerRegion::kTotals, max_values * 4));
+    NVFP4_MOE_ASSIGN(const PeerMemory::Region parts,
+                     memory.reserve(PeerRegion::kParts, world * sum.part_stride * 4));
+    NVFP4_MOE_ASSIGN(const PeerMemory::Region totals,
+                     memory.reserve(PeerRegion::kTotals, max_values * 4));
     sum.parts = parts.addresses;
     sum.totals = totals.addresses;
   }
   return std::unique_ptr<RankCombine>(std::move(made));
 }
 
-int64_t PeerAllReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world, DType out_dtype) {
-  if (count <= most_small_of(max_values, world)) return (world - 1) * count / 2 * int64_t{sizeof(PairWithFlags)};
+int64_t PeerAllReduce::sent_bytes(int64_t count, int64_t max_values, int64_t world,
+                                  DType out_dtype) {
+  if (count <= most_small_of(max_values, world))
+    return (world - 1) * count / 2 * int64_t{sizeof(PairWithFlags)};
   // The parts that others add, and this rank's shard of the sums to each of them.
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }

@@ -5,18 +5,24 @@
 
 namespace nvfp4_moe::internal {
 
-PeerAllToAll::PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots, DeviceReport report)
+PeerAllToAll::PeerAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
+                           DeviceReport report)
     : AllToAllOnDevice(layer, ranks, std::move(slots), std::move(report)),
       peers_(*device_peers(layer.plan().device.kind)),
       link_(exchange().peers()->link()),
       counts_(world(), 0) {}
 
 Result<std::unique_ptr<RankCombine>> PeerAllToAll::make(MoeLayer& layer, const Ranks& ranks,
-                                                        std::unique_ptr<DeviceSlots> slots, DeviceReport report) {
-  std::unique_ptr<PeerAllToAll> made(new PeerAllToAll(layer, ranks, std::move(slots), std::move(report)));
-  const int64_t tokens = ranks.max_tokens, packets = made->received(), rows = tokens * made->top_k();
-  const auto reserve = [&](PeerRegion region, int64_t size_bytes, PeerAddresses& addresses) -> Status {
-    NVFP4_MOE_ASSIGN(const PeerMemory::Region reserved, ranks.exchange->peers()->reserve(region, size_bytes));
+                                                        std::unique_ptr<DeviceSlots> slots,
+                                                        DeviceReport report) {
+  std::unique_ptr<PeerAllToAll> made(
+      new PeerAllToAll(layer, ranks, std::move(slots), std::move(report)));
+  const int64_t tokens = ranks.max_tokens, packets = made->received(),
+                rows = tokens * made->top_k();
+  const auto reserve = [&](PeerRegion region, int64_t size_bytes,
+                           PeerAddresses& addresses) -> Status {
+    NVFP4_MOE_ASSIGN(const PeerMemory::Region reserved,
+                     ranks.exchange->peers()->reserve(region, size_bytes));
     addresses = reserved.addresses;
     return {};
   };
@@ -40,9 +46,11 @@ Status PeerAllToAll::prepare(const Batch& batch, const Spans& s, bool, void* str
   const StepContext step = side.step(layer_.weights(), stream);
   if (peers_.pushes_tokens(step, steps())) return {};
   NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
-  NVFP4_MOE_TRY(steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
+  NVFP4_MOE_TRY(
+      steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
   // Before quantize, which leaves out tokens that have no row.
-  const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * top_k(), s.failed};
+  const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * top_k(),
+                          s.failed};
   NVFP4_MOE_TRY(peers_.assign_rows(device(), assign, stream));
   return steps().quantize(step);
 }
@@ -50,14 +58,16 @@ Status PeerAllToAll::prepare(const Batch& batch, const Spans& s, bool, void* str
 Status PeerAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
   NVFP4_MOE_TRY(counts_.gather(exchange(), tokens, mine, captured));
   for (int source = 0; source < world(); ++source)
-    if (const int64_t sent = counts_.tokens(source); sent > max_tokens())  // its packets would have no room
+    if (const int64_t sent = counts_.tokens(source);
+        sent > max_tokens())  // its packets would have no room
       return io_error("exchange counts of rank " + std::to_string(source) + ": expected at most " +
                       std::to_string(max_tokens()) + " tokens, got " + std::to_string(sent));
   return {};
 }
 
 // Once all ranks have said that they run: a rank that cannot may be gone, and its memory with it.
-Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& source, void* stream) {
+Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& source,
+                              void* stream) {
   const StepContext step = source.step(layer_.weights(), stream);
   PushPackets push;
   set_tokens(push, s, source);
@@ -72,8 +82,10 @@ Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& so
   return peers_.push_tokens(step, steps(), {slots_->call(batch, rank(), s.slots), push});
 }
 
-Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side& expert, void* stream) {
-  TakePackets take = take_call(s, MessageLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
+Status PeerAllToAll::work(const Spans& s, const StepContext& source, const Side& expert,
+                          void* stream) {
+  TakePackets take =
+      take_call(s, MessageLayout(packet_, world(), max_tokens(), false), packets_.of_rank[rank()]);
   take.peers.packet_stride = max_tokens();
   take.peers.flags = reinterpret_cast<const uint32_t*>(packet_flags_.of_rank[rank()]);
   for (int from = 0; from < world(); ++from)

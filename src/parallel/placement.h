@@ -1,7 +1,8 @@
 // Placement: which rank holds which experts.
 //
-// Each rank has slots, numbered through all ranks, and each slot holds one expert of the layer. An expert may have several
-// slots (redundant experts) with the same weights, so that any of them gives the same bits.
+// Each rank has slots, numbered through all ranks, and each slot holds one expert of the layer. An
+// expert may have several slots (redundant experts) with the same weights, so that any of them
+// gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +15,14 @@ namespace nvfp4_moe::internal {
 
 class Placement {
  public:
-  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument if a rank would hold none.
+  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument if a rank would hold
+  // none.
   static Result<Placement> contiguous(int64_t num_experts, int world);
-  // expert_of_slot: (world * slots of a rank), the same number for each rank. kInvalidArgument, naming slot or expert, if
-  // one is out of range, an expert has no slot, or a rank has an expert twice.
-  static Result<Placement> of_map(int64_t num_experts, int world, std::vector<int64_t> expert_of_slot);
+  // expert_of_slot: (world * slots of a rank), the same number for each rank. kInvalidArgument,
+  // naming slot or expert, if one is out of range, an expert has no slot, or a rank has an expert
+  // twice.
+  static Result<Placement> of_map(int64_t num_experts, int world,
+                                  std::vector<int64_t> expert_of_slot);
 
   int64_t num_experts() const { return static_cast<int64_t>(first_of_expert_.size()) - 1; }
   int world() const { return static_cast<int>(first_slot_.size()) - 1; }
@@ -28,7 +32,8 @@ class Placement {
   int64_t expert_of(int64_t slot) const { return expert_of_slot_[static_cast<size_t>(slot)]; }
   int rank_of(int64_t slot) const { return rank_of_slot_[static_cast<size_t>(slot)]; }
   int64_t replicas(int64_t expert) const {
-    return first_of_expert_[static_cast<size_t>(expert) + 1] - first_of_expert_[static_cast<size_t>(expert)];
+    return first_of_expert_[static_cast<size_t>(expert) + 1] -
+           first_of_expert_[static_cast<size_t>(expert)];
   }
   // One of the expert's slots; turn (>= 0, of turn_of) goes around them.
   int64_t slot_of(int64_t expert, int64_t turn) const {
@@ -36,23 +41,29 @@ class Placement {
     return slots_of_expert_[static_cast<size_t>(count == 1 ? first : first + turn % count)];
   }
   const std::vector<int64_t>& expert_of_slot() const { return expert_of_slot_; }
-  std::string to_string() const;  // "0,1|2,3": the experts of each rank, for messages and comparisons
+  std::string to_string()
+      const;  // "0,1|2,3": the experts of each rank, for messages and comparisons
   bool operator==(const Placement&) const = default;
 
  private:
   Placement() = default;
-  static Placement make(int64_t num_experts, std::vector<int64_t> expert_of_slot, std::vector<int64_t> first_slot);
+  static Placement make(int64_t num_experts, std::vector<int64_t> expert_of_slot,
+                        std::vector<int64_t> first_slot);
 
-  std::vector<int64_t> expert_of_slot_;   // (slots)
-  std::vector<int64_t> first_slot_;       // (world + 1)
-  std::vector<int> rank_of_slot_;         // (slots)
-  std::vector<int64_t> first_of_expert_;  // (experts + 1) where an expert's slots begin in slots_of_expert_
+  std::vector<int64_t> expert_of_slot_;  // (slots)
+  std::vector<int64_t> first_slot_;      // (world + 1)
+  std::vector<int> rank_of_slot_;        // (slots)
+  std::vector<int64_t>
+      first_of_expert_;  // (experts + 1) where an expert's slots begin in slots_of_expert_
   std::vector<int64_t> slots_of_expert_;  // (slots) increasing for each expert
 };
 
-// Which of an expert's slots assignment k of a token takes: the next one for the next token, since a popular expert tends
-// to be at the same k of each, and for the next k, so that one token's redundant experts are not all on one rank.
-// source_rank: the rank that the tokens are on, 0 if all ranks have the same ones. Devices do the same (SlotsOfIds).
-constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) { return source_rank + token + k; }
+// Which of an expert's slots assignment k of a token takes: the next one for the next token, since
+// a popular expert tends to be at the same k of each, and for the next k, so that one token's
+// redundant experts are not all on one rank. source_rank: the rank that the tokens are on, 0 if all
+// ranks have the same ones. Devices do the same (SlotsOfIds).
+constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) {
+  return source_rank + token + k;
+}
 
 }  // namespace nvfp4_moe::internal

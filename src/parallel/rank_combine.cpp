@@ -18,7 +18,8 @@ Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuff
 
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what) {
   if (layer.combine() != nullptr) return &ranks_of(layer);
-  return unsupported(std::string(what) + ": expected a layer over an exchange, got one of one rank");
+  return unsupported(std::string(what) +
+                     ": expected a layer over an exchange, got one of one rank");
 }
 
 DeviceLink* RankCombine::link() const {
@@ -40,13 +41,14 @@ void RankCombine::describe(Json& json) const {
   json["max_tokens"] = max_tokens();
   json["workspace_bytes"] = workspace_bytes(max_tokens());
   const Status polls = exchange().can_poll();
-  json["expert_parallel"] = {{"rank", rank()},
-                             {"world", world()},
-                             {"over", link() == nullptr ? "host" : link()->describe()},
-                             {"ends", polls.ok() ? "polled" : "reported by calls: " + polls.message()},
-                             {"combine", to_string(options().combine)},
-                             {"capacity", options().capacity},
-                             {"placement", placement().to_string()}};
+  json["expert_parallel"] = {
+      {"rank", rank()},
+      {"world", world()},
+      {"over", link() == nullptr ? "host" : link()->describe()},
+      {"ends", polls.ok() ? "polled" : "reported by calls: " + polls.message()},
+      {"combine", to_string(options().combine)},
+      {"capacity", options().capacity},
+      {"placement", placement().to_string()}};
 }
 
 Result<std::vector<uint64_t>> RankCombine::expert_load(const Status& mine) {
@@ -54,8 +56,8 @@ Result<std::vector<uint64_t>> RankCombine::expert_load(const Status& mine) {
   if (options().combine == CombineBy::kAllReduce) return counts;
   NVFP4_MOE_TRY(exchange().agree(counts.status()));
   std::vector<uint64_t> all(counts->size() * static_cast<size_t>(world()));
-  NVFP4_MOE_TRY(
-      exchange().all_gather(counts->data(), static_cast<int64_t>(counts->size() * sizeof(uint64_t)), all.data()));
+  NVFP4_MOE_TRY(exchange().all_gather(
+      counts->data(), static_cast<int64_t>(counts->size() * sizeof(uint64_t)), all.data()));
   for (size_t expert = 0; expert < counts->size(); ++expert) {
     (*counts)[expert] = 0;
     for (size_t at = expert; at < all.size(); at += counts->size()) (*counts)[expert] += all[at];
@@ -69,16 +71,19 @@ Status RankCombine::rearrange(const Placement& placement, const LayerSource& sou
   const Placement& before = ranks_.placement;
   const auto check = [&]() -> Status {
     if (placement.num_experts() != config()->num_experts || placement.world() != world())
-      return invalid_argument("placement: expected one of " + std::to_string(config()->num_experts) + " experts on " +
+      return invalid_argument("placement: expected one of " +
+                              std::to_string(config()->num_experts) + " experts on " +
                               std::to_string(world()) + " ranks");
     for (int rank = 0; rank < placement.world(); ++rank)
       if (placement.slots_of_rank(rank) != before.slots_of_rank(rank))
-        return invalid_argument("placement: expected " + std::to_string(before.slots_of_rank(rank)) +
-                                " slots on rank " + std::to_string(rank) + ", got " +
+        return invalid_argument("placement: expected " +
+                                std::to_string(before.slots_of_rank(rank)) + " slots on rank " +
+                                std::to_string(rank) + ", got " +
                                 std::to_string(placement.slots_of_rank(rank)));
     if (!ranks_.weights.empty() && !source.weights.empty() && source.weights != ranks_.weights)
-      return invalid_argument("weights: expected those that the layer was opened with, of hash " + ranks_.weights +
-                              ", got those of " + source.name + ", of hash " + source.weights);
+      return invalid_argument("weights: expected those that the layer was opened with, of hash " +
+                              ranks_.weights + ", got those of " + source.name + ", of hash " +
+                              source.weights);
     return {};
   };
   NVFP4_MOE_TRY(exchange().agree(check()));
@@ -89,8 +94,10 @@ Status RankCombine::rearrange(const Placement& placement, const LayerSource& sou
       const int64_t slot = range.global(local), expert = placement.expert_of(slot);
       if (expert == before.expert_of(slot)) continue;
       const auto loaded = source.expert(expert);
-      const Status replaced = loaded.ok() ? layer_.replace_expert_at_rest(local, loaded->source) : loaded.status();
-      if (!replaced.ok()) return replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
+      const Status replaced =
+          loaded.ok() ? layer_.replace_expert_at_rest(local, loaded->source) : loaded.status();
+      if (!replaced.ok())
+        return replaced.in("slot " + std::to_string(slot) + ", expert " + std::to_string(expert));
     }
     return slots().set_placement(placement);
   };
@@ -100,7 +107,8 @@ Status RankCombine::rearrange(const Placement& placement, const LayerSource& sou
   } catch (...) {  // a rank that is out of memory tells the others too
     replaced = caught_exception();
   }
-  const Status all = exchange().agree(replaced, std::max(options().load_timeout, exchange().timeout()));
+  const Status all =
+      exchange().agree(replaced, std::max(options().load_timeout, exchange().timeout()));
   if (!all.ok()) {
     exchange().abort_agreed(all);
     return all;
@@ -109,10 +117,12 @@ Status RankCombine::rearrange(const Placement& placement, const LayerSource& sou
   return {};
 }
 
-Status RankCombine::rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
-                                         int64_t layer) {
-  Result<Placement> placement = Placement::of_map(config()->num_experts, world(), std::move(expert_of_slot));
-  Result<LayerSource> source = placement.ok() ? validated_source(checkpoint, layer, false) : placement.status();
+Status RankCombine::rearrange_checkpoint(std::vector<int64_t> expert_of_slot,
+                                         const Checkpoint& checkpoint, int64_t layer) {
+  Result<Placement> placement =
+      Placement::of_map(config()->num_experts, world(), std::move(expert_of_slot));
+  Result<LayerSource> source =
+      placement.ok() ? validated_source(checkpoint, layer, false) : placement.status();
   NVFP4_MOE_TRY(exchange().agree(source.status()));
   return rearrange(*placement, *source);
 }

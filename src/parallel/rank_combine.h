@@ -1,16 +1,19 @@
-// RankCombine: a layer's experts divided over the ranks of an exchange. What all ways to combine share.
+// RankCombine: a layer's experts divided over the ranks of an exchange. What all ways to combine
+// share.
 //
-// kAllToAll: each rank has tokens of its own. The source rank quantizes them and sends codes and scales to the ranks of
-// their experts; the rows come back and are combined on the source rank in the order of k. The bits are those of one rank
-// with all experts, whatever the placement (docs/expert-parallel.md says for which configs).
-// kAllReduce: all ranks have the same tokens. Each computes what its experts add, in fp32, and the sums are added in the
-// order of the ranks: one fp32 sum more than a layer of one rank has.
+// kAllToAll: each rank has tokens of its own. The source rank quantizes them and sends codes and
+// scales to the ranks of their experts; the rows come back and are combined on the source rank in
+// the order of k. The bits are those of one rank with all experts, whatever the placement
+// (docs/expert-parallel.md says for which configs). kAllReduce: all ranks have the same tokens.
+// Each computes what its experts add, in fp32, and the sums are added in the order of the ranks:
+// one fp32 sum more than a layer of one rank has.
 //
 //                  kAllToAll          kAllReduce
 //   host           HostAllToAll       HostAllReduce      any exchange
 //   NCCL           DeviceAllToAll     DeviceAllReduce    connect.h: use_nccl
 //   peer memory    PeerAllToAll       PeerAllReduce      connect.h: use_peers
-// On GPUs a run is enqueued in its stream and may be captured, except kAllToAll over NCCL without a capacity.
+// On GPUs a run is enqueued in its stream and may be captured, except kAllToAll over NCCL without a
+// capacity.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +42,11 @@ struct EnumNames<CombineBy> {
 struct ExpertParallelOptions {
   CombineBy combine = CombineBy::kAllToAll;
   std::optional<Placement> placement;  // none: contiguous
-  // kAllToAll: the most tokens that a rank may have for one other in a run. All messages of a source rank then have the
-  // same length, which depends on the capacity and the rank's tokens, and workspaces are made for it; a run with more
-  // tokens fails on every rank and says how many they were. On a device nobody waits for that: out is NaN on every rank,
-  // and status fails. 0: any number of tokens, for which a run over NCCL waits. Over peer memory everything fits, and a
+  // kAllToAll: the most tokens that a rank may have for one other in a run. All messages of a
+  // source rank then have the same length, which depends on the capacity and the rank's tokens, and
+  // workspaces are made for it; a run with more tokens fails on every rank and says how many they
+  // were. On a device nobody waits for that: out is NaN on every rank, and status fails. 0: any
+  // number of tokens, for which a run over NCCL waits. Over peer memory everything fits, and a
   // capacity changes nothing.
   int64_t capacity = 0;
   Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed
@@ -74,21 +78,23 @@ class RankCombine : public Combine {
   Status report(void*) override { return {}; }
   void describe(Json& json) const override;
 
-  // The sum of all ranks' local_expert_load: what a placement is proposed from (parallel/balance.h). kAllReduce: one
-  // rank's, since all count the same tokens.
+  // The sum of all ranks' local_expert_load: what a placement is proposed from
+  // (parallel/balance.h). kAllReduce: one rank's, since all count the same tokens.
   Result<std::vector<uint64_t>> expert_load(const Status& mine = {}) override;
   // (num_experts) assignments of this rank's batches to each expert. On a device both wait for it.
   Result<std::vector<uint64_t>> local_expert_load() { return slots().expert_load(); }
   Status reset_expert_load() override { return slots().reset_expert_load(); }
 
-  // Collective: gives this rank's slots other experts, in place, so that all ranks have the placement; it has the same
-  // number of slots on each rank as before. The weights are what a fresh open with that placement packs. A rank that
-  // fails ends the exchange, since ranks would no longer agree who has what. On a device it waits for all work, and no
-  // graph of the layer may be replayed on any rank until it has returned on all.
+  // Collective: gives this rank's slots other experts, in place, so that all ranks have the
+  // placement; it has the same number of slots on each rank as before. The weights are what a fresh
+  // open with that placement packs. A rank that fails ends the exchange, since ranks would no
+  // longer agree who has what. On a device it waits for all work, and no graph of the layer may be
+  // replayed on any rank until it has returned on all.
   Status rearrange(const Placement& placement, const LayerSource& source);
-  // The same for a checkpoint's layer, from which each rank reads the experts that are new to its slots. expert_of_slot:
-  // as for Placement::of_map.
-  Status rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint, int64_t layer);
+  // The same for a checkpoint's layer, from which each rank reads the experts that are new to its
+  // slots. expert_of_slot: as for Placement::of_map.
+  Status rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
+                              int64_t layer);
 
  protected:
   RankCombine(MoeLayer& layer, const Ranks& ranks)
@@ -106,7 +112,9 @@ class RankCombine : public Combine {
 };
 
 // The ranks of a layer that is one over ranks: src/parallel has no other subclass of Combine.
-inline RankCombine& ranks_of(const MoeLayer& layer) { return static_cast<RankCombine&>(*layer.combine()); }
+inline RankCombine& ranks_of(const MoeLayer& layer) {
+  return static_cast<RankCombine&>(*layer.combine());
+}
 // The same of any layer; kUnsupported, naming `what`, for one of one rank.
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what);
 

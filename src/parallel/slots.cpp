@@ -8,8 +8,8 @@ Status HostSlots::translate(const Batch& batch, int64_t source_rank, int32_t* sl
   const auto* const ids = batch.topk_ids;
   for (int64_t token = 0, at = 0; token < batch.tokens; ++token)
     for (int64_t k = 0; k < top_k_; ++k, ++at) {
-      const int64_t id =
-          batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(ids)[at] : static_cast<const int32_t*>(ids)[at];
+      const int64_t id = batch.ids_dtype == DType::kI64 ? static_cast<const int64_t*>(ids)[at]
+                                                        : static_cast<const int32_t*>(ids)[at];
       if (id < 0 || id >= placement_.num_experts()) {
         slots[at] = id == -1 ? -1 : -2;
         continue;
@@ -43,10 +43,12 @@ DeviceSlots::DeviceSlots(const MoeLayer& layer, int64_t num_experts)
       num_experts_(num_experts),
       top_k_(layer.config()->top_k) {}
 
-Result<std::unique_ptr<DeviceSlots>> DeviceSlots::make(const MoeLayer& layer, const Placement& placement) {
+Result<std::unique_ptr<DeviceSlots>> DeviceSlots::make(const MoeLayer& layer,
+                                                       const Placement& placement) {
   std::unique_ptr<DeviceSlots> slots(new DeviceSlots(layer, placement.num_experts()));
   const size_t load_bytes = static_cast<size_t>(placement.num_experts()) * sizeof(uint64_t);
-  NVFP4_MOE_ASSIGN(slots->load_, slots->memory_.allocate(load_bytes, slots->device_, "load of the experts"));
+  NVFP4_MOE_ASSIGN(slots->load_,
+                   slots->memory_.allocate(load_bytes, slots->device_, "load of the experts"));
   NVFP4_MOE_TRY(slots->reset_expert_load());
   NVFP4_MOE_TRY(slots->set_placement(placement));
   return slots;
@@ -87,21 +89,24 @@ SlotsOfIds DeviceSlots::call(const Batch& batch, int64_t source_rank, int32_t* s
   return call;
 }
 
-Status DeviceSlots::translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) {
+Status DeviceSlots::translate(const Batch& batch, int64_t source_rank, int32_t* slots,
+                              void* stream) {
   return ranks_.slots_of_ids(device_, call(batch, source_rank, slots), stream);
 }
 
 Result<std::vector<uint64_t>> DeviceSlots::expert_load() const {
   std::vector<uint64_t> counts(static_cast<size_t>(num_experts_));
   NVFP4_MOE_TRY(memory_.synchronize(device_));
-  NVFP4_MOE_TRY(memory_.to_host(device_, counts.data(), load_.data(), counts.size() * sizeof(uint64_t), nullptr));
+  NVFP4_MOE_TRY(memory_.to_host(device_, counts.data(), load_.data(),
+                                counts.size() * sizeof(uint64_t), nullptr));
   return counts;
 }
 
 Status DeviceSlots::reset_expert_load() {
   const std::vector<uint64_t> zeros(static_cast<size_t>(num_experts_));
   NVFP4_MOE_TRY(memory_.synchronize(device_));
-  return memory_.to_device(device_, load_.data(), zeros.data(), zeros.size() * sizeof(uint64_t), nullptr);
+  return memory_.to_device(device_, load_.data(), zeros.data(), zeros.size() * sizeof(uint64_t),
+                           nullptr);
 }
 
 }  // namespace nvfp4_moe::internal

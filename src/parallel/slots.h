@@ -1,4 +1,5 @@
-// Slots: ids to slots by a placement, and how often each expert was chosen. On hosts and on devices.
+// Slots: ids to slots by a placement, and how often each expert was chosen. On hosts and on
+// devices.
 #pragma once
 
 #include <atomic>
@@ -15,12 +16,15 @@ namespace nvfp4_moe::internal {
 class Slots {
  public:
   virtual ~Slots() = default;
-  // Slots (T, k) of the batch's ids, which are counted: -1 none, -2 an id that is not an expert's. source_rank: of turn_of.
-  virtual Status translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) = 0;
-  // Another placement with the same number of slots on each rank. On a device it waits for the device and writes the same
-  // memory, so that captured runs use the new one too.
+  // Slots (T, k) of the batch's ids, which are counted: -1 none, -2 an id that is not an expert's.
+  // source_rank: of turn_of.
+  virtual Status translate(const Batch& batch, int64_t source_rank, int32_t* slots,
+                           void* stream) = 0;
+  // Another placement with the same number of slots on each rank. On a device it waits for the
+  // device and writes the same memory, so that captured runs use the new one too.
   virtual Status set_placement(const Placement& placement) = 0;
-  // (num_experts) assignments to each expert since the last reset. On a device both wait for the device.
+  // (num_experts) assignments to each expert since the last reset. On a device both wait for the
+  // device.
   virtual Result<std::vector<uint64_t>> expert_load() const = 0;
   virtual Status reset_expert_load() = 0;
 };
@@ -42,7 +46,8 @@ class HostSlots : public Slots {
 
 class DeviceSlots : public Slots {
  public:
-  static Result<std::unique_ptr<DeviceSlots>> make(const MoeLayer& layer, const Placement& placement);
+  static Result<std::unique_ptr<DeviceSlots>> make(const MoeLayer& layer,
+                                                   const Placement& placement);
   Status translate(const Batch& batch, int64_t source_rank, int32_t* slots, void* stream) override;
   Status set_placement(const Placement& placement) override;
   Result<std::vector<uint64_t>> expert_load() const override;
@@ -62,7 +67,8 @@ class DeviceSlots : public Slots {
   const int device_;
   const int64_t num_experts_, top_k_;
   Buffer load_;    // (num_experts) uint64 on the device
-  Buffer tables_;  // (num_experts + 1) first_of_expert, (slots) slots_of_expert, (world + 1) first_of_rank: int32 there
+  Buffer tables_;  // (num_experts + 1) first_of_expert, (slots) slots_of_expert, (world + 1)
+                   // first_of_rank: int32 there
   int64_t first_of_rank_ = 0;
 };
 

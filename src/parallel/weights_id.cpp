@@ -12,17 +12,20 @@ namespace {
 
 constexpr uint64_t kSampleBytes = 512;
 
-// Bytes from the middle of the tensor, or of its part for this expert if it is a stack of all experts'.
-Status add_sample(const TensorIndex::Ref& tensor, int64_t expert, int64_t experts, ContentHasher& hasher) {
+// Bytes from the middle of the tensor, or of its part for this expert if it is a stack of all
+// experts'.
+Status add_sample(const TensorIndex::Ref& tensor, int64_t expert, int64_t experts,
+                  ContentHasher& hasher) {
   const TensorInfo& info = *tensor.info;
   hasher.text(describe(info));
   const bool stacked = expert >= 0 && info.shape.size() == 3 && info.shape[0] == experts;
-  const uint64_t size = stacked ? info.size_bytes() / static_cast<uint64_t>(experts) : info.size_bytes();
+  const uint64_t size =
+      stacked ? info.size_bytes() / static_cast<uint64_t>(experts) : info.size_bytes();
   const uint64_t first = stacked ? size * static_cast<uint64_t>(expert) : 0;
   std::array<std::byte, kSampleBytes> sample;
   const uint64_t count = std::min(size, kSampleBytes);
-  NVFP4_MOE_TRY(tensor.file->read(tensor.file->offset(info) + first + (size - count) / 2, sample.data(),
-                                  static_cast<size_t>(count)));
+  NVFP4_MOE_TRY(tensor.file->read(tensor.file->offset(info) + first + (size - count) / 2,
+                                  sample.data(), static_cast<size_t>(count)));
   hasher.bytes(sample.data(), static_cast<size_t>(count));
   return {};
 }
@@ -44,13 +47,16 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   constexpr std::array kProjections = {"gate", "up", "down"};
   const auto& tensors = checkpoint.index().tensors();
   for (const int64_t expert : experts) {
-    std::set<std::string> modules;  // of the expert's tensors: "...experts.7.up_proj.", or "...experts." of stacks
-    for (size_t p = static_cast<size_t>(first_matrix(options.activation)); p < kProjections.size(); ++p) {
+    std::set<std::string>
+        modules;  // of the expert's tensors: "...experts.7.up_proj.", or "...experts." of stacks
+    for (size_t p = static_cast<size_t>(first_matrix(options.activation)); p < kProjections.size();
+         ++p) {
       const std::string name = checkpoint.tensor_name(layer, expert, kProjections[p]);
       modules.insert(name.substr(0, name.rfind('.') + 1));
     }
     for (const std::string& module : modules)
-      for (auto at = tensors.lower_bound(module); at != tensors.end() && at->first.starts_with(module); ++at) {
+      for (auto at = tensors.lower_bound(module);
+           at != tensors.end() && at->first.starts_with(module); ++at) {
         hasher.text(at->first);
         NVFP4_MOE_TRY(add_sample(at->second, expert, options.num_experts, hasher));
       }

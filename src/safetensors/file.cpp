@@ -17,7 +17,8 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   if (head.size() == 8) {
     uint64_t length = 0;
     std::memcpy(&length, head.data(), sizeof length);
-    head.resize(static_cast<size_t>(std::min<uint64_t>(file.size_bytes(), 8 + std::min(length, kMaxHeaderBytes))));
+    head.resize(static_cast<size_t>(
+        std::min<uint64_t>(file.size_bytes(), 8 + std::min(length, kMaxHeaderBytes))));
     NVFP4_MOE_TRY(file.read(8, head.data() + 8, head.size() - 8));
   }
   if (is_git_lfs_pointer({reinterpret_cast<const char*>(head.data()), head.size()}))

@@ -1,9 +1,11 @@
-// A checkpoint's tensors over its files: by model.safetensors.index.json, by directory listing, or one file.
+// A checkpoint's tensors over its files: by model.safetensors.index.json, by directory listing, or
+// one file.
 //
-// The index decides: a tensor is read from the shard that the map gives for it. Other copies of it (base shards under an
-// overlay) and tensors that the map does not name (leftovers of the source model) are counted and not read. Without an
-// index a name that two files hold is refused. Files that the map does not name are not opened (a directory may hold the
-// model a second time in another layout).
+// The index decides: a tensor is read from the shard that the map gives for it. Other copies of it
+// (base shards under an overlay) and tensors that the map does not name (leftovers of the source
+// model) are counted and not read. Without an index a name that two files hold is refused. Files
+// that the map does not name are not opened (a directory may hold the model a second time in
+// another layout).
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,19 +42,23 @@ Result<WeightMap> read_weight_map(const std::string& path) {
   NVFP4_MOE_ASSIGN(const Json index, read_json_file(path, limits));
   const std::string shown = printable(path, 4096);
   if (!index.is_object())
-    return bad_input(fmt::format("{}: expected an object with weight_map, got {}", shown, describe_json(index)));
+    return bad_input(
+        fmt::format("{}: expected an object with weight_map, got {}", shown, describe_json(index)));
   if (index.contains("metadata") && !index["metadata"].is_object())
-    return bad_input(fmt::format("{}: metadata: expected an object, got {}", shown, describe_json(index["metadata"])));
-  if (!index.contains("weight_map")) return bad_input(fmt::format("{}: expected weight_map, got none", shown));
+    return bad_input(fmt::format("{}: metadata: expected an object, got {}", shown,
+                                 describe_json(index["metadata"])));
+  if (!index.contains("weight_map"))
+    return bad_input(fmt::format("{}: expected weight_map, got none", shown));
   const Json& map = index["weight_map"];
   if (!map.is_object() || map.empty())
-    return bad_input(
-        fmt::format("{}: weight_map: expected an object of tensor to file, got {}", shown, describe_json(map)));
+    return bad_input(fmt::format("{}: weight_map: expected an object of tensor to file, got {}",
+                                 shown, describe_json(map)));
   WeightMap result;
   for (const auto& [tensor, file] : map.items()) {
     if (!file.is_string() || !is_plain_shard_name(file.text()))
       return bad_input(
-          fmt::format("{}: weight_map: tensor '{}': expected the plain name of a .safetensors file beside it, got {}",
+          fmt::format("{}: weight_map: tensor '{}': expected the plain name of a .safetensors file "
+                      "beside it, got {}",
                       shown, printable(tensor), describe_json(file)));
     result.emplace(tensor, file.text());
   }
@@ -87,21 +93,24 @@ std::optional<ShardName> parse_shard_name(std::string_view name) {
 Status check_shards_complete(const std::string& directory, const std::vector<std::string>& names) {
   std::map<std::pair<std::string, uint32_t>, std::set<uint32_t>> sets;
   for (const std::string& name : names)
-    if (const auto shard = parse_shard_name(name)) sets[{shard->stem, shard->count}].insert(shard->number);
+    if (const auto shard = parse_shard_name(name))
+      sets[{shard->stem, shard->count}].insert(shard->number);
   for (const auto& [key, numbers] : sets)
     if (numbers.size() != key.second || *numbers.rbegin() - *numbers.begin() + 1 != key.second)
-      return bad_input(fmt::format("{}: expected the {} shards {}*-of-{:05}{}, got {}", printable(directory, 4096),
-                                   key.second, printable(key.first), key.second, kSuffix, numbers.size()));
+      return bad_input(fmt::format("{}: expected the {} shards {}*-of-{:05}{}, got {}",
+                                   printable(directory, 4096), key.second, printable(key.first),
+                                   key.second, kSuffix, numbers.size()));
   return {};
 }
 
 Result<std::vector<std::string>> list_safetensors(const std::string& directory) {
   NVFP4_MOE_ASSIGN(std::vector<std::string> names, list_directory(directory));
-  std::erase_if(names,
-                [](const std::string& name) { return name.size() <= kSuffix.size() || !name.ends_with(kSuffix); });
+  std::erase_if(names, [](const std::string& name) {
+    return name.size() <= kSuffix.size() || !name.ends_with(kSuffix);
+  });
   if (names.empty())
-    return bad_input(
-        fmt::format("{}: expected {} or *{} files, got neither", printable(directory, 4096), kIndexName, kSuffix));
+    return bad_input(fmt::format("{}: expected {} or *{} files, got neither",
+                                 printable(directory, 4096), kIndexName, kSuffix));
   NVFP4_MOE_TRY(check_shards_complete(directory, names));
   return names;
 }
@@ -130,17 +139,20 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
       NVFP4_MOE_ASSIGN(names, list_safetensors(path));
     }
   } else {
-    index.directory_ = fs::path(path).has_parent_path() ? fs::path(path).parent_path().string() : std::string(".");
+    index.directory_ =
+        fs::path(path).has_parent_path() ? fs::path(path).parent_path().string() : std::string(".");
     names.push_back(fs::path(path).filename().string());
   }
 
   for (const std::string& name : names) {
-    const std::string file_path = fs::is_directory(facts) ? (fs::path(index.directory_) / name).string() : path;
+    const std::string file_path =
+        fs::is_directory(facts) ? (fs::path(index.directory_) / name).string() : path;
     if (weight_map) {
       NVFP4_MOE_ASSIGN(const bool there, has_entry(file_path));
       if (!there)
         return bad_input(fmt::format("{}: weight_map names shard '{}', which is not there",
-                                     printable((fs::path(path) / kIndexName).string(), 4096), printable(name)));
+                                     printable((fs::path(path) / kIndexName).string(), 4096),
+                                     printable(name)));
     }
     NVFP4_MOE_ASSIGN(SafetensorsFile opened, SafetensorsFile::open(file_path));
     const auto is_read = [&](const std::string& tensor) {
@@ -162,28 +174,32 @@ Result<TensorIndex> TensorIndex::open(const std::string& path) {
   if (weight_map)
     for (const auto& [tensor, shard] : *weight_map)
       if (!index.tensors_.contains(tensor))
-        return bad_input(fmt::format("{}: tensor '{}': the index places it in '{}', which does not hold it",
-                                     printable((fs::path(path) / kIndexName).string(), 4096), printable(tensor),
-                                     printable(shard)));
+        return bad_input(
+            fmt::format("{}: tensor '{}': the index places it in '{}', which does not hold it",
+                        printable((fs::path(path) / kIndexName).string(), 4096), printable(tensor),
+                        printable(shard)));
   return index;
 }
 
-Result<TensorIndex> TensorIndex::of(std::string directory, std::vector<std::unique_ptr<TensorFile>> files) {
+Result<TensorIndex> TensorIndex::of(std::string directory,
+                                    std::vector<std::unique_ptr<TensorFile>> files) {
   TensorIndex index;
   index.directory_ = std::move(directory);
   for (auto& file : files) NVFP4_MOE_TRY(index.add(std::move(file)));
   return index;
 }
 
-Status TensorIndex::add(std::unique_ptr<TensorFile> file, const std::function<bool(const std::string&)>& is_read) {
+Status TensorIndex::add(std::unique_ptr<TensorFile> file,
+                        const std::function<bool(const std::string&)>& is_read) {
   files_.push_back(std::move(file));
   const TensorFile* held = files_.back().get();
   for (const TensorInfo& info : held->tensors()) {
     if (is_read && !is_read(info.name)) continue;
     const auto [position, inserted] = tensors_.emplace(info.name, Ref{held, &info});
     if (!inserted)
-      return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too", printable(held->path(), 4096),
-                                   printable(info.name), printable(position->second.file->path(), 4096)));
+      return bad_input(fmt::format("{}: tensor '{}': '{}' holds it too",
+                                   printable(held->path(), 4096), printable(info.name),
+                                   printable(position->second.file->path(), 4096)));
   }
   return {};
 }

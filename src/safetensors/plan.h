@@ -1,4 +1,5 @@
-// The two steps that come before a byte is written: offsets for a list of tensors, and the header's bytes.
+// The two steps that come before a byte is written: offsets for a list of tensors, and the header's
+// bytes.
 #pragma once
 
 #include <map>
@@ -10,7 +11,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Sets begin and end in the given order. kInvalidArgument for names and shapes that the reader would refuse.
+// Sets begin and end in the given order. kInvalidArgument for names and shapes that the reader
+// would refuse.
 Status assign_offsets(std::vector<TensorInfo>& tensors);
 
 // Length, JSON and padding: everything before the data section, whose beginning is a multiple of 8.

@@ -1,4 +1,5 @@
-// Plans shards greedily in the order of the tensors, then streams through one SafetensorsWriter at a time.
+// Plans shards greedily in the order of the tensors, then streams through one SafetensorsWriter at
+// a time.
 #include "safetensors/sharded_writer.h"
 
 #include <fmt/format.h>
@@ -29,7 +30,8 @@ std::vector<Shard> plan_shards(std::vector<TensorInfo> tensors, uint64_t max_sha
   uint64_t filled = 0;
   for (TensorInfo& info : tensors) {
     const uint64_t bytes = info.size_bytes();
-    if (!shards.back().tensors.empty() && (filled > max_shard_bytes || bytes > max_shard_bytes - filled)) {
+    if (!shards.back().tensors.empty() &&
+        (filled > max_shard_bytes || bytes > max_shard_bytes - filled)) {
       shards.emplace_back();
       filled = 0;
     }
@@ -45,7 +47,8 @@ std::vector<Shard> plan_shards(std::vector<TensorInfo> tensors, uint64_t max_sha
 // Whether the file begins with exactly `header` and has exactly the planned size.
 bool is_complete(const std::string& path, const std::string& header, uint64_t data_bytes) {
   std::error_code error;
-  if (!fs::is_regular_file(path, error) || fs::file_size(path, error) != header.size() + data_bytes || error)
+  if (!fs::is_regular_file(path, error) ||
+      fs::file_size(path, error) != header.size() + data_bytes || error)
     return false;
   std::ifstream file(path, std::ios::binary);
   std::string found(header.size(), '\0');
@@ -83,7 +86,8 @@ struct ShardedWriter::Impl {
     const bool planned = is_complete(file, header, current.data_bytes());
     if (!records) return planned;
     std::error_code error;
-    if (!fs::is_regular_file(fs::symlink_status(file, error))) return false;  // none, or writing it is refused
+    if (!fs::is_regular_file(fs::symlink_status(file, error)))
+      return false;  // none, or writing it is refused
     const auto record = records->finished.find(current.name);
     if (planned && record != records->finished.end()) {
       if (records->checking && !records->checking(current.name))
@@ -122,12 +126,14 @@ struct ShardedWriter::Impl {
   }
 };
 
-Result<ShardedWriter> ShardedWriter::create(const std::string& directory, std::vector<TensorInfo> tensors,
+Result<ShardedWriter> ShardedWriter::create(const std::string& directory,
+                                            std::vector<TensorInfo> tensors,
                                             uint64_t max_shard_bytes,
                                             const std::map<std::string, std::string>& metadata,
                                             std::optional<ShardRecords> records) {
   const std::string shown = printable(directory, 4096);
-  if (max_shard_bytes == 0) return invalid_argument(fmt::format("{}: expected a shard size above 0, got 0", shown));
+  if (max_shard_bytes == 0)
+    return invalid_argument(fmt::format("{}: expected a shard size above 0, got 0", shown));
   const Status assigned = assign_offsets(tensors);  // sizes, and that no name comes twice
   if (!assigned.ok()) return assigned.in(shown);
 
@@ -159,19 +165,22 @@ Status ShardedWriter::write(std::string_view tensor, std::span<const std::byte> 
   Impl& impl = *impl_;
   const auto found = impl.shard_of.find(tensor);
   if (found == impl.shard_of.end())
-    return invalid_argument(fmt::format("tensor '{}': not in the list of tensors to write", printable(tensor)));
+    return invalid_argument(
+        fmt::format("tensor '{}': not in the list of tensors to write", printable(tensor)));
   if (bytes.empty()) return {};
   if (impl.shards[found->second].found_complete) return {};
   NVFP4_MOE_TRY(impl.advance());
   if (impl.shard == impl.shards.size())
-    return invalid_argument(fmt::format("tensor '{}': all tensors are written already", printable(tensor)));
+    return invalid_argument(
+        fmt::format("tensor '{}': all tensors are written already", printable(tensor)));
   const TensorInfo& next = impl.shards[impl.shard].tensors[impl.tensor];
   if (next.name != tensor)
-    return invalid_argument(
-        fmt::format("expected bytes of tensor '{}' next, got '{}'", printable(next.name), printable(tensor)));
+    return invalid_argument(fmt::format("expected bytes of tensor '{}' next, got '{}'",
+                                        printable(next.name), printable(tensor)));
   if (bytes.size() > next.size_bytes() - impl.received)
-    return invalid_argument(fmt::format("tensor '{}': expected {} bytes for {}, got {} or more", printable(tensor),
-                                        next.size_bytes(), describe(next), impl.received + bytes.size()));
+    return invalid_argument(fmt::format("tensor '{}': expected {} bytes for {}, got {} or more",
+                                        printable(tensor), next.size_bytes(), describe(next),
+                                        impl.received + bytes.size()));
   NVFP4_MOE_TRY(impl.writer->write(bytes));
   impl.received += bytes.size();
   return impl.advance();
@@ -182,8 +191,9 @@ Status ShardedWriter::finish() {
   NVFP4_MOE_TRY(impl.advance());
   if (impl.shard < impl.shards.size()) {
     const TensorInfo& next = impl.shards[impl.shard].tensors[impl.tensor];
-    return invalid_argument(fmt::format("tensor '{}': expected {} bytes for {}, got {}", printable(next.name),
-                                        next.size_bytes(), describe(next), impl.received));
+    return invalid_argument(fmt::format("tensor '{}': expected {} bytes for {}, got {}",
+                                        printable(next.name), next.size_bytes(), describe(next),
+                                        impl.received));
   }
   Json index;
   index["metadata"]["total_size"] = impl.total_bytes;

@@ -16,14 +16,19 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-int64_t nanoseconds(const struct timespec& time) { return time.tv_sec * 1'000'000'000 + time.tv_nsec; }
+int64_t nanoseconds(const struct timespec& time) {
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
 
 }  // namespace
 
-std::string shape_string(std::span<const int64_t> shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
+std::string shape_string(std::span<const int64_t> shape) {
+  return fmt::format("({})", fmt::join(shape, ", "));
+}
 
 std::string describe(const TensorInfo& info) {
-  return fmt::format("{} {}", shape_string(info.shape), info.blocks ? info.blocks->name : to_string(info.dtype));
+  return fmt::format("{} {}", shape_string(info.shape),
+                     info.blocks ? info.blocks->name : to_string(info.dtype));
 }
 
 Status TensorFile::open_descriptor(const std::string& path) {
@@ -40,12 +45,14 @@ Status TensorFile::open_descriptor(const std::string& path) {
 Status TensorFile::read(uint64_t offset, void* to, size_t size_bytes) const {
   auto* bytes = static_cast<std::byte*>(to);
   for (size_t filled = 0; filled < size_bytes;) {
-    const ssize_t got = ::pread(fd_, bytes + filled, size_bytes - filled, static_cast<off_t>(offset + filled));
+    const ssize_t got =
+        ::pread(fd_, bytes + filled, size_bytes - filled, static_cast<off_t>(offset + filled));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return errno_status(path_, "cannot read", errno);
     if (got == 0)
-      return io_error(fmt::format("{}: expected {} bytes as when it was opened, got an end at {}: it was cut",
-                                  printable(path_, 4096), size_bytes_, offset + filled));
+      return io_error(
+          fmt::format("{}: expected {} bytes as when it was opened, got an end at {}: it was cut",
+                      printable(path_, 4096), size_bytes_, offset + filled));
     filled += static_cast<size_t>(got);
   }
   return {};
@@ -56,13 +63,14 @@ Status TensorFile::check_unchanged() const {
   if (::fstat(fd_, &facts) != 0) return errno_status(path_, "cannot stat", errno);
   const auto size = static_cast<uint64_t>(facts.st_size);
   if (size != size_bytes_)
-    return io_error(fmt::format("{}: expected {} bytes as when it was opened, got {}: it was changed meanwhile",
-                                printable(path_, 4096), size_bytes_, size));
-  if (nanoseconds(facts.st_mtim) != modified_ns_)
     return io_error(
-        fmt::format("{}: expected the content that was opened, got another time of modification: it was "
-                    "written to meanwhile",
-                    printable(path_, 4096)));
+        fmt::format("{}: expected {} bytes as when it was opened, got {}: it was changed meanwhile",
+                    printable(path_, 4096), size_bytes_, size));
+  if (nanoseconds(facts.st_mtim) != modified_ns_)
+    return io_error(fmt::format(
+        "{}: expected the content that was opened, got another time of modification: it was "
+        "written to meanwhile",
+        printable(path_, 4096)));
   return {};
 }
 
@@ -76,14 +84,16 @@ void TensorFile::index_names() {
 }
 
 void TensorFile::prefetch(uint64_t offset, size_t size_bytes) const {
-  // One call fetches no more than the device's read-ahead, 128 KiB by default: so each call ends where a stretch of that
-  // many bytes of the file does, and asks for no page more than one call gives.
+  // One call fetches no more than the device's read-ahead, 128 KiB by default: so each call ends
+  // where a stretch of that many bytes of the file does, and asks for no page more than one call
+  // gives.
   constexpr uint64_t kBytesPerCall = 128 << 10;
   if (offset >= size_bytes_) return;
   const uint64_t end = offset + std::min<uint64_t>(size_bytes, size_bytes_ - offset);
   for (uint64_t at = offset; at < end;) {
     const uint64_t next = std::min(end, (at / kBytesPerCall + 1) * kBytesPerCall);
-    (void)::posix_fadvise(fd_, static_cast<off_t>(at), static_cast<off_t>(next - at), POSIX_FADV_WILLNEED);
+    (void)::posix_fadvise(fd_, static_cast<off_t>(at), static_cast<off_t>(next - at),
+                          POSIX_FADV_WILLNEED);
     at = next;
   }
 }

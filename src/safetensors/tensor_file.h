@@ -1,8 +1,9 @@
-// A file of tensors that is open for reading, whatever its kind: where each tensor lies, and reads by system calls.
+// A file of tensors that is open for reading, whatever its kind: where each tensor lies, and reads
+// by system calls.
 //
-// Kinds: safetensors (safetensors.h), GGUF (gguf/gguf.h). Files are read by system calls and never mapped, so that a file
-// that is cut, or a disk that fails, is a Status. The same through a mapping would be a SIGBUS, which a library cannot
-// catch without taking the handler of its host.
+// Kinds: safetensors (safetensors.h), GGUF (gguf/gguf.h). Files are read by system calls and never
+// mapped, so that a file that is cut, or a disk that fails, is a Status. The same through a mapping
+// would be a SIGBUS, which a library cannot catch without taking the handler of its host.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Elements that are stored in blocks along the last axis, with the scales of a block beside its codes: a type of ggml.
+// Elements that are stored in blocks along the last axis, with the scales of a block beside its
+// codes: a type of ggml.
 struct BlockType {
   std::string_view name;   // "NVFP4"
   int64_t elems = 0;       // of one block
@@ -37,7 +39,7 @@ struct TensorInfo {
   uint64_t size_bytes() const { return end - begin; }
 };
 std::string shape_string(std::span<const int64_t> shape);  // "(1536, 448)"
-std::string describe(const TensorInfo& info);              // "(1536, 448) F8_E4M3", "(8, 64, 128) NVFP4"
+std::string describe(const TensorInfo& info);  // "(1536, 448) F8_E4M3", "(8, 64, 128) NVFP4"
 
 // A header's facts about the data after it.
 struct TensorTable {
@@ -56,16 +58,18 @@ class TensorFile {
   const TensorInfo* find(std::string_view name) const;
   // Where the tensor's bytes begin in the file.
   uint64_t offset(const TensorInfo& info) const { return data_offset() + info.begin; }
-  // Copies [offset, offset + size) of the file. kIo if the file has been cut, or the disk gives an error: no signal.
+  // Copies [offset, offset + size) of the file. kIo if the file has been cut, or the disk gives an
+  // error: no signal.
   Status read(uint64_t offset, void* to, size_t size_bytes) const;
-  // kIo if the file's size or time of modification is not what it was when it was opened. A file that was replaced
-  // under its name is still the one that was opened, and unchanged.
+  // kIo if the file's size or time of modification is not what it was when it was opened. A file
+  // that was replaced under its name is still the one that was opened, and unchanged.
   Status check_unchanged() const;
   int descriptor() const { return fd_; }  // for fstat
-  // Asks the system to fetch [offset, offset + size) of the file from storage, because it is about to be read, and does
-  // not wait for it. Without this nothing is fetched but what a read asks for, and that while the read waits: read-ahead
-  // (megabytes, on servers) around each of the scalars of all experts would fetch the other ranks' experts too. Advice
-  // only: reading without it gives the same bytes, one place after the other from a cold cache.
+  // Asks the system to fetch [offset, offset + size) of the file from storage, because it is about
+  // to be read, and does not wait for it. Without this nothing is fetched but what a read asks for,
+  // and that while the read waits: read-ahead (megabytes, on servers) around each of the scalars of
+  // all experts would fetch the other ranks' experts too. Advice only: reading without it gives the
+  // same bytes, one place after the other from a cold cache.
   void prefetch(uint64_t offset, size_t size_bytes) const;
   uint64_t size_bytes() const { return size_bytes_; }
 
@@ -92,29 +96,34 @@ class TensorIndex {
     const TensorFile* file = nullptr;
     const TensorInfo* info = nullptr;
   };
-  // Names of tensors in the files that model.safetensors.index.json leaves out: copies of those it has in another shard,
-  // and tensors it does not name. Sorted.
+  // Names of tensors in the files that model.safetensors.index.json leaves out: copies of those it
+  // has in another shard, and tensors it does not name. Sorted.
   struct LeftOut {
     std::vector<std::string> superseded;
     std::vector<std::string> unindexed;
   };
-  // A directory of safetensors (model.safetensors.index.json with its shards, or every *.safetensors in it), or one file.
+  // A directory of safetensors (model.safetensors.index.json with its shards, or every
+  // *.safetensors in it), or one file.
   static Result<TensorIndex> open(const std::string& path);
-  // Of files of one kind that lie in `directory`. kBadInput if two of them hold a tensor of one name.
-  static Result<TensorIndex> of(std::string directory, std::vector<std::unique_ptr<TensorFile>> files);
+  // Of files of one kind that lie in `directory`. kBadInput if two of them hold a tensor of one
+  // name.
+  static Result<TensorIndex> of(std::string directory,
+                                std::vector<std::unique_ptr<TensorFile>> files);
   // nullptr info if there is no such tensor. Refs stay valid when the index is moved.
   Ref find(std::string_view name) const;
   const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<TensorFile>>& files() const { return files_; }
   const LeftOut& left_out() const { return left_out_; }
-  // Why find() gives nothing for this name: "no such tensor", or that the model's index does not name it.
+  // Why find() gives nothing for this name: "no such tensor", or that the model's index does not
+  // name it.
   std::string_view absence(std::string_view name) const;
   const std::string& directory() const { return directory_; }
   uint64_t size_bytes() const;
 
  private:
   // is_read: which tensors of the file the index has; null: all.
-  Status add(std::unique_ptr<TensorFile> file, const std::function<bool(const std::string&)>& is_read = nullptr);
+  Status add(std::unique_ptr<TensorFile> file,
+             const std::function<bool(const std::string&)>& is_read = nullptr);
   std::string directory_;
   std::vector<std::unique_ptr<TensorFile>> files_;
   std::map<std::string, Ref, std::less<>> tensors_;

@@ -1,5 +1,5 @@
-// Writes one safetensors file in the order given: length, header padded with spaces so that the data begins at a
-// multiple of 8, data. output_file.h says how it comes under its name.
+// Writes one safetensors file in the order given: length, header padded with spaces so that the
+// data begins at a multiple of 8, data. output_file.h says how it comes under its name.
 #include <fmt/format.h>
 
 #include <optional>
@@ -23,22 +23,26 @@ Status assign_offsets(std::vector<TensorInfo>& tensors) {
   std::set<std::string_view> names;
   uint64_t offset = 0;
   for (TensorInfo& info : tensors) {
-    if (info.name.empty() || info.name.size() > kMaxTensorNameBytes || info.name == "__metadata__" ||
-        find_invalid_utf8(info.name) != std::string::npos)
-      return invalid_argument(fmt::format("tensor '{}': expected a UTF-8 name of 1 to {} bytes other than __metadata__",
-                                          printable(info.name), kMaxTensorNameBytes));
+    if (info.name.empty() || info.name.size() > kMaxTensorNameBytes ||
+        info.name == "__metadata__" || find_invalid_utf8(info.name) != std::string::npos)
+      return invalid_argument(
+          fmt::format("tensor '{}': expected a UTF-8 name of 1 to {} bytes other than __metadata__",
+                      printable(info.name), kMaxTensorNameBytes));
     if (!names.insert(info.name).second)
       return invalid_argument(fmt::format("tensor '{}': named twice", printable(info.name)));
     const Result<uint64_t> bytes = tensor_bytes(info.dtype, info.shape);
     if (!bytes.ok())
-      return invalid_argument(fmt::format("tensor '{}': {}", printable(info.name), bytes.status().message()));
+      return invalid_argument(
+          fmt::format("tensor '{}': {}", printable(info.name), bytes.status().message()));
     if (*bytes > (uint64_t{1} << 62) - offset)
-      return invalid_argument(fmt::format("tensor '{}': expected less than 2^62 bytes in all", printable(info.name)));
+      return invalid_argument(
+          fmt::format("tensor '{}': expected less than 2^62 bytes in all", printable(info.name)));
     info.begin = offset;
     info.end = offset += *bytes;
   }
   if (tensors.size() > kMaxTensors)
-    return invalid_argument(fmt::format("expected at most {} tensors, got {}", kMaxTensors, tensors.size()));
+    return invalid_argument(
+        fmt::format("expected at most {} tensors, got {}", kMaxTensors, tensors.size()));
   return {};
 }
 
@@ -48,22 +52,26 @@ Result<std::string> header_bytes(const std::vector<TensorInfo>& tensors,
   text += '{';
   if (!metadata.empty()) {
     for (const auto& [key, value] : metadata)
-      if (find_invalid_utf8(key) != std::string::npos || find_invalid_utf8(value) != std::string::npos)
+      if (find_invalid_utf8(key) != std::string::npos ||
+          find_invalid_utf8(value) != std::string::npos)
         return invalid_argument(fmt::format("__metadata__: '{}': expected UTF-8", printable(key)));
     text += "\"__metadata__\":{";
-    for (const auto& [key, value] : metadata) text += fmt::format("{}:{},", quoted(key), quoted(value));
+    for (const auto& [key, value] : metadata)
+      text += fmt::format("{}:{},", quoted(key), quoted(value));
     text.back() = '}';
     text += ',';
   }
   for (const TensorInfo& info : tensors)
-    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},", quoted(info.name),
-                        to_string(info.dtype), fmt::join(info.shape, ","), info.begin, info.end);
+    text += fmt::format("{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}},",
+                        quoted(info.name), to_string(info.dtype), fmt::join(info.shape, ","),
+                        info.begin, info.end);
   if (text.back() == ',') text.pop_back();
   text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size() - 8;
   if (length > kMaxWrittenHeaderBytes)
-    return invalid_argument(fmt::format("header: expected at most {} bytes, got {}", kMaxWrittenHeaderBytes, length));
+    return invalid_argument(
+        fmt::format("header: expected at most {} bytes, got {}", kMaxWrittenHeaderBytes, length));
   for (size_t i = 0; i < 8; ++i) text[i] = static_cast<char>(length >> (8 * i) & 0xFF);
   return text;
 }
@@ -76,8 +84,9 @@ struct SafetensorsWriter::Impl {
   uint64_t received = 0;
 };
 
-Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std::vector<TensorInfo> tensors,
-                                                    const std::map<std::string, std::string>& metadata, unsigned mode) {
+Result<SafetensorsWriter> SafetensorsWriter::create(
+    const std::string& path, std::vector<TensorInfo> tensors,
+    const std::map<std::string, std::string>& metadata, unsigned mode) {
   const Status assigned = assign_offsets(tensors);
   if (!assigned.ok()) return assigned.in(printable(path, 4096));
   const Result<std::string> header = header_bytes(tensors, metadata);
@@ -96,8 +105,9 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const std::string& path, std
 Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
   Impl& impl = *impl_;
   if (bytes.size() > impl.expected - impl.received)
-    return invalid_argument(fmt::format("{}: expected {} bytes of data, got {} or more", printable(impl.path, 4096),
-                                        impl.expected, impl.received + bytes.size()));
+    return invalid_argument(fmt::format("{}: expected {} bytes of data, got {} or more",
+                                        printable(impl.path, 4096), impl.expected,
+                                        impl.received + bytes.size()));
   NVFP4_MOE_TRY(impl.file->write(bytes));
   impl.hasher.bytes(bytes.data(), bytes.size());
   impl.received += bytes.size();
@@ -107,8 +117,8 @@ Status SafetensorsWriter::write(std::span<const std::byte> bytes) {
 Status SafetensorsWriter::finish(const std::function<Status(const ContentHash&)>& before_name) {
   Impl& impl = *impl_;
   if (impl.received != impl.expected)
-    return invalid_argument(
-        fmt::format("{}: expected {} bytes of data, got {}", printable(impl.path, 4096), impl.expected, impl.received));
+    return invalid_argument(fmt::format("{}: expected {} bytes of data, got {}",
+                                        printable(impl.path, 4096), impl.expected, impl.received));
   if (before_name) {
     NVFP4_MOE_TRY(impl.file->sync());
     NVFP4_MOE_TRY(before_name(impl.hasher.digest()));

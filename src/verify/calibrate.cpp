@@ -1,5 +1,5 @@
-// Runs route, quantize and gemm1_swiglu of the reference on each layer, with bf16 activations: what is measured is the
-// model's own activations, not those of a layer that already quantizes them.
+// Runs route, quantize and gemm1_swiglu of the reference on each layer, with bf16 activations: what
+// is measured is the model's own activations, not those of a layer that already quantizes them.
 #include "verify/calibrate.h"
 
 #include <fmt/format.h>
@@ -41,8 +41,9 @@ Seen who_is_seen(const Batch& batch, const MoeOptions& options) {
   seen.token.resize(static_cast<size_t>(batch.tokens));
   std::set<int64_t> experts;
   for (int64_t assignment = 0; assignment < batch.tokens * options.top_k; ++assignment) {
-    const int64_t id = batch.ids_dtype == DType::kI32 ? static_cast<const int32_t*>(batch.topk_ids)[assignment]
-                                                      : static_cast<const int64_t*>(batch.topk_ids)[assignment];
+    const int64_t id = batch.ids_dtype == DType::kI32
+                           ? static_cast<const int32_t*>(batch.topk_ids)[assignment]
+                           : static_cast<const int64_t*>(batch.topk_ids)[assignment];
     if (id < 0 || id >= options.num_experts) continue;
     experts.insert(id);
     seen.token[static_cast<size_t>(assignment / options.top_k)] = 1;
@@ -57,10 +58,11 @@ float as_dtype(float x, DType dtype) {
   return dtype == DType::kF16 ? fp16_to_float(fp16_from_float(x)) : x;
 }
 
-// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself if a shared expert
-// multiplies it. Rounding keeps order, so that a row's largest magnitude times the weight is that of the product.
-Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options, bool has_shared,
-                          const std::string& states) {
+// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself if a
+// shared expert multiplies it. Rounding keeps order, so that a row's largest magnitude times the
+// weight is that of the product.
+Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options,
+                          bool has_shared, const std::string& states) {
   const int64_t hidden_size = options.hidden_size;
   const bool weighs = options.router_weight == RouterWeight::kOnInput;
   std::vector<float> row(static_cast<size_t>(hidden_size));
@@ -68,25 +70,30 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions
   float most = 0;
   for (int64_t t = 0; t < batch.tokens; ++t) {
     if (seen.token[static_cast<size_t>(t)] == 0) continue;
-    to_floats(static_cast<const std::byte*>(batch.hidden) + t * row_bytes, batch.hidden_dtype, hidden_size, row.data());
+    to_floats(static_cast<const std::byte*>(batch.hidden) + t * row_bytes, batch.hidden_dtype,
+              hidden_size, row.data());
     const float amax = row_amax(row);
-    if (!std::isfinite(amax)) return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
+    if (!std::isfinite(amax))
+      return bad_input(fmt::format("{}: token {} holds NaN or Inf", states, t));
     if (!weighs || has_shared) most = std::max(most, amax);
     if (!weighs) continue;
     const float weight = as_dtype(batch.topk_weights[t], batch.hidden_dtype);  // top_k is 1
     const float weighted = as_dtype(amax * std::fabs(weight), batch.hidden_dtype);
     if (!std::isfinite(weighted))
-      return bad_input(fmt::format("{}: token {} times its router weight {} is not finite", states, t, weight));
+      return bad_input(
+          fmt::format("{}: token {} times its router weight {} is not finite", states, t, weight));
     most = std::max(most, weighted);
   }
   return most;
 }
 
-// An executor whose loops end early once progress asks for it: it is asked by the thread that runs the loop, after each
-// range that this thread computes itself. The results of a loop that ended early must not be used.
+// An executor whose loops end early once progress asks for it: it is asked by the thread that runs
+// the loop, after each range that this thread computes itself. The results of a loop that ended
+// early must not be used.
 class CancellableExecutor final : public Executor {
  public:
-  CancellableExecutor(Executor& executor, const ProgressFn& progress) : executor_(executor), progress_(progress) {}
+  CancellableExecutor(Executor& executor, const ProgressFn& progress)
+      : executor_(executor), progress_(progress) {}
   void parallel_for(int64_t count, int64_t grain, const Body& body) override {
     if (!progress_) return executor_.parallel_for(count, grain, body);
     const auto self = std::this_thread::get_id();
@@ -98,7 +105,9 @@ class CancellableExecutor final : public Executor {
     });
   }
   int threads() const override { return executor_.threads(); }
-  Status status() const { return cancelled_ ? Status(Code::kCancelled, "calibrate: cancelled") : Status(); }
+  Status status() const {
+    return cancelled_ ? Status(Code::kCancelled, "calibrate: cancelled") : Status();
+  }
 
  private:
   Executor& executor_;
@@ -106,10 +115,12 @@ class CancellableExecutor final : public Executor {
   std::atomic<bool> cancelled_{false};
 };
 
-// max |SwiGLU output| over all routed rows of the range's experts, and if `moments` is asked for, theirs.
-Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config, const ExpertRange& range,
-                                const Batch& batch, Executor& threads, const std::string& states,
-                                const ProgressFn& progress, LayerMoments* moments) {
+// max |SwiGLU output| over all routed rows of the range's experts, and if `moments` is asked for,
+// theirs.
+Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config,
+                                const ExpertRange& range, const Batch& batch, Executor& threads,
+                                const std::string& states, const ProgressFn& progress,
+                                LayerMoments* moments) {
   CancellableExecutor executor(threads, progress);
   LayerOptions options;
   options.range = range;
@@ -117,7 +128,8 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   options.executor = &executor;
   NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
                    MoeLayer::open_on(kReferenceBackend, config, source, options, progress));
-  NVFP4_MOE_ASSIGN(const Buffer bytes, allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
+  NVFP4_MOE_ASSIGN(const Buffer bytes,
+                   allocate_pages(std::max<size_t>(layer->workspace_bytes(), 1)));
   Arena arena(bytes.data());
   const LayerBuffers buffers = layer_buffers(config, layer->weights().range, batch.tokens, arena);
   const StepContext step{layer->weights(), batch, buffers, executor};
@@ -130,7 +142,8 @@ Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& conf
   const PartBuffers& part = buffers.routed;
   const int64_t rows = part.row_offsets[part.experts];
   const float amax = bf16_amax(part.intermediate.bf16, rows * part.intermediate_size);
-  if (!std::isfinite(amax)) return bad_input(fmt::format("{}: their intermediate overflows", states));
+  if (!std::isfinite(amax))
+    return bad_input(fmt::format("{}: their intermediate overflows", states));
   if (moments != nullptr) {
     auto measured = measure_moments(part, config->top_k, config->hidden_size, executor);
     NVFP4_MOE_TRY(executor.status());
@@ -144,15 +157,17 @@ float scale_of(float amax) { return tensor_scale_from_amax(static_cast<double>(a
 
 }  // namespace
 
-Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options, const ExpertRange& range,
-                                         const Batch& batch, Executor& executor, const std::string& states,
+Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options,
+                                         const ExpertRange& range, const Batch& batch,
+                                         Executor& executor, const std::string& states,
                                          const ProgressFn& progress, LayerMoments* moments) {
   options.activation_format = ActivationFormat::kBf16;
   options.activation_scale = ActivationScale::kDynamicToken;
   options.intermediate_scale = IntermediateScale::kDynamicToken;
   options.intermediate_fixed.reset();
   const bool has_shared = options.shared_intermediate_size > 0;
-  options.shared_intermediate_size = 0;  // the shared expert has no place in the routed experts' scales
+  options.shared_intermediate_size =
+      0;  // the shared expert has no place in the routed experts' scales
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   const Seen seen = who_is_seen(batch, options);
   LayerCalibration layer;
@@ -161,12 +176,14 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   layer.router_weighted = options.router_weight == RouterWeight::kBeforeDown;
   layer.source = states;
   NVFP4_MOE_ASSIGN(layer.hidden_amax, hidden_amax(batch, seen, options, has_shared, states));
-  NVFP4_MOE_ASSIGN(layer.intermediate_amax,
-                   intermediate_amax(source, config, range, batch, executor, states, progress, moments));
+  NVFP4_MOE_ASSIGN(layer.intermediate_amax, intermediate_amax(source, config, range, batch,
+                                                              executor, states, progress, moments));
   return layer;
 }
 
-LayerScales LayerCalibration::scales() const { return {scale_of(hidden_amax), scale_of(intermediate_amax)}; }
+LayerScales LayerCalibration::scales() const {
+  return {scale_of(hidden_amax), scale_of(intermediate_amax)};
+}
 
 std::map<int64_t, LayerScales> Calibration::scales() const {
   std::map<int64_t, LayerScales> all;
@@ -176,7 +193,9 @@ std::map<int64_t, LayerScales> Calibration::scales() const {
 
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto seconds = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   const std::vector<int64_t>& all = checkpoint.model().layers;
   const std::vector<int64_t>& layers = options.layers.empty() ? all : options.layers;
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
@@ -185,7 +204,8 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
   std::vector<std::pair<int64_t, MoeOptions>> wanted;
   for (const int64_t number : layers) {
     if (std::find(all.begin(), all.end(), number) == all.end())
-      return invalid_argument(fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
+      return invalid_argument(
+          fmt::format("layer {}: expected one of the model's {} MoE layers", number, all.size()));
     NVFP4_MOE_ASSIGN(MoeOptions o, checkpoint.layer_options(number));
     wanted.emplace_back(number, std::move(o));
   }
@@ -203,8 +223,8 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
     }
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint, number));
     LayerMoments moments;
-    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor, states.source, {},
-                                    writer ? &moments : nullptr);
+    auto measured = calibrate_layer(source, o, {0, o.num_experts}, states.batch(), executor,
+                                    states.source, {}, writer ? &moments : nullptr);
     if (!measured.ok()) return measured.status().in(fmt::format("layer {}", number));
     LayerCalibration& layer = *measured;
     layer.layer = number;
@@ -212,14 +232,16 @@ Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptio
     calibration.layers.push_back(layer);
     if (writer) NVFP4_MOE_TRY(writer->write(moments));
     const std::string item = "layer " + std::to_string(number);
-    if (options.progress && !options.progress({"calibrate", item, static_cast<int64_t>(calibration.layers.size()),
-                                               static_cast<int64_t>(layers.size()), 0, 0, seconds()}))
+    if (options.progress &&
+        !options.progress({"calibrate", item, static_cast<int64_t>(calibration.layers.size()),
+                           static_cast<int64_t>(layers.size()), 0, 0, seconds()}))
       return Status(Code::kCancelled, "calibrate: cancelled after " + item);
   }
   if (writer) NVFP4_MOE_TRY(writer->finish());
   if (options.input.empty())
     calibration.notes.push_back(
-        "hidden states are seeded random numbers, not a model's: the scales serve tests and demos only");
+        "hidden states are seeded random numbers, not a model's: the scales serve tests and demos "
+        "only");
   if (unseen > 0)
     calibration.notes.push_back(
         fmt::format("{} experts were named by no token; they get their layer's scales", unseen));

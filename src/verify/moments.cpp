@@ -39,7 +39,8 @@ TensorInfo info_of(const std::string& name, DType dtype, std::vector<int64_t> sh
 
 }  // namespace
 
-Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int64_t hidden_size, Executor& executor) {
+Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int64_t hidden_size,
+                                     Executor& executor) {
   const int64_t experts = part.experts, inner = part.intermediate_size;
   LayerMoments moments;
   moments.rows.resize(static_cast<size_t>(experts));
@@ -47,7 +48,8 @@ Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int
   moments.intermediate.resize(static_cast<size_t>(experts * inner));
   std::atomic<bool> finite{true};
   executor.parallel_for(experts, 1, [&](int64_t begin, int64_t end) {
-    std::vector<double> hidden(static_cast<size_t>(hidden_size)), intermediate(static_cast<size_t>(inner));
+    std::vector<double> hidden(static_cast<size_t>(hidden_size)),
+        intermediate(static_cast<size_t>(inner));
     for (int64_t e = begin; e < end; ++e) {
       std::fill(hidden.begin(), hidden.end(), 0.0);
       std::fill(intermediate.begin(), intermediate.end(), 0.0);
@@ -62,21 +64,25 @@ Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int
         finite = false;
     }
   });
-  if (!finite) return bad_input("moments: expected squares of activations within fp32, got larger ones");
+  if (!finite)
+    return bad_input("moments: expected squares of activations within fp32, got larger ones");
   return moments;
 }
 
-Result<MomentsWriter> MomentsWriter::create(const std::string& path,
-                                            const std::vector<std::pair<int64_t, MoeOptions>>& layers) {
+Result<MomentsWriter> MomentsWriter::create(
+    const std::string& path, const std::vector<std::pair<int64_t, MoeOptions>>& layers) {
   NVFP4_MOE_ASSIGN(const bool taken, has_entry(path));
   if (taken)
-    return invalid_argument(fmt::format("{}: expected a new file, got one that exists", printable(path, 4096)));
+    return invalid_argument(
+        fmt::format("{}: expected a new file, got one that exists", printable(path, 4096)));
   std::vector<TensorInfo> infos;
   for (const auto& [layer, o] : layers) {
     const std::string prefix = fmt::format("layers.{}.", layer);
     infos.push_back(info_of(prefix + "rows", DType::kI64, {o.num_experts}));
-    infos.push_back(info_of(prefix + "hidden_moments", DType::kF32, {o.num_experts, o.hidden_size}));
-    infos.push_back(info_of(prefix + "intermediate_moments", DType::kF32, {o.num_experts, o.intermediate_size}));
+    infos.push_back(
+        info_of(prefix + "hidden_moments", DType::kF32, {o.num_experts, o.hidden_size}));
+    infos.push_back(info_of(prefix + "intermediate_moments", DType::kF32,
+                            {o.num_experts, o.intermediate_size}));
   }
   NVFP4_MOE_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::create(path, std::move(infos), {}));
   return MomentsWriter(std::move(writer));

@@ -23,7 +23,8 @@ void draw_routing(const MoeOptions& o, uint64_t seed, double skipped_share, Laye
   const auto k = static_cast<size_t>(o.top_k);
   states.topk_ids.assign(static_cast<size_t>(states.tokens) * k, -1);
   states.topk_weights.assign(static_cast<size_t>(states.tokens) * k, 0.0f);
-  const bool on_input = o.router_weight == RouterWeight::kOnInput;  // one sigmoid, where others are shares of 1
+  const bool on_input =
+      o.router_weight == RouterWeight::kOnInput;  // one sigmoid, where others are shares of 1
   for (int64_t t = 0; t < states.tokens; ++t) {
     int32_t* ids = states.topk_ids.data() + static_cast<size_t>(t) * k;
     float* weights = states.topk_weights.data() + static_cast<size_t>(t) * k;
@@ -56,16 +57,20 @@ struct StatesFile {
   const TensorInfo* find(const std::string& what) const { return file.find(prefix + what); }
 };
 
-Status expect_shape(const std::string& path, const TensorInfo& info, int64_t first, int64_t second) {
-  if (info.shape.size() == 2 && (first < 0 || info.shape[0] == first) && info.shape[1] == second) return {};
-  return bad_input(path + " " + info.name + ": expected (" + (first < 0 ? "tokens" : std::to_string(first)) + ", " +
-                   std::to_string(second) + "), got " + describe(info));
+Status expect_shape(const std::string& path, const TensorInfo& info, int64_t first,
+                    int64_t second) {
+  if (info.shape.size() == 2 && (first < 0 || info.shape[0] == first) && info.shape[1] == second)
+    return {};
+  return bad_input(path + " " + info.name + ": expected (" +
+                   (first < 0 ? "tokens" : std::to_string(first)) + ", " + std::to_string(second) +
+                   "), got " + describe(info));
 }
 
-Status read_ids(const std::string& path, const StatesFile& from, const TensorInfo& info, const MoeOptions& o,
-                LayerStates& states) {
+Status read_ids(const std::string& path, const StatesFile& from, const TensorInfo& info,
+                const MoeOptions& o, LayerStates& states) {
   if (info.dtype != DType::kI32 && info.dtype != DType::kI64)
-    return bad_input(path + " " + info.name + ": expected I32 or I64, got " + to_string(info.dtype));
+    return bad_input(path + " " + info.name + ": expected I32 or I64, got " +
+                     to_string(info.dtype));
   std::vector<std::byte> bytes(states.topk_ids.size() * static_cast<size_t>(bits(info.dtype) / 8));
   NVFP4_MOE_TRY(from.file.read(from.file.offset(info), bytes.data(), bytes.size()));
   const std::byte* data = bytes.data();
@@ -79,8 +84,9 @@ Status read_ids(const std::string& path, const StatesFile& from, const TensorInf
       id = narrow;
     }
     if (id < -1 || id >= o.num_experts)
-      return bad_input(path + " " + info.name + " element " + std::to_string(i) + ": expected -1 to " +
-                       std::to_string(o.num_experts - 1) + ", got " + std::to_string(id));
+      return bad_input(path + " " + info.name + " element " + std::to_string(i) +
+                       ": expected -1 to " + std::to_string(o.num_experts - 1) + ", got " +
+                       std::to_string(id));
     states.topk_ids[i] = static_cast<int32_t>(id);
   }
   return {};
@@ -134,10 +140,12 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
     hidden = from.find("hidden");
   }
   if (hidden == nullptr)
-    return bad_input(path + ": expected a tensor layers." + std::to_string(layer) + ".hidden or hidden, found neither");
+    return bad_input(path + ": expected a tensor layers." + std::to_string(layer) +
+                     ".hidden or hidden, found neither");
   NVFP4_MOE_TRY(expect_shape(path, *hidden, -1, o.hidden_size));
   if (!is_activation(hidden->dtype))
-    return bad_input(path + " " + hidden->name + ": expected BF16, F16 or F32, got " + to_string(hidden->dtype));
+    return bad_input(path + " " + hidden->name + ": expected BF16, F16 or F32, got " +
+                     to_string(hidden->dtype));
 
   LayerStates states;
   const int64_t file_tokens = hidden->shape[0];
@@ -148,7 +156,8 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   states.hidden.resize(bytes);
   NVFP4_MOE_TRY(file.read(file.offset(*hidden), states.hidden.data(), bytes));
 
-  draw_routing(o, mix64(options.seed + mix64(static_cast<uint64_t>(layer))), options.skipped_share, states);
+  draw_routing(o, mix64(options.seed + mix64(static_cast<uint64_t>(layer))), options.skipped_share,
+               states);
   if (const TensorInfo* ids = from.find("topk_ids")) {
     NVFP4_MOE_TRY(expect_shape(path, *ids, file_tokens, o.top_k));
     NVFP4_MOE_TRY(read_ids(path, from, *ids, o, states));
@@ -156,9 +165,10 @@ Result<LayerStates> load_states(const std::string& path, const MoeOptions& o, in
   if (const TensorInfo* weights = from.find("topk_weights")) {
     NVFP4_MOE_TRY(expect_shape(path, *weights, file_tokens, o.top_k));
     if (weights->dtype != DType::kF32)
-      return bad_input(path + " " + weights->name + ": expected F32, got " + to_string(weights->dtype));
-    NVFP4_MOE_TRY(
-        file.read(file.offset(*weights), states.topk_weights.data(), states.topk_weights.size() * sizeof(float)));
+      return bad_input(path + " " + weights->name + ": expected F32, got " +
+                       to_string(weights->dtype));
+    NVFP4_MOE_TRY(file.read(file.offset(*weights), states.topk_weights.data(),
+                            states.topk_weights.size() * sizeof(float)));
   }
   return states;
 }

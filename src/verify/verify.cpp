@@ -26,8 +26,9 @@ double since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Progress in experts: each is packed, unpacked, packed for the reference and compared with the original, one unit
-// each. A large layer takes minutes, and whoever waits wants to see that it moves.
+// Progress in experts: each is packed, unpacked, packed for the reference and compared with the
+// original, one unit each. A large layer takes minutes, and whoever waits wants to see that it
+// moves.
 class Meter {
  public:
   Meter(const VerifyOptions& options, int64_t layers, int64_t experts)
@@ -53,13 +54,15 @@ class Meter {
   // To hand to MoeLayer::open, which counts the experts itself.
   ProgressFn packing(const char* step) {
     if (!progress_) return {};
-    return [this, step](const Progress& p) { return one(fmt::format("{}: {}", p.item, step)).ok(); };
+    return
+        [this, step](const Progress& p) { return one(fmt::format("{}: {}", p.item, step)).ok(); };
   }
   double seconds() const { return since(start_); }
 
  private:
   Status one(const std::string& item) {
-    done_ = std::min(done_ + 1, units_of_layer_);  // a shared expert is packed too, and has no unit of its own
+    done_ = std::min(done_ + 1,
+                     units_of_layer_);  // a shared expert is packed too, and has no unit of its own
     return report(item);
   }
   Status report(const std::string& item) {
@@ -81,7 +84,8 @@ struct RunOutput {
 };
 
 Result<RunOutput> run_layer(const MoeLayer& layer, const LayerStates& states) {
-  std::vector<uint16_t> out(static_cast<size_t>(states.tokens * layer.config()->hidden_size));  // BF16
+  std::vector<uint16_t> out(
+      static_cast<size_t>(states.tokens * layer.config()->hidden_size));  // BF16
   Batch batch = states.batch();
   batch.out = out.data();
   batch.out_dtype = DType::kBf16;
@@ -101,7 +105,8 @@ class OriginalExpert {
       original.floats_[0] = std::move(floats.gate);
       original.floats_[1] = std::move(floats.up);
       original.floats_[2] = std::move(floats.down);
-      for (FloatWeights& matrix : original.floats_) NVFP4_MOE_TRY(matrix.fetch());  // nothing of a gate without rows
+      for (FloatWeights& matrix : original.floats_)
+        NVFP4_MOE_TRY(matrix.fetch());  // nothing of a gate without rows
       return original;
     }
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(layer, expert));
@@ -116,7 +121,8 @@ class OriginalExpert {
 
   OriginalRows rows(size_t projection) const {
     if (decoded_[projection].empty())
-      return [this, projection](int64_t row, float* out) { floats_[projection].read_row(row, out); };
+      return
+          [this, projection](int64_t row, float* out) { floats_[projection].read_row(row, out); };
     return [this, projection](int64_t row, float* out) {
       std::copy_n(decoded_[projection].data() + row * cols_[projection], cols_[projection], out);
     };
@@ -131,10 +137,10 @@ class OriginalExpert {
 constexpr const char* kProjections[] = {"gate", "up", "down"};
 
 // The likely fault of a broken tensor: the first explanation that fits its first rows.
-std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, int64_t num_experts, size_t p,
-                     const Nvfp4View& view) {
-  constexpr double kAlike =
-      0.9;  // NVFP4 keeps a cosine of 0.99; unrelated weights have one near 0, transposed scales 0.7
+std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, int64_t num_experts,
+                     size_t p, const Nvfp4View& view) {
+  constexpr double kAlike = 0.9;  // NVFP4 keeps a cosine of 0.99; unrelated weights have one near
+                                  // 0, transposed scales 0.7
   const auto against = [&](int64_t e, size_t projection) -> Likeness {
     if (e < 0 || e >= num_experts) return {};
     const auto other = OriginalExpert::load(original, layer, e);
@@ -145,17 +151,20 @@ std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, 
     if (std::fabs(std::log2(own.norm_ratio)) > 0.5) {
       const double s = static_cast<double>(view.tensor_scale);
       const bool reciprocal = std::fabs(std::log2(own.norm_ratio) - 2 * std::log2(s)) < 0.5;
-      return fmt::format("the whole tensor is {:.4g} times the original: {}", own.norm_ratio,
-                         reciprocal ? "its tensor scale seems to be a reciprocal" : "wrong tensor scale");
+      return fmt::format(
+          "the whole tensor is {:.4g} times the original: {}", own.norm_ratio,
+          reciprocal ? "its tensor scale seems to be a reciprocal" : "wrong tensor scale");
     }
     return "";
   }
-  if (p < 2 && has_gate(original.model().options.activation) && against(expert, 1 - p).cosine > kAlike)
+  if (p < 2 && has_gate(original.model().options.activation) &&
+      against(expert, 1 - p).cosine > kAlike)
     return fmt::format("it matches the original's {} of the same expert: gate and up seem swapped",
                        kProjections[1 - p]);
   for (const int64_t step : {int64_t{1}, int64_t{-1}}) {
     if (against(expert + step, p).cosine > kAlike)
-      return fmt::format("it matches the original's expert {}: experts seem shifted by one", expert + step);
+      return fmt::format("it matches the original's expert {}: experts seem shifted by one",
+                         expert + step);
   }
   const auto same = OriginalExpert::load(original, layer, expert);
   if (same.ok() && view.scales_stride == view.cols / 16 &&
@@ -166,9 +175,13 @@ std::string hint_for(const Checkpoint& original, int64_t layer, int64_t expert, 
 
 class LayerVerifier {
  public:
-  LayerVerifier(const Checkpoint& checkpoint, const Checkpoint* original, const VerifyOptions& options,
-                Executor& executor, Meter& meter)
-      : checkpoint_(checkpoint), original_(original), options_(options), executor_(executor), meter_(meter) {}
+  LayerVerifier(const Checkpoint& checkpoint, const Checkpoint* original,
+                const VerifyOptions& options, Executor& executor, Meter& meter)
+      : checkpoint_(checkpoint),
+        original_(original),
+        options_(options),
+        executor_(executor),
+        meter_(meter) {}
 
   // An error Status: verify itself cannot go on. What is wrong with the layer is in `out`.
   Status run(int64_t number, LayerVerification& out) {
@@ -189,8 +202,9 @@ class LayerVerifier {
     NVFP4_MOE_ASSIGN(out.options, checkpoint_.layer_options(number));
     if (options_.adjust) options_.adjust(out.options);
     if (options_.choose_format) {
-      NVFP4_MOE_ASSIGN(out.options,
-                       with_chosen_format(out.options, layer_options({}, 0, options_.backend, options_.device)));
+      NVFP4_MOE_ASSIGN(
+          out.options,
+          with_chosen_format(out.options, layer_options({}, 0, options_.backend, options_.device)));
     }
     const Status made = MoeConfig::make(out.options).status();
     if (!made.ok()) return made.in("layer " + std::to_string(number));
@@ -198,8 +212,9 @@ class LayerVerifier {
     ExpertRange range = options_.range;
     if (range.count == 0) range = {0, config->num_experts};
     if (range.first < 0 || range.count < 1 || range.first > config->num_experts - range.count)
-      return invalid_argument(fmt::format("experts: expected a part of [0, {}), got first {} count {}",
-                                          config->num_experts, range.first, range.count));
+      return invalid_argument(
+          fmt::format("experts: expected a part of [0, {}), got first {} count {}",
+                      config->num_experts, range.first, range.count));
 
     NVFP4_MOE_ASSIGN(out.findings, checkpoint_.validate(number, range));
     for (const Finding& finding : out.findings) {
@@ -234,30 +249,36 @@ class LayerVerifier {
   }
 
   // b and c. The backend's layer is gone before the reference's is packed.
-  Status packed_and_run(int64_t number, const MoeConfig& config, const ExpertRange& range, const LayerSource& source,
-                        const LayerStates* states, LayerVerification& out) {
+  Status packed_and_run(int64_t number, const MoeConfig& config, const ExpertRange& range,
+                        const LayerSource& source, const LayerStates* states,
+                        LayerVerification& out) {
     const int64_t tokens = states == nullptr ? 0 : states->tokens;
     RunCheck check;
     RunOutput actual;
     {
-      NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> layer,
-                       MoeLayer::open(config, source, layer_options(range, tokens, options_.backend, options_.device),
-                                      meter_.packing("pack")));
-      NVFP4_MOE_ASSIGN(out.packed, check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
+      NVFP4_MOE_ASSIGN(
+          const std::unique_ptr<MoeLayer> layer,
+          MoeLayer::open(config, source,
+                         layer_options(range, tokens, options_.backend, options_.device),
+                         meter_.packing("pack")));
+      NVFP4_MOE_ASSIGN(out.packed,
+                       check_packed(checkpoint_, number, *layer, [this](int64_t expert) {
                          return meter_.expert("unpack and compare", expert);
                        }));
       out.fp8 = layer->fp8_weights();
-      for (const WeightFault& fault : out.packed->faults) out.failures.push_back("packed weights: " + to_string(fault));
+      for (const WeightFault& fault : out.packed->faults)
+        out.failures.push_back("packed weights: " + to_string(fault));
       check.backend = layer->backend().name;
-      out.activations_because = reason_of_format(config->activation_format, *source.declared, layer->backend().name);
+      out.activations_because =
+          reason_of_format(config->activation_format, *source.declared, layer->backend().name);
       check.backend_is_reference = &layer->backend() == &kReferenceBackend;
       if (states == nullptr) return {};
       NVFP4_MOE_ASSIGN(actual, run_layer(*layer, *states));
     }
-    NVFP4_MOE_ASSIGN(
-        const std::unique_ptr<MoeLayer> reference,
-        MoeLayer::open_on(kReferenceBackend, config, source, layer_options(range, tokens, "reference", "cpu"),
-                          meter_.packing("pack for the reference")));
+    NVFP4_MOE_ASSIGN(const std::unique_ptr<MoeLayer> reference,
+                     MoeLayer::open_on(kReferenceBackend, config, source,
+                                       layer_options(range, tokens, "reference", "cpu"),
+                                       meter_.packing("pack for the reference")));
     NVFP4_MOE_ASSIGN(const RunOutput expected, run_layer(*reference, *states));
     check.states = states->source;
     check.tokens = tokens;
@@ -268,31 +289,37 @@ class LayerVerifier {
     check.reference_status = expected.status;
     check.backend_seconds = actual.seconds;
     check.reference_seconds = expected.seconds;
-    if (!check.passed()) out.failures.push_back(fmt::format("layer {} on {}: {}", number, check.backend, check.broken));
+    if (!check.passed())
+      out.failures.push_back(
+          fmt::format("layer {} on {}: {}", number, check.backend, check.broken));
     out.run = std::move(check);
     return {};
   }
 
   // d.
-  Status against_original(int64_t number, const MoeConfig& config, const ExpertRange& range, LayerVerification& out) {
+  Status against_original(int64_t number, const MoeConfig& config, const ExpertRange& range,
+                          LayerVerification& out) {
     const std::vector<int64_t>& layers = original_->model().layers;
     if (std::find(layers.begin(), layers.end(), number) == layers.end())
       return bad_input(fmt::format("layer {}: the original has no such MoE layer", number));
     NVFP4_MOE_ASSIGN(const MoeOptions theirs, original_->layer_options(number));
     if (has_gate(theirs.activation) != has_gate(config->activation))
-      return bad_input(fmt::format("layer {}: expected the original to have {} experts, got {}", number,
-                                   to_string(config->activation), to_string(theirs.activation)));
+      return bad_input(fmt::format("layer {}: expected the original to have {} experts, got {}",
+                                   number, to_string(config->activation),
+                                   to_string(theirs.activation)));
     if (theirs.num_experts != config->num_experts || theirs.hidden_size != config->hidden_size ||
         theirs.intermediate_size != config->intermediate_size)
-      return bad_input(fmt::format("layer {}: expected the original to have {} experts of ({}, {}), got {} of ({}, {})",
-                                   number, config->num_experts, config->intermediate_size, config->hidden_size,
-                                   theirs.num_experts, theirs.intermediate_size, theirs.hidden_size));
+      return bad_input(fmt::format(
+          "layer {}: expected the original to have {} experts of ({}, {}), got {} of ({}, {})",
+          number, config->num_experts, config->intermediate_size, config->hidden_size,
+          theirs.num_experts, theirs.intermediate_size, theirs.hidden_size));
     OriginalCheck check;
     check.format = to_string(original_->model().format);
     OriginalComparison all, of[3];
     for (int64_t expert = range.first; expert < range.first + range.count; ++expert) {
       NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint_.expert(number, expert));
-      NVFP4_MOE_ASSIGN(const OriginalExpert original, OriginalExpert::load(*original_, number, expert));
+      NVFP4_MOE_ASSIGN(const OriginalExpert original,
+                       OriginalExpert::load(*original_, number, expert));
       const Nvfp4View* views[] = {&loaded.source.gate, &loaded.source.up, &loaded.source.down};
       for (auto p = static_cast<size_t>(first_matrix(config->activation)); p < 3; ++p) {
         const OriginalComparison c = compare_with_original(*views[p], original.rows(p), executor_);
@@ -312,8 +339,8 @@ class LayerVerifier {
           check.hint = hint_for(*original_, number, expert, config->num_experts, p, *views[p]);
         if (check.faults.size() >= kMaxFaults) continue;
         const WeightPlace place = c.first_failure();
-        check.faults.push_back(
-            {number, expert, kProjections[p], tensor, "half_step", place.row, place.col, place.expected, place.actual});
+        check.faults.push_back({number, expert, kProjections[p], tensor, "half_step", place.row,
+                                place.col, place.expected, place.actual});
       }
       NVFP4_MOE_TRY(meter_.expert("compare with the original", expert));
     }
@@ -335,9 +362,9 @@ class LayerVerifier {
     }
     if (options_.limit_sqnr_db && !(check.sqnr_db >= *options_.limit_sqnr_db)) {
       check.below_limit = true;
-      out.failures.push_back(
-          fmt::format("layer {}: SQNR {:.2f} dB against the original is below the limit of {:.2f} dB", number,
-                      check.sqnr_db, *options_.limit_sqnr_db));
+      out.failures.push_back(fmt::format(
+          "layer {}: SQNR {:.2f} dB against the original is below the limit of {:.2f} dB", number,
+          check.sqnr_db, *options_.limit_sqnr_db));
     }
     out.original = std::move(check);
     return {};
@@ -353,15 +380,18 @@ class LayerVerifier {
 }  // namespace
 
 std::string to_string(const WeightFault& fault) {
-  std::string place = fault.row < 0 ? std::string() : fmt::format(" ({}, {})", fault.row, fault.col);
-  return fmt::format("layer {} expert {} {} {}{} {}: expected {}, got {}", fault.layer, fault.expert, fault.projection,
-                     fault.tensor, place, fault.what, fault.expected, fault.actual);
+  std::string place =
+      fault.row < 0 ? std::string() : fmt::format(" ({}, {})", fault.row, fault.col);
+  return fmt::format("layer {} expert {} {} {}{} {}: expected {}, got {}", fault.layer,
+                     fault.expert, fault.projection, fault.tensor, place, fault.what,
+                     fault.expected, fault.actual);
 }
 
 bool VerifyReport::passed() const { return failed_layers() == 0; }
 
 int64_t VerifyReport::failed_layers() const {
-  return std::count_if(layers.begin(), layers.end(), [](const LayerVerification& layer) { return !layer.passed(); });
+  return std::count_if(layers.begin(), layers.end(),
+                       [](const LayerVerification& layer) { return !layer.passed(); });
 }
 
 Result<VerifyReport> verify(const std::string& path, const VerifyOptions& options) {
@@ -383,11 +413,12 @@ Result<VerifyReport> verify(const std::string& path, const VerifyOptions& option
   if (all.empty()) return bad_input(path + ": no MoE layer with expert weights found");
   for (const int64_t layer : layers) {
     if (std::find(all.begin(), all.end(), layer) == all.end())
-      return invalid_argument(
-          fmt::format("layer {}: expected one of the MoE layers {} to {}", layer, all.front(), all.back()));
+      return invalid_argument(fmt::format("layer {}: expected one of the MoE layers {} to {}",
+                                          layer, all.front(), all.back()));
   }
   Executor& executor = options.executor == nullptr ? serial_executor() : *options.executor;
-  const int64_t experts = options.range.count > 0 ? options.range.count : checkpoint.model().options.num_experts;
+  const int64_t experts =
+      options.range.count > 0 ? options.range.count : checkpoint.model().options.num_experts;
   Meter meter(options, static_cast<int64_t>(layers.size()), experts);
   LayerVerifier verifier(checkpoint, original ? &*original : nullptr, options, executor, meter);
   for (const int64_t layer : layers) {

@@ -2,13 +2,15 @@
 //
 // Layer by layer, holding one layer in memory:
 //   a  findings of the checkpoint; an error stops the layer;
-//   b  every expert packed by the backend is unpacked and compared with the file's bytes and tensor scales, bit for bit;
-//   c  the layer is run on tokens and compared with the exact reference (judge/judge.h's limits): judges the kernels;
-//   d  with `against`, every decoded weight is compared with the original's (verify/verify_original.h): judges the
-//      quantization. Every weight must lie within half a step of its block's grid; a low SQNR fails only under
-//      `limit_sqnr_db`.
-// A fault is named by layer, expert, tensor and (row, col), or by (token, channel). A fault is a failed check in the
-// report (passed = false), not an error Status; those say that verify could not do its work.
+//   b  every expert packed by the backend is unpacked and compared with the file's bytes and tensor
+//   scales, bit for bit; c  the layer is run on tokens and compared with the exact reference
+//   (judge/judge.h's limits): judges the kernels; d  with `against`, every decoded weight is
+//   compared with the original's (verify/verify_original.h): judges the
+//      quantization. Every weight must lie within half a step of its block's grid; a low SQNR fails
+//      only under `limit_sqnr_db`.
+// A fault is named by layer, expert, tensor and (row, col), or by (token, channel). A fault is a
+// failed check in the report (passed = false), not an error Status; those say that verify could not
+// do its work.
 #pragma once
 
 #include <cstdint>
@@ -33,21 +35,24 @@ class MoeLayer;
 inline constexpr size_t kMaxFaults = 8;  // that a report of faulty tensors lists
 
 struct VerifyOptions {
-  std::string against;          // directory of the original: bf16/fp16/fp32, MXFP4, or any checkpoint that loads
+  std::string
+      against;  // directory of the original: bf16/fp16/fp32, MXFP4, or any checkpoint that loads
   CheckpointOptions reading;    // how both are opened
   std::vector<int64_t> layers;  // empty: all
-  ExpertRange range;            // count 0: all experts; else only these are packed, compared and run
-  std::string input;            // states file (verify/states.h); empty: seeded
-  StatesOptions states;         // 0 tokens: step c is left out
+  ExpertRange range;     // count 0: all experts; else only these are packed, compared and run
+  std::string input;     // states file (verify/states.h); empty: seeded
+  StatesOptions states;  // 0 tokens: step c is left out
   std::string backend = "auto";
-  std::string device = "cpu";           // where the backend's layers lie; the reference runs on the host
+  std::string device = "cpu";  // where the backend's layers lie; the reference runs on the host
   std::optional<double> limit_sqnr_db;  // with `against`: a layer below it fails
-  // Changes the options a layer is run with (activation_format, scales, ...); empty: as the checkpoint's family says.
+  // Changes the options a layer is run with (activation_format, scales, ...); empty: as the
+  // checkpoint's family says.
   std::function<void(MoeOptions&)> adjust;
   // The activation format is the one that the checkpoint's rule gives; false: adjust's.
   bool choose_format = true;
   Executor* executor = nullptr;  // null: serial
-  ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7: unpack and compare"
+  ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7:
+                        // unpack and compare"
 };
 
 // One place where two weights differ.
@@ -62,8 +67,8 @@ struct WeightFault {
   std::string expected;
   std::string actual;
 };
-std::string to_string(
-    const WeightFault& fault);  // "layer 1 expert 7 ...w1.weight (12, 345): code: expected 0x3, got 0x5"
+std::string to_string(const WeightFault& fault);  // "layer 1 expert 7 ...w1.weight (12, 345): code:
+                                                  // expected 0x3, got 0x5"
 
 // Step b.
 struct PackedCheck {
@@ -103,14 +108,16 @@ struct OriginalCheck {
   int64_t max_expert = -1;
   std::string max_tensor;
   int64_t max_row = -1, max_col = -1;
-  uint64_t saturated = 0;  // |w| beyond the top code of its block, explained by the scale's rounding or by a search
+  uint64_t saturated =
+      0;  // |w| beyond the top code of its block, explained by the scale's rounding or by a search
   uint64_t clipped_blocks = 0;     // of them, blocks that only a search (mse, 4/6) explains
   uint64_t zeroed_blocks = 0;      // blocks that are not zero in the original but decode to zero
   uint64_t near_ties = 0;          // within bf16 rounding of a tie (verify/verify_original.h)
   uint64_t broken_half_steps = 0;  // weights outside their code's interval
   int64_t faulty_tensors = 0;
   std::vector<WeightFault> faults;  // the first of each faulty tensor, at most kMaxFaults
-  std::string hint;  // the likely fault of the first faulty tensor: "matches the original's up_proj", ...
+  std::string
+      hint;  // the likely fault of the first faulty tensor: "matches the original's up_proj", ...
   bool below_limit = false;
   bool passed() const { return broken_half_steps == 0 && !below_limit; }
 };
@@ -124,7 +131,8 @@ struct LayerVerification {
   std::optional<PackedCheck> packed;
   std::optional<RunCheck> run;
   std::optional<OriginalCheck> original;
-  std::vector<std::string> failures;  // one line each, most telling first; empty if the layer passed
+  std::vector<std::string>
+      failures;  // one line each, most telling first; empty if the layer passed
   double seconds = 0;
   bool passed() const { return failures.empty(); }
 };

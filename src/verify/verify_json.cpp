@@ -1,5 +1,5 @@
-// VerifyReport and Calibration as JSON: one object, a schema number, units in the names. A number that is infinite (an
-// SQNR if nothing was lost) is null.
+// VerifyReport and Calibration as JSON: one object, a schema number, units in the names. A number
+// that is infinite (an SQNR if nothing was lost) is null.
 
 #include "io/json.h"
 #include "verify/calibrate.h"
@@ -54,11 +54,16 @@ Json packed(const PackedCheck& c) {
 }
 
 Json status(const RunStatus& s) {
-  return {{"bad_expert_ids", s.bad_expert_ids},           {"nonfinite_tokens", s.nonfinite_tokens},
-          {"nonfinite_rows", s.nonfinite_rows},           {"hidden_blocks", s.hidden_blocks},
-          {"hidden_saturated", s.hidden_saturated},       {"hidden_zeroed", s.hidden_zeroed},
-          {"intermediate_blocks", s.intermediate_blocks}, {"intermediate_saturated", s.intermediate_saturated},
-          {"intermediate_zeroed", s.intermediate_zeroed}, {"nonfinite_weights", s.nonfinite_weights},
+  return {{"bad_expert_ids", s.bad_expert_ids},
+          {"nonfinite_tokens", s.nonfinite_tokens},
+          {"nonfinite_rows", s.nonfinite_rows},
+          {"hidden_blocks", s.hidden_blocks},
+          {"hidden_saturated", s.hidden_saturated},
+          {"hidden_zeroed", s.hidden_zeroed},
+          {"intermediate_blocks", s.intermediate_blocks},
+          {"intermediate_saturated", s.intermediate_saturated},
+          {"intermediate_zeroed", s.intermediate_zeroed},
+          {"nonfinite_weights", s.nonfinite_weights},
           {"nonfinite_outputs", s.nonfinite_outputs}};
 }
 

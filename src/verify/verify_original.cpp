@@ -60,17 +60,21 @@ struct Block {
   uint8_t scale;
   double s;
   int64_t row, col;  // of its first element
-  uint8_t code(int i) const { return i % 2 == 0 ? low_code(codes[i / 2]) : high_code(codes[i / 2]); }
+  uint8_t code(int i) const {
+    return i % 2 == 0 ? low_code(codes[i / 2]) : high_code(codes[i / 2]);
+  }
 };
 
 void note_scale(const Block& b, int i, double amax, OriginalComparison& out) {
   ++out.broken;
   note(out.first_broken, b.row, b.col + i,
-       fmt::format("a block scale near {:.6g} (amax {:.6g}, tensor scale {:.6g})", amax / (6 * b.s), amax, b.s),
+       fmt::format("a block scale near {:.6g} (amax {:.6g}, tensor scale {:.6g})", amax / (6 * b.s),
+                   amax, b.s),
        fmt::format("{:.6g} (0x{:02X})", e4m3_to_float(b.scale), b.scale));
 }
 
-// Criterion 1 as an interval of q for each of the 16 codes, slack included; kSaturated needs the slow path too.
+// Criterion 1 as an interval of q for each of the 16 codes, slack included; kSaturated needs the
+// slow path too.
 struct Intervals {
   double low[16], high[16], value[16];
   constexpr Intervals() : low(), high(), value() {
@@ -85,7 +89,8 @@ struct Intervals {
 };
 constexpr Intervals kIntervals;
 
-// One weight outside its interval. True if it is a saturation, which the block as a whole must explain.
+// One weight outside its interval. True if it is a saturation, which the block as a whole must
+// explain.
 bool judge_stray(const Block& b, int i, double q, double u, OriginalComparison& out) {
   const Verdict verdict = judge(q, b.code(i));
   if (verdict == Verdict::kSaturated) return true;
@@ -96,9 +101,11 @@ bool judge_stray(const Block& b, int i, double q, double u, OriginalComparison& 
   const int m = nearest_magnitude(std::fabs(q));
   note(place, b.row, b.col + i,
        fmt::format("{:.6g} to decode to about {:.6g} (code {:.1f}, half a step {:.3g})", b.w[i],
-                   std::copysign(kGrid[m] * u, q), std::copysign(kGrid[m], q), (kHigh[m] - kGrid[m]) * u),
-       fmt::format("{:.6g} (code {:.1f}, block scale {:.6g}, tensor scale {:.6g})", kIntervals.value[b.code(i)] * u,
-                   kIntervals.value[b.code(i)], e4m3_to_float(b.scale), b.s));
+                   std::copysign(kGrid[m] * u, q), std::copysign(kGrid[m], q),
+                   (kHigh[m] - kGrid[m]) * u),
+       fmt::format("{:.6g} (code {:.1f}, block scale {:.6g}, tensor scale {:.6g})",
+                   kIntervals.value[b.code(i)] * u, kIntervals.value[b.code(i)],
+                   e4m3_to_float(b.scale), b.s));
   return false;
 }
 
@@ -129,7 +136,8 @@ void judge_block(const Block& b, OriginalComparison& out) {
     for (int i = 0; i < kBlockElems; ++i) {
       if (!std::isfinite(w[i])) {
         ++out.broken;
-        note(out.first_broken, b.row, b.col + i, "a finite original weight", fmt::format("{}", w[i]));
+        note(out.first_broken, b.row, b.col + i, "a finite original weight",
+             fmt::format("{}", w[i]));
         return;
       }
       if (std::fabs(w[i]) > amax) {
@@ -167,7 +175,9 @@ void judge_block(const Block& b, OriginalComparison& out) {
     saturated += judge_stray(b, i, q, u, out);
   }
   if (saturated == 0) return;
-  const double top = b.scale == 0x7E ? 448.0 : static_cast<double>(e4m3_to_float(static_cast<uint8_t>(b.scale + 1)));
+  const double top = b.scale == 0x7E
+                         ? 448.0
+                         : static_cast<double>(e4m3_to_float(static_cast<uint8_t>(b.scale + 1)));
   if (amax <= 6 * b.s * top * kSlack) {
     out.saturated += saturated;
   } else if (error_sum <= max_scale_error(b.w, amax, b.s) * kSlack) {
@@ -187,10 +197,12 @@ Likeness likeness_of(const Nvfp4View& view, const OriginalRows& original, bool t
     for (int64_t c = 0; c < view.cols; ++c) {
       const uint8_t byte = view.row_codes(r)[c / 2];
       const int64_t b = c / kBlockElems;
-      const uint8_t scale = transposed ? view.block_scales[b * view.rows + r] : view.block_scales[r * blocks + b];
+      const uint8_t scale =
+          transposed ? view.block_scales[b * view.rows + r] : view.block_scales[r * blocks + b];
       const uint8_t used = view.scales_stride == blocks ? scale : view.row_scales(r)[b];
-      const double d = static_cast<double>(e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))) *
-                       static_cast<double>(e4m3_to_float(used)) * static_cast<double>(view.tensor_scale);
+      const double d =
+          static_cast<double>(e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))) *
+          static_cast<double>(e4m3_to_float(used)) * static_cast<double>(view.tensor_scale);
       const double x = static_cast<double>(w[static_cast<size_t>(c)]);
       if (!std::isfinite(d) || !std::isfinite(x)) continue;
       dot += d * x;
@@ -207,8 +219,9 @@ Likeness likeness_of(const Nvfp4View& view, const OriginalRows& original, bool t
 WeightPlace OriginalComparison::first_failure() const {
   if (near_ties_accepted() || !first_near_tie.found()) return first_broken;
   if (!first_broken.found()) return first_near_tie;
-  const bool broken_first = first_broken.row < first_near_tie.row ||
-                            (first_broken.row == first_near_tie.row && first_broken.col <= first_near_tie.col);
+  const bool broken_first =
+      first_broken.row < first_near_tie.row ||
+      (first_broken.row == first_near_tie.row && first_broken.col <= first_near_tie.col);
   return broken_first ? first_broken : first_near_tie;
 }
 
@@ -217,7 +230,9 @@ double OriginalComparison::sqnr_db() const {
   return 10.0 * std::log10(sum_sq / sum_sq_error);
 }
 
-double OriginalComparison::relative_l2() const { return sum_sq_error == 0 ? 0 : std::sqrt(sum_sq_error / sum_sq); }
+double OriginalComparison::relative_l2() const {
+  return sum_sq_error == 0 ? 0 : std::sqrt(sum_sq_error / sum_sq);
+}
 
 double OriginalComparison::cosine() const {
   if (sum_sq == 0 && sum_sq_decoded == 0) return 1;
@@ -237,19 +252,22 @@ void OriginalComparison::add_sums(const OriginalComparison& other) {
   near_ties += other.near_ties;
 }
 
-OriginalComparison compare_with_original(const Nvfp4View& view, const OriginalRows& original, Executor& executor) {
+OriginalComparison compare_with_original(const Nvfp4View& view, const OriginalRows& original,
+                                         Executor& executor) {
   const int64_t ranges = (view.rows + kRowsAtOnce - 1) / kRowsAtOnce;
   std::vector<OriginalComparison> parts(static_cast<size_t>(ranges));
   executor.parallel_for(ranges, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> w(static_cast<size_t>(view.cols));
     for (int64_t range = begin; range < end; ++range) {
       OriginalComparison& part = parts[static_cast<size_t>(range)];
-      for (int64_t r = range * kRowsAtOnce; r < std::min(view.rows, (range + 1) * kRowsAtOnce); ++r) {
+      for (int64_t r = range * kRowsAtOnce; r < std::min(view.rows, (range + 1) * kRowsAtOnce);
+           ++r) {
         original(r, w.data());
         for (int64_t b = 0; b < view.cols / kBlockElems; ++b) {
-          judge_block({w.data() + b * kBlockElems, view.row_codes(r) + b * kBlockElems / 2, view.row_scales(r)[b],
-                       static_cast<double>(view.tensor_scale), r, b * kBlockElems},
-                      part);
+          judge_block(
+              {w.data() + b * kBlockElems, view.row_codes(r) + b * kBlockElems / 2,
+               view.row_scales(r)[b], static_cast<double>(view.tensor_scale), r, b * kBlockElems},
+              part);
         }
       }
     }

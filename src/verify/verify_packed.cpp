@@ -30,8 +30,12 @@ uint64_t differing(const uint8_t* a, const uint8_t* b, int64_t count, int64_t& f
   return total;
 }
 
-std::string code_text(uint8_t code) { return fmt::format("0x{:X} ({})", code, e2m1_to_float(code)); }
-std::string scale_text(uint8_t byte) { return fmt::format("0x{:02X} ({})", byte, e4m3_to_float(byte)); }
+std::string code_text(uint8_t code) {
+  return fmt::format("0x{:X} ({})", code, e2m1_to_float(code));
+}
+std::string scale_text(uint8_t byte) {
+  return fmt::format("0x{:02X} ({})", byte, e4m3_to_float(byte));
+}
 
 void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
   const int64_t code_bytes = m.file.cols / 2, scale_bytes = m.file.cols / kBlockElems;
@@ -70,7 +74,8 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
       fault.actual = fmt::format("{}", m.packed_scale);
     }
   }
-  out.bytes_compared += static_cast<uint64_t>(m.file.rows * (code_bytes + scale_bytes)) + sizeof(float);
+  out.bytes_compared +=
+      static_cast<uint64_t>(m.file.rows * (code_bytes + scale_bytes)) + sizeof(float);
   out.differing_bytes += differences;
   if (!found) return;
   ++out.faulty_tensors;
@@ -78,11 +83,12 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
 }
 
 // The bytes of a bias, against those that the layer kept.
-void compare_bias(const float* file, const std::vector<float>& packed, int64_t count, WeightFault fault,
-                  PackedCheck& out) {
+void compare_bias(const float* file, const std::vector<float>& packed, int64_t count,
+                  WeightFault fault, PackedCheck& out) {
   if (file == nullptr) return;
   const auto same = [&](int64_t i) {
-    return static_cast<size_t>(i) < packed.size() && std::memcmp(file + i, &packed[static_cast<size_t>(i)], 4) == 0;
+    return static_cast<size_t>(i) < packed.size() &&
+           std::memcmp(file + i, &packed[static_cast<size_t>(i)], 4) == 0;
   };
   int64_t first = -1;
   out.bytes_compared += static_cast<uint64_t>(count) * sizeof(float);
@@ -102,7 +108,8 @@ void compare_bias(const float* file, const std::vector<float>& packed, int64_t c
 
 }  // namespace
 
-Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number,
+                                 const MoeLayer& layer,
                                  const std::function<Status(int64_t expert)>& on_expert) {
   PackedCheck out;
   ExpertBuffers packed;
@@ -123,10 +130,11 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, c
       WeightFault fault;
       fault.layer = number;
       fault.expert = global;
-      fault.tensor =
-          shared ? std::string("shared expert ") + m.projection : checkpoint.tensor_name(number, global, m.projection);
+      fault.tensor = shared ? std::string("shared expert ") + m.projection
+                            : checkpoint.tensor_name(number, global, m.projection);
       const std::vector<float>* bias[] = {&packed.gate_bias, &packed.up_bias, &packed.down_bias};
-      const float* of_file[] = {file.source.biases.gate, file.source.biases.up, file.source.biases.down};
+      const float* of_file[] = {file.source.biases.gate, file.source.biases.up,
+                                file.source.biases.down};
       compare_bias(of_file[&m - matrices], *bias[&m - matrices], m.file.rows, fault, out);
       compare(m, std::move(fault), out);
     }

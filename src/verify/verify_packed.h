@@ -10,9 +10,11 @@
 
 namespace nvfp4_moe::internal {
 
-// Compares every local expert of `layer` (and its shared expert) with checkpoint's. Errors are those of reading or
-// unpacking; differences are faults of the result. `on_expert` is called after each expert and may stop the walk.
-Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number, const MoeLayer& layer,
+// Compares every local expert of `layer` (and its shared expert) with checkpoint's. Errors are
+// those of reading or unpacking; differences are faults of the result. `on_expert` is called after
+// each expert and may stop the walk.
+Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number,
+                                 const MoeLayer& layer,
                                  const std::function<Status(int64_t expert)>& on_expert);
 
 }  // namespace nvfp4_moe::internal

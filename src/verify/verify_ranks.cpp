@@ -27,8 +27,9 @@ struct Tokens {
 
 class RankVerifier {
  public:
-  RankVerifier(const Checkpoint& checkpoint, const RanksOptions& options, std::shared_ptr<Exchange> exchange,
-               std::string device, Executor& executor, ProgressFn progress)
+  RankVerifier(const Checkpoint& checkpoint, const RanksOptions& options,
+               std::shared_ptr<Exchange> exchange, std::string device, Executor& executor,
+               ProgressFn progress)
       : checkpoint_(checkpoint),
         options_(options),
         exchange_(std::move(exchange)),
@@ -63,11 +64,13 @@ class RankVerifier {
     layer_options.executor = &executor_;
     ExpertParallelOptions parallel;
     parallel.combine = options_.combine;
-    NVFP4_MOE_ASSIGN(const auto opened, open_checkpoint_over_ranks(checkpoint_, number, sizes, layer_options, parallel,
-                                                                   exchange_, progress_));
+    NVFP4_MOE_ASSIGN(const auto opened,
+                     open_checkpoint_over_ranks(checkpoint_, number, sizes, layer_options, parallel,
+                                                exchange_, progress_));
     const int64_t hidden = sizes.hidden_size;
     const Tokens mine = Tokens::of(options_, states.tokens, rank, world);
-    std::vector<uint16_t> out(static_cast<size_t>(std::max<int64_t>(mine.count() * hidden, 1)));  // bf16
+    std::vector<uint16_t> out(
+        static_cast<size_t>(std::max<int64_t>(mine.count() * hidden, 1)));  // bf16
     Batch batch = states.batch();
     batch.tokens = mine.count();
     batch.hidden = states.hidden.data() + mine.first * hidden * bits(states.hidden_dtype) / 8;
@@ -82,7 +85,8 @@ class RankVerifier {
     send[0] = mine.count() * hidden * 2;
     int64_t total = 0;
     for (int r = 0; r < world && rank == 0; ++r)
-      total += recv[static_cast<size_t>(r)] = Tokens::of(options_, states.tokens, r, world).count() * hidden * 2;
+      total += recv[static_cast<size_t>(r)] =
+          Tokens::of(options_, states.tokens, r, world).count() * hidden * 2;
     std::vector<uint16_t> all(static_cast<size_t>(std::max<int64_t>(total / 2, 1)));
     NVFP4_MOE_TRY(exchange_->all_to_all_v(out.data(), send, all.data(), recv));
     if (rank == 0) NVFP4_MOE_TRY(judge(number, sizes, states, layer_options, *opened, all, check));
@@ -90,8 +94,9 @@ class RankVerifier {
   }
 
   // all: the outputs of the ranks, one after another.
-  Status judge(int64_t number, const MoeOptions& sizes, const LayerStates& states, const LayerOptions& options,
-               const MoeLayer& opened, const std::vector<uint16_t>& all, RanksCheck& check) const {
+  Status judge(int64_t number, const MoeOptions& sizes, const LayerStates& states,
+               const LayerOptions& options, const MoeLayer& opened,
+               const std::vector<uint16_t>& all, RanksCheck& check) const {
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(sizes));
     NVFP4_MOE_ASSIGN(const LayerSource source, layer_source(checkpoint_, number));
     NVFP4_MOE_ASSIGN(const auto whole, MoeLayer::open(config, source, options));
@@ -105,12 +110,14 @@ class RankVerifier {
     check.backend = opened.backend().name;
     check.tokens = states.tokens;
     check.batch_invariant = sizes.batch_invariant;
-    check.wants_same_bits = options_.combine == CombineBy::kAllToAll &&
-                            (sizes.activation_format != ActivationFormat::kBf16 || sizes.batch_invariant);
+    check.wants_same_bits =
+        options_.combine == CombineBy::kAllToAll &&
+        (sizes.activation_format != ActivationFormat::kBf16 || sizes.batch_invariant);
     check.same_bits = true;
     std::vector<float> want(values), got(values);
     to_floats(expected.data(), DType::kBf16, static_cast<int64_t>(values), want.data());
-    const size_t parts = options_.combine == CombineBy::kAllReduce ? static_cast<size_t>(exchange_->world()) : 1;
+    const size_t parts =
+        options_.combine == CombineBy::kAllReduce ? static_cast<size_t>(exchange_->world()) : 1;
     for (size_t part = 0; part < parts; ++part) {
       const uint16_t* const one = all.data() + part * values;
       if (parts > 1 && std::memcmp(one, all.data(), values * 2) != 0)
@@ -118,8 +125,10 @@ class RankVerifier {
       check.same_bits = check.same_bits && std::memcmp(one, expected.data(), values * 2) == 0;
     }
     to_floats(all.data(), DType::kBf16, static_cast<int64_t>(values), got.data());
-    check.comparison = nvfp4_moe::internal::compare(want.data(), got.data(), states.tokens, sizes.hidden_size);
-    if (check.broken.empty()) check.broken = broken_limit(check.comparison, layer_limits(config, states.tokens));
+    check.comparison =
+        nvfp4_moe::internal::compare(want.data(), got.data(), states.tokens, sizes.hidden_size);
+    if (check.broken.empty())
+      check.broken = broken_limit(check.comparison, layer_limits(config, states.tokens));
     if (check.broken.empty() && check.wants_same_bits && !check.same_bits)
       check.broken = "other bits than one rank with all experts";
     return {};
@@ -134,13 +143,14 @@ class RankVerifier {
 };
 
 // One rank, from a checkpoint of its own: ranks share nothing but the exchange.
-Status verify_rank(const std::string& path, const RanksOptions& options, std::shared_ptr<Exchange> exchange,
-                   const std::string& device, int threads, const ProgressFn& progress,
-                   std::vector<RanksCheck>& checks) {
+Status verify_rank(const std::string& path, const RanksOptions& options,
+                   std::shared_ptr<Exchange> exchange, const std::string& device, int threads,
+                   const ProgressFn& progress, std::vector<RanksCheck>& checks) {
   const Result<Checkpoint> checkpoint = Checkpoint::open(path, options.reading);
   NVFP4_MOE_TRY(exchange->agree(checkpoint.status()));
   const std::unique_ptr<Executor> executor = make_thread_pool(threads);
-  return RankVerifier(*checkpoint, options, std::move(exchange), device, *executor, progress).run(checks);
+  return RankVerifier(*checkpoint, options, std::move(exchange), device, *executor, progress)
+      .run(checks);
 }
 
 }  // namespace
@@ -153,7 +163,8 @@ Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const Loca
   const int threads = std::max(1, (options.threads > 0 ? options.threads : cores) / ranks.here());
   NVFP4_MOE_TRY(ranks.each([&](int index) {
     const std::string device = options.device ? options.device(index) : "cpu";
-    return verify_rank(path, options, ranks.exchange(index), device, threads, progress.of_rank(index), checks);
+    return verify_rank(path, options, ranks.exchange(index), device, threads,
+                       progress.of_rank(index), checks);
   }));
   return checks;
 }

@@ -1,9 +1,11 @@
-// verify over ranks: does a layer that several ranks share give what one rank with all experts gives?
+// verify over ranks: does a layer that several ranks share give what one rank with all experts
+// gives?
 //
-// Layer by layer, every rank opens its experts of the checkpoint and runs its tokens (all_to_all) or all of them
-// (all_reduce); rank 0 collects what they give, runs the whole layer by itself on the same backend, and compares:
-// all_to_all has to give the same bits, but for bf16 activations, whose sums may be in another order (docs/numerics.md);
-// there, and under all_reduce, judge/judge.h's limits hold. On devices, whose sums may be cut by how many rows there are,
+// Layer by layer, every rank opens its experts of the checkpoint and runs its tokens (all_to_all)
+// or all of them (all_reduce); rank 0 collects what they give, runs the whole layer by itself on
+// the same backend, and compares: all_to_all has to give the same bits, but for bf16 activations,
+// whose sums may be in another order (docs/numerics.md); there, and under all_reduce,
+// judge/judge.h's limits hold. On devices, whose sums may be cut by how many rows there are,
 // all_to_all is run as batch_invariant in every format, and has to give the same bits.
 #pragma once
 
@@ -27,11 +29,11 @@ struct RanksOptions {
   StatesOptions states;
   std::string backend = "auto";
   std::function<std::string(int index)>
-      device;                               // of each rank of this process; empty: cpu. Its exchange has a way there.
-  int threads = 0;                          // of each rank; 0: one per core, divided among the ranks of this process
+      device;       // of each rank of this process; empty: cpu. Its exchange has a way there.
+  int threads = 0;  // of each rank; 0: one per core, divided among the ranks of this process
   std::function<void(MoeOptions&)> adjust;  // as VerifyOptions has it
   bool choose_format = true;                // alike
-  ProgressFn progress;                      // what = "load"; counts the experts of all ranks of this process
+  ProgressFn progress;  // what = "load"; counts the experts of all ranks of this process
 };
 
 struct RanksCheck {
@@ -45,7 +47,8 @@ struct RanksCheck {
   std::string broken;  // empty if the layer passed
 };
 
-// Rank 0's checks, one for each layer; none on the others. A rank that cannot go on ends all with its message.
+// Rank 0's checks, one for each layer; none on the others. A rank that cannot go on ends all with
+// its message.
 Result<std::vector<RanksCheck>> verify_ranks(const std::string& path, const LocalRanks& ranks,
                                              const RanksOptions& options);
 

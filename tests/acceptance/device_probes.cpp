@@ -1,11 +1,11 @@
 // What a new GPU answers to questions that no emulator can: prints one JSON object.
 //
-// kernels: every kernel of small layers in both formats, as the driver sees it: registers, local and shared memory,
-// whether the launch was granted that, and how many ctas a multiprocessor holds at once.
-// accumulation: large + small - large through a W4A4 linear, for small = large / 2^d. Where the sum has small left, the
-// sum was at least d bits wide.
-// scale_bytes: what a block scale of the byte counts for; bytes from 0x7F on are no scales of a checkpoint, and the
-// library refuses them, so they are packed past its checks.
+// kernels: every kernel of small layers in both formats, as the driver sees it: registers, local
+// and shared memory, whether the launch was granted that, and how many ctas a multiprocessor holds
+// at once. accumulation: large + small - large through a W4A4 linear, for small = large / 2^d.
+// Where the sum has small left, the sum was at least d bits wide. scale_bytes: what a block scale
+// of the byte counts for; bytes from 0x7F on are no scales of a checkpoint, and the library refuses
+// them, so they are packed past its checks.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -56,8 +56,8 @@ class Linear {
  public:
   // codes (rows, cols / 2), scales (rows, cols / 16)
   static Result<std::unique_ptr<Linear>> open(const Backend& backend, const DeviceFacts& facts,
-                                              const std::vector<uint8_t>& codes, const std::vector<uint8_t>& scales,
-                                              int64_t cols) {
+                                              const std::vector<uint8_t>& codes,
+                                              const std::vector<uint8_t>& scales, int64_t cols) {
     std::unique_ptr<Linear> made(new Linear(backend));
     LinearWeights& weights = made->weights_;
     weights.cols = cols;
@@ -66,10 +66,10 @@ class Linear {
     weights.activation_format = ActivationFormat::kNvfp4;
     weights.device = facts.index;
     weights.facts = facts;
-    NVFP4_MOE_ASSIGN(weights.bytes,
-                     backend.allocate(backend.linear_bytes(weights.rows, cols), facts.index, "weights of a probe"));
-    NVFP4_MOE_TRY(
-        backend.linear_pack(weights, Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, weights.rows, cols)));
+    NVFP4_MOE_ASSIGN(weights.bytes, backend.allocate(backend.linear_bytes(weights.rows, cols),
+                                                     facts.index, "weights of a probe"));
+    NVFP4_MOE_TRY(backend.linear_pack(
+        weights, Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, weights.rows, cols)));
     return made;
   }
 
@@ -83,12 +83,15 @@ class Linear {
     };
     NVFP4_MOE_ASSIGN(const Buffer device_x, allocate(x_bytes));
     NVFP4_MOE_ASSIGN(const Buffer device_y, allocate(row_bytes * static_cast<size_t>(tokens)));
-    NVFP4_MOE_ASSIGN(const Buffer workspace, allocate(backend_.linear_workspace_bytes(weights_, tokens)));
-    NVFP4_MOE_TRY(backend_.memory->to_device(weights_.device, device_x.data(), all.data(), x_bytes, nullptr));
+    NVFP4_MOE_ASSIGN(const Buffer workspace,
+                     allocate(backend_.linear_workspace_bytes(weights_, tokens)));
+    NVFP4_MOE_TRY(
+        backend_.memory->to_device(weights_.device, device_x.data(), all.data(), x_bytes, nullptr));
     const LinearBatch batch{tokens, device_x.data(), DType::kF32, device_y.data(), DType::kF32};
     NVFP4_MOE_TRY(backend_.linear_run(weights_, batch, workspace.data(), RunContext{}));
     NVFP4_MOE_TRY(backend_.memory->to_host(
-        weights_.device, y.data(), device_y.data() + row_bytes * static_cast<size_t>(tokens - 1), row_bytes, nullptr));
+        weights_.device, y.data(), device_y.data() + row_bytes * static_cast<size_t>(tokens - 1),
+        row_bytes, nullptr));
     return y;
   }
 
@@ -100,7 +103,8 @@ class Linear {
 
 constexpr int64_t kCols = 768;  // three k-blocks of 256
 constexpr int kMostBits = 34;
-constexpr uint8_t kCodes[] = {2, 3};  // 1 and 1.5: small, and small that is three quarters of a last place
+constexpr uint8_t kCodes[] = {
+    2, 3};  // 1 and 1.5: small, and small that is three quarters of a last place
 
 // E4M3 of 2^exponent, -9 to 8.
 uint8_t scale_of(int exponent) { return e4m3_from_float(std::ldexp(1.0f, exponent)); }
@@ -115,10 +119,11 @@ constexpr Places kPlaces[] = {{"within 64 columns: large, small, -large", 0, 16,
                               {"256 columns apart: large, small, -large", 0, 256, 512},
                               {"256 columns apart: small, large, -large", 256, 0, 512}};
 
-// One row of weights a d: 2^10 x 4 at large, code x 2^(10 - d) x 4 at small, -2^10 x 4 at minus_large. Weights alone go
-// from d = 2 to 19, by scales of 2^8 to 2^-9; beyond, x is 2^-16 times as large at small.
-Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts, const Places& places, uint8_t code,
-                               int64_t tokens) {
+// One row of weights a d: 2^10 x 4 at large, code x 2^(10 - d) x 4 at small, -2^10 x 4 at
+// minus_large. Weights alone go from d = 2 to 19, by scales of 2^8 to 2^-9; beyond, x is 2^-16
+// times as large at small.
+Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts,
+                               const Places& places, uint8_t code, int64_t tokens) {
   Json kept = Json::array();
   for (const int part : {0, 16}) {
     const int first = part == 0 ? 2 : 20, last = part == 0 ? 19 : kMostBits;
@@ -139,7 +144,8 @@ Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts,
     for (const int64_t col : {places.large, places.small, places.minus_large}) {
       const int exponent = col == places.small ? -part : 0;
       x[static_cast<size_t>(col)] = std::ldexp(4.0f, exponent);
-      x[static_cast<size_t>(col) + 1] = std::ldexp(6.0f, exponent);  // makes the block's scale a power of two; times 0
+      x[static_cast<size_t>(col) + 1] =
+          std::ldexp(6.0f, exponent);  // makes the block's scale a power of two; times 0
     }
     NVFP4_MOE_ASSIGN(const auto linear, Linear::open(backend, facts, codes, scales, kCols));
     NVFP4_MOE_ASSIGN(const std::vector<float> y, linear->run(x, tokens));
@@ -158,8 +164,10 @@ Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts,
 
 // One row of weights a byte: the scale of one code 1, times x = 6.
 Result<Json> scale_bytes_json(const Backend& backend, const DeviceFacts& facts) {
-  const std::vector<uint8_t> bytes = {0x01, 0x08, 0x38, 0x7E, 0x7F, 0x80, 0x81, 0xB8, 0xC0, 0xFE, 0xFF};
-  std::vector<uint8_t> codes(bytes.size() * kCols / 2, 0), scales(bytes.size() * kCols / 16, scale_of(0));
+  const std::vector<uint8_t> bytes = {0x01, 0x08, 0x38, 0x7E, 0x7F, 0x80,
+                                      0x81, 0xB8, 0xC0, 0xFE, 0xFF};
+  std::vector<uint8_t> codes(bytes.size() * kCols / 2, 0),
+      scales(bytes.size() * kCols / 16, scale_of(0));
   for (size_t row = 0; row < bytes.size(); ++row) {
     codes[row * kCols / 2] = 2;
     scales[row * kCols / 16] = bytes[row];
@@ -180,11 +188,13 @@ Result<Json> scale_bytes_json(const Backend& backend, const DeviceFacts& facts) 
   return json;
 }
 
-// Layers of a few sizes, so that every configuration that so many rows an expert lead to is launched once.
+// Layers of a few sizes, so that every configuration that so many rows an expert lead to is
+// launched once.
 Result<Json> layers_json(const DeviceFacts& facts) {
   Json layers = Json::array();
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
-    for (const int64_t tokens : {int64_t{1}, int64_t{12}, int64_t{30}, int64_t{120}, int64_t{300}}) {
+    for (const int64_t tokens :
+         {int64_t{1}, int64_t{12}, int64_t{30}, int64_t{120}, int64_t{300}}) {
       Case spec;
       spec.name = "probe";
       spec.options.num_experts = 4;
@@ -197,14 +207,17 @@ Result<Json> layers_json(const DeviceFacts& facts) {
       NVFP4_MOE_ASSIGN(const CaseData data, make_case(spec));
       NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(data.config, facts, "auto"));
       test::CaseRun run(*backend, data);
-      if (!run.ok()) return Status(Code::kInternal, std::string(backend->name) + ": a small layer cannot be opened");
+      if (!run.ok())
+        return Status(Code::kInternal,
+                      std::string(backend->name) + ": a small layer cannot be opened");
       run.run(data);
       Json one = Json::object();
       one["activation_format"] = to_string(format);
       one["tokens"] = tokens;
       one["backend"] = backend->name;
       Json steps = Json::array();
-      for (const StepPlan& step : describe_run(*backend, data.config, spec.range, run.plan(), tokens))
+      for (const StepPlan& step :
+           describe_run(*backend, data.config, spec.range, run.plan(), tokens))
         steps.push_back(step.step + ": " + step.kernel);
       one["steps"] = steps;
       layers.push_back(one);
@@ -244,7 +257,8 @@ Status probe(bool quick, Json& report) {
   Json sums = Json::array();
   for (const Places& places : kPlaces)
     for (const uint8_t code : kCodes)
-      for (const int64_t tokens : quick ? std::vector<int64_t>{1} : std::vector<int64_t>{1, 24, 200}) {
+      for (const int64_t tokens :
+           quick ? std::vector<int64_t>{1} : std::vector<int64_t>{1, 24, 200}) {
         NVFP4_MOE_ASSIGN(const Json one, accumulation_json(*backend, facts, places, code, tokens));
         sums.push_back(one);
       }
@@ -259,7 +273,8 @@ Status probe(bool quick, Json& report) {
 }  // namespace
 }  // namespace nvfp4_moe::internal
 
-// device_probes [--quick]: on the first device. What was found before a failure is printed too, with the failure.
+// device_probes [--quick]: on the first device. What was found before a failure is printed too,
+// with the failure.
 int main(int argc, char** argv) {
   using namespace nvfp4_moe::internal;
   Json report = Json::object();

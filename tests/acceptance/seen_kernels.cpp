@@ -30,7 +30,8 @@ std::vector<Launched>& launches() {
 void add_launch(const void* function, dim3 threads, size_t shared_bytes, cudaError_t error) {
   const int count = static_cast<int>(threads.x * threads.y * threads.z);
   for (Launched& one : launches())
-    if (std::tie(one.function, one.threads, one.dynamic_shared_bytes) == std::tie(function, count, shared_bytes)) {
+    if (std::tie(one.function, one.threads, one.dynamic_shared_bytes) ==
+        std::tie(function, count, shared_bytes)) {
       if (one.error == cudaSuccess) one.error = error;
       return;
     }
@@ -64,8 +65,8 @@ std::vector<SeenKernel> seen_kernels() {
       kernel.binary_version = attributes.binaryVersion;
       kernel.ptx_version = attributes.ptxVersion;
     }
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&kernel.ctas_per_multiprocessor, one.function, one.threads,
-                                                  one.dynamic_shared_bytes);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&kernel.ctas_per_multiprocessor, one.function,
+                                                  one.threads, one.dynamic_shared_bytes);
     all.push_back(kernel);
   }
   cudaGetLastError();  // what could not be asked is 0
@@ -75,27 +76,33 @@ std::vector<SeenKernel> seen_kernels() {
 }  // namespace nvfp4_moe::internal::acceptance
 
 extern "C" {
-void __real___cudaRegisterFunction(void** module, const char* function, char* device_function, const char* name,
-                                   int threads, uint3* thread, uint3* cta, dim3* cta_size, dim3* grid_size, int* warp);
-void __wrap___cudaRegisterFunction(void** module, const char* function, char* device_function, const char* name,
-                                   int threads, uint3* thread, uint3* cta, dim3* cta_size, dim3* grid_size, int* warp) {
+void __real___cudaRegisterFunction(void** module, const char* function, char* device_function,
+                                   const char* name, int threads, uint3* thread, uint3* cta,
+                                   dim3* cta_size, dim3* grid_size, int* warp);
+void __wrap___cudaRegisterFunction(void** module, const char* function, char* device_function,
+                                   const char* name, int threads, uint3* thread, uint3* cta,
+                                   dim3* cta_size, dim3* grid_size, int* warp) {
   nvfp4_moe::internal::acceptance::names()[function] = name;
-  __real___cudaRegisterFunction(module, function, device_function, name, threads, thread, cta, cta_size, grid_size,
-                                warp);
+  __real___cudaRegisterFunction(module, function, device_function, name, threads, thread, cta,
+                                cta_size, grid_size, warp);
 }
 
-cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments);
-cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function, void** arguments) {
+cudaError_t __real_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                       void** arguments);
+cudaError_t __wrap_cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                       void** arguments) {
   const cudaError_t error = __real_cudaLaunchKernelExC(config, function, arguments);
-  nvfp4_moe::internal::acceptance::add_launch(function, config->blockDim, config->dynamicSmemBytes, error);
+  nvfp4_moe::internal::acceptance::add_launch(function, config->blockDim, config->dynamicSmemBytes,
+                                              error);
   return error;
 }
 
-cudaError_t __real_cudaLaunchKernel(const void* function, dim3 grid, dim3 threads, void** arguments, size_t shared,
-                                    cudaStream_t stream);
-cudaError_t __wrap_cudaLaunchKernel(const void* function, dim3 grid, dim3 threads, void** arguments, size_t shared,
-                                    cudaStream_t stream) {
-  const cudaError_t error = __real_cudaLaunchKernel(function, grid, threads, arguments, shared, stream);
+cudaError_t __real_cudaLaunchKernel(const void* function, dim3 grid, dim3 threads, void** arguments,
+                                    size_t shared, cudaStream_t stream);
+cudaError_t __wrap_cudaLaunchKernel(const void* function, dim3 grid, dim3 threads, void** arguments,
+                                    size_t shared, cudaStream_t stream) {
+  const cudaError_t error =
+      __real_cudaLaunchKernel(function, grid, threads, arguments, shared, stream);
   nvfp4_moe::internal::acceptance::add_launch(function, threads, shared, error);
   return error;
 }

@@ -75,7 +75,8 @@ const std::vector<Choice>& plain_choices() {
       {"w4a8", {int8}},
       {"w4a4_static", {static_scale, headroom}},
       {"w4a4_compat", {compat}},
-      // Only here alpha is no power of two times the tensor scale, and fp32 rows and output show its last bit.
+      // Only here alpha is no power of two times the tensor scale, and fp32 rows and output show
+      // its last bit.
       {"w4a4_compat_rows_fp32", {compat, rows_fp32, to_fp32}},
       {"w4a4_fixed_given", {fixed_at(0x1p-7f)}},
       {"w4a4_fixed_clamp", {clamped(A::kSwigluClamped, 2), fixed}},
@@ -103,7 +104,8 @@ const std::vector<Choice>& plain_choices() {
       {"w4a8_clamped", {int8, clamped(A::kSwigluClamped, 1.5f)}},
       {"w4a8_oai_before_down", {int8, clamped(A::kSwigluOai, 1.25f), before_down}},
       {"w4a8_step_fp16", {int8, clamped(A::kSwigluStep, 1), fp16}},
-      // hidden of fp32: codes and scales follow the two fp32 divisions, not the quotients of bf16 numbers.
+      // hidden of fp32: codes and scales follow the two fp32 divisions, not the quotients of bf16
+      // numbers.
       {"w4a8_rows_fp32_i64", {int8, rows_fp32, fp32, i64}},
       {"w4a8_shared_ep", {int8, shared(96), middle_half}},
       {"w4a4_batch_invariant", {batch_invariant}},

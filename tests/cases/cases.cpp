@@ -1,4 +1,5 @@
-// Inputs of a case: weights quantized from near-Gaussian values, hidden by data kind, ids by routing.
+// Inputs of a case: weights quantized from near-Gaussian values, hidden by data kind, ids by
+// routing.
 #include "cases/cases.h"
 
 #include <algorithm>
@@ -14,21 +15,31 @@ namespace nvfp4_moe::internal {
 namespace {
 
 // A stream of its own for each part of a case, so that adding one changes no other.
-enum class Stream : uint64_t { kWeights = 1, kHidden, kIds, kRouterWeights, kSharedWeights, kBiases };
+enum class Stream : uint64_t {
+  kWeights = 1,
+  kHidden,
+  kIds,
+  kRouterWeights,
+  kSharedWeights,
+  kBiases
+};
 Random stream(const Case& spec, Stream part, int64_t index = 0) {
   Random mixed(spec.seed * 0x100000001B3u + static_cast<uint64_t>(part));
   return Random(mixed.next() ^ Random(static_cast<uint64_t>(index)).next());
 }
 
-// gain is the spread of the products' sum relative to the input's: sqrt(cols) terms of variance gain^2 / cols.
-// For fp8 every fifth row of every other 16 is faint, so that its weights are subnormal in E4M3, and the largest block
-// scale lies anywhere in ten octaves, so that shifts of both signs occur.
-float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool fp8, Nvfp4Buffers& out) {
+// gain is the spread of the products' sum relative to the input's: sqrt(cols) terms of variance
+// gain^2 / cols. For fp8 every fifth row of every other 16 is faint, so that its weights are
+// subnormal in E4M3, and the largest block scale lies anywhere in ten octaves, so that shifts of
+// both signs occur.
+float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool fp8,
+                  Nvfp4Buffers& out) {
   std::vector<float> values(static_cast<size_t>(rows * cols));
   const double spread = gain / std::sqrt(static_cast<double>(cols));
   float amax = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    const double row_gain = (0.5 + random.uniform()) * (fp8 && r / 16 % 2 == 1 && r % 5 == 2 ? 0x1p-10 : 1.0);
+    const double row_gain =
+        (0.5 + random.uniform()) * (fp8 && r / 16 % 2 == 1 && r % 5 == 2 ? 0x1p-10 : 1.0);
     for (int64_t c = 0; c < cols; ++c) {
       float& value = values[static_cast<size_t>(r * cols + c)];
       value = static_cast<float>(random.normal() * spread * row_gain);
@@ -38,30 +49,34 @@ float make_matrix(Random& random, int64_t rows, int64_t cols, double gain, bool 
   }
   for (int64_t r = 0; r < rows; r += 13)  // blocks of zeros, whose scale byte is 0
     std::fill_n(values.begin() + r * cols, std::min<int64_t>(16, cols), 0.0f);
-  // Any positive tensor scale is legal; one drawn between amax/2688 and twice that is no power of two.
+  // Any positive tensor scale is legal; one drawn between amax/2688 and twice that is no power of
+  // two.
   float scale = tensor_scale_from_amax(amax * (1 + random.uniform()));
   if (fp8) scale = std::ldexp(scale, static_cast<int>(random.below(10)));
   out.codes.resize(static_cast<size_t>(rows * cols / 2));
   out.block_scales.resize(static_cast<size_t>(rows * cols / 16));
   QuantizeCounts counts;
-  const Status quantized =
-      quantize_weights(values, rows, cols, scale, ScaleSearch::kMax, out.codes.data(), out.block_scales.data(), counts);
+  const Status quantized = quantize_weights(values, rows, cols, scale, ScaleSearch::kMax,
+                                            out.codes.data(), out.block_scales.data(), counts);
   return quantized.ok() ? scale : std::numeric_limits<float>::quiet_NaN();
 }
 
-TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate, ExpertBuffers& out) {
+TensorScales make_expert(const Case& spec, int64_t expert, int64_t intermediate,
+                         ExpertBuffers& out) {
   Random random = stream(spec, Stream::kWeights, expert);
   const int64_t hidden = spec.options.hidden_size;
   const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
   TensorScales scales;
-  if (has_gate(spec.options.activation)) scales.gate = make_matrix(random, intermediate, hidden, 1.5, fp8, out.gate);
+  if (has_gate(spec.options.activation))
+    scales.gate = make_matrix(random, intermediate, hidden, 1.5, fp8, out.gate);
   scales.up = make_matrix(random, intermediate, hidden, 1.0, fp8, out.up);
   scales.down = make_matrix(random, hidden, intermediate, 1.0, fp8, out.down);
   return scales;
 }
 
-// Biases of the size of the sums that they are added to: about 1.5 and 1 of a normal hidden, gate and up, 1 for down; one
-// in seven is zero and one in sixteen far larger, so that clamps and roundings see both.
+// Biases of the size of the sums that they are added to: about 1.5 and 1 of a normal hidden, gate
+// and up, 1 for down; one in seven is zero and one in sixteen far larger, so that clamps and
+// roundings see both.
 void make_biases(const Case& spec, int64_t expert, ExpertBuffers& out) {
   Random random = stream(spec, Stream::kBiases, expert);
   const auto fill = [&random](int64_t count, double spread, std::vector<float>& to) {
@@ -138,7 +153,8 @@ int64_t bad_id(Random& random, const Case& spec) {
   const int64_t experts = spec.options.num_experts;
   const int64_t small[] = {experts, experts + 7, -2, std::numeric_limits<int32_t>::max(),
                            std::numeric_limits<int32_t>::min()};
-  const int64_t large[] = {(int64_t{1} << 40) + 1, (int64_t{1} << 32) - 1, std::numeric_limits<int64_t>::min()};
+  const int64_t large[] = {(int64_t{1} << 40) + 1, (int64_t{1} << 32) - 1,
+                           std::numeric_limits<int64_t>::min()};
   if (spec.ids_dtype == DType::kI64 && random.below(2) == 0) return large[random.below(3)];
   return small[random.below(5)];
 }
@@ -179,7 +195,8 @@ void make_weights(CaseData& data) {
       data.topk_weights.push_back(static_cast<float>(weight * spec.options.max_router_weight));
     }
     if (spec.shared_weights)
-      data.shared_weights.push_back(static_cast<float>(stream(spec, Stream::kSharedWeights, t).uniform() + 0.25));
+      data.shared_weights.push_back(
+          static_cast<float>(stream(spec, Stream::kSharedWeights, t).uniform() + 0.25));
   }
 }
 
@@ -218,14 +235,19 @@ ExpertSource CaseData::expert(int64_t local_expert) const {
   const ExpertBuffers& buffers = experts[index];
   const TensorScales& tensor = tensor_scales[index];
   const int64_t hidden = spec.options.hidden_size;
-  const int64_t intermediate = shared ? spec.options.shared_intermediate_size : spec.options.intermediate_size;
+  const int64_t intermediate =
+      shared ? spec.options.shared_intermediate_size : spec.options.intermediate_size;
   auto view = [](const Nvfp4Buffers& matrix, float tensor_scale, int64_t rows, int64_t cols) {
-    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), tensor_scale, rows, cols);
+    return Nvfp4View::contiguous(matrix.codes.data(), matrix.block_scales.data(), tensor_scale,
+                                 rows, cols);
   };
-  ExpertSource source{view(buffers.gate, tensor.gate, gate_rows(spec.options.activation, intermediate), hidden),
-                      view(buffers.up, tensor.up, intermediate, hidden),
-                      view(buffers.down, tensor.down, hidden, intermediate)};
-  const auto bias = [](const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
+  ExpertSource source{
+      view(buffers.gate, tensor.gate, gate_rows(spec.options.activation, intermediate), hidden),
+      view(buffers.up, tensor.up, intermediate, hidden),
+      view(buffers.down, tensor.down, hidden, intermediate)};
+  const auto bias = [](const std::vector<float>& values) {
+    return values.empty() ? nullptr : values.data();
+  };
   source.biases = {bias(buffers.gate_bias), bias(buffers.up_bias), bias(buffers.down_bias)};
   return source;
 }
@@ -271,18 +293,21 @@ size_t CaseData::out_bytes() const {
 Result<CaseData> make_case(const Case& spec) {
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(spec.options));
   CaseData data{spec, config, {}, {}, {}, {}, {}, {}, {}};
-  // What a calibration on normal data would find, no power of two: hidden within +-5, the intermediate within +-12.
+  // What a calibration on normal data would find, no power of two: hidden within +-5, the
+  // intermediate within +-12.
   data.scales = {5.0f / 2688.0f, 12.0f / 2688.0f};
   const bool shared = spec.options.shared_intermediate_size > 0;
   data.experts.resize(static_cast<size_t>(spec.range.count + (shared ? 1 : 0)));
   for (int64_t e = 0; e < spec.range.count; ++e)
-    data.tensor_scales.push_back(
-        make_expert(spec, spec.range.global(e), spec.options.intermediate_size, data.experts[static_cast<size_t>(e)]));
+    data.tensor_scales.push_back(make_expert(spec, spec.range.global(e),
+                                             spec.options.intermediate_size,
+                                             data.experts[static_cast<size_t>(e)]));
   for (int64_t e = 0; e < spec.range.count && spec.options.expert_biases; ++e)
     make_biases(spec, spec.range.global(e), data.experts[static_cast<size_t>(e)]);
   if (shared)
-    data.tensor_scales.push_back(
-        make_expert(spec, spec.options.num_experts, spec.options.shared_intermediate_size, data.experts.back()));
+    data.tensor_scales.push_back(make_expert(spec, spec.options.num_experts,
+                                             spec.options.shared_intermediate_size,
+                                             data.experts.back()));
   make_hidden(data);
   make_ids(data);
   make_weights(data);

@@ -1,7 +1,9 @@
-// The one case table: shapes x routings x data x named choices of the numeric contract, and the inputs of each case.
+// The one case table: shapes x routings x data x named choices of the numeric contract, and the
+// inputs of each case.
 //
-// Used by the step and layer tests, the benchmarks and the command line. Everything follows from a seed by integer
-// arithmetic and single IEEE operations: the same bytes on every machine and compiler.
+// Used by the step and layer tests, the benchmarks and the command line. Everything follows from a
+// seed by integer arithmetic and single IEEE operations: the same bytes on every machine and
+// compiler.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@ enum class Routing : uint8_t {
   kAllNone,       // every id is -1
   kPartlyNone,    // a quarter of the ids is -1; some tokens have no choice at all
   kDuplicates,    // experts may repeat within a token, and some tokens name one expert top_k times
-  kBadIds,        // some ids lie outside [-1, num_experts), among them ones that narrowing to int32 would make valid
+  kBadIds,  // some ids lie outside [-1, num_experts), among them ones that narrowing to int32 would
+            // make valid
 };
 enum class DataKind : uint8_t {
   kNormal,
@@ -52,14 +55,16 @@ struct Case {
   uint64_t seed = 1;
 };
 
-inline void set_sizes(MoeOptions& options, int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate) {
+inline void set_sizes(MoeOptions& options, int64_t experts, int64_t top_k, int64_t hidden,
+                      int64_t intermediate) {
   options.num_experts = experts;
   options.top_k = top_k;
   options.hidden_size = hidden;
   options.intermediate_size = intermediate;
 }
 // A layer of all its experts.
-inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate, int64_t tokens) {
+inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
+                       int64_t tokens) {
   Case spec;
   set_sizes(spec.options, experts, top_k, hidden, intermediate);
   spec.range = {0, experts};
@@ -67,23 +72,27 @@ inline Case sized_case(int64_t experts, int64_t top_k, int64_t hidden, int64_t i
   return spec;
 }
 
-// Every named choice with several shapes, routings and data; every routing, data kind and tile-sized token count with
-// each activation format. A few hundred small cases: hidden 64 to 256, intermediate 48 to 128.
+// Every named choice with several shapes, routings and data; every routing, data kind and
+// tile-sized token count with each activation format. A few hundred small cases: hidden 64 to 256,
+// intermediate 48 to 128.
 const std::vector<Case>& case_table();
 // The cases whose name contains `part`.
 std::vector<Case> cases_named(const std::string& part);
 
-// A case's inputs, owned. Global expert e's weights and biases depend on the seed and e only, not on the range.
+// A case's inputs, owned. Global expert e's weights and biases depend on the seed and e only, not
+// on the range.
 struct CaseData {
   Case spec;
   MoeConfig config;
   LayerScales scales;
-  std::vector<ExpertBuffers> experts;       // (range.count), and the shared expert's at the end if there is one
-  std::vector<TensorScales> tensor_scales;  // the same order; gate and up differ. Without a gate its arrays are empty
-  std::vector<uint8_t> hidden;              // (tokens, hidden_size) of hidden_dtype
-  std::vector<uint8_t> topk_ids;            // (tokens, top_k) of ids_dtype
-  std::vector<float> topk_weights;          // (tokens, top_k)
-  std::vector<float> shared_weights;        // (tokens), or empty
+  std::vector<ExpertBuffers>
+      experts;  // (range.count), and the shared expert's at the end if there is one
+  std::vector<TensorScales>
+      tensor_scales;  // the same order; gate and up differ. Without a gate its arrays are empty
+  std::vector<uint8_t> hidden;        // (tokens, hidden_size) of hidden_dtype
+  std::vector<uint8_t> topk_ids;      // (tokens, top_k) of ids_dtype
+  std::vector<float> topk_weights;    // (tokens, top_k)
+  std::vector<float> shared_weights;  // (tokens), or empty
 
   ExpertSource expert(int64_t local_expert) const;  // kSharedExpert: the shared one
   int64_t id(int64_t token, int64_t k) const;

@@ -19,15 +19,18 @@ struct Choice {
   }
 };
 
-// The first three, one of each older activation format, run with every data kind, routing and token count.
+// The first three, one of each older activation format, run with every data kind, routing and token
+// count.
 const std::vector<Choice>& plain_choices();
-// One expert a token: the router weight multiplies hidden, but not the shared expert's. The first three as above.
+// One expert a token: the router weight multiplies hidden, but not the shared expert's. The first
+// three as above.
 const std::vector<Choice>& on_input_choices();
-// fp8. The first three run with every data kind, the first one with every routing and token count too.
+// fp8. The first three run with every data kind, the first one with every routing and token count
+// too.
 const std::vector<Choice>& fp8_choices();
 const std::vector<Choice>& fp8_on_input_choices();
-// Expert biases, and experts without a gate. The first four, one of each activation format, run with every data kind, the
-// first two with every routing and token count too.
+// Expert biases, and experts without a gate. The first four, one of each activation format, run
+// with every data kind, the first two with every routing and token count too.
 const std::vector<Choice>& bias_choices();
 const std::vector<Choice>& relu2_choices();
 

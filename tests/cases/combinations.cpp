@@ -1,5 +1,5 @@
-// Which combinations of shape, routing, data and choices are cases. A case's seed is its place, so that
-// what is added comes after all others.
+// Which combinations of shape, routing, data and choices are cases. A case's seed is its place, so
+// that what is added comes after all others.
 #include <algorithm>
 #include <span>
 #include <utility>
@@ -14,20 +14,23 @@ namespace {
 struct Shape {
   int64_t experts, top_k, hidden, intermediate;
 };
-// K multiples of 16 that are not of 64, output counts that are no multiple of a panel, and plain ones.
+// K multiples of 16 that are not of 64, output counts that are no multiple of a panel, and plain
+// ones.
 constexpr Shape kShapes[] = {
     {8, 2, 64, 48}, {16, 4, 256, 128}, {4, 2, 80, 112}, {8, 3, 208, 80}, {32, 8, 128, 64},
 };
 // The same with one expert a token, for on_input.
 constexpr Shape kOnInputShapes[] = {{8, 1, 64, 48}, {16, 1, 256, 128}, {8, 1, 208, 80}};
-constexpr Routing kRoutings[] = {Routing::kUniform, Routing::kZipf,      Routing::kDuplicates,   Routing::kPartlyNone,
-                                 Routing::kBadIds,  Routing::kOneExpert, Routing::kEmptyExperts, Routing::kAllNone};
+constexpr Routing kRoutings[] = {Routing::kUniform,      Routing::kZipf,   Routing::kDuplicates,
+                                 Routing::kPartlyNone,   Routing::kBadIds, Routing::kOneExpert,
+                                 Routing::kEmptyExperts, Routing::kAllNone};
 constexpr DataKind kData[] = {DataKind::kNormal, DataKind::kOutliers,   DataKind::kTiny,
                               DataKind::kZeros,  DataKind::kSaturating, DataKind::kNan};
 // Below, at and above the tiles of 16, 32 and 128 lines.
 constexpr int64_t kTokens[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 127, 128, 129};
 
-Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data, uint64_t seed) {
+Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data,
+          uint64_t seed) {
   Case c;
   c.options = test::sizes_of(shape.experts, shape.top_k, shape.hidden, shape.intermediate);
   c.range = {0, shape.experts};
@@ -36,15 +39,17 @@ Case make(const Choice& choice, const Shape& shape, Routing routing, int64_t tok
   c.data = data;
   c.seed = seed;
   choice.apply(c);
-  c.name = std::string(choice.name) + "/e" + std::to_string(shape.experts) + "_k" + std::to_string(shape.top_k) + "_h" +
-           std::to_string(shape.hidden) + "_i" + std::to_string(shape.intermediate) + "/" + to_string(routing) + "_t" +
+  c.name = std::string(choice.name) + "/e" + std::to_string(shape.experts) + "_k" +
+           std::to_string(shape.top_k) + "_h" + std::to_string(shape.hidden) + "_i" +
+           std::to_string(shape.intermediate) + "/" + to_string(routing) + "_t" +
            std::to_string(tokens) + "/" + to_string(data);
   return c;
 }
 
 class Table {
  public:
-  void add(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens, DataKind data) {
+  void add(const Choice& choice, const Shape& shape, Routing routing, int64_t tokens,
+           DataKind data) {
     Case c = make(choice, shape, routing, tokens, data, 1000 + cases_.size());
     for (const Case& other : cases_)
       if (other.name == c.name) return;
@@ -53,16 +58,19 @@ class Table {
   // With every shape, and a walk through routings and data at coprime steps.
   void add_walk(const Choice& choice, std::span<const Shape> shapes, size_t& turn) {
     for (const Shape& shape : shapes) {
-      add(choice, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17), kData[turn * 5 % 6]);
+      add(choice, shape, kRoutings[turn % 7], 9 + static_cast<int64_t>(turn * 5 % 17),
+          kData[turn * 5 % 6]);
       ++turn;
     }
   }
   void add_data(const Choice& choice, const Shape& shape) {
     for (DataKind data : kData) add(choice, shape, Routing::kUniform, 10, data);
   }
-  void add_routings_and_tokens(const Choice& choice, const Shape& of_routings, const Shape& of_tokens) {
+  void add_routings_and_tokens(const Choice& choice, const Shape& of_routings,
+                               const Shape& of_tokens) {
     for (Routing routing : kRoutings) add(choice, of_routings, routing, 24, DataKind::kNormal);
-    for (int64_t tokens : kTokens) add(choice, of_tokens, Routing::kZipf, tokens, DataKind::kNormal);
+    for (int64_t tokens : kTokens)
+      add(choice, of_tokens, Routing::kZipf, tokens, DataKind::kNormal);
   }
   void add_huge(const Choice& choice, const Shape& shape) {
     add(choice, shape, Routing::kUniform, 12, DataKind::kHuge);
@@ -78,8 +86,11 @@ class Table {
     }
     for (const Choice& choice : all) {  // every scale policy with every data kind
       const std::string name = choice.name;
-      const auto has = [&name](const char* policy) { return name.find(policy) != std::string::npos; };
-      if (has("static") || has("fixed") || has("compat") || &choice < &all[3]) add_data(choice, kShapes[3]);
+      const auto has = [&name](const char* policy) {
+        return name.find(policy) != std::string::npos;
+      };
+      if (has("static") || has("fixed") || has("compat") || &choice < &all[3])
+        add_data(choice, kShapes[3]);
     }
   }
   void add_on_input() {
@@ -103,7 +114,8 @@ class Table {
     const Choice plain = after(fp8, fp8_choices()[0]);
     add_routings_and_tokens(plain, kShapes[2], kShapes[0]);
     add_huge(plain, kShapes[3]);
-    for (const Choice& choice : fp8_on_input_choices()) add_walk(on_input(after(fp8, choice)), kOnInputShapes, turn);
+    for (const Choice& choice : fp8_on_input_choices())
+      add_walk(on_input(after(fp8, choice)), kOnInputShapes, turn);
   }
   // set: what makes a case one of biases or relu2.
   void add_each(const std::vector<Choice>& choices, const Setting& set) {

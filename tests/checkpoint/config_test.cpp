@@ -13,7 +13,8 @@ namespace {
 using nlohmann::json;
 
 json config_of(const char* type, SourceFormat format = SourceFormat::kModelOpt) {
-  return CheckpointBuilder({.model_type = type, .format = format, .layers = 1, .num_experts = 4}).config();
+  return CheckpointBuilder({.model_type = type, .format = format, .layers = 1, .num_experts = 4})
+      .config();
 }
 Result<ModelInfo> parse(const json& config, const json& hf_quant = nullptr) {
   return parse_model_config(config.dump(), hf_quant.is_null() ? "" : hf_quant.dump());
@@ -76,9 +77,10 @@ TEST(Config, EveryFamilyIsAValidLayer) {
     SCOPED_TRACE(type);
     auto model = must(parse(config_of(type)));
     EXPECT_EQ(model->options.activation, activation);
-    EXPECT_EQ(model->options.router_weight, std::string(type) == "deepseek_v4" ? RouterWeight::kBeforeDown
-                                            : std::string(type) == "llama4"    ? RouterWeight::kOnInput
-                                                                               : RouterWeight::kAfterDown);
+    EXPECT_EQ(model->options.router_weight,
+              std::string(type) == "deepseek_v4" ? RouterWeight::kBeforeDown
+              : std::string(type) == "llama4"    ? RouterWeight::kOnInput
+                                                 : RouterWeight::kAfterDown);
     EXPECT_OK(MoeConfig::make(model->options));
   }
   json text = config_of("llama4")["text_config"];  // the language model alone
@@ -88,8 +90,9 @@ TEST(Config, EveryFamilyIsAValidLayer) {
 }
 
 TEST(Config, EachFieldThatIsNeededIsNamedWhenMissing) {
-  for (const char* field : {"hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok",
-                            "num_hidden_layers", "first_k_dense_replace", "n_shared_experts", "hidden_act"}) {
+  for (const char* field :
+       {"hidden_size", "moe_intermediate_size", "n_routed_experts", "num_experts_per_tok",
+        "num_hidden_layers", "first_k_dense_replace", "n_shared_experts", "hidden_act"}) {
     json config = config_of("deepseek_v3");
     ASSERT_EQ(config.erase(field), 1u);
     const Status status = parse(config).status();
@@ -98,36 +101,43 @@ TEST(Config, EachFieldThatIsNeededIsNamedWhenMissing) {
   for (const char* field : {"swiglu_limit", "routed_scaling_factor"}) {
     json config = config_of("deepseek_v4");
     ASSERT_EQ(config.erase(field), 1u);
-    EXPECT_THAT(parse(config).status().message(), HasSubstr(std::string(field) + ": missing")) << field;
+    EXPECT_THAT(parse(config).status().message(), HasSubstr(std::string(field) + ": missing"))
+        << field;
   }
   for (const char* field : {"swiglu_limit", "swiglu_alpha"}) {
     json config = config_of("minimax_m3");
     ASSERT_EQ(config["text_config"].erase(field), 1u);
-    EXPECT_THAT(parse(config).status().message(), HasSubstr(std::string(field) + ": missing")) << field;
+    EXPECT_THAT(parse(config).status().message(), HasSubstr(std::string(field) + ": missing"))
+        << field;
   }
   json config = config_of("qwen2_moe");
   config.erase("shared_expert_intermediate_size");
-  EXPECT_THAT(parse(config).status().message(), HasSubstr("shared_expert_intermediate_size: missing"));
+  EXPECT_THAT(parse(config).status().message(),
+              HasSubstr("shared_expert_intermediate_size: missing"));
   config = config_of("qwen3_moe");
   config.erase("model_type");
   EXPECT_EQ(parse(config).status().message(), "config.json model_type: missing");
 }
 
 TEST(Config, NumbersOfTheWrongKindAreRefused) {
-  for (const json& bad :
-       {json(-1), json(0), json(2.5), json("64"), json(int64_t{1} << 40), json::array(), json(true)}) {
+  for (const json& bad : {json(-1), json(0), json(2.5), json("64"), json(int64_t{1} << 40),
+                          json::array(), json(true)}) {
     json config = config_of("qwen3_moe");
     config["hidden_size"] = bad;
-    EXPECT_THAT(parse(config), Refused(Code::kBadInput, "hidden_size: expected an integer in [1, 1048576], got"));
+    EXPECT_THAT(parse(config),
+                Refused(Code::kBadInput, "hidden_size: expected an integer in [1, 1048576], got"));
   }
   for (const json& bad : {json(-1.0), json("10"), json(1e300)}) {
     json config = config_of("deepseek_v4");
     config["swiglu_limit"] = bad;
-    EXPECT_THAT(parse(config).status().message(), HasSubstr("swiglu_limit: expected a positive number")) << bad;
+    EXPECT_THAT(parse(config).status().message(),
+                HasSubstr("swiglu_limit: expected a positive number"))
+        << bad;
   }
   json config = config_of("qwen3_moe");
   config["num_local_experts"] = 8;
-  EXPECT_THAT(parse(config).status().message(), HasSubstr("num_local_experts: expected 4 as in num_experts, got 8"));
+  EXPECT_THAT(parse(config).status().message(),
+              HasSubstr("num_local_experts: expected 4 as in num_experts, got 8"));
   config = config_of("qwen3_moe");
   config["num_experts_per_tok"] = 5;
   EXPECT_THAT(parse(config).status().message(), HasSubstr("at most the 4 experts"));
@@ -144,9 +154,11 @@ TEST(Config, WhichLayersAreMoe) {
   using Layers = std::vector<int64_t>;
   const json deepseek = config_of("deepseek_v3");
   EXPECT_EQ(layers(deepseek, {{"first_k_dense_replace", 3}}), (Layers{3, 4, 5}));
-  EXPECT_EQ(layers(deepseek, {{"first_k_dense_replace", 1}, {"moe_layer_freq", 2}}), (Layers{2, 4}));
+  EXPECT_EQ(layers(deepseek, {{"first_k_dense_replace", 1}, {"moe_layer_freq", 2}}),
+            (Layers{2, 4}));
   EXPECT_EQ(layers(deepseek, {{"moe_layer_freq", {0, 1, 0, 0, 1, 1}}}), (Layers{1, 4, 5}));
-  EXPECT_EQ(layers(deepseek, {{"mlp_layer_types", {"dense", "sparse", "dense", "moe", "hash_moe", "dense"}}}),
+  EXPECT_EQ(layers(deepseek,
+                   {{"mlp_layer_types", {"dense", "sparse", "dense", "moe", "hash_moe", "dense"}}}),
             (Layers{1, 3, 4}));
   const json qwen = config_of("qwen3_moe");
   EXPECT_EQ(layers(qwen, {{"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}}), (Layers{1, 5}));
@@ -162,7 +174,8 @@ TEST(Config, WhichLayersAreMoe) {
   EXPECT_THAT(parse(bad).status().message(), HasSubstr("mlp_layer_types: expected a list of 6"));
 }
 
-// DeepSeek's own code clamps only if the limit is above 0; the others' code would clamp everything to 0.
+// DeepSeek's own code clamps only if the limit is above 0; the others' code would clamp everything
+// to 0.
 TEST(Config, ASwigluLimitOfZeroIsNoClampInDeepseekV4) {
   json config = config_of("deepseek_v4");
   for (const json& zero : {json(0), json(0.0)}) {
@@ -173,7 +186,8 @@ TEST(Config, ASwigluLimitOfZeroIsNoClampInDeepseekV4) {
   }
   json glm = config_of("glm5_next");
   (glm.contains("text_config") ? glm["text_config"] : glm)["swiglu_limit"] = 0;
-  EXPECT_THAT(parse(glm).status().message(), HasSubstr("swiglu_limit: expected a positive number, got 0"));
+  EXPECT_THAT(parse(glm).status().message(),
+              HasSubstr("swiglu_limit: expected a positive number, got 0"));
 }
 
 // As Python's json writes them: Nemotron-3's published time_step_limit is [0.0, Infinity].
@@ -185,7 +199,8 @@ TEST(Config, NonFiniteNumbersAreReadAndRefusedWhereTheyAreUsed) {
   text.replace(text.find("\"@\""), 3, "[0.0, Infinity]");
   text.replace(text.find("\"#\""), 3, "NaN");
   ASSERT_OK(parse_model_config(text, ""));
-  for (const char* key : {"swiglu_limit", "hidden_size", "n_routed_experts", "routed_scaling_factor"}) {
+  for (const char* key :
+       {"swiglu_limit", "hidden_size", "n_routed_experts", "routed_scaling_factor"}) {
     for (const char* word : {"Infinity", "-Infinity", "NaN"}) {
       json bad = config;
       bad[key] = "@@";
@@ -215,7 +230,8 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
   config["hidden_act"] = "gelu";
   declined(config, "expected silu for qwen3_moe, got 'gelu'");
   config = config_of("qwen3_moe");
-  config["swiglu_limit"] = 7.0;  // a clamp that this family is not known to have must not be dropped
+  config["swiglu_limit"] =
+      7.0;  // a clamp that this family is not known to have must not be dropped
   declined(config, "swiglu_limit");
   config = config_of("llama4");
   config["text_config"]["num_experts_per_tok"] = 2;
@@ -223,9 +239,10 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
 }
 
 ATTACK_TEST(kHostileFiles, Config, HostileTextIsAnError) {
-  for (const char* text : {"", "{", "[]", "null", "3", "{\"model_type\": 3}", "{\"model_type\": \"qwen3_moe\"",
-                           "{\"model_type\": \"qwen3_moe\", \"model_type\": \"x\"}", "{\"text_config\": []}",
-                           "{\"model_type\": \"\\ud800\"}"}) {
+  for (const char* text :
+       {"", "{", "[]", "null", "3", "{\"model_type\": 3}", "{\"model_type\": \"qwen3_moe\"",
+        "{\"model_type\": \"qwen3_moe\", \"model_type\": \"x\"}", "{\"text_config\": []}",
+        "{\"model_type\": \"\\ud800\"}"}) {
     attacked();
     EXPECT_EQ(parse_model_config(text, "").status().code(), Code::kBadInput) << text;
   }
@@ -234,9 +251,11 @@ ATTACK_TEST(kHostileFiles, Config, HostileTextIsAnError) {
     attacked();
     EXPECT_EQ(parse_model_config(good, text).status().code(), Code::kBadInput) << text;
   }
-  for (const char* text : {"{\"quantization\": 3}", "{\"quantization\": {}}"}) {  // experts in floats need none
+  for (const char* text :
+       {"{\"quantization\": 3}", "{\"quantization\": {}}"}) {  // experts in floats need none
     attacked();
-    EXPECT_EQ(parse_model_config(good, text)->quantization->refusal.code(), Code::kBadInput) << text;
+    EXPECT_EQ(parse_model_config(good, text)->quantization->refusal.code(), Code::kBadInput)
+        << text;
   }
 }
 

@@ -12,14 +12,16 @@ namespace {
 using nlohmann::json;
 
 json declared_config(const char* type, SourceFormat format = SourceFormat::kModelOpt) {
-  return CheckpointBuilder({.model_type = type, .format = format, .layers = 1, .num_experts = 4}).config();
+  return CheckpointBuilder({.model_type = type, .format = format, .layers = 1, .num_experts = 4})
+      .config();
 }
 Result<ModelInfo> parsed(const json& config, const json& hf_quant = nullptr) {
   return parse_model_config(config.dump(), hf_quant.is_null() ? "" : hf_quant.dump());
 }
 
 // The refusal of experts that are not floats.
-Status refusal_of(const Result<ModelInfo>& model, const char* module = "model.layers.0.mlp.experts.0.up_proj") {
+Status refusal_of(const Result<ModelInfo>& model,
+                  const char* module = "model.layers.0.mlp.experts.0.up_proj") {
   if (!model.ok()) return model.status();
   if (!model->quantization->refusal.ok()) return model->quantization->refusal;
   const Result<ModuleScheme> scheme = model->quantization->of(module);
@@ -59,14 +61,16 @@ TEST(Quantization, Fp8ActivationsAreDeclaredAndNotRefused) {
 TEST(Quantization, GroupSizesOtherThan16AreRefused) {
   json config = declared_config("qwen3_moe");
   config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32;
-  EXPECT_THAT(refusal_of(parsed(config)), Refused(Code::kUnsupported, "group_size: expected 16 for NVFP4, got 32"));
+  EXPECT_THAT(refusal_of(parsed(config)),
+              Refused(Code::kUnsupported, "group_size: expected 16 for NVFP4, got 32"));
   CheckpointBuilder builder({.model_type = "qwen3_moe"});
   builder.hf_quant_config()["quantization"]["group_size"] = 128;
   EXPECT_THAT(refusal_of(parsed(builder.config(), builder.hf_quant_config())).message(),
               HasSubstr("hf_quant_config.json: group_size: expected 16 for NVFP4, got 128"));
   config = declared_config("qwen3_moe", SourceFormat::kCompressedTensors);
   config["quantization_config"]["config_groups"]["group_0"]["weights"]["group_size"] = 32;
-  EXPECT_THAT(refusal_of(parsed(config)).message(), HasSubstr("group_size: expected 16 for NVFP4, got 32"));
+  EXPECT_THAT(refusal_of(parsed(config)).message(),
+              HasSubstr("group_size: expected 16 for NVFP4, got 32"));
 }
 
 TEST(Quantization, BothFilesMustAgree) {
@@ -99,8 +103,10 @@ TEST(Quantization, MixedPrecisionIsReadForTheExpertsAlone) {
   auto model = must(parsed(config));
   EXPECT_EQ(model->format, SourceFormat::kModelOpt);
   EXPECT_EQ(activations_of(model), ActivationFormat::kNvfp4);
-  layers["model.layers.0.mlp.experts"] = {{"quant_algo", "W4A16_NVFP4"}, {"group_size", 16}};  // what contains them
-  EXPECT_EQ(activations_of(parsed(config), "model.layers.0.mlp.experts.1.up_proj"), ActivationFormat::kBf16);
+  layers["model.layers.0.mlp.experts"] = {{"quant_algo", "W4A16_NVFP4"},
+                                          {"group_size", 16}};  // what contains them
+  EXPECT_EQ(activations_of(parsed(config), "model.layers.0.mlp.experts.1.up_proj"),
+            ActivationFormat::kBf16);
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kNvfp4);
   layers["model.layers.0.mlp.experts.1.up_proj"] = {{"quant_algo", "NVFP4"}, {"group_size", 32}};
   EXPECT_THAT(refusal_of(parsed(config)).message(), HasSubstr("group_size: expected 16"));
@@ -118,7 +124,8 @@ TEST(Quantization, ModelOptGroupsWithoutInputActivationsAreWeightOnly) {
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kBf16);
   group["input_activations"] = {{"num_bits", 8}, {"type", "float"}};
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kFp8);
-  group["input_activations"] = {{"num_bits", 8}, {"type", "int"}};  // no format here but bf16 is as precise
+  group["input_activations"] = {{"num_bits", 8},
+                                {"type", "int"}};  // no format here but bf16 is as precise
   EXPECT_EQ(activations_of(parsed(config)), ActivationFormat::kBf16);
 }
 
@@ -128,7 +135,8 @@ TEST(Quantization, NamesAreReadInEitherCase) {
   for (const char* algo : {"mxfp4", "MXFP4"}) {
     json config = builder.config();
     json file = builder.hf_quant_config();
-    config["quantization_config"] = {{"quant_method", "ModelOpt"}, {"quant_algo", algo}, {"group_size", 32}};
+    config["quantization_config"] = {
+        {"quant_method", "ModelOpt"}, {"quant_algo", algo}, {"group_size", 32}};
     file["quantization"] = {{"quant_algo", "mxfp4"}, {"group_size", 32}};
     const Result<ModelInfo> model = parsed(config, file);
     ASSERT_OK(refusal_of(model));
@@ -139,13 +147,15 @@ TEST(Quantization, NamesAreReadInEitherCase) {
   config["quantization_config"]["quant_algo"] = "nvfp4";
   EXPECT_EQ(parsed(config)->format, SourceFormat::kModelOpt);
   config["quantization_config"]["quant_algo"] = "nvfp4_awq";
-  EXPECT_THAT(refusal_of(parsed(config)).message(), HasSubstr("quant_algo NVFP4_AWQ: activations must be multiplied"));
+  EXPECT_THAT(refusal_of(parsed(config)).message(),
+              HasSubstr("quant_algo NVFP4_AWQ: activations must be multiplied"));
   config = declared_config("qwen3_moe", SourceFormat::kCompressedTensors);
   config["quantization_config"]["format"] = "NVFP4-pack-quantized";
   EXPECT_EQ(parsed(config)->format, SourceFormat::kCompressedTensors);
 }
 
-// Names win over expressions, these in alphabetical order, and those over classes; `ignore` wins over all.
+// Names win over expressions, these in alphabetical order, and those over classes; `ignore` wins
+// over all.
 TEST(Quantization, CompressedTensorsTargetsAreMatchedAsTheirProducerDoes) {
   json config = declared_config("qwen2_moe", SourceFormat::kCompressedTensors);
   json& groups = config["quantization_config"]["config_groups"];
@@ -155,7 +165,8 @@ TEST(Quantization, CompressedTensorsTargetsAreMatchedAsTheirProducerDoes) {
   const char* const up = "model.layers.0.mlp.experts.0.up_proj";
   const char* const down = "model.layers.12.mlp.experts.3.down_proj";
   const char* const shared = "model.layers.0.mlp.shared_expert.up_proj";
-  const auto expect = [&](ActivationFormat of_up, ActivationFormat of_down, ActivationFormat of_shared) {
+  const auto expect = [&](ActivationFormat of_up, ActivationFormat of_down,
+                          ActivationFormat of_shared) {
     const Result<ModelInfo> model = parsed(config);
     EXPECT_EQ(activations_of(model, up), of_up);
     EXPECT_EQ(activations_of(model, down), of_down);
@@ -167,15 +178,18 @@ TEST(Quantization, CompressedTensorsTargetsAreMatchedAsTheirProducerDoes) {
   expect(kW4A4, kW4A4, kW4A16);
   groups["group_0"]["targets"] = {"Linear"};
   expect(kW4A4, kW4A4, kW4A16);
-  groups["group_1"]["targets"] = {"re:^(?!.*shared).*_proj$"};  // mentions no experts, and is theirs
+  groups["group_1"]["targets"] = {
+      "re:^(?!.*shared).*_proj$"};  // mentions no experts, and is theirs
   expect(kW4A16, kW4A16, kW4A4);
-  groups["group_0"]["targets"] = {"re:^(?!.*experts).*_proj$", "Linear"};  // mentions experts, and is not theirs
+  groups["group_0"]["targets"] = {"re:^(?!.*experts).*_proj$",
+                                  "Linear"};  // mentions experts, and is not theirs
   groups["group_1"]["targets"] = {"re:.*\\.experts\\.\\d+\\.down_proj"};
   expect(kW4A4, kW4A16, kW4A4);
   groups["group_0"]["targets"] = {"re:.*experts.*"};
-  groups["group_1"]["targets"] = {"re:.*experts.*down_proj", down};  // "re:.*experts.*" is first, but for the name
-  expect(kW4A4, kW4A16, kW4A16);                                     // nothing names the shared one: floats
-  groups["group_1"]["targets"] = {"re:.*experts.*"};                 // the same target twice: the more precise
+  groups["group_1"]["targets"] = {"re:.*experts.*down_proj",
+                                  down};              // "re:.*experts.*" is first, but for the name
+  expect(kW4A4, kW4A16, kW4A16);                      // nothing names the shared one: floats
+  groups["group_1"]["targets"] = {"re:.*experts.*"};  // the same target twice: the more precise
   expect(kW4A16, kW4A16, kW4A16);
   groups["group_1"]["targets"] = {"re:experts.*"};  // re.match begins at the beginning
   expect(kW4A4, kW4A4, kW4A16);
@@ -220,7 +234,8 @@ TEST(Quantization, OnlyRotationsOfTheExpertsActivationsAreRefused) {
     groups["R"] = {{"type", "hadamard"}, {"apply", json::array({apply})}};
     return parsed(config)->quantization->rotation_of("model.layers.0.mlp.experts.0.down_proj");
   };
-  EXPECT_OK(rotation("weight_input", "re:.*down_proj$"));  // SpinQuant's R1 and R2 are in the weights
+  EXPECT_OK(
+      rotation("weight_input", "re:.*down_proj$"));  // SpinQuant's R1 and R2 are in the weights
   EXPECT_OK(rotation("weight_output", "Linear"));
   EXPECT_OK(rotation("input", "re:.*self_attn.*"));
   EXPECT_OK(rotation("q_attn", "re:.*self_attn$"));

@@ -16,7 +16,8 @@ namespace nvfp4_moe::internal::test {
 // The bytes of a matrix's codes and block scales, row after row.
 inline std::vector<uint8_t> codes_of(const Nvfp4View& view) {
   std::vector<uint8_t> out;
-  for (int64_t r = 0; r < view.rows; ++r) out.insert(out.end(), view.row_codes(r), view.row_codes(r) + view.cols / 2);
+  for (int64_t r = 0; r < view.rows; ++r)
+    out.insert(out.end(), view.row_codes(r), view.row_codes(r) + view.cols / 2);
   return out;
 }
 inline std::vector<uint8_t> scales_of(const Nvfp4View& view) {
@@ -26,11 +27,13 @@ inline std::vector<uint8_t> scales_of(const Nvfp4View& view) {
   return out;
 }
 
-// Rows [r0, r1) and columns [c0, c1) of a byte matrix with `width` bytes a row, `per` elements a byte.
-inline std::vector<uint8_t> cut(const std::vector<uint8_t>& in, int64_t width, int64_t r0, int64_t r1, int64_t c0,
-                                int64_t c1) {
+// Rows [r0, r1) and columns [c0, c1) of a byte matrix with `width` bytes a row, `per` elements a
+// byte.
+inline std::vector<uint8_t> cut(const std::vector<uint8_t>& in, int64_t width, int64_t r0,
+                                int64_t r1, int64_t c0, int64_t c1) {
   std::vector<uint8_t> out;
-  for (int64_t r = r0; r < r1; ++r) out.insert(out.end(), in.begin() + r * width + c0, in.begin() + r * width + c1);
+  for (int64_t r = r0; r < r1; ++r)
+    out.insert(out.end(), in.begin() + r * width + c0, in.begin() + r * width + c1);
   return out;
 }
 
@@ -62,7 +65,8 @@ inline void expect_same(const Nvfp4View& view, const BuiltMatrix& built) {
   EXPECT_EQ(scales_of(view), built.scales);
   EXPECT_EQ(view.tensor_scale, built.tensor_scale);
 }
-inline void expect_same(const Result<LoadedExpert>& ours, CheckpointBuilder& builder, int64_t layer, int64_t expert) {
+inline void expect_same(const Result<LoadedExpert>& ours, CheckpointBuilder& builder, int64_t layer,
+                        int64_t expert) {
   ASSERT_OK(ours);
   expect_same(ours->source.gate, builder.matrix(layer, expert, "gate"));
   expect_same(ours->source.up, builder.matrix(layer, expert, "up"));
@@ -94,15 +98,16 @@ inline void turn_stack(RawTensor& tensor) {
 }
 
 // Rows of gate and up of one expert in one tensor.
-inline std::vector<uint8_t> joined(const std::vector<uint8_t>& gate, const std::vector<uint8_t>& up, size_t row_bytes,
-                                   GateUpOrder order) {
+inline std::vector<uint8_t> joined(const std::vector<uint8_t>& gate, const std::vector<uint8_t>& up,
+                                   size_t row_bytes, GateUpOrder order) {
   const auto& first = order == GateUpOrder::kUpFirst ? up : gate;
   const auto& second = order == GateUpOrder::kUpFirst ? gate : up;
   const size_t step = order == GateUpOrder::kInterleaved ? row_bytes : first.size();
   std::vector<uint8_t> out;
   for (size_t at = 0; at < first.size(); at += step)
     for (const auto* from : {&first, &second})
-      out.insert(out.end(), from->begin() + static_cast<int64_t>(at), from->begin() + static_cast<int64_t>(at + step));
+      out.insert(out.end(), from->begin() + static_cast<int64_t>(at),
+                 from->begin() + static_cast<int64_t>(at + step));
   return out;
 }
 
@@ -115,7 +120,8 @@ inline RawTensor take(CheckpointBuilder& builder, const std::string& name) {
 
 inline bool is_scalar(const RawTensor& tensor) { return tensor.shape.size() < 2; }
 
-// All experts of a layer as `<stem>.w13_<part>` and `<stem>.w2_<part>`. gate and up keep a tensor scale each.
+// All experts of a layer as `<stem>.w13_<part>` and `<stem>.w2_<part>`. gate and up keep a tensor
+// scale each.
 inline void stack_layer(CheckpointBuilder& builder, int64_t layer, GateUpOrder order) {
   const int64_t experts = builder.options().num_experts;
   for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
@@ -127,13 +133,15 @@ inline void stack_layer(CheckpointBuilder& builder, int64_t layer, GateUpOrder o
       const RawTensor gate = take(builder, builder.tensor_name(layer, e, "gate", part));
       const RawTensor up = take(builder, builder.tensor_name(layer, e, "up", part));
       const RawTensor below = take(builder, builder.tensor_name(layer, e, "down", part));
-      const size_t row = is_scalar(gate) ? 4 : gate.bytes.size() / static_cast<size_t>(gate.shape[0]);
+      const size_t row =
+          is_scalar(gate) ? 4 : gate.bytes.size() / static_cast<size_t>(gate.shape[0]);
       const auto rows = joined(gate.bytes, up.bytes, row, order);
       both.bytes.insert(both.bytes.end(), rows.begin(), rows.end());
       down.bytes.insert(down.bytes.end(), below.bytes.begin(), below.bytes.end());
       both.dtype = down.dtype = gate.dtype;
-      both.shape = is_scalar(gate) ? std::vector<int64_t>{experts, 2}
-                                   : std::vector<int64_t>{experts, 2 * gate.shape[0], gate.shape[1]};
+      both.shape = is_scalar(gate)
+                       ? std::vector<int64_t>{experts, 2}
+                       : std::vector<int64_t>{experts, 2 * gate.shape[0], gate.shape[1]};
       down.shape = is_scalar(gate) ? std::vector<int64_t>{experts}
                                    : std::vector<int64_t>{experts, below.shape[0], below.shape[1]};
     }

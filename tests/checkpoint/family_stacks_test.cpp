@@ -37,7 +37,9 @@ std::vector<Layout> layouts() {
        "up_proj.weight",
        "down_proj.weight"},
       {"aria",
-       {{"model_type", "aria_text"}, {"intermediate_size", kIntermediate}, {"num_shared_experts", 0}},
+       {{"model_type", "aria_text"},
+        {"intermediate_size", kIntermediate},
+        {"num_shared_experts", 0}},
        "language_model.model.layers.0.mlp.experts",
        "fc1.weight",
        "",
@@ -51,7 +53,12 @@ std::vector<Layout> layouts() {
        "",
        "w2_weight",
        true},
-      {"zaya", {{"model_type", "zaya"}}, "model.layers.0.mlp.experts", "gate_up_proj", "", "down_proj"},
+      {"zaya",
+       {{"model_type", "zaya"}},
+       "model.layers.0.mlp.experts",
+       "gate_up_proj",
+       "",
+       "down_proj"},
   };
 }
 
@@ -70,7 +77,10 @@ CheckpointBuilder stacked_builder(const Layout& layout) {
   const GateUpOrder order = layout.alternate ? GateUpOrder::kInterleaved : GateUpOrder::kGateFirst;
   for (int64_t layer = 0; layer < 2; ++layer) {
     const auto take = [&](int64_t expert, const char* projection) {
-      return builder.tensors().extract(builder.tensor_name(layer, expert, projection, "codes")).mapped().bytes;
+      return builder.tensors()
+          .extract(builder.tensor_name(layer, expert, projection, "codes"))
+          .mapped()
+          .bytes;
     };
     const auto append = [](RawTensor& stack, const std::vector<uint8_t>& bytes) {
       stack.bytes.insert(stack.bytes.end(), bytes.begin(), bytes.end());
@@ -103,9 +113,11 @@ TEST(FamilyStacks, StacksUnderOtherNamesAreTheSameExperts) {
     EXPECT_EQ(checkpoint->tensor_name(0, 1, "up"),
               layout.stem + "." + (layout.up.empty() ? layout.gate_up : layout.up));
     for (int64_t e = 0; e < kExperts; ++e) {
-      auto ours = must(float_expert(*checkpoint, 1, e)), theirs = must(float_expert(*expected, 1, e));
-      for (const auto& [our, their] :
-           {std::pair{&ours->gate, &theirs->gate}, {&ours->up, &theirs->up}, {&ours->down, &theirs->down}}) {
+      auto ours = must(float_expert(*checkpoint, 1, e)),
+           theirs = must(float_expert(*expected, 1, e));
+      for (const auto& [our, their] : {std::pair{&ours->gate, &theirs->gate},
+                                       {&ours->up, &theirs->up},
+                                       {&ours->down, &theirs->down}}) {
         ASSERT_OK(our->fetch());
         ASSERT_OK(their->fetch());
         std::vector<float> a(static_cast<size_t>(our->cols)), b = a;
@@ -123,7 +135,8 @@ TEST(FamilyStacks, StacksUnderOtherNamesAreTheSameExperts) {
 ATTACK_TEST(kPlantedFaults, FamilyStacks, WrongStacksAreFoundByName) {
   for (const Layout& layout : layouts()) {
     SCOPED_TRACE(layout.name);
-    const std::string gate_up = layout.stem + "." + layout.gate_up, down = layout.stem + "." + layout.down;
+    const std::string gate_up = layout.stem + "." + layout.gate_up,
+                      down = layout.stem + "." + layout.down;
     const auto found = [&](auto change, const char* id) {
       CheckpointBuilder builder = stacked_builder(layout);
       change(builder.tensors());
@@ -151,17 +164,20 @@ ATTACK_TEST(kPlantedFaults, FamilyStacks, WrongStacksAreFoundByName) {
     found([&](auto& tensors) { std::swap(tensors[gate_up], tensors[down]); }, "shape_mismatch");
     // The same experts a second time, one by one.
     CheckpointBuilder builder = stacked_builder(layout);
-    builder.tensors()[layout.stem + (layout.stem.ends_with("experts") ? ".0" : ".experts.0") + ".gate_proj.weight"] = {
-        DType::kBf16, {1}, {0, 0}};
+    builder.tensors()[layout.stem + (layout.stem.ends_with("experts") ? ".0" : ".experts.0") +
+                      ".gate_proj.weight"] = {DType::kBf16, {1}, {0, 0}};
     EXPECT_THAT(refusal_of_open(builder).message(), HasSubstr("experts under several names"));
     attacked();
   }
 }
 
-// Step's three stacks as NVFP4: codes and scales of all experts in one tensor each, one tensor scale an expert.
+// Step's three stacks as NVFP4: codes and scales of all experts in one tensor each, one tensor
+// scale an expert.
 TEST(FamilyStacks, ThreeStacksOfNvfp4) {
-  CheckpointBuilder plain(
-      {.model_type = "qwen3_moe", .num_experts = kExperts, .hidden_size = kHidden, .intermediate_size = kIntermediate});
+  CheckpointBuilder plain({.model_type = "qwen3_moe",
+                           .num_experts = kExperts,
+                           .hidden_size = kHidden,
+                           .intermediate_size = kIntermediate});
   CheckpointBuilder stacked = plain;
   stacked.config()["model_type"] = "step3p5";
   stacked.config()["moe_layers_enum"] = "0,1";
@@ -175,7 +191,8 @@ TEST(FamilyStacks, ThreeStacksOfNvfp4) {
           name = node.key();
           stack.dtype = node.mapped().dtype;
           stack.shape = node.mapped().shape;
-          stack.bytes.insert(stack.bytes.end(), node.mapped().bytes.begin(), node.mapped().bytes.end());
+          stack.bytes.insert(stack.bytes.end(), node.mapped().bytes.begin(),
+                             node.mapped().bytes.end());
         }
         stack.shape.insert(stack.shape.begin(), kExperts);
         stacked.tensors()["model.layers." + std::to_string(layer) + ".moe." + projection + "_proj" +
@@ -186,7 +203,8 @@ TEST(FamilyStacks, ThreeStacksOfNvfp4) {
   const Opened expected(plain), checkpoint(stacked);
   EXPECT_EQ(checkpoint->model().format, SourceFormat::kModelOptStacked);
   EXPECT_EQ(checkpoint->tensor_name(1, 2, "up"), "model.layers.1.moe.up_proj.weight");
-  for (int64_t e = 0; e < kExperts; ++e) expect_same(checkpoint->expert(1, e), expected->expert(1, e));
+  for (int64_t e = 0; e < kExperts; ++e)
+    expect_same(checkpoint->expert(1, e), expected->expert(1, e));
   EXPECT_TRUE(checkpoint->validate(1, {0, kExperts})->empty());
 }
 

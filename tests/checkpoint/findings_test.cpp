@@ -1,4 +1,5 @@
-// Each planted fault is told under its own id, by tensor, and nothing else is told; what decodes wrongly is refused.
+// Each planted fault is told under its own id, by tensor, and nothing else is told; what decodes
+// wrongly is refused.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -56,11 +57,16 @@ ATTACK_TEST_P(kPlantedFaults, Planted, IsToldByItsOwnId) {
 
 constexpr Severity kWarn = Severity::kWarning;
 const Expectation kExpectations[] = {
-    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify --against` can tell
+    {Plant::kFlippedCode, {}, Severity::kError, "", "", true},    // a legal value: only `verify
+                                                                  // --against` can tell
     {Plant::kScaleTimesTwo, {}, Severity::kError, "", "", true},  // the same
     {Plant::kSwappedGateUp, {}, Severity::kError, "", "", true},  // the same
     {Plant::kTransposedScales, {"shape_mismatch"}, Severity::kError, "down", "scales"},
-    {Plant::kReciprocalTensorScale, {"reciprocal_scale_direction"}, Severity::kError, "down", "tensor_scale"},
+    {Plant::kReciprocalTensorScale,
+     {"reciprocal_scale_direction"},
+     Severity::kError,
+     "down",
+     "tensor_scale"},
     {Plant::kMissingExpert, {"missing_expert"}, Severity::kError, "gate", "codes"},
     {Plant::kMissingInputScale, {"input_scale_missing"}, kWarn, "down", "input_scale", true},
     {Plant::kZeroInputScale, {"input_scale_zero"}, kWarn, "down", "input_scale", true},
@@ -73,8 +79,17 @@ const Expectation kExpectations[] = {
     {Plant::kNegativeBlockScale, {"block_scale_negative"}, Severity::kError, "up", "scales"},
     {Plant::kNanTensorScale, {"tensor_scale_nonfinite"}, Severity::kError, "gate", "tensor_scale"},
     {Plant::kZeroTensorScale, {"tensor_scale_zero"}, Severity::kError, "gate", "tensor_scale"},
-    {Plant::kNegativeTensorScale, {"tensor_scale_negative"}, Severity::kError, "gate", "tensor_scale"},
-    {Plant::kGateUpMismatch, {"gate_up_scale_mismatch"}, Severity::kNote, "up", "tensor_scale", true},
+    {Plant::kNegativeTensorScale,
+     {"tensor_scale_negative"},
+     Severity::kError,
+     "gate",
+     "tensor_scale"},
+    {Plant::kGateUpMismatch,
+     {"gate_up_scale_mismatch"},
+     Severity::kNote,
+     "up",
+     "tensor_scale",
+     true},
     {Plant::kWrongShape, {"shape_mismatch"}, Severity::kError, "up", "scales"},
     {Plant::kWrongDtype, {"dtype_mismatch"}, Severity::kError, "up", "scales"},
     {Plant::kGroupSize32, {"group_size"}, Severity::kError, "up", "scales"},
@@ -83,9 +98,11 @@ const Expectation kExpectations[] = {
 };
 INSTANTIATE_TEST_SUITE_P(All, Planted,
                          testing::Combine(testing::ValuesIn(kExpectations),
-                                          testing::Values(SourceFormat::kModelOpt, SourceFormat::kCompressedTensors)),
+                                          testing::Values(SourceFormat::kModelOpt,
+                                                          SourceFormat::kCompressedTensors)),
                          [](const auto& param) {
-                           const bool modelopt = std::get<1>(param.param) == SourceFormat::kModelOpt;
+                           const bool modelopt =
+                               std::get<1>(param.param) == SourceFormat::kModelOpt;
                            return std::string(to_string(std::get<0>(param.param).plant)) +
                                   (modelopt ? "_modelopt" : "_compressed_tensors");
                          });
@@ -94,18 +111,22 @@ TEST(Findings, ShiftedExpertsRefuseTheWholeLayer) {
   CheckpointBuilder builder({.model_type = "deepseek_v4"});
   builder.plant(Plant::kShiftedExperts, 1, 0);
   const Opened checkpoint(builder);
-  EXPECT_EQ(ids(*checkpoint->validate(1, {0, 8})), (std::set<std::string>{"missing_expert", "unexpected_expert"}));
+  EXPECT_EQ(ids(*checkpoint->validate(1, {0, 8})),
+            (std::set<std::string>{"missing_expert", "unexpected_expert"}));
   // Expert 1 exists, but is it expert 1?
-  EXPECT_THAT(checkpoint->expert(1, 1),
-              Refused(Code::kBadInput, "layer 1 expert 8 layers.1.ffn.experts.8.w1.weight: expected experts 0 to 7"));
+  EXPECT_THAT(
+      checkpoint->expert(1, 1),
+      Refused(Code::kBadInput,
+              "layer 1 expert 8 layers.1.ffn.experts.8.w1.weight: expected experts 0 to 7"));
   EXPECT_OK(checkpoint->expert(0, 1));
 }
 
 TEST(Findings, CodesUnderAZeroScaleAreZeroAfterLoading) {
   for (const IntermediateSlice slice : {IntermediateSlice{}, {0, 16}}) {
     CheckpointBuilder builder({.model_type = "qwen3_moe"});
-    builder.plant(Plant::kZeroScaleOverCodes, 0, 0);                                 // down, scale 2: row 1, block 0
-    std::fill_n(builder.matrix(0, 0, "down").codes.begin() + 16, 8, uint8_t{0x70});  // not the lower code of a byte
+    builder.plant(Plant::kZeroScaleOverCodes, 0, 0);  // down, scale 2: row 1, block 0
+    std::fill_n(builder.matrix(0, 0, "down").codes.begin() + 16, 8,
+                uint8_t{0x70});  // not the lower code of a byte
     const Opened checkpoint(builder);
     auto loaded = must(checkpoint->expert(0, 0, slice));
     ASSERT_EQ(loaded->findings.size(), 1u);
@@ -117,7 +138,8 @@ TEST(Findings, CodesUnderAZeroScaleAreZeroAfterLoading) {
     for (int64_t r = 0; r < down.rows; ++r) {
       for (int64_t i = 0; i < down.cols / 2; ++i) {
         const bool cleared = r == 1 && i < 8;
-        EXPECT_EQ(down.row_codes(r)[i], cleared ? 0 : before[static_cast<size_t>(r * 16 + i)]) << r << " " << i;
+        EXPECT_EQ(down.row_codes(r)[i], cleared ? 0 : before[static_cast<size_t>(r * 16 + i)])
+            << r << " " << i;
       }
     }
     EXPECT_EQ(loaded->source.gate.codes_stride, 32);
@@ -132,9 +154,11 @@ TEST(Findings, LikeOnesFoldPerLayer) {
   ASSERT_EQ(findings->size(), 1u);
   EXPECT_EQ(findings->front().expert, 1);
   EXPECT_EQ(findings->front().count, 3);
-  EXPECT_THAT(to_string(findings->front()), HasSubstr("note gate_up_scale_mismatch: layer 0 expert 1 model.layers.0"));
   EXPECT_THAT(to_string(findings->front()),
-              HasSubstr("(and 2 more, such as model.layers.0.mlp.experts.4.up_proj.weight_scale_2, "));
+              HasSubstr("note gate_up_scale_mismatch: layer 0 expert 1 model.layers.0"));
+  EXPECT_THAT(
+      to_string(findings->front()),
+      HasSubstr("(and 2 more, such as model.layers.0.mlp.experts.4.up_proj.weight_scale_2, "));
   EXPECT_EQ(findings->front().examples.size(), 2u);
   EXPECT_EQ(checkpoint->validate(0, {5, 3})->front().count, 1);  // only the range
   EXPECT_EQ(checkpoint->statistics(0, {0, 8})->gate_up_mismatches, 3);
@@ -151,7 +175,8 @@ TEST(LayerScales, TakeTheLargestUsableOfAllExperts) {
     auto scales = must(checkpoint->layer_scales(0, &findings));
     EXPECT_FLOAT_EQ(*scales->hidden, 0.09f);        // 0.01 * (7 + 2)
     EXPECT_FLOAT_EQ(*scales->intermediate, 0.14f);  // 0.02 * (5 + 2): 7 has none, 6 an infinite one
-    EXPECT_EQ(ids(findings), (std::set<std::string>{"input_scale_missing", "input_scale_infinite"}));
+    EXPECT_EQ(ids(findings),
+              (std::set<std::string>{"input_scale_missing", "input_scale_infinite"}));
   }
 }
 
@@ -209,7 +234,8 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
   CheckpointBuilder builder({.model_type = "deepseek_v4"});
   auto& tensors = builder.tensors();
   tensors["layers.0.ffn.experts.3.w1.mystery"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
-  tensors["layers.0.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;  // as the real one has it
+  tensors["layers.0.ffn.shared_experts.w1.weight"].dtype =
+      DType::kF8E4M3;  // as the real one has it
   tensors["layers.1.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   const Opened checkpoint(builder);
   int64_t ignored = 0;
@@ -221,7 +247,8 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
       EXPECT_FALSE(finding.actual.empty());
     }
   }
-  // Two layers of 8 experts with 12 tensors are read, one more is unknown; all the rest must be listed.
+  // Two layers of 8 experts with 12 tensors are read, one more is unknown; all the rest must be
+  // listed.
   EXPECT_EQ(ignored, static_cast<int64_t>(tensors.size()) - 2 * 8 * 12 - 1);
   EXPECT_TRUE(patterns.contains("layers.*.ffn.gate.weight"));
   EXPECT_TRUE(patterns.contains("mtp.*.ffn.experts.*.w1.weight"));
@@ -233,10 +260,12 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
 }
 
 TEST(Open, RefusesWhatItWouldComputeWrongly) {
-  for (const char* part : {"3.up_proj.bias", "3.up_proj.pre_quant_scale", "3.up_proj.svdquant_lora_a",
-                           "3.up_proj.weight_zero_point", "gate_up_proj_bias"}) {
+  for (const char* part :
+       {"3.up_proj.bias", "3.up_proj.pre_quant_scale", "3.up_proj.svdquant_lora_a",
+        "3.up_proj.weight_zero_point", "gate_up_proj_bias"}) {
     CheckpointBuilder builder({.model_type = "qwen3_moe"});
-    builder.tensors()[std::string("model.layers.1.mlp.experts.") + part] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
+    builder.tensors()[std::string("model.layers.1.mlp.experts.") + part] = {
+        DType::kF32, {1}, std::vector<uint8_t>(4)};
     const Opened checkpoint(builder);
     EXPECT_THAT(checkpoint->expert(1, 0), Refused(Code::kUnsupported, part));
   }
@@ -245,12 +274,13 @@ TEST(Open, RefusesWhatItWouldComputeWrongly) {
 TEST(Open, RefusesAFormatThatTheConfigDoesNotDeclare) {
   CheckpointBuilder builder({.model_type = "qwen3_moe", .hf_quant_config = false});
   builder.config().erase("quantization_config");
-  EXPECT_THAT(refusal_of_open(builder), Refused(Code::kBadInput, "no config file declares a quantization"));
+  EXPECT_THAT(refusal_of_open(builder),
+              Refused(Code::kBadInput, "no config file declares a quantization"));
 
   CheckpointBuilder other({.model_type = "qwen3_moe", .format = SourceFormat::kCompressedTensors});
   other.config()["quantization_config"] = {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}};
-  EXPECT_THAT(refusal_of_open(other),
-              AllOf(Refused(Code::kBadInput, "expected modelopt"), Refused(Code::kBadInput, "got compressed-tensors")));
+  EXPECT_THAT(refusal_of_open(other), AllOf(Refused(Code::kBadInput, "expected modelopt"),
+                                            Refused(Code::kBadInput, "got compressed-tensors")));
 }
 
 TEST(Open, LayersAreThoseDeclaredAndPresent) {
@@ -274,9 +304,10 @@ TEST(Open, ASizeThatIsNotAMultipleOf16IsMisaligned) {
 
 TEST(Statistics, AreThoseOfTheBytes) {
   for (const char* type : {"qwen3_moe", "llama4"}) {
-    CheckpointBuilder builder(
-        {.model_type = type,
-         .format = std::string(type) == "llama4" ? SourceFormat::kModelOptStacked : SourceFormat::kModelOpt});
+    CheckpointBuilder builder({.model_type = type,
+                               .format = std::string(type) == "llama4"
+                                             ? SourceFormat::kModelOptStacked
+                                             : SourceFormat::kModelOpt});
     const Opened checkpoint(builder);
     auto statistics = must(checkpoint->statistics(1, {2, 3}));
     uint64_t bytes = 0, count = 0, saturated = 0;
@@ -302,23 +333,28 @@ TEST(Statistics, AreThoseOfTheBytes) {
     EXPECT_EQ(statistics->block_scale_max, high);
     EXPECT_EQ(statistics->tensor_scale_min, scale_low);
     EXPECT_EQ(statistics->tensor_scale_max, scale_high);
-    EXPECT_DOUBLE_EQ(statistics->saturated_block_share, static_cast<double>(saturated) / static_cast<double>(count));
+    EXPECT_DOUBLE_EQ(statistics->saturated_block_share,
+                     static_cast<double>(saturated) / static_cast<double>(count));
     EXPECT_GT(saturated, 0u);
     EXPECT_FLOAT_EQ(*statistics->input_scale_min, 0.04f);
     EXPECT_FLOAT_EQ(*statistics->input_scale_max, 0.12f);
   }
 }
 
-// What producers write for an expert that no token reached: a tensor scale of 0, or its reciprocal, over codes of 0.
+// What producers write for an expert that no token reached: a tensor scale of 0, or its reciprocal,
+// over codes of 0.
 TEST(DeadExperts, AreZerosAndReported) {
   for (const SourceFormat format : {SourceFormat::kModelOpt, SourceFormat::kCompressedTensors}) {
     for (const float stored : {0.0f, std::numeric_limits<float>::infinity()}) {
       for (const bool codes : {false, true}) {
-        SCOPED_TRACE(std::string(to_string(format)) + " " + std::to_string(stored) + (codes ? " over codes" : ""));
+        SCOPED_TRACE(std::string(to_string(format)) + " " + std::to_string(stored) +
+                     (codes ? " over codes" : ""));
         CheckpointBuilder builder({.model_type = "qwen3_moe", .format = format});
         for (const char* projection : {"gate", "up", "down"}) {
           auto& tensors = builder.tensors();
-          std::memcpy(tensors.at(builder.tensor_name(1, 2, projection, "tensor_scale")).bytes.data(), &stored, 4);
+          std::memcpy(
+              tensors.at(builder.tensor_name(1, 2, projection, "tensor_scale")).bytes.data(),
+              &stored, 4);
           auto& bytes = tensors.at(builder.tensor_name(1, 2, projection, "codes")).bytes;
           std::fill(bytes.begin(), bytes.end(), uint8_t{0x80});  // -0 too is zero
           if (codes) bytes[bytes.size() - 1] = 0x01;
@@ -331,14 +367,16 @@ TEST(DeadExperts, AreZerosAndReported) {
         // The slice's codes are 0 either way: the whole matrix is judged.
         const Result<LoadedExpert> slice = checkpoint->expert(1, 2, {0, 16});
         EXPECT_EQ(found.contains("dead_matrix"), !codes);
-        EXPECT_EQ(found.contains(stored == 0 ? "tensor_scale_zero" : "tensor_scale_nonfinite"), codes);
+        EXPECT_EQ(found.contains(stored == 0 ? "tensor_scale_zero" : "tensor_scale_nonfinite"),
+                  codes);
         ASSERT_EQ(whole.ok(), !codes);
         ASSERT_EQ(slice.ok(), !codes);
         EXPECT_OK(checkpoint->expert(1, 3));
         EXPECT_OK(checkpoint->statistics(1, {0, 8}));
         if (codes) continue;
         EXPECT_EQ(whole->findings.size(), 1u);  // like ones of a layer are folded
-        for (const Nvfp4View* view : {&whole->source.gate, &slice->source.up, &slice->source.down}) {
+        for (const Nvfp4View* view :
+             {&whole->source.gate, &slice->source.up, &slice->source.down}) {
           EXPECT_EQ(view->tensor_scale, 1);
           for (int64_t r = 0; r < view->rows; ++r) {
             for (int64_t c = 0; c < view->cols / 2; ++c) ASSERT_EQ(view->row_codes(r)[c], 0);

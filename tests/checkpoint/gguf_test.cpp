@@ -32,7 +32,8 @@ struct Fault {
   Severity severity;
   const char* tensor;
   bool loads;
-  std::function<void(std::string& blocks, std::string& scale, std::string& input)> plant;  // of layer 0's up tensors
+  std::function<void(std::string& blocks, std::string& scale, std::string& input)>
+      plant;  // of layer 0's up tensors
 };
 
 // Of expert 1.
@@ -42,10 +43,13 @@ const Fault kFaults[] = {
     {"block_scale_negative", Severity::kError, "blk.0.ffn_up_exps.weight", false,
      [](auto& blocks, auto&, auto&) { blocks[kExpertBytes] = static_cast<char>(0x81); }},
     {"zero_scale_nonzero_codes", Severity::kWarning, "blk.0.ffn_up_exps.weight", true,
-     [](auto& blocks, auto&, auto&) { blocks[kExpertBytes + 3] = 0, blocks[kExpertBytes + 4 + 3 * 8] = 0x77; }},
+     [](auto& blocks, auto&, auto&) {
+       blocks[kExpertBytes + 3] = 0, blocks[kExpertBytes + 4 + 3 * 8] = 0x77;
+     }},
     {"all_zero_block_scales", Severity::kError, "blk.0.ffn_up_exps.weight", false,
      [](auto& blocks, auto&, auto&) {
-       for (size_t b = 0; b < kExpertBytes; b += 36) std::memset(blocks.data() + kExpertBytes + b, 0, 4);
+       for (size_t b = 0; b < kExpertBytes; b += 36)
+         std::memset(blocks.data() + kExpertBytes + b, 0, 4);
      }},
     {"reciprocal_scale_direction", Severity::kError, "blk.0.ffn_up_exps.scale", false,
      [](auto&, auto& scale, auto&) { put_float(scale, 1, 1e4f); }},
@@ -122,13 +126,16 @@ TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
     const auto checkpoint = opened(dir, gguf_model({.type = type, .intermediate = 192}));
     const auto whole = must(checkpoint->expert(1, 2));
     const Nvfp4View& down = whole->source.down;
-    for (const IntermediateSlice slice : {IntermediateSlice{0, 64}, {16, 16}, {48, 96}, {176, 16}}) {
+    for (const IntermediateSlice slice :
+         {IntermediateSlice{0, 64}, {16, 16}, {48, 96}, {176, 16}}) {
       const auto part = must(checkpoint->expert(1, 2, slice));
       ASSERT_EQ(part->source.down.cols, slice.count);
       ASSERT_EQ(part->source.gate.rows, slice.count);
       const int64_t first = slice.first, last = first + slice.count;
-      EXPECT_EQ(codes_of(part->source.down), cut(codes_of(down), 96, 0, kHidden, first / 2, last / 2));
-      EXPECT_EQ(codes_of(part->source.gate), cut(codes_of(whole->source.gate), 64, first, last, 0, 64));
+      EXPECT_EQ(codes_of(part->source.down),
+                cut(codes_of(down), 96, 0, kHidden, first / 2, last / 2));
+      EXPECT_EQ(codes_of(part->source.gate),
+                cut(codes_of(whole->source.gate), 64, first, last, 0, 64));
     }
     EXPECT_EQ(checkpoint->expert(1, 2, {8, 16}).status().code(), Code::kInvalidArgument);
   }
@@ -136,14 +143,16 @@ TEST(Gguf, SlicesHaveTheBytesOfTheWhole) {
 
 TEST(Gguf, MatricesLargerThanOneReadAreWhole) {
   TempDir dir;
-  GgufBuilder builder = gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
+  GgufBuilder builder =
+      gguf_model({.experts = 2, .hidden = 2048, .intermediate = 1024, .layers = 1});
   const auto checkpoint = opened(dir, builder);
   const auto loaded = must(checkpoint->expert(0, 1));
   const std::string& blocks = builder.tensors()[kUp].bytes;
   const size_t row_bytes = 2048 / 64 * 36;
   for (int64_t r = 0; r < 1024; ++r) {
     for (int64_t b = 0; b < 2048 / 64; ++b) {
-      const char* block = blocks.data() + (1024 + static_cast<size_t>(r)) * row_bytes + static_cast<size_t>(b) * 36;
+      const char* block =
+          blocks.data() + (1024 + static_cast<size_t>(r)) * row_bytes + static_cast<size_t>(b) * 36;
       ASSERT_EQ(std::memcmp(loaded->source.up.row_scales(r) + b * 4, block, 4), 0) << r << " " << b;
       ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32] & 15, block[4] & 15);
       ASSERT_EQ(loaded->source.up.row_codes(r)[b * 32 + 31] >> 4, block[35] >> 4 & 15);
@@ -161,7 +170,8 @@ ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
     for (const uintmax_t size : {whole - 1, whole / 2, uintmax_t{100}, uintmax_t{0}}) {
       std::filesystem::resize_file(path, size);
       attacked();
-      for (int64_t e = 0; e < 4; ++e) EXPECT_THAT(checkpoint->expert(1, e).status().message(), HasSubstr(path));
+      for (int64_t e = 0; e < 4; ++e)
+        EXPECT_THAT(checkpoint->expert(1, e).status().message(), HasSubstr(path));
       EXPECT_EQ(checkpoint->validate(1, {}).status().code(), Code::kIo);
       EXPECT_EQ(checkpoint->statistics(1, {}).status().code(), Code::kIo);
     }
@@ -169,8 +179,8 @@ ATTACK_TEST(kTruncations, Gguf, AFileThatWasCutIsAnError) {
 }
 
 ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) {
-  const char* const kFields[] = {"qwen3moe.expert_count", "qwen3moe.embedding_length", "qwen3moe.block_count",
-                                 "qwen3moe.expert_feed_forward_length"};
+  const char* const kFields[] = {"qwen3moe.expert_count", "qwen3moe.embedding_length",
+                                 "qwen3moe.block_count", "qwen3moe.expert_feed_forward_length"};
   TempDir dir;
   GgufBuilder model = gguf_model();
   for (const char* field : kFields) {
@@ -181,7 +191,8 @@ ATTACK_TEST(kHostileFiles, Gguf, AConfigThatDeclaresMoreThanTheFileHoldsIsTold) 
         builder.number(other, other == field ? value : usual);
       }
       builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_used_count", 1);
-      for (const auto& tensor : model.tensors()) builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
+      for (const auto& tensor : model.tensors())
+        builder.tensor(tensor.name, tensor.shape, tensor.type, tensor.bytes);
       write_file(dir.file("model.gguf"), builder.bytes());
       attacked();
       const auto checkpoint = Checkpoint::open(dir.file("model.gguf"));
@@ -209,7 +220,8 @@ TEST(Gguf, ThePathsOfOneModelAreTheSame) {
   }
   // safetensors beside it come first: the directory is their model's.
   write_file(dir.file("model.safetensors"), "");
-  EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(), HasSubstr("model.safetensors"));
+  EXPECT_THAT(Checkpoint::open(dir.path().string()).status().message(),
+              HasSubstr("model.safetensors"));
   EXPECT_OK(Checkpoint::open(dir.file("model.gguf")));
 }
 
@@ -217,7 +229,8 @@ TEST(Gguf, LoadsThroughTheCInterface) {
   TempDir dir;
   write_file(dir.file("model.gguf"), gguf_model().bytes());
   nvfp4_moe_checkpoint* checkpoint = nullptr;
-  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint), NVFP4_MOE_STATUS_OK);
+  ASSERT_EQ(nvfp4_moe_checkpoint_open(dir.file("model.gguf").c_str(), &checkpoint),
+            NVFP4_MOE_STATUS_OK);
   char* text = nullptr;
   ASSERT_EQ(nvfp4_moe_checkpoint_info(checkpoint, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("gguf-nvfp4"));
@@ -225,7 +238,8 @@ TEST(Gguf, LoadsThroughTheCInterface) {
   auto options = nvfp4_moe::make<nvfp4_moe_layer_options>();
   options.max_tokens = 4;
   nvfp4_moe_layer* layer = nullptr;
-  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer), NVFP4_MOE_STATUS_OK)
+  ASSERT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint, 1, nullptr, &options, &layer),
+            NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   ASSERT_EQ(nvfp4_moe_layer_describe(layer, &text), NVFP4_MOE_STATUS_OK);
   EXPECT_THAT(std::string(text), HasSubstr("\"hidden_size\":128"));

@@ -21,7 +21,8 @@ int64_t peak_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-// Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times what it takes.
+// Everything that inspect, verify and a load ask of the checkpoint. The bounds are a hundred times
+// what it takes.
 void expect_cheap(const std::string& path, const std::string& finding) {
   attacked();
   const auto start = std::chrono::steady_clock::now();
@@ -39,7 +40,8 @@ void expect_cheap(const std::string& path, const std::string& finding) {
     const Status refused = checkpoint->check_layout(layer, {0, experts});
     EXPECT_EQ(refused.code(), Code::kBadInput);
     EXPECT_EQ(refused.finding(), finding);
-    EXPECT_EQ(open_checkpoint_layer(*checkpoint, layer, {}, {}, {}, {}, {}).status().finding(), finding);
+    EXPECT_EQ(open_checkpoint_layer(*checkpoint, layer, {}, {}, {}, {}, {}).status().finding(),
+              finding);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   EXPECT_LT(seconds.count(), 10.0);
@@ -62,9 +64,10 @@ ATTACK_TEST(kHostileFiles, HostileSizes, ExpertsThatAreNotThereAreOneFinding) {
   EXPECT_EQ(finding.count, kMost - 1);
   EXPECT_EQ(finding.expert, 1);
   EXPECT_EQ(finding.tensor, "model.layers.7.mlp.experts.1.gate_proj.weight");
-  EXPECT_EQ(finding.examples, (std::vector<std::string>{"model.layers.7.mlp.experts.2.gate_proj.weight",
-                                                        "model.layers.7.mlp.experts.3.gate_proj.weight",
-                                                        "model.layers.7.mlp.experts.4.gate_proj.weight"}));
+  EXPECT_EQ(finding.examples,
+            (std::vector<std::string>{"model.layers.7.mlp.experts.2.gate_proj.weight",
+                                      "model.layers.7.mlp.experts.3.gate_proj.weight",
+                                      "model.layers.7.mlp.experts.4.gate_proj.weight"}));
 }
 
 ATTACK_TEST(kHostileFiles, HostileSizes, SizesThatTheTensorsDoNotHave) {
@@ -77,8 +80,9 @@ ATTACK_TEST(kHostileFiles, HostileSizes, SizesThatTheTensorsDoNotHave) {
 
 ATTACK_TEST(kHostileFiles, HostileSizes, AStackOfMoreExpertsThanItHas) {
   for (const SourceFormat format : {SourceFormat::kModelOptStacked, SourceFormat::kFloat}) {
-    BuilderOptions options{
-        .model_type = "qwen3_5_moe", .format = format, .stacked_floats = format == SourceFormat::kFloat};
+    BuilderOptions options{.model_type = "qwen3_5_moe",
+                           .format = format,
+                           .stacked_floats = format == SourceFormat::kFloat};
     CheckpointBuilder builder(options);
     builder.config()["text_config"]["num_experts"] = kMost;
     TempDir dir;

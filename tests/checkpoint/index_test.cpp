@@ -11,8 +11,8 @@ namespace {
 using nlohmann::json;
 using Tensors = std::map<std::string, RawTensor>;
 
-// The model's tensors in base.safetensors, with others' bytes for those of `overlay`, which lie right in overlay.safetensors;
-// and `leftovers`, which the index does not name.
+// The model's tensors in base.safetensors, with others' bytes for those of `overlay`, which lie
+// right in overlay.safetensors; and `leftovers`, which the index does not name.
 struct Repository {
   TempDir dir;
   CheckpointBuilder builder{{.model_type = "qwen3_moe"}};
@@ -32,7 +32,8 @@ struct Repository {
     NVFP4_MOE_TRY(write_tensors(dir.file("base.safetensors"), base));
     if (!overlay.empty()) NVFP4_MOE_TRY(write_tensors(dir.file("overlay.safetensors"), overlay));
     if (!index) return {};
-    return write_text_file(dir.file("model.safetensors.index.json"), json{{"weight_map", map}}.dump());
+    return write_text_file(dir.file("model.safetensors.index.json"),
+                           json{{"weight_map", map}}.dump());
   }
 };
 
@@ -54,15 +55,19 @@ TEST(Index, DecidesBetweenSupersededCopies) {
 
   // Without an index nothing says which copy is meant.
   std::filesystem::remove(model.dir.file("model.safetensors.index.json"));
-  EXPECT_THAT(Checkpoint::open(model.dir.path().string()), Refused(Code::kBadInput, "holds it too"));
+  EXPECT_THAT(Checkpoint::open(model.dir.path().string()),
+              Refused(Code::kBadInput, "holds it too"));
 }
 
-// Leftovers that resemble experts: stacks of the float original, FP8 scales, plain weights, a further layer.
+// Leftovers that resemble experts: stacks of the float original, FP8 scales, plain weights, a
+// further layer.
 TEST(Index, LeavesOutWhatItDoesNotName) {
-  for (const char* name :
-       {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.3.up_proj.weight_scale_inv",
-        "model.layers.1.mlp.experts.2.up_proj.weight_packed", "model.layers.1.mlp.experts.9.up_proj.weight",
-        "model.layers.2.mlp.experts.0.up_proj.weight", "model.layers.0.mlp.experts.3.up_proj.lora_A.weight"}) {
+  for (const char* name : {"model.layers.0.mlp.experts.gate_up_proj",
+                           "model.layers.0.mlp.experts.3.up_proj.weight_scale_inv",
+                           "model.layers.1.mlp.experts.2.up_proj.weight_packed",
+                           "model.layers.1.mlp.experts.9.up_proj.weight",
+                           "model.layers.2.mlp.experts.0.up_proj.weight",
+                           "model.layers.0.mlp.experts.3.up_proj.lora_A.weight"}) {
     SCOPED_TRACE(name);
     Repository model;
     model.leftovers[name] = {DType::kBf16, {2, 2}, std::vector<uint8_t>(8, 0x3F)};
@@ -84,8 +89,11 @@ TEST(Index, ATensorThatItForgotIsNotCalledMissing) {
   model.builder.tensors().erase(name);
   ASSERT_OK(model.write(true));
   const auto checkpoint = must(Checkpoint::open(model.dir.path().string()));
-  EXPECT_THAT(checkpoint->expert(1, 3).status().message(),
-              HasSubstr(name + ": expected () or (1) F32, got one that model.safetensors.index.json does not name"));
+  EXPECT_THAT(
+      checkpoint->expert(1, 3).status().message(),
+      HasSubstr(
+          name +
+          ": expected () or (1) F32, got one that model.safetensors.index.json does not name"));
 }
 
 }  // namespace

@@ -15,7 +15,8 @@ void turn_names(CheckpointBuilder& builder, int64_t layer) {
       for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"}) {
         const std::string name = builder.tensor_name(layer, e, projection, part);
         auto node = builder.tensors().extract(name);
-        node.key() = stem + projection + "_proj." + std::to_string(e) + name.substr(name.rfind('.'));
+        node.key() =
+            stem + projection + "_proj." + std::to_string(e) + name.substr(name.rfind('.'));
         builder.tensors().insert(std::move(node));
       }
     }
@@ -37,7 +38,8 @@ TEST(Layouts, ProjectionBeforeTheExpertsNumber) {
   EXPECT_TRUE(checkpoint->layer_scales(1)->hidden.has_value());
 }
 
-// A layer's experts whose names no single rule makes: the message says in what they differ, and names one of each kind.
+// A layer's experts whose names no single rule makes: the message says in what they differ, and
+// names one of each kind.
 TEST(Layouts, OneLayerHasOneKindOfNames) {
   const std::string first = "model.layers.0.mlp.experts.0.down_proj.input_scale";
   const struct {
@@ -52,12 +54,14 @@ TEST(Layouts, OneLayerHasOneKindOfNames) {
        "some of one expert, some of a stack of all: " + first +
            " and model.layers.0.mlp.experts.down_proj_weight_scale"},
       {"model.layers.0.mlp.experts.0.w1.weight",
-       "whose projections are called differently: " + first + " and model.layers.0.mlp.experts.0.w1.weight"},
+       "whose projections are called differently: " + first +
+           " and model.layers.0.mlp.experts.0.w1.weight"},
   };
   for (const auto& c : cases) {
     CheckpointBuilder builder({.model_type = "qwen3_moe"});
     builder.tensors()[c.added] = {DType::kU8, {1}, {0}};
-    EXPECT_EQ(refusal_of_open(builder).message(), "layer 0: experts under several names, " + c.says) << c.added;
+    EXPECT_EQ(refusal_of_open(builder).message(), "layer 0: experts under several names, " + c.says)
+        << c.added;
   }
 }
 
@@ -103,12 +107,15 @@ TEST(Layouts, SharedExpertWithGateAndUpInOneTensor) {
 // As transformers writes MiniMax-M3, whose own shared size the config gives.
 TEST(Layouts, MinimaxM3SharedExpert) {
   CheckpointBuilder builder({.model_type = "minimax_m3", .format = SourceFormat::kFloat});
-  builder.config()["text_config"].update({{"shared_intermediate_size", 32}, {"n_shared_experts", 1}});
+  builder.config()["text_config"].update(
+      {{"shared_intermediate_size", 32}, {"n_shared_experts", 1}});
   auto& tensors = builder.tensors();
   for (const int64_t layer : builder.layers()) {
-    const auto routed = [&](const char* p) { return tensors.at(builder.tensor_name(layer, 2, p, "codes")); };
-    const std::string stem =
-        "language_model.model.layers." + std::to_string(layer) + ".block_sparse_moe.shared_experts.";
+    const auto routed = [&](const char* p) {
+      return tensors.at(builder.tensor_name(layer, 2, p, "codes"));
+    };
+    const std::string stem = "language_model.model.layers." + std::to_string(layer) +
+                             ".block_sparse_moe.shared_experts.";
     RawTensor both = routed("gate");
     const RawTensor up = routed("up");
     both.shape[0] *= 2;
@@ -142,7 +149,8 @@ TEST(Layouts, LayersThatAreNotSupportedAreNamedAndTheOthersOpen) {
   EXPECT_EQ(find(checkpoint->findings(), "missing_layer"), nullptr);
   const Status refused = checkpoint->expert(0, 0).status();
   EXPECT_EQ(refused.code(), Code::kUnsupported);
-  EXPECT_EQ(refused.message(), "layer 0: model.layers.0.mlp.experts.0.gate_proj.weight: FP8 experts are not NVFP4");
+  EXPECT_EQ(refused.message(),
+            "layer 0: model.layers.0.mlp.experts.0.gate_proj.weight: FP8 experts are not NVFP4");
   const auto loaded = must(checkpoint->expert(2, 7));
   expect_same(loaded->source.up, builder.matrix(2, 7, "up"));
 }
@@ -158,8 +166,9 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
       layers["model.layers.2" + name] = {{"quant_algo", "w4a16_nvfp4"}, {"group_size", 16}};
     }
   }
-  builder.config()["quantization_config"] = {
-      {"quant_method", "modelopt"}, {"quant_algo", "mixed_precision"}, {"quantized_layers", layers}};
+  builder.config()["quantization_config"] = {{"quant_method", "modelopt"},
+                                             {"quant_algo", "mixed_precision"},
+                                             {"quantized_layers", layers}};
   const Opened checkpoint(builder);
   EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(checkpoint->layer_options(1)->activation_format, ActivationFormat::kNvfp4);
@@ -170,14 +179,16 @@ TEST(Layouts, EachLayerHasTheFormatThatIsDeclaredForIt) {
 
 // A layer quantizes the activations of both or of neither.
 TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
-  CheckpointBuilder builder({.model_type = "qwen2_moe", .format = SourceFormat::kCompressedTensors});
+  CheckpointBuilder builder(
+      {.model_type = "qwen2_moe", .format = SourceFormat::kCompressedTensors});
   nlohmann::json& groups = builder.config()["quantization_config"]["config_groups"];
   groups["group_1"] = groups["group_0"];
   groups["group_0"]["targets"] = {"re:.*mlp.experts.*"};
   groups["group_1"]["targets"] = {"re:.*self_attn.*", "re:.*shared_expert.*"};
   const auto open = [&] {
     const Opened checkpoint(builder);
-    return std::pair(checkpoint->layer_options(0)->shared_intermediate_size, checkpoint->findings());
+    return std::pair(checkpoint->layer_options(0)->shared_intermediate_size,
+                     checkpoint->findings());
   };
   EXPECT_EQ(open().first, 32);
   groups["group_1"]["input_activations"] = nullptr;
@@ -188,11 +199,13 @@ TEST(Layouts, ASharedExpertWithOtherActivationsIsNotLoaded) {
   EXPECT_THAT(finding->actual, HasSubstr("bf16 activations next to routed experts with nvfp4"));
 }
 
-// 2 I = H makes gate_up_proj square, I = H makes down_proj square: the other of the two says which axis is K.
+// 2 I = H makes gate_up_proj square, I = H makes down_proj square: the other of the two says which
+// axis is K.
 TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
   for (const int64_t intermediate : {32, 64}) {
     for (const bool turned : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "intermediate " << intermediate << (turned ? ", K is axis 1" : ""));
+      SCOPED_TRACE(testing::Message()
+                   << "intermediate " << intermediate << (turned ? ", K is axis 1" : ""));
       BuilderOptions options{.model_type = "qwen3_5_moe",
                              .format = SourceFormat::kFloat,
                              .stacked_floats = true,
@@ -202,7 +215,8 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
       CheckpointBuilder builder(options);
       for (const int64_t layer : builder.layers()) {
         for (const char* projection : {"gate", "down"}) {
-          if (turned) turn_stack(builder.tensors().at(builder.tensor_name(layer, 0, projection, "codes")));
+          if (turned)
+            turn_stack(builder.tensors().at(builder.tensor_name(layer, 0, projection, "codes")));
         }
       }
       const Opened checkpoint(builder);
@@ -211,7 +225,8 @@ TEST(Layouts, ASquareStackHasTheOrderOfTheOther) {
       std::vector<float> row(64);
       ASSERT_OK(floats->up.fetch());
       floats->up.read_row(3, row.data());
-      for (size_t c = 0; c < row.size(); ++c) EXPECT_EQ(row[c], builder.matrix(1, 1, "up").weights[3 * 64 + c]) << c;
+      for (size_t c = 0; c < row.size(); ++c)
+        EXPECT_EQ(row[c], builder.matrix(1, 1, "up").weights[3 * 64 + c]) << c;
     }
   }
 }
@@ -228,31 +243,37 @@ TEST(RefusedLayouts, ADownProjectionInFp8IsNamedAsSuch) {
       codes.bytes.resize(codes.bytes.size() * 2);
       node.key() = "model.layers.1.mlp.experts." + std::to_string(e) + ".down_proj.weight";
       builder.tensors().insert(std::move(node));
-      builder.tensors().erase("model.layers.1.mlp.experts." + std::to_string(e) + ".down_proj.weight_global_scale");
+      builder.tensors().erase("model.layers.1.mlp.experts." + std::to_string(e) +
+                              ".down_proj.weight_global_scale");
     }
     const Opened checkpoint(builder);
     EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{0}));
-    EXPECT_THAT(checkpoint->expert(1, 0).status().message(),
-                HasSubstr("'model.layers.1.mlp.experts.0.down_proj.weight', FP8 experts are not NVFP4"));
+    EXPECT_THAT(
+        checkpoint->expert(1, 0).status().message(),
+        HasSubstr("'model.layers.1.mlp.experts.0.down_proj.weight', FP8 experts are not NVFP4"));
     EXPECT_OK(checkpoint->expert(0, 0));
   }
 }
 
 // One expert of a layer in another format is named by what is stored.
 TEST(RefusedLayouts, AnExpertInAnotherFormatIsNotCalledMissing) {
-  CheckpointBuilder builder({.model_type = "qwen3_moe", .format = SourceFormat::kCompressedTensors});
+  CheckpointBuilder builder(
+      {.model_type = "qwen3_moe", .format = SourceFormat::kCompressedTensors});
   auto node = builder.tensors().extract(builder.tensor_name(1, 5, "down", "codes"));
   node.mapped().dtype = DType::kF8E4M3;
   node.key() = "model.layers.1.mlp.experts.5.down_proj.weight";
   builder.tensors().insert(std::move(node));
   const Opened checkpoint(builder);
   const auto& findings = checkpoint->findings();
-  const auto finding =
-      std::find_if(findings.begin(), findings.end(), [](const Finding& found) { return found.id == "missing_expert"; });
+  const auto finding = std::find_if(findings.begin(), findings.end(), [](const Finding& found) {
+    return found.id == "missing_expert";
+  });
   ASSERT_NE(finding, findings.end());
   EXPECT_EQ(finding->expert, 5);
-  EXPECT_THAT(finding->actual,
-              HasSubstr("model.layers.1.mlp.experts.5.down_proj.weight in another format, (64, 16) F8_E4M3"));
+  EXPECT_THAT(
+      finding->actual,
+      HasSubstr(
+          "model.layers.1.mlp.experts.5.down_proj.weight in another format, (64, 16) F8_E4M3"));
 }
 
 // The number of experts is the config's for all layers: one that was pruned apart is named as such.
@@ -263,20 +284,26 @@ TEST(RefusedLayouts, ALayerWithFewerExpertsIsNamedAsSuch) {
       for (const char* part : {"codes", "scales", "tensor_scale", "input_scale"})
         builder.tensors().erase(builder.tensor_name(1, e, projection, part));
   }
-  builder.tensors()["model.layers.1.mlp.gate.weight"] = {DType::kBf16, {6, 64}, std::vector<uint8_t>(6 * 64 * 2)};
+  builder.tensors()["model.layers.1.mlp.gate.weight"] = {
+      DType::kBf16, {6, 64}, std::vector<uint8_t>(6 * 64 * 2)};
   const Opened checkpoint(builder);
-  EXPECT_THAT(checkpoint->check_layout(1, {0, 8}).message(), HasSubstr("a layer of 6 experts, as its router has"));
+  EXPECT_THAT(checkpoint->check_layout(1, {0, 8}).message(),
+              HasSubstr("a layer of 6 experts, as its router has"));
   EXPECT_OK(checkpoint->check_layout(0, {0, 8}));
 }
 
 // MLX's words and its `scales`, as mlx-lm converts a model.
 TEST(RefusedLayouts, MlxIsRefusedByName) {
   for (const char* stem : {"model.layers.0.mlp.switch_mlp.", "model.layers.0.mlp.experts."}) {
-    CheckpointBuilder builder({.model_type = "qwen3_moe", .format = SourceFormat::kFloat, .layers = 1});
-    std::erase_if(builder.tensors(),
-                  [](const auto& tensor) { return tensor.first.find(".experts.") != std::string::npos; });
-    builder.tensors()[stem + std::string("gate_proj.weight")] = {DType::kU32, {1, 1, 8}, std::vector<uint8_t>(32)};
-    builder.tensors()[stem + std::string("gate_proj.scales")] = {DType::kU8, {1, 1, 4}, std::vector<uint8_t>(4)};
+    CheckpointBuilder builder(
+        {.model_type = "qwen3_moe", .format = SourceFormat::kFloat, .layers = 1});
+    std::erase_if(builder.tensors(), [](const auto& tensor) {
+      return tensor.first.find(".experts.") != std::string::npos;
+    });
+    builder.tensors()[stem + std::string("gate_proj.weight")] = {
+        DType::kU32, {1, 1, 8}, std::vector<uint8_t>(32)};
+    builder.tensors()[stem + std::string("gate_proj.scales")] = {
+        DType::kU8, {1, 1, 4}, std::vector<uint8_t>(4)};
     builder.config()["quantization"] = {{"group_size", 16}, {"bits", 4}, {"mode", "nvfp4"}};
     builder.config()["quantization_config"] = builder.config()["quantization"];
     EXPECT_THAT(refusal_of_open(builder), Refused(Code::kUnsupported, "MLX's layout"));

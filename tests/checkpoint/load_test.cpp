@@ -39,7 +39,8 @@ void expect_matrix(const Nvfp4View& view, const BuiltMatrix& built, SourceFormat
         for (int64_t c = 0; c < view.cols; ++c) {
           const uint8_t byte = built.codes[static_cast<size_t>(r * view.cols / 2 + c / 2)];
           const int k = built.scales[static_cast<size_t>(r * view.cols / 32 + c / 32)] - 127;
-          ASSERT_EQ(decode(view, r, c), std::ldexp(oracle_e2m1(c % 2 == 0 ? byte & 15 : byte >> 4), k));
+          ASSERT_EQ(decode(view, r, c),
+                    std::ldexp(oracle_e2m1(c % 2 == 0 ? byte & 15 : byte >> 4), k));
         }
       }
       break;
@@ -47,13 +48,15 @@ void expect_matrix(const Nvfp4View& view, const BuiltMatrix& built, SourceFormat
       double amax = 0;
       for (const float w : built.weights) amax = std::max(amax, std::abs(static_cast<double>(w)));
       EXPECT_EQ(view.tensor_scale, static_cast<float>(amax / 2688));
-      // Nothing rounds by more than half the widest step of E2M1 (1, between 4 and 6) in units of its block's scale,
-      // which itself is rounded by at most 1/16; both together stay below amax of the block / 6 * 1.2.
+      // Nothing rounds by more than half the widest step of E2M1 (1, between 4 and 6) in units of
+      // its block's scale, which itself is rounded by at most 1/16; both together stay below amax
+      // of the block / 6 * 1.2.
       for (int64_t r = 0; r < view.rows; ++r) {
         for (int64_t b = 0; b < view.cols / 16; ++b) {
           double block = 0;
           for (int64_t i = 0; i < 16; ++i) {
-            block = std::max(block, std::abs(static_cast<double>(built.weights[r * view.cols + b * 16 + i])));
+            block = std::max(
+                block, std::abs(static_cast<double>(built.weights[r * view.cols + b * 16 + i])));
           }
           for (int64_t i = 0; i < 16; ++i) {
             const double w = static_cast<double>(built.weights[r * view.cols + b * 16 + i]);
@@ -102,11 +105,14 @@ TEST_P(Load, EveryExpertIsWhatWasWritten) {
       expect_matrix(loaded->source.gate, builder.matrix(layer, e, "gate"), param.format);
       expect_matrix(loaded->source.up, builder.matrix(layer, e, "up"), param.format);
       expect_matrix(loaded->source.down, builder.matrix(layer, e, "down"), param.format);
-      EXPECT_EQ(checkpoint.tensor_name(layer, e, "down"), builder.tensor_name(layer, e, "down", "codes"));
+      EXPECT_EQ(checkpoint.tensor_name(layer, e, "down"),
+                builder.tensor_name(layer, e, "down", "codes"));
     }
     auto findings = must(checkpoint.validate(layer, {0, 4}));
-    for (const Finding& finding : *findings) EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
-    // Beside stacked NVFP4 experts the builder leaves the shared one in floats: such a one is the host's to add.
+    for (const Finding& finding : *findings)
+      EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
+    // Beside stacked NVFP4 experts the builder leaves the shared one in floats: such a one is the
+    // host's to add.
     if (builder.has_shared() && param.format != SourceFormat::kModelOptStacked) {
       auto shared = must(checkpoint.shared_expert(layer));
       expect_matrix(shared->source.down, builder.matrix(layer, -1, "down"), param.format);
@@ -140,14 +146,17 @@ TEST_P(Load, SlicesAreTheSameBytes) {
     EXPECT_EQ(part->source.down.rows, 64);
     const BuiltMatrix& up = builder.matrix(layer, 1, "up");
     const BuiltMatrix& down = builder.matrix(layer, 1, "down");
-    if (param.format == SourceFormat::kFloat) {  // quantized under the whole matrix's tensor scale: the whole's bytes
+    if (param.format == SourceFormat::kFloat) {  // quantized under the whole matrix's tensor scale:
+                                                 // the whole's bytes
       auto whole = must(checkpoint->expert(layer, 1));
       EXPECT_EQ(part->source.up.tensor_scale, whole->source.up.tensor_scale);
       EXPECT_EQ(part->source.down.tensor_scale, whole->source.down.tensor_scale);
       EXPECT_EQ(codes_of(part->source.up), cut(codes_of(whole->source.up), 32, first, last, 0, 32));
       EXPECT_EQ(scales_of(part->source.up), cut(scales_of(whole->source.up), 4, first, last, 0, 4));
-      EXPECT_EQ(codes_of(part->source.down), cut(codes_of(whole->source.down), 48, 0, 64, first / 2, last / 2));
-      EXPECT_EQ(scales_of(part->source.down), cut(scales_of(whole->source.down), 6, 0, 64, first / 16, last / 16));
+      EXPECT_EQ(codes_of(part->source.down),
+                cut(codes_of(whole->source.down), 48, 0, 64, first / 2, last / 2));
+      EXPECT_EQ(scales_of(part->source.down),
+                cut(scales_of(whole->source.down), 6, 0, 64, first / 16, last / 16));
       continue;
     }
     EXPECT_EQ(codes_of(part->source.up), cut(up.codes, 32, first, last, 0, 32));
@@ -157,7 +166,8 @@ TEST_P(Load, SlicesAreTheSameBytes) {
         for (int64_t c = 0; c < slice.count; ++c) {
           const uint8_t byte = down.codes[static_cast<size_t>(r * 48 + (first + c) / 2)];
           const int k = down.scales[static_cast<size_t>(r * 3 + (first + c) / 32)] - 127;
-          ASSERT_EQ(decode(part->source.down, r, c), std::ldexp(oracle_e2m1(c % 2 == 0 ? byte & 15 : byte >> 4), k));
+          ASSERT_EQ(decode(part->source.down, r, c),
+                    std::ldexp(oracle_e2m1(c % 2 == 0 ? byte & 15 : byte >> 4), k));
         }
       }
       continue;
@@ -165,14 +175,17 @@ TEST_P(Load, SlicesAreTheSameBytes) {
     EXPECT_EQ(scales_of(part->source.up), cut(up.scales, 4, first, last, 0, 4));
     EXPECT_EQ(scales_of(part->source.down), cut(down.scales, 6, 0, 64, first / 16, last / 16));
   }
-  for (const IntermediateSlice bad : {IntermediateSlice{8, 16}, {0, 24}, {-16, 16}, {96, 16}, {80, 32}}) {
-    EXPECT_EQ(checkpoint->expert(layer, 1, bad).status().code(), Code::kInvalidArgument) << bad.first;
+  for (const IntermediateSlice bad :
+       {IntermediateSlice{8, 16}, {0, 24}, {-16, 16}, {96, 16}, {80, 32}}) {
+    EXPECT_EQ(checkpoint->expert(layer, 1, bad).status().code(), Code::kInvalidArgument)
+        << bad.first;
   }
 }
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   std::string name = std::string(info.param.model_type) + "_" + to_string(info.param.format);
-  if (info.param.format == SourceFormat::kFloat) name += std::string("_") + to_string(info.param.dtype);
+  if (info.param.format == SourceFormat::kFloat)
+    name += std::string("_") + to_string(info.param.dtype);
   if (info.param.stacked_floats) name += "_stacked";
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
@@ -180,8 +193,9 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 
 std::vector<Case> cases() {
   std::vector<Case> out;
-  for (const char* type : {"deepseek_v3", "deepseek_v4", "kimi_k2", "kimi_k25", "qwen2_moe", "qwen3_moe", "qwen3_next",
-                           "qwen3_5_moe", "glm4_moe", "glm5_next", "minimax_m2", "minimax_m3", "mixtral"}) {
+  for (const char* type :
+       {"deepseek_v3", "deepseek_v4", "kimi_k2", "kimi_k25", "qwen2_moe", "qwen3_moe", "qwen3_next",
+        "qwen3_5_moe", "glm4_moe", "glm5_next", "minimax_m2", "minimax_m3", "mixtral"}) {
     out.push_back({type, SourceFormat::kModelOpt});
     if (std::string(type) != "deepseek_v4") out.push_back({type, SourceFormat::kCompressedTensors});
     out.push_back({type, SourceFormat::kMxfp4});
@@ -202,15 +216,18 @@ INSTANTIATE_TEST_SUITE_P(All, Load, testing::ValuesIn(cases()), case_name);
 
 TEST(LoadFloat, CodesAreThoseOfTheQuantizer) {
   for (const bool stacked : {false, true}) {
-    BuilderOptions options{.model_type = "qwen3_moe", .format = SourceFormat::kFloat, .stacked_floats = stacked};
+    BuilderOptions options{
+        .model_type = "qwen3_moe", .format = SourceFormat::kFloat, .stacked_floats = stacked};
     CheckpointBuilder builder(options);
     const Opened checkpoint(builder);
     auto loaded = must(checkpoint->expert(0, 3));
-    for (const auto& [name, view] : {std::pair<const char*, Nvfp4View*>{"gate", &loaded->source.gate},
-                                     {"up", &loaded->source.up},
-                                     {"down", &loaded->source.down}}) {
+    for (const auto& [name, view] :
+         {std::pair<const char*, Nvfp4View*>{"gate", &loaded->source.gate},
+          {"up", &loaded->source.up},
+          {"down", &loaded->source.down}}) {
       const BuiltMatrix& built = builder.matrix(0, 3, name);
-      EXPECT_EQ(codes_of(*view), built.codes) << name;  // each with its own amax, as the builder quantizes
+      EXPECT_EQ(codes_of(*view), built.codes)
+          << name;  // each with its own amax, as the builder quantizes
       EXPECT_EQ(scales_of(*view), built.scales) << name;
       EXPECT_EQ(view->tensor_scale, built.tensor_scale) << name;
     }
@@ -225,7 +242,8 @@ TEST(LoadFloat, ANonFiniteWeightIsNamed) {
   const Status status = checkpoint->expert(0, 2).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
   EXPECT_EQ(status.message(),
-            "layer 0 expert 2: model.layers.0.mlp.experts.2.up_proj.weight: (5, 7): expected a finite weight, got inf");
+            "layer 0 expert 2: model.layers.0.mlp.experts.2.up_proj.weight: (5, 7): expected a "
+            "finite weight, got inf");
 }
 
 TEST(LoadScalars, BothShapesOfAScalarAreRead) {
@@ -269,13 +287,16 @@ TEST(Open, ASingleFileFindsItsConfigBesideIt) {
 TEST(LoadProducers, ModelOptsAndCompressedTensorsOwnFiles) {
   for (const char* name : {"modelopt_qwen3_moe", "compressed_tensors_qwen3_moe"}) {
     SCOPED_TRACE(name);
-    auto checkpoint = must(Checkpoint::open(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name));
+    auto checkpoint =
+        must(Checkpoint::open(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name));
     const ModelInfo& model = checkpoint->model();
     EXPECT_EQ(model.family, "qwen");
     for (const int64_t layer : model.layers) {
       auto findings = must(checkpoint->validate(layer, {0, model.options.num_experts}));
-      for (const Finding& finding : *findings) EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
-      for (int64_t e = 0; e < model.options.num_experts; ++e) EXPECT_OK(checkpoint->expert(layer, e));
+      for (const Finding& finding : *findings)
+        EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
+      for (int64_t e = 0; e < model.options.num_experts; ++e)
+        EXPECT_OK(checkpoint->expert(layer, e));
       EXPECT_OK(checkpoint->statistics(layer, {0, model.options.num_experts}));
     }
   }

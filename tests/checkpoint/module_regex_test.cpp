@@ -36,7 +36,8 @@ TEST(ModuleRegex, MatchesAsPythonDoes) {
       {"^(?!.*experts).*_proj$", kDown, false},
       {"^(?!.*experts).*_proj$", "model.layers.3.self_attn.q_proj", true},
       {"(?=.*experts)(?!.*shared).*(gate|up)_proj", "model.layers.3.mlp.experts.1.up_proj", true},
-      {"(?=.*experts)(?!.*shared).*(gate|up)_proj", "model.layers.3.mlp.shared_experts.up_proj", false},
+      {"(?=.*experts)(?!.*shared).*(gate|up)_proj", "model.layers.3.mlp.shared_experts.up_proj",
+       false},
       {".*(?<!shared_)experts\\..*", kDown, true},
       {".*(?<!shared_)experts\\..*", "model.layers.3.mlp.shared_experts.up_proj", false},
       {".*(?<=mlp\\.)experts", kDown, true},
@@ -64,7 +65,8 @@ TEST(ModuleRegex, MatchesAsPythonDoes) {
       {"a\\Z", "a\n", false},
   };
   for (const auto& one : cases)
-    EXPECT_EQ(matches(one.expression, one.name), one.expected) << one.expression << " on " << one.name;
+    EXPECT_EQ(matches(one.expression, one.name), one.expected)
+        << one.expression << " on " << one.name;
 }
 
 TEST(ModuleRegex, GlobsMatchAsFnmatchDoes) {
@@ -98,11 +100,13 @@ TEST(ModuleRegex, KnowsWhetherDigitsAreEqual) {
 }
 
 TEST(ModuleRegex, RefusesByNameWhatItDoesNotUnderstand) {
-  for (const char* expression : {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b"}) {
+  for (const char* expression :
+       {"(a)\\1", "(?i)a", "a*+", "(?>a)", "(?P=x)", "(?#x)", "\\q", "\\x41", "(?<=a+)b"}) {
     const Status status = ModuleRegex::regex(expression).status();
     EXPECT_THAT(status, Refused(Code::kUnsupported, "regular expression '"));
   }
-  for (const char* expression : {"(", ")", "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
+  for (const char* expression :
+       {"(", ")", "a**", "*a", "[a", "a\\", "a{2}{3}", "[z-a]", "x{3,2}", "^*"})
     EXPECT_EQ(ModuleRegex::regex(expression).status().code(), Code::kUnsupported) << expression;
 }
 

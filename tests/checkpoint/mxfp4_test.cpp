@@ -1,4 +1,5 @@
-// The MXFP4 cast against its definition in double: exact wherever the scales lie within 2^17, one rounding below.
+// The MXFP4 cast against its definition in double: exact wherever the scales lie within 2^17, one
+// rounding below.
 #include "checkpoint/mxfp4.h"
 
 #include <cmath>
@@ -30,8 +31,8 @@ Result<Cast> cast_row(const std::vector<uint8_t>& codes, const std::vector<uint8
   Cast out;
   out.codes.resize(codes.size());
   out.scales.resize(static_cast<size_t>(cols / 16));
-  NVFP4_MOE_ASSIGN(out.facts, cast_mxfp4(codes.data(), cols / 2, scales.data(), cols / 32, 0, 1, cols, out.codes.data(),
-                                         out.scales.data()));
+  NVFP4_MOE_ASSIGN(out.facts, cast_mxfp4(codes.data(), cols / 2, scales.data(), cols / 32, 0, 1,
+                                         cols, out.codes.data(), out.scales.data()));
   return out;
 }
 
@@ -48,7 +49,8 @@ TEST(Mxfp4, ExactForEveryTopExponentAndSpreadUpTo17) {
     EXPECT_EQ(cast->facts.rounded_blocks, 0u);
     EXPECT_EQ(cast->codes, codes);
     for (int64_t i = 0; i < static_cast<int64_t>(codes.size()) * 2; ++i) {
-      ASSERT_EQ(cast->value(i), std::ldexp(oracle_e2m1(code_at(codes, i)), scales[static_cast<size_t>(i / 32)] - 127))
+      ASSERT_EQ(cast->value(i), std::ldexp(oracle_e2m1(code_at(codes, i)),
+                                           scales[static_cast<size_t>(i / 32)] - 127))
           << "top " << top << " element " << i;
     }
     if (top >= 9) {  // tensor scale 2^(k_max - 8), the largest block scale 2^8
@@ -62,13 +64,16 @@ TEST(Mxfp4, BelowThatOneRoundingToTheSmallestScale) {
   for (int spread = 18; spread <= 24; ++spread) {
     std::vector<uint8_t> codes(32, 0);
     codes[0] = 0x07;  // the block that sets k_max: a 6
-    for (int c = 0; c < 16; ++c) codes[static_cast<size_t>(16 + c / 2)] |= static_cast<uint8_t>(c << (c % 2 * 4));
+    for (int c = 0; c < 16; ++c)
+      codes[static_cast<size_t>(16 + c / 2)] |= static_cast<uint8_t>(c << (c % 2 * 4));
     auto cast = must(cast_row(codes, {140, static_cast<uint8_t>(140 - spread)}));
-    const double unit = std::ldexp(1.0, 140 - 127 - 8 - 9);  // the value of code 1.0 under scale 2^-9
+    const double unit =
+        std::ldexp(1.0, 140 - 127 - 8 - 9);  // the value of code 1.0 under scale 2^-9
     for (int c = 0; c < 16; ++c) {
       const double exact = std::ldexp(oracle_e2m1(c), 140 - spread - 127);
       double best = 1e30;  // the nearest of the 16 values that the smallest scale offers
-      for (int other = 0; other < 16; ++other) best = std::min(best, std::abs(oracle_e2m1(other) * unit - exact));
+      for (int other = 0; other < 16; ++other)
+        best = std::min(best, std::abs(oracle_e2m1(other) * unit - exact));
       EXPECT_EQ(std::abs(cast->value(32 + c) - exact), best) << spread << " code " << c;
     }
     EXPECT_EQ(cast->facts.rounded_blocks, 1u);  // the second half of that block is zeros: exact

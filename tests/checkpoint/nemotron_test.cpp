@@ -1,4 +1,5 @@
-// Nemotron-H's config. Whole checkpoints: tests/quantize/synthesize_test.cpp, tests/python/test_nemotron.py.
+// Nemotron-H's config. Whole checkpoints: tests/quantize/synthesize_test.cpp,
+// tests/python/test_nemotron.py.
 
 #include <nlohmann/json.hpp>
 
@@ -79,15 +80,20 @@ TEST(Nemotron, WhatDisagreesOrIsUnknownIsTold) {
   EXPECT_THAT(said("layers_block_type", {"mamba", "moe", "sliding", "moe"}),
               HasSubstr("layers_block_type entry 2: got \"sliding\""));
   EXPECT_THAT(said("layers_block_type", "ME*E"), HasSubstr("layers_block_type: expected a list"));
-  EXPECT_THAT(said("hybrid_override_pattern", "MEOE"), HasSubstr("expected M, *, - and E, got 'O'"));
-  EXPECT_THAT(said("hybrid_override_pattern", 4), HasSubstr("hybrid_override_pattern: expected a string"));
-  EXPECT_THAT(said("hybrid_override_pattern", "MM*-"), HasSubstr("no layer of the model is an MoE layer"));
+  EXPECT_THAT(said("hybrid_override_pattern", "MEOE"),
+              HasSubstr("expected M, *, - and E, got 'O'"));
+  EXPECT_THAT(said("hybrid_override_pattern", 4),
+              HasSubstr("hybrid_override_pattern: expected a string"));
+  EXPECT_THAT(said("hybrid_override_pattern", "MM*-"),
+              HasSubstr("no layer of the model is an MoE layer"));
   EXPECT_THAT(said("num_hidden_layers", 5),
               HasSubstr("num_hidden_layers: expected the 4 layers that the config lists"));
   EXPECT_THAT(said("hybrid_override_pattern", nullptr), HasSubstr("layers_block_type: missing"));
-  EXPECT_THAT(said("mlp_hidden_act", "silu"), HasSubstr("mlp_hidden_act: expected relu2 for nemotron_h"));
+  EXPECT_THAT(said("mlp_hidden_act", "silu"),
+              HasSubstr("mlp_hidden_act: expected relu2 for nemotron_h"));
   EXPECT_THAT(said("mlp_hidden_act", nullptr), HasSubstr("mlp_hidden_act: missing"));
-  EXPECT_THAT(said("moe_latent_size", -1), HasSubstr("moe_latent_size: expected an integer in [1,"));
+  EXPECT_THAT(said("moe_latent_size", -1),
+              HasSubstr("moe_latent_size: expected an integer in [1,"));
   EXPECT_THAT(said("moe_shared_expert_intermediate_size", nullptr),
               HasSubstr("moe_shared_expert_intermediate_size: missing"));
   json one = config();
@@ -96,16 +102,20 @@ TEST(Nemotron, WhatDisagreesOrIsUnknownIsTold) {
   one["n_shared_experts"] = nullptr;
   const auto without = must(parse(one));
   EXPECT_EQ(without->options.shared_intermediate_size, 0);
-  one = {{"model_type", "qwen3_moe"},   {"hidden_act", "silu"}, {"num_hidden_layers", 2},   {"hidden_size", 64},
-         {"moe_intermediate_size", 32}, {"num_experts", 4},     {"num_experts_per_tok", 2}, {"moe_latent_size", 32}};
-  EXPECT_THAT(parse(one).status().message(), HasSubstr("moe_latent_size: experts behind a projection are known of"));
+  one = {{"model_type", "qwen3_moe"}, {"hidden_act", "silu"},        {"num_hidden_layers", 2},
+         {"hidden_size", 64},         {"moe_intermediate_size", 32}, {"num_experts", 4},
+         {"num_experts_per_tok", 2},  {"moe_latent_size", 32}};
+  EXPECT_THAT(parse(one).status().message(),
+              HasSubstr("moe_latent_size: experts behind a projection are known of"));
 }
 
-// As ModelOpt exports Nemotron-3.5: FP8 for Mamba's projections, which lie under the same word as the experts.
+// As ModelOpt exports Nemotron-3.5: FP8 for Mamba's projections, which lie under the same word as
+// the experts.
 TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
   json mixed = config();
   json& layers = mixed["quantization_config"]["quantized_layers"];
-  mixed["quantization_config"].update({{"quant_method", "modelopt"}, {"quant_algo", "MIXED_PRECISION"}});
+  mixed["quantization_config"].update(
+      {{"quant_method", "modelopt"}, {"quant_algo", "MIXED_PRECISION"}});
   for (const char* layer : {"1", "3"}) {
     const std::string mixer = std::string("backbone.layers.") + layer + ".mixer.";
     for (const char* projection : {"up_proj", "down_proj"}) {
@@ -119,7 +129,8 @@ TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
   EXPECT_EQ(model->quant_algo, "NVFP4");
   const char* const up = "backbone.layers.3.mixer.experts.0.up_proj";
   EXPECT_EQ(model->quantization->of(up)->activation_format, ActivationFormat::kNvfp4);
-  EXPECT_FALSE(model->quantization->of("backbone.layers.3.mixer.shared_experts.up_proj")->refusal.ok());
+  EXPECT_FALSE(
+      model->quantization->of("backbone.layers.3.mixer.shared_experts.up_proj")->refusal.ok());
   for (auto& [name, entry] : layers.items())
     if (name.find(".experts.") != std::string::npos) entry["quant_algo"] = "W4A16_NVFP4";
   model = parse(mixed);
@@ -129,14 +140,16 @@ TEST(Nemotron, MixedPrecisionSpeaksOfTheExpertsByTheirNames) {
 
 TEST(Nemotron, NamesComeApartAndTogether) {
   const FamilyNames& family = *family_names("nemotron_h");
-  for (const char* prefix : {"backbone.", "model.", "language_model.backbone.", "language_model.model."}) {
+  for (const char* prefix :
+       {"backbone.", "model.", "language_model.backbone.", "language_model.model."}) {
     const std::string stem = std::string(prefix) + "layers.3.mixer.experts";
     std::string name = stem + ".17.up_proj.weight_scale_2";
     auto parsed = parse_moe_tensor_name(family, name);
     ASSERT_TRUE(parsed) << name;
     EXPECT_EQ(parsed->projection, Projection::kUp);
     EXPECT_EQ(parsed->expert, 17);
-    EXPECT_EQ(expert_tensor_name(stem, 17, Projection::kUp, Words::kProj, false, "weight_scale_2"), name);
+    EXPECT_EQ(expert_tensor_name(stem, 17, Projection::kUp, Words::kProj, false, "weight_scale_2"),
+              name);
     name = stem + ".up_proj";
     parsed = parse_moe_tensor_name(family, name);
     ASSERT_TRUE(parsed) << name;

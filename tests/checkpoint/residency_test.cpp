@@ -13,8 +13,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Bytes that this process has read by system calls, from any file, from the page cache too; without what reading the
-// count reads.
+// Bytes that this process has read by system calls, from any file, from the page cache too; without
+// what reading the count reads.
 class ReadCounter {
  public:
   ReadCounter() : start_(now()) {}
@@ -88,7 +88,8 @@ TEST_P(Residency, NoFileIsMapped) {
   ASSERT_OK(checkpoint_->validate(0, {}));
   auto loaded = must(checkpoint_->expert(0, 17));
   EXPECT_GT(read_all(*loaded), 0u);
-  for (const auto& file : checkpoint_->index().files()) EXPECT_FALSE(is_mapped(file->path())) << file->path();
+  for (const auto& file : checkpoint_->index().files())
+    EXPECT_FALSE(is_mapped(file->path())) << file->path();
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Residency,
@@ -100,8 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Formats, Residency,
                                                                          : "compressed_tensors";
                          });
 
-// A slice's rows of gate and up lie together. Its columns of down lie in every row: an eighth of the bytes, which are
-// read with what lies between them.
+// A slice's rows of gate and up lie together. Its columns of down lie in every row: an eighth of
+// the bytes, which are read with what lies between them.
 TEST(SliceResidency, OneSliceOfEightReadsItsRowsAndItsColumns) {
   const Opened checkpoint(CheckpointBuilder({.model_type = "qwen3_moe",
                                              .layers = 1,

@@ -1,4 +1,5 @@
-// The scan of block scales against a plain loop, at every length around its vector and chunk borders.
+// The scan of block scales against a plain loop, at every length around its vector and chunk
+// borders.
 #include "checkpoint/scale_scan.h"
 
 #include <algorithm>
@@ -12,16 +13,19 @@ namespace {
 
 TEST(ScaleScan, AgreesWithAPlainLoop) {
   std::mt19937_64 random(3);
-  std::vector<int64_t> sizes = {1, 63, 64, 65, 127, 128, 64 * 255 - 1, 64 * 255, 64 * 255 + 1, 64 * 255 * 3 + 17};
+  std::vector<int64_t> sizes = {1,   63,           64,       65,           127,
+                                128, 64 * 255 - 1, 64 * 255, 64 * 255 + 1, 64 * 255 * 3 + 17};
   for (const int64_t size : sizes) {
     for (const int fill : {0, 0x7E, -1}) {
       std::vector<uint8_t> bytes(static_cast<size_t>(size));
-      for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(fill >= 0 ? static_cast<uint64_t>(fill) : random() % 127);
+      for (uint8_t& byte : bytes)
+        byte = static_cast<uint8_t>(fill >= 0 ? static_cast<uint64_t>(fill) : random() % 127);
       ScaleScan scan;
       scan_scales(bytes.data(), 1, size, size, scan);
       EXPECT_EQ(scan.min, *std::min_element(bytes.begin(), bytes.end()));
       EXPECT_EQ(scan.max, *std::max_element(bytes.begin(), bytes.end()));
-      EXPECT_EQ(scan.saturated, static_cast<uint64_t>(std::count(bytes.begin(), bytes.end(), uint8_t{0x7E})));
+      EXPECT_EQ(scan.saturated,
+                static_cast<uint64_t>(std::count(bytes.begin(), bytes.end(), uint8_t{0x7E})));
       EXPECT_EQ(scan.count, static_cast<uint64_t>(size));
       // One odd byte at any of a few places is seen.
       for (const int64_t at : {int64_t{0}, size / 2, size - 1}) {
@@ -44,7 +48,8 @@ TEST(ScaleScan, AgreesWithAPlainLoop) {
 
 TEST(ScaleScan, RowsOfALargerMatrix) {
   std::vector<uint8_t> bytes(10 * 100, 0xFF);  // the gaps between rows are not read
-  for (int r = 0; r < 10; ++r) std::fill_n(bytes.begin() + r * 100, 70, static_cast<uint8_t>(10 + r));
+  for (int r = 0; r < 10; ++r)
+    std::fill_n(bytes.begin() + r * 100, 70, static_cast<uint8_t>(10 + r));
   ScaleScan scan;
   scan_scales(bytes.data(), 10, 70, 100, scan);
   EXPECT_TRUE(scan.valid());
@@ -56,7 +61,8 @@ TEST(ScaleScan, RowsOfALargerMatrix) {
 TEST(ScaleScan, PowersOfTwo) {
   for (int byte = 0; byte < 127; ++byte) {
     const auto scale = static_cast<uint8_t>(byte);
-    const bool power = byte == 0 || byte == 1 || byte == 2 || byte == 4 || (byte >= 8 && byte % 8 == 0);
+    const bool power =
+        byte == 0 || byte == 1 || byte == 2 || byte == 4 || (byte >= 8 && byte % 8 == 0);
     EXPECT_EQ(all_powers_of_two(&scale, 1, 1, 1), power) << byte;
   }
 }

@@ -1,4 +1,5 @@
-// Files that change while a checkpoint is open: a reason, never a signal. What could end in one runs in a child.
+// Files that change while a checkpoint is open: a reason, never a signal. What could end in one
+// runs in a child.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -70,10 +71,12 @@ ATTACK_TEST_P(kTruncations, Truncation, AFileThatWasCutIsAnError) {
         const auto loaded = checkpoint->expert(0, e);
         if (loaded.ok() || loaded.status().message().find(shard_) == std::string::npos) return 2;
         const std::string& message = loaded.status().message();
-        if (message.find("was cut") == std::string::npos && message.find("changed meanwhile") == std::string::npos)
+        if (message.find("was cut") == std::string::npos &&
+            message.find("changed meanwhile") == std::string::npos)
           return 3;
       }
-      return checkpoint->validate(0, {}).ok() || checkpoint->statistics(0, {}).ok() || checkpoint->layer_scales(0).ok()
+      return checkpoint->validate(0, {}).ok() || checkpoint->statistics(0, {}).ok() ||
+                     checkpoint->layer_scales(0).ok()
                  ? 4
                  : 0;
     });
@@ -134,14 +137,17 @@ ATTACK_TEST(kTruncations, Truncated, AFileThatIsWrittenToSinceItWasOpenedIsAnErr
   file.put('\x01');
   attacked();
   file.close();
-  fs::last_write_time(shard, fs::last_write_time(shard) + std::chrono::seconds(1));  // clocks may be coarse
-  EXPECT_THAT(checkpoint->expert(0, 0).status().message(), HasSubstr("it was written to meanwhile"));
-  EXPECT_THAT(checkpoint->validate(0, {}).status().message(), HasSubstr("it was written to meanwhile"));
+  fs::last_write_time(
+      shard, fs::last_write_time(shard) + std::chrono::seconds(1));  // clocks may be coarse
+  EXPECT_THAT(checkpoint->expert(0, 0).status().message(),
+              HasSubstr("it was written to meanwhile"));
+  EXPECT_THAT(checkpoint->validate(0, {}).status().message(),
+              HasSubstr("it was written to meanwhile"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Truncation,
-                         testing::Values(SourceFormat::kModelOpt, SourceFormat::kModelOptStacked, SourceFormat::kMxfp4,
-                                         SourceFormat::kFloat),
+                         testing::Values(SourceFormat::kModelOpt, SourceFormat::kModelOptStacked,
+                                         SourceFormat::kMxfp4, SourceFormat::kFloat),
                          [](const auto& param) {
                            return param.param == SourceFormat::kModelOpt          ? "modelopt"
                                   : param.param == SourceFormat::kModelOptStacked ? "stacked"

@@ -1,4 +1,5 @@
-// Hostile files: each case of the table, every truncation of a good file, and every byte of its header disturbed.
+// Hostile files: each case of the table, every truncation of a good file, and every byte of its
+// header disturbed.
 #include <set>
 
 #include "safetensors/safetensors.h"
@@ -9,7 +10,9 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> as_bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 // One line that a terminal shows as it is, and short enough to be read.
 void expect_presentable(const std::string& message) {
@@ -57,10 +60,12 @@ TEST(HostileTable, TheGoodFilesAreGood) {
 }
 
 ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
-  const std::string good = read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
+  const std::string good =
+      read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   ASSERT_OK(parse_safetensors_header(as_bytes(good), good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
-    const std::string cut = good.substr(0, size);  // an allocation of its own: a read behind it is seen
+    const std::string cut =
+        good.substr(0, size);  // an allocation of its own: a read behind it is seen
     const auto header = parse_safetensors_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_FALSE(header.ok()) << size;
@@ -73,7 +78,8 @@ ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
 }
 
 ATTACK_TEST(kHostileFiles, HostileHeader, DisturbedBytesNeverBreakTheTiling) {
-  const std::string good = read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
+  const std::string good =
+      read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   const uint64_t data_offset = parse_safetensors_header(as_bytes(good), good.size())->data_offset;
   int refused = 0;
   int accepted = 0;

@@ -22,8 +22,9 @@ std::string refusal(std::string_view text, const JsonLimits& limits = {}) {
 
 TEST(JsonStrict, BuildsTheSameTreeAsNlohmann) {
   for (const char* text :
-       {R"({"a":[1,-2,3.5,true,null,"x",{"b":[]}],"é":"名\u0041\n","c":{"d":{"e":[[],[[1]]]}}})", "[]", " {} \n", "12",
-        "\"x\"", "null", R"([{"a":1},{"a":2}])", "18446744073709551615", R"({"":{"":""}})"}) {
+       {R"({"a":[1,-2,3.5,true,null,"x",{"b":[]}],"é":"名\u0041\n","c":{"d":{"e":[[],[[1]]]}}})",
+        "[]", " {} \n", "12", "\"x\"", "null", R"([{"a":1},{"a":2}])", "18446744073709551615",
+        R"({"":{"":""}})"}) {
     const auto parsed = must(parse_json_strict(text));
     EXPECT_EQ(parsed->dump(), nlohmann::json::parse(text).dump());
   }
@@ -46,11 +47,14 @@ TEST(JsonStrict, NamesPositionAndReason) {
 TEST(JsonStrict, SyntaxErrorsNameTheWordAndItsKey) {
   EXPECT_THAT(refusal(R"({"a": 1, "rope": {"type": None}})"),
               StartsWith("byte 27: syntax error at 'None', key 'rope.type': "));
-  EXPECT_THAT(refusal(R"({"limits": [0.0, nan]})"), HasSubstr("syntax error at 'nan', key 'limits[1]': "));
+  EXPECT_THAT(refusal(R"({"limits": [0.0, nan]})"),
+              HasSubstr("syntax error at 'nan', key 'limits[1]': "));
   EXPECT_THAT(refusal(R"({"x": True, "y": 1})"), HasSubstr("syntax error at 'True', key 'x': "));
   EXPECT_THAT(refusal(R"({"x": 1)"), HasSubstr("syntax error at the end of the text"));
   EXPECT_THAT(refusal("{\"\x1B[31m\": nope}"), HasSubstr("invalid"));
-  EXPECT_LE(refusal("{\"" + std::string(100000, 'k') + "\": " + std::string(100000, 'w') + "}").size(), 400u);
+  EXPECT_LE(
+      refusal("{\"" + std::string(100000, 'k') + "\": " + std::string(100000, 'w') + "}").size(),
+      400u);
 }
 
 // As Python's json.dumps writes them, which config.json files hold.
@@ -58,23 +62,27 @@ TEST(JsonStrict, NonFiniteNumbersAreReadWhereTheyAreAllowed) {
   JsonLimits limits;
   limits.non_finite = true;
   const auto parsed = must(parse_json_strict(
-      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})", limits));
+      R"({"a":[0.0,Infinity],"b":-Infinity,"c":NaN,"d":"NaN, \"Infinity\"","e":[NaN,NaN],"NaN":1E0,"f":1e0})",
+      limits));
   EXPECT_EQ((*parsed)["a"][1].get<double>(), std::numeric_limits<double>::infinity());
   EXPECT_EQ((*parsed)["b"].get<double>(), -std::numeric_limits<double>::infinity());
   EXPECT_TRUE(std::isnan((*parsed)["c"].get<double>()));
   EXPECT_EQ((*parsed)["d"].text(), "NaN, \"Infinity\"");
   EXPECT_TRUE(std::isnan((*parsed)["e"][1].get<double>()));
   EXPECT_EQ((*parsed)["NaN"].get<double>(), 1);
-  EXPECT_EQ(parsed->dump(),
-            R"({"NaN":1.0,"a":[0.0,null],"b":null,"c":null,"d":"NaN, \"Infinity\"","e":[null,null],"f":1.0})");
+  EXPECT_EQ(
+      parsed->dump(),
+      R"({"NaN":1.0,"a":[0.0,null],"b":null,"c":null,"d":"NaN, \"Infinity\"","e":[null,null],"f":1.0})");
   EXPECT_EQ((*parsed)["a"].dump(-1, false, true), "[0.0,Infinity]");
   EXPECT_EQ(describe_json((*parsed)["b"]), "-Infinity");
   EXPECT_EQ(describe_json((*parsed)["c"]), "NaN");
   EXPECT_EQ(exact_int64((*parsed)["b"]), std::nullopt);
-  for (const char* text : {"[nan]", "[inf]", "[NAN]", "[infinity]", "[+Infinity]", "[-NaN]", "[NaN1]", "[1NaN]",
-                           "[1.NaN]", "[NaN.5]", "[Infinity2]", "[- Infinity]", "{NaN:1}", "[NaN NaN]", "[1e400]"})
+  for (const char* text :
+       {"[nan]", "[inf]", "[NAN]", "[infinity]", "[+Infinity]", "[-NaN]", "[NaN1]", "[1NaN]",
+        "[1.NaN]", "[NaN.5]", "[Infinity2]", "[- Infinity]", "{NaN:1}", "[NaN NaN]", "[1e400]"})
     EXPECT_FALSE(parse_json_strict(text, limits).ok()) << text;
-  for (const char* text : {"[NaN]", "[Infinity]", "[-Infinity]"}) EXPECT_FALSE(parse_json_strict(text).ok()) << text;
+  for (const char* text : {"[NaN]", "[Infinity]", "[-Infinity]"})
+    EXPECT_FALSE(parse_json_strict(text).ok()) << text;
   const auto alone = must(parse_json_strict(" -Infinity ", limits));
   EXPECT_TRUE(std::isinf(alone->get<double>()));
 }
@@ -86,11 +94,13 @@ TEST(JsonStrict, NoNumberIsTakenForAWord) {
   std::string text = "[NaN";
   for (int i = 0; i < 10; ++i)
     for (int j = 0; j < 10; ++j) text += "," + std::to_string(i) + "E" + std::to_string(j);
-  EXPECT_FALSE(parse_json_strict(text + "]", limits).ok());  // no form is left, and so it is refused
+  EXPECT_FALSE(
+      parse_json_strict(text + "]", limits).ok());  // no form is left, and so it is refused
   text.resize(text.size() - 4);
   const auto parsed = must(parse_json_strict(text + "]", limits));
   EXPECT_TRUE(std::isnan((*parsed)[0].get<double>()));
-  for (size_t i = 1; i < parsed->size(); ++i) EXPECT_TRUE(std::isfinite((*parsed)[i].get<double>())) << i;
+  for (size_t i = 1; i < parsed->size(); ++i)
+    EXPECT_TRUE(std::isfinite((*parsed)[i].get<double>())) << i;
 }
 
 TEST(JsonStrict, KeepsItsLimits) {
@@ -111,7 +121,8 @@ TEST(JsonStrict, KeepsItsLimits) {
   EXPECT_EQ(refusal("[[1,2,3],[1,2,3]]", limits), accepted);  // 9 values
   EXPECT_THAT(refusal("[[1,2,3],[1,2,3,4]]", limits), HasSubstr("at most 9 values"));
   EXPECT_EQ(refusal(std::string(38, ' ') + "{}", limits), accepted);
-  EXPECT_EQ(refusal(std::string(39, ' ') + "{}", limits), "JSON: expected at most 40 bytes, got 41");
+  EXPECT_EQ(refusal(std::string(39, ' ') + "{}", limits),
+            "JSON: expected at most 40 bytes, got 41");
 }
 
 TEST(JsonStrict, OnlyIntegerLiteralsAreIntegers) {
@@ -137,7 +148,8 @@ TEST(JsonStrict, FilesNameTheirPath) {
   EXPECT_THAT(status.message(), StartsWith(dir.file("x.json") + ": byte"));
   JsonLimits small;
   small.max_bytes = 0;
-  EXPECT_THAT(read_json_file(dir.file("x.json"), small).status().message(), HasSubstr("at most 0 bytes, got 1"));
+  EXPECT_THAT(read_json_file(dir.file("x.json"), small).status().message(),
+              HasSubstr("at most 0 bytes, got 1"));
   EXPECT_EQ(read_json_file(dir.path().string()).status().code(), Code::kBadInput);  // a directory
   EXPECT_FALSE(std::filesystem::exists(partial_path(dir.file("x.json"))));
   EXPECT_EQ(write_text_file(dir.file("none/x.json"), "").code(), Code::kIo);
@@ -160,8 +172,8 @@ TEST(FiniteFloat, IsANumberOfFloatsRange) {
   EXPECT_EQ(finite_float(Json(0.5)), 0.5f);
   EXPECT_EQ(finite_float(Json(-3)), -3.0f);
   EXPECT_EQ(finite_float(Json(3.4028234663852886e38)), std::numeric_limits<float>::max());
-  for (const double number :
-       {3.4028235e38, -1e39, 1e300, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()})
+  for (const double number : {3.4028235e38, -1e39, 1e300, std::numeric_limits<double>::infinity(),
+                              std::numeric_limits<double>::quiet_NaN()})
     EXPECT_EQ(finite_float(Json(number)), std::nullopt) << number;
   EXPECT_EQ(finite_float(Json("1")), std::nullopt);
   EXPECT_EQ(finite_float(Json(true)), std::nullopt);

@@ -1,4 +1,5 @@
-// Json: the text that nlohmann::ordered_json writes, from the same expressions and from the same text.
+// Json: the text that nlohmann::ordered_json writes, from the same expressions and from the same
+// text.
 #include "io/json.h"
 
 #include <cmath>
@@ -18,8 +19,11 @@ J built() {
   const std::vector<std::string> names = {"a", "b\n\"c\"", "é 名", "\x7F\x01"};
   J json;
   json["null"] = nullptr;
-  json["numbers"] = {1, -2, int64_t{1} << 62, std::numeric_limits<uint64_t>::max(), 2.5, 1.702f, 1e-6, 1e300, -0.0};
-  json["bounds"] = {std::numeric_limits<int64_t>::min(), std::numeric_limits<double>::infinity(), std::nan("")};
+  json["numbers"] = {
+      1,     -2,  int64_t{1} << 62, std::numeric_limits<uint64_t>::max(), 2.5, 1.702f, 1e-6,
+      1e300, -0.0};
+  json["bounds"] = {std::numeric_limits<int64_t>::min(), std::numeric_limits<double>::infinity(),
+                    std::nan("")};
   json["names"] = names;
   json["layers"] = std::set<int64_t>{3, 1, 2};
   json["pair"] = {"one", "two"};
@@ -38,17 +42,20 @@ J built() {
 }
 
 TEST(Json, IsWrittenAsNlohmannWritesIt) {
-  for (const int indent : {-1, 0, 2}) EXPECT_EQ(built<Json>().dump(indent), built<ordered_json>().dump(indent));
+  for (const int indent : {-1, 0, 2})
+    EXPECT_EQ(built<Json>().dump(indent), built<ordered_json>().dump(indent));
   EXPECT_EQ(built<Json>().dump(-1, true), built<ordered_json>().dump(-1, ' ', true));
   const std::string not_text = "a\xFF\xC3z";
-  EXPECT_EQ(Json(not_text).dump(), ordered_json(not_text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+  EXPECT_EQ(Json(not_text).dump(),
+            ordered_json(not_text).dump(-1, ' ', false, ordered_json::error_handler_t::replace));
 }
 
 TEST(Json, IsReadAsNlohmannReadsIt) {
-  for (const std::string& text : {built<ordered_json>().dump(), std::string(R"({"b":1,"a":2,"b":{"c":[]}})"),
-                                  std::string("[]"), std::string(" 12 "), std::string("-0"), std::string("1E5"),
-                                  std::string("[1,]"), std::string("{\"a\"}"), std::string(""), std::string("nul"),
-                                  std::string("18446744073709551616"), std::string(200, '[') + std::string(200, ']')}) {
+  for (const std::string& text :
+       {built<ordered_json>().dump(), std::string(R"({"b":1,"a":2,"b":{"c":[]}})"),
+        std::string("[]"), std::string(" 12 "), std::string("-0"), std::string("1E5"),
+        std::string("[1,]"), std::string("{\"a\"}"), std::string(""), std::string("nul"),
+        std::string("18446744073709551616"), std::string(200, '[') + std::string(200, ']')}) {
     const ordered_json expected = ordered_json::parse(text, nullptr, false);
     const Json json = Json::parse(text);
     EXPECT_EQ(json.is_discarded(), expected.is_discarded()) << text;
@@ -58,19 +65,22 @@ TEST(Json, IsReadAsNlohmannReadsIt) {
 
 // Deeper text would be destroyed and written by as many calls.
 TEST(Json, NestsToABoundedDepth) {
-  const auto nested = [](size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  const auto nested = [](size_t depth) {
+    return std::string(depth, '[') + std::string(depth, ']');
+  };
   EXPECT_TRUE(Json::parse(nested(256)).is_array());
   EXPECT_TRUE(Json::parse(nested(257)).is_discarded());
   EXPECT_TRUE(Json::parse(nested(1000000)).is_discarded());
 }
 
-// Objects above and below the size from which the reader uses a map of names: the last of equal names counts, in the place
-// of the first.
+// Objects above and below the size from which the reader uses a map of names: the last of equal
+// names counts, in the place of the first.
 TEST(Json, TheLastOfEqualNamesCounts) {
   for (const int members : {3, 16, 17, 100}) {
     ordered_json expected;
     std::string text = "{";
-    for (int i = 0; i < members; ++i) text += "\"n" + std::to_string(i) + "\":" + std::to_string(i) + ",";
+    for (int i = 0; i < members; ++i)
+      text += "\"n" + std::to_string(i) + "\":" + std::to_string(i) + ",";
     for (int i = 0; i < members; i += 2) text += "\"n" + std::to_string(i) + "\":-1,";
     text.back() = '}';
     EXPECT_EQ(Json::parse(text).dump(), ordered_json::parse(text).dump()) << members;

@@ -22,18 +22,23 @@ struct Reader {
 };
 
 std::vector<Reader> readers(const TempDir& dir) {
-  return {{"SafetensorsFile", true, [](const std::string& path) { return SafetensorsFile::open(path).status(); }},
-          {"read_text_file", true, [](const std::string& path) { return read_text_file(path).status(); }},
+  return {{"SafetensorsFile", true,
+           [](const std::string& path) { return SafetensorsFile::open(path).status(); }},
+          {"read_text_file", true,
+           [](const std::string& path) { return read_text_file(path).status(); }},
           {"hash_file", false, [](const std::string& path) { return hash_file(path).status(); }},
-          {"copy_file", false, [copy = dir.file("copy")](const std::string& path) { return copy_file(path, copy); }}};
+          {"copy_file", false,
+           [copy = dir.file("copy")](const std::string& path) { return copy_file(path, copy); }}};
 }
 
 TEST(OpenRegularFile, AnythingElseIsRefusedByItsKind) {
   const TempDir dir;
-  ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600), 0);  // nobody writes: whoever waited would wait for ever
+  ASSERT_EQ(::mkfifo(dir.file("fifo").c_str(), 0600),
+            0);  // nobody writes: whoever waited would wait for ever
   ASSERT_TRUE(std::filesystem::create_directory(dir.path() / "folder"));
-  const std::pair<std::string, const char*> cases[] = {
-      {dir.file("fifo"), "a FIFO"}, {dir.file("folder"), "a directory"}, {"/dev/null", "a character device"}};
+  const std::pair<std::string, const char*> cases[] = {{dir.file("fifo"), "a FIFO"},
+                                                       {dir.file("folder"), "a directory"},
+                                                       {"/dev/null", "a character device"}};
   for (const Reader& reader : readers(dir)) {
     for (const auto& [path, kind] : cases) {
       const Status status = reader.read(path);
@@ -55,11 +60,14 @@ TEST(OpenRegularFile, LinksAreFollowedWhereAUserNamesThem) {
     const Status linked = reader.read(dir.file("link"));
     EXPECT_EQ(linked.code(), reader.follows_links ? Code::kOk : Code::kIo) << reader.name;
     if (!reader.follows_links) {
-      EXPECT_THAT(linked.message(), HasSubstr("link: cannot open: Too many levels of symbolic links")) << reader.name;
+      EXPECT_THAT(linked.message(),
+                  HasSubstr("link: cannot open: Too many levels of symbolic links"))
+          << reader.name;
     }
     const Status missing = reader.read(dir.file("missing"));
     EXPECT_EQ(missing.code(), Code::kIo) << reader.name;
-    EXPECT_THAT(missing.message(), HasSubstr("missing: cannot open: No such file or directory")) << reader.name;
+    EXPECT_THAT(missing.message(), HasSubstr("missing: cannot open: No such file or directory"))
+        << reader.name;
   }
 }
 

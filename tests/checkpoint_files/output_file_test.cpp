@@ -20,10 +20,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
 
 size_t entries(const fs::path& directory) {
-  return static_cast<size_t>(std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
+  return static_cast<size_t>(
+      std::distance(fs::directory_iterator(directory), fs::directory_iterator()));
 }
 
 // What is no regular file, each under a name of its own.
@@ -77,8 +80,9 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
     const std::string path = dir.file("x");
     special.make(path);
     const auto before = fs::symlink_status(path).type();
-    for (const Status& status : {OutputFile::create(path).status(), output_path(path).status(),
-                                 SafetensorsWriter::create(path, {}, {}).status(), write_text_file(path, "x")}) {
+    for (const Status& status :
+         {OutputFile::create(path).status(), output_path(path).status(),
+          SafetensorsWriter::create(path, {}, {}).status(), write_text_file(path, "x")}) {
       attacked();
       EXPECT_THAT(status, Refused(Code::kInvalidArgument, special.kind));
       EXPECT_THAT(status.message(), HasSubstr(path));
@@ -86,7 +90,8 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatIsNoRegularFileIsRefusedAndStays) {
     EXPECT_EQ(fs::symlink_status(path).type(), before) << special.kind;
     EXPECT_EQ(entries(dir.path()), 1u);
   }
-  EXPECT_THAT(output_path("/dev/null").status().message(), HasSubstr("/dev/null: expected a regular file to replace"));
+  EXPECT_THAT(output_path("/dev/null").status().message(),
+              HasSubstr("/dev/null: expected a regular file to replace"));
 }
 
 // The special file comes while the bytes are made.
@@ -141,8 +146,8 @@ ATTACK_TEST(kSpecialFiles, OutputFile, WhatCannotBeWrittenIsSaidFirst) {
     if (::geteuid() == 0 && ::setuid(65534) != 0) ::_exit(9);
     const bool refused = output_path(dir.file("open/kept")).status().code() == Code::kIo;
     // The owner may write to the folder, whoever that is.
-    const bool folder =
-        ::access(dir.path().c_str(), W_OK) == 0 || output_path(dir.file("new")).status().code() == Code::kIo;
+    const bool folder = ::access(dir.path().c_str(), W_OK) == 0 ||
+                        output_path(dir.file("new")).status().code() == Code::kIo;
     const bool allowed = output_path(dir.file("open/new")).ok();
     ::_exit(refused && folder && allowed ? 0 : 1);
   }

@@ -1,4 +1,5 @@
-// The safetensors package's own file, read and written again; made by tests/vectors/make_safetensors_vectors.py.
+// The safetensors package's own file, read and written again; made by
+// tests/vectors/make_safetensors_vectors.py.
 #include <nlohmann/json.hpp>
 
 #include "safetensors/safetensors.h"
@@ -33,12 +34,14 @@ TEST(PythonSafetensors, IsReadAsThePackageMeantIt) {
   }
 }
 
-// The same tensors in the same order give the package's file byte for byte, so the package reads what is written here.
+// The same tensors in the same order give the package's file byte for byte, so the package reads
+// what is written here.
 TEST(PythonSafetensors, IsWrittenByteForByte) {
   const auto file = must(SafetensorsFile::open(kVectors + "python.safetensors"));
   TempDir dir;
   std::vector<TensorInfo> tensors = file->header().tensors;
-  auto writer = must(SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata));
+  auto writer = must(
+      SafetensorsWriter::create(dir.file("copy.safetensors"), tensors, file->header().metadata));
   for (const TensorInfo& info : tensors) ASSERT_OK(writer->write(read_tensor(*file, info)));
   ASSERT_OK(writer->finish());
   EXPECT_EQ(read_file(dir.file("copy.safetensors")), read_file(kVectors + "python.safetensors"));

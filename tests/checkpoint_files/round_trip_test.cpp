@@ -1,4 +1,5 @@
-// Writer and reader against each other; python's safetensors is the independent side (python_vectors_test.cpp).
+// Writer and reader against each other; python's safetensors is the independent side
+// (python_vectors_test.cpp).
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,7 +19,8 @@ namespace {
 
 std::vector<std::byte> pattern(size_t size, uint32_t seed) {
   std::vector<std::byte> bytes(size);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>((seed = seed * 1664525u + 1013904223u) >> 24);
+  for (std::byte& byte : bytes)
+    byte = static_cast<std::byte>((seed = seed * 1664525u + 1013904223u) >> 24);
   return bytes;
 }
 
@@ -61,7 +63,8 @@ TEST(SafetensorsRoundTrip, EveryDtypeComesBack) {
     EXPECT_EQ(read->shape, written.shape);
     EXPECT_EQ(read_tensor(*file, *read), pattern(read->size_bytes(), seed++)) << written.name;
   }
-  EXPECT_EQ(file->find("F4")->size_bytes() * 2, 3u * 4);  // 17th dtype: 2 + 16 % 3 * 2 = 4 columns, two per byte
+  EXPECT_EQ(file->find("F4")->size_bytes() * 2,
+            3u * 4);  // 17th dtype: 2 + 16 % 3 * 2 = 4 columns, two per byte
   EXPECT_EQ(file->find("nothing"), nullptr);
   EXPECT_EQ(file->find("empty")->size_bytes(), 0u);
 }
@@ -80,7 +83,8 @@ TEST(SafetensorsWriter, AppearsOnlyWhenFinished) {
   {
     auto writer = must(SafetensorsWriter::create(path, tensors, {}));
     ASSERT_OK(writer->write(pattern(3, 1)));
-    EXPECT_THAT(writer->finish(), Refused(Code::kInvalidArgument, "expected 4 bytes of data, got 3"));
+    EXPECT_THAT(writer->finish(),
+                Refused(Code::kInvalidArgument, "expected 4 bytes of data, got 3"));
     EXPECT_EQ(writer->write(pattern(2, 1)).code(), Code::kInvalidArgument);
     EXPECT_FALSE(std::filesystem::exists(path));
   }
@@ -97,7 +101,8 @@ TEST(SafetensorsWriter, RefusesWhatTheReaderWould) {
   EXPECT_THAT(refusal({{.name = "__metadata__"}}).message(), HasSubstr("other than __metadata__"));
   EXPECT_THAT(refusal({{.name = "a"}, {.name = "a"}}).message(), HasSubstr("named twice"));
   EXPECT_THAT(refusal({{.name = "a", .shape = {-1}}}).message(), HasSubstr("expected sizes >= 0"));
-  EXPECT_THAT(refusal({{.name = "a", .dtype = DType::kF4, .shape = {3}}}).message(), HasSubstr("half a byte"));
+  EXPECT_THAT(refusal({{.name = "a", .dtype = DType::kF4, .shape = {3}}}).message(),
+              HasSubstr("half a byte"));
   EXPECT_THAT(refusal({{.name = "a", .shape = {int64_t{1} << 40, int64_t{1} << 40}}}).message(),
               HasSubstr("overflows"));
   EXPECT_EQ(refusal({{.name = ""}}).code(), Code::kInvalidArgument);
@@ -163,14 +168,15 @@ std::vector<bool> cached_pages(const std::string& path) {
   return cached;
 }
 
-// More than one call to the system gives (8 MiB of a fast disk), from and to the middle of a page; and nothing far from
-// it: a page may come with the folio around it.
+// More than one call to the system gives (8 MiB of a fast disk), from and to the middle of a page;
+// and nothing far from it: a page may come with the folio around it.
 TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
   const auto file = must(SafetensorsFile::open(path_));
   ASSERT_EQ(fdatasync(file->descriptor()), 0);
   ASSERT_EQ(posix_fadvise(file->descriptor(), 0, 0, POSIX_FADV_DONTNEED), 0);
   const std::vector<bool> before = cached_pages(path_);
-  if (std::count(before.begin(), before.end(), true) > 0) GTEST_SKIP() << "a file system that keeps its pages";
+  if (std::count(before.begin(), before.end(), true) > 0)
+    GTEST_SKIP() << "a file system that keeps its pages";
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t begin = (uint64_t{1} << 20) + 100;
   const uint64_t end = begin + (uint64_t{16} << 20) + 100;
@@ -187,7 +193,8 @@ TEST_F(LargeFile, IsPrefetchedWhereItIsAskedFor) {
   }
   EXPECT_EQ(there, last - first + 1);
   constexpr std::ptrdiff_t kFolioPages = 512;
-  EXPECT_LE(std::count(cached.begin(), cached.end(), true), there + 2 * kFolioPages) << "of " << cached.size();
+  EXPECT_LE(std::count(cached.begin(), cached.end(), true), there + 2 * kFolioPages)
+      << "of " << cached.size();
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Five tensors of 40, 40, 0, 100 and 8 bytes; shards of at most 80 bytes: {a, b, empty}, {large}, {scalar}.
+// Five tensors of 40, 40, 0, 100 and 8 bytes; shards of at most 80 bytes: {a, b, empty}, {large},
+// {scalar}.
 std::vector<TensorInfo> five_tensors() {
   return {{.name = "a", .dtype = DType::kF32, .shape = {10}},
           {.name = "b", .dtype = DType::kU8, .shape = {40}},
@@ -21,13 +22,15 @@ std::vector<TensorInfo> five_tensors() {
           {.name = "large", .dtype = DType::kF4, .shape = {2, 100}},
           {.name = "scalar", .dtype = DType::kF64, .shape = {}}};
 }
-const std::map<std::string, size_t> kSizes = {{"a", 40}, {"b", 40}, {"empty", 0}, {"large", 100}, {"scalar", 8}};
+const std::map<std::string, size_t> kSizes = {
+    {"a", 40}, {"b", 40}, {"empty", 0}, {"large", 100}, {"scalar", 8}};
 
 std::vector<std::byte> content(const std::string& name) {
   return std::vector<std::byte>(kSizes.at(name), static_cast<std::byte>(name[0]));
 }
 
-Result<ShardedWriter> open_writer(const TempDir& dir, const std::map<std::string, std::string>& metadata = {}) {
+Result<ShardedWriter> open_writer(const TempDir& dir,
+                                  const std::map<std::string, std::string>& metadata = {}) {
   return ShardedWriter::create(dir.path().string(), five_tensors(), 80, metadata);
 }
 
@@ -81,8 +84,8 @@ TEST(ShardedWriter, ResumesBehindTheCompleteShards) {
   {
     auto writer = must(open_writer(dir));
     write_needed(*writer, "scalar");  // interrupted before the last tensor
-    EXPECT_THAT(writer->finish(),
-                Refused(Code::kInvalidArgument, "tensor 'scalar': expected 8 bytes for () F64, got 0"));
+    EXPECT_THAT(writer->finish(), Refused(Code::kInvalidArgument,
+                                          "tensor 'scalar': expected 8 bytes for () F64, got 0"));
   }
   EXPECT_TRUE(fs::exists(dir.file("model-00002-of-00003.safetensors")));
   EXPECT_FALSE(fs::exists(partial_path(dir.file("model-00003-of-00003.safetensors"))));
@@ -107,7 +110,8 @@ TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
   fs::resize_file(dir.file("model-00002-of-00003.safetensors"), 100);
   auto writer = must(open_writer(dir, {{"scales", "mse"}}));
   EXPECT_EQ(writer->complete_shards(), 2u);
-  EXPECT_FALSE(fs::exists(dir.file("model.safetensors.index.json")));  // what is not whole has no index
+  EXPECT_FALSE(
+      fs::exists(dir.file("model.safetensors.index.json")));  // what is not whole has no index
   EXPECT_EQ(write_needed(*writer), std::vector<std::string>{"large"});
   ASSERT_OK(writer->finish());
   expect_whole(dir);
@@ -116,14 +120,21 @@ TEST(ShardedWriter, AShardMadeOtherwiseIsNotTakenForComplete) {
 TEST(ShardedWriter, RefusesWrongOrderAndSizes) {
   TempDir dir;
   auto writer = must(open_writer(dir));
-  EXPECT_THAT(writer->write("b", content("b")).message(), HasSubstr("expected bytes of tensor 'a' next, got 'b'"));
-  EXPECT_THAT(writer->write("nothing", {}).message(), HasSubstr("tensor 'nothing': not in the list"));
-  EXPECT_THAT(writer->write("a", content("large")).message(), HasSubstr("expected 40 bytes for (10) F32, got 100"));
+  EXPECT_THAT(writer->write("b", content("b")).message(),
+              HasSubstr("expected bytes of tensor 'a' next, got 'b'"));
+  EXPECT_THAT(writer->write("nothing", {}).message(),
+              HasSubstr("tensor 'nothing': not in the list"));
+  EXPECT_THAT(writer->write("a", content("large")).message(),
+              HasSubstr("expected 40 bytes for (10) F32, got 100"));
   write_needed(*writer);
-  EXPECT_THAT(writer->write("scalar", content("scalar")).message(), HasSubstr("all tensors are written already"));
+  EXPECT_THAT(writer->write("scalar", content("scalar")).message(),
+              HasSubstr("all tensors are written already"));
   EXPECT_OK(writer->finish());
-  EXPECT_EQ(ShardedWriter::create(dir.path().string(), five_tensors(), 0, {}).status().code(), Code::kInvalidArgument);
-  EXPECT_THAT(ShardedWriter::create(dir.path().string(), {{.name = "a"}, {.name = "a"}}, 1, {}).status().message(),
+  EXPECT_EQ(ShardedWriter::create(dir.path().string(), five_tensors(), 0, {}).status().code(),
+            Code::kInvalidArgument);
+  EXPECT_THAT(ShardedWriter::create(dir.path().string(), {{.name = "a"}, {.name = "a"}}, 1, {})
+                  .status()
+                  .message(),
               HasSubstr("named twice"));
 }
 

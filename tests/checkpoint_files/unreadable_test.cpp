@@ -1,4 +1,5 @@
-// What cannot be read is said with the system's reason; a Git-LFS pointer in a file's place with what to do about it.
+// What cannot be read is said with the system's reason; a Git-LFS pointer in a file's place with
+// what to do about it.
 #include <filesystem>
 #include <fstream>
 
@@ -16,7 +17,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPointer =
     "version https://git-lfs.github.com/spec/v1\n"
-    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 4998663184\n";
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize "
+    "4998663184\n";
 
 Status open_as_nobody(const std::string& path) {
   const AsNobody nobody;
@@ -29,7 +31,8 @@ class Unreadable : public testing::Test {
     fs::permissions(dir_.path(), fs::perms(0755));
     ASSERT_OK(CheckpointBuilder({.model_type = "qwen3_moe", .shards = 2}).write(model_));
     fs::permissions(model_, fs::perms(0755));
-    for (const auto& entry : fs::directory_iterator(model_)) fs::permissions(entry.path(), fs::perms(0644));
+    for (const auto& entry : fs::directory_iterator(model_))
+      fs::permissions(entry.path(), fs::perms(0644));
     ASSERT_OK(open_as_nobody(model_));
   }
   void TearDown() override { fs::permissions(model_, fs::perms(0755)); }
@@ -61,12 +64,14 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, FilesAndFoldersWithTheReason) {
   fs::permissions(model_, fs::perms(0755));
   fs::create_directory(fs::path(model_) / "inner");
   fs::permissions(model_, fs::perms::none);
-  EXPECT_EQ(open_as_nobody(model_ + "/inner").message(), model_ + "/inner: cannot open: Permission denied");
+  EXPECT_EQ(open_as_nobody(model_ + "/inner").message(),
+            model_ + "/inner: cannot open: Permission denied");
 }
 
 // A name that is there and cannot be followed is not a name that is not there.
 ATTACK_TEST_F(kSpecialFiles, Unreadable, LinksThatLeadNowhere) {
-  for (const char* name : {"hf_quant_config.json", "config.json", "model-00001-of-00002.safetensors"}) {
+  for (const char* name :
+       {"hf_quant_config.json", "config.json", "model-00001-of-00002.safetensors"}) {
     const fs::path path = fs::path(model_) / name;
     fs::rename(path, path.string() + ".kept");
     fs::create_symlink(path, path);
@@ -76,7 +81,8 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, LinksThatLeadNowhere) {
     fs::remove(path);
     fs::create_symlink("nowhere", path);
     attacked();
-    EXPECT_EQ(Checkpoint::open(model_).status().message(), path.string() + ": cannot open: No such file or directory");
+    EXPECT_EQ(Checkpoint::open(model_).status().message(),
+              path.string() + ": cannot open: No such file or directory");
     fs::remove(path);
     fs::rename(path.string() + ".kept", path);
   }
@@ -86,18 +92,18 @@ ATTACK_TEST_F(kSpecialFiles, Unreadable, LinksThatLeadNowhere) {
 }
 
 ATTACK_TEST_F(kSpecialFiles, Unreadable, GitLfsPointersWithWhatToDo) {
-  for (const char* name :
-       {"model-00002-of-00002.safetensors", "model.safetensors.index.json", "config.json", "hf_quant_config.json"}) {
+  for (const char* name : {"model-00002-of-00002.safetensors", "model.safetensors.index.json",
+                           "config.json", "hf_quant_config.json"}) {
     const fs::path path = fs::path(model_) / name;
     fs::rename(path, path.string() + ".kept");
     std::ofstream(path) << kPointer;
     attacked();
     const Status status = Checkpoint::open(model_).status();
     EXPECT_EQ(status.code(), Code::kBadInput) << name;
-    EXPECT_EQ(status.message(),
-              path.string() +
-                  ": expected the file itself, got a Git-LFS pointer to it: run `git lfs pull` in its directory, or "
-                  "download the file");
+    EXPECT_EQ(status.message(), path.string() +
+                                    ": expected the file itself, got a Git-LFS pointer to it: run "
+                                    "`git lfs pull` in its directory, or "
+                                    "download the file");
     fs::remove(path);
     fs::rename(path.string() + ".kept", path);
   }

@@ -1,4 +1,5 @@
-// bench as an instrument: what it compares a layer with, how configurations take turns, and how weights stay cold.
+// bench as an instrument: what it compares a layer with, how configurations take turns, and how
+// weights stay cold.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -30,12 +31,14 @@ nlohmann::json bench(const std::vector<std::string>& words) {
 TEST(Bench, ConfigurationsTakeTurns) {
   const test::TempDir dir;
   ASSERT_OK(test::CheckpointBuilder(test::BuilderOptions{}).write(dir.file("tiny")));
-  const nlohmann::json json = bench({dir.file("tiny"), "--tokens", "1,2", "--rounds", "2", "--activation-format",
-                                     "nvfp4,bf16", "--backend", "cpu,reference"});
+  const nlohmann::json json =
+      bench({dir.file("tiny"), "--tokens", "1,2", "--rounds", "2", "--activation-format",
+             "nvfp4,bf16", "--backend", "cpu,reference"});
   std::vector<std::string> order, expected;
   for (const auto& round : json["rounds"]) {
-    order.push_back(round["backend"].get<std::string>() + " " + round["activation_format"].get<std::string>() + " " +
-                    round["tokens"].dump() + " " + round["round"].dump());
+    order.push_back(round["backend"].get<std::string>() + " " +
+                    round["activation_format"].get<std::string>() + " " + round["tokens"].dump() +
+                    " " + round["round"].dump());
   }
   for (const char* tokens : {"1", "2"})
     for (const char* round : {"0", "1"})
@@ -53,7 +56,8 @@ TEST(Bench, ConfigurationsTakeTurns) {
     EXPECT_GE(row["runs"], 5);
     std::vector<double> medians;
     for (const auto& round : json["rounds"]) {
-      if (round["backend"] == row["backend"] && round["activation_format"] == row["activation_format"] &&
+      if (round["backend"] == row["backend"] &&
+          round["activation_format"] == row["activation_format"] &&
           round["tokens"] == row["tokens"])
         medians.push_back(round["median_us"]);
     }
@@ -70,7 +74,8 @@ void expect_shares(const nlohmann::json& row, bool has_peak) {
   EXPECT_GT(read_share, 0);
   EXPECT_TRUE(std::isfinite(read_share));
   // One round: every figure is of the same runs.
-  EXPECT_NEAR(read_share, row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>(), 1e-9);
+  EXPECT_NEAR(read_share,
+              row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>(), 1e-9);
   EXPECT_NEAR(row["touched_gb_per_s"].get<double>() * row["median_us"].get<double>() * 1e3,
               row["experts_touched"].get<double>() * 3 * 2048 * 1408 * 9 / 16, 1e3);
   EXPECT_NEAR(row["gflop_per_s"].get<double>() * row["median_us"].get<double>() * 1e3,
@@ -82,7 +87,8 @@ void expect_shares(const nlohmann::json& row, bool has_peak) {
   }
   const double peak_share = row["peak_share"];
   EXPECT_GT(peak_share, 0);
-  EXPECT_NEAR(peak_share, row["gflop_per_s"].get<double>() / row["peak_gflop_per_s"].get<double>(), 1e-9);
+  EXPECT_NEAR(peak_share, row["gflop_per_s"].get<double>() / row["peak_gflop_per_s"].get<double>(),
+              1e-9);
   EXPECT_EQ(row["limit_share"].get<double>(), std::max(peak_share, read_share));
   EXPECT_EQ(row["limit"] == "read", read_share >= peak_share) << row.dump();
 }
@@ -91,7 +97,8 @@ void expect_peaks_of_this_host(const nlohmann::json& peaks) {
   std::set<std::string> names;
   for (const auto& peak : peaks) {
     names.insert(peak["name"]);
-    EXPECT_GT(peak[peak["name"] == "read" ? "gb_per_s" : "gflop_per_s"].get<double>(), 0) << peak.dump();
+    EXPECT_GT(peak[peak["name"] == "read" ? "gb_per_s" : "gflop_per_s"].get<double>(), 0)
+        << peak.dump();
   }
   const std::vector<std::string> has = read_host().instruction_sets;
   const std::set<std::string> flags(has.begin(), has.end());
@@ -139,7 +146,9 @@ TEST(Peaks, EveryKernelForAnInstructionSetHasOne) {
       ASSERT_OK(plan);
       for (const StepPlan& step : plan->steps) {
         if (step.step != kStepNames[kGemm1] && step.step != kStepNames[kGemm2]) continue;
-        EXPECT_EQ(peak_of_kernel(step.kernel) == nullptr, backend.name == std::string("cpu:portable")) << step.kernel;
+        EXPECT_EQ(peak_of_kernel(step.kernel) == nullptr,
+                  backend.name == std::string("cpu:portable"))
+            << step.kernel;
       }
     }
   }
@@ -165,7 +174,8 @@ TEST(AllThreads, WaitForEachOtherBeforeTheyBegin) {
     const double seconds = time_on_all_threads(*pool, [&](int64_t thread) {
       const auto at = static_cast<size_t>(thread);
       ++inside;
-      while (inside.load() < 3) std::this_thread::yield();  // ends only where the three are here at once
+      while (inside.load() < 3)
+        std::this_thread::yield();  // ends only where the three are here at once
       ++seen[at];
       ids[at] = std::this_thread::get_id();
     });
@@ -197,7 +207,8 @@ TEST(TimedLayer, BatchesTouchWhatWasNotTouchedForLongest) {
     for (const int32_t id : batch.ids) {
       EXPECT_TRUE(id >= 8 && id < 32);
       const auto found = last.find(id);
-      EXPECT_TRUE(found == last.end() || i - found->second == 4) << "every other expert comes first";
+      EXPECT_TRUE(found == last.end() || i - found->second == 4)
+          << "every other expert comes first";
       last[id] = i;
     }
   }

@@ -23,8 +23,8 @@ const std::string& sound_checkpoint() {
 
 TEST(Conventions, DoctorPassesHere) {
   const ToolRun run = run_ok({"doctor"});
-  for (const char* words :
-       {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4", "tiny layer W4A16", "tiny layer W4A8"}) {
+  for (const char* words : {"16/16", "256/256", "scale layout 128x4", "tiny layer W4A4",
+                            "tiny layer W4A16", "tiny layer W4A8"}) {
     EXPECT_THAT(run.out, HasSubstr(words));
   }
   EXPECT_THAT(run.out, HasSubstr("repro     nvfp4-moe doctor\n"));
@@ -32,8 +32,11 @@ TEST(Conventions, DoctorPassesHere) {
 
 TEST(Conventions, JsonIsOneObjectWithASchema) {
   const std::string& dir = sound_checkpoint();
-  const std::vector<std::vector<std::string>> commands = {
-      {"doctor"}, {"inspect", dir}, {"explain", dir}, {"explain", "--shape", "A"}, {"verify", dir, "--tokens", "2"}};
+  const std::vector<std::vector<std::string>> commands = {{"doctor"},
+                                                          {"inspect", dir},
+                                                          {"explain", dir},
+                                                          {"explain", "--shape", "A"},
+                                                          {"verify", dir, "--tokens", "2"}};
   for (std::vector<std::string> words : commands) {
     words.insert(words.end(), {"--json", "--quiet"});
     const ToolRun run = run_ok(words);
@@ -83,7 +86,8 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"run", dir}},
       {{"run", dir, "--layer", "0", "--input", "x"}},
       {{"run", "--replay", "x", "--input", "y"}},
-      {{"run", dir, "--devise", "cpu"}, "--devise: unknown option of run; did you mean --device? (see nvfp4-moe run"},
+      {{"run", dir, "--devise", "cpu"},
+       "--devise: unknown option of run; did you mean --device? (see nvfp4-moe run"},
       {{"run", dir, "--tokns=5"}, "--tokns: unknown option of run; did you mean --tokens?"},
       {{"run", dir, "--frobnicate"}, "--frobnicate: unknown option of run (see"},
       {{"run", dir, "--tokens", "abc"}, "--tokens: "},
@@ -92,7 +96,8 @@ TEST(Conventions, UsageErrorsAreTwo) {
       {{"calibrate", dir}},
       {{"calibrate", dir, "--input", "x", "--random", "1"}},
       {{"quantize", dir}},
-      {{"quantize", dir, "x", "--search", "min"}, "--search: expected one of max, mse, sweep, got \"min\""},
+      {{"quantize", dir, "x", "--search", "min"},
+       "--search: expected one of max, mse, sweep, got \"min\""},
       {{"quantize", dir, "x", "--format", "gguf"}},
       {{"quantize", dir, "x", "--max-shard-size", "0"}},
       {{"synthesize", "/proc/no", "--dtype", "U8"}},
@@ -109,33 +114,37 @@ TEST(Conventions, UsageErrorsAreTwo) {
     EXPECT_EQ(json.json()["error"]["status"], "invalid_argument") << shown << json.out;
     EXPECT_EQ(count_lines(json.err), 1) << shown;
   }
-  EXPECT_THAT(run_tool({"--json"}).err, HasSubstr("--json: unknown before a verb; verb: expected one of"));
+  EXPECT_THAT(run_tool({"--json"}).err,
+              HasSubstr("--json: unknown before a verb; verb: expected one of"));
 }
 
 TEST(Conventions, HelpAndVersionAreResults) {
-  for (const std::vector<std::string>& words :
-       std::vector<std::vector<std::string>>{{"--help"}, {"--version"}, {"inspect", "--help"}, {"run", "--help"}}) {
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+           {"--help"}, {"--version"}, {"inspect", "--help"}, {"run", "--help"}}) {
     const ToolRun run = run_ok(words);
     EXPECT_NE(run.out, "");
     EXPECT_EQ(run.err, "");
   }
   const std::string help = run_tool({"--help"}).out;
-  for (const char* verb : {"inspect", "quantize", "calibrate", "verify", "run", "bench", "doctor", "explain"}) {
+  for (const char* verb :
+       {"inspect", "quantize", "calibrate", "verify", "run", "bench", "doctor", "explain"}) {
     EXPECT_THAT(help, HasSubstr(verb));
   }
 }
 
 TEST(Conventions, WhatCannotBeReadIsFour) {
   const TempDir dir;
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"inspect", dir.file("missing")},
-           {"verify", dir.file("missing")},
-           {"explain", dir.file("missing")},
-           {"calibrate", dir.file("missing"), "--random", "1"},
-           {"quantize", dir.file("missing"), dir.file("out")},
-           {"run", dir.file("missing"), "--layer", "0", "--input", dir.file("x"), "--output", dir.file("y")},
-           {"run", sound_checkpoint(), "--layer", "0", "--input", dir.file("x"), "--output", dir.file("y")},
-           {"run", "--replay", dir.file("missing")}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"inspect", dir.file("missing")},
+                                             {"verify", dir.file("missing")},
+                                             {"explain", dir.file("missing")},
+                                             {"calibrate", dir.file("missing"), "--random", "1"},
+                                             {"quantize", dir.file("missing"), dir.file("out")},
+                                             {"run", dir.file("missing"), "--layer", "0", "--input",
+                                              dir.file("x"), "--output", dir.file("y")},
+                                             {"run", sound_checkpoint(), "--layer", "0", "--input",
+                                              dir.file("x"), "--output", dir.file("y")},
+                                             {"run", "--replay", dir.file("missing")}}) {
     const ToolRun run = run_tool(words);
     EXPECT_EQ(run.exit_code, 4) << testing::PrintToString(words) << run.err;
     EXPECT_EQ(count_lines(run.err), 1) << run.err;
@@ -145,12 +154,13 @@ TEST(Conventions, WhatCannotBeReadIsFour) {
 }
 
 TEST(Conventions, WhatNoBackendTakesIsThree) {
-  // Under `fixed`, something must provide the power of two; plain swiglu has no limit to take it from.
+  // Under `fixed`, something must provide the power of two; plain swiglu has no limit to take it
+  // from.
   TempDir dir;
   BuilderOptions options{.model_type = "qwen3_moe", .weight_only = true};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("weight_only")));
-  const ToolRun run =
-      run_tool({"explain", dir.file("weight_only"), "--activation-format", "nvfp4", "--intermediate-scale", "fixed"});
+  const ToolRun run = run_tool({"explain", dir.file("weight_only"), "--activation-format", "nvfp4",
+                                "--intermediate-scale", "fixed"});
   EXPECT_TRUE(run.exit_code == 2 || run.exit_code == 3) << run.out << run.err;
   EXPECT_EQ(count_lines(run.err), 1);
   // A family whose activation is not computed is declined by name.
@@ -172,7 +182,8 @@ TEST(Conventions, PipedOutputHasNoEscapeCodes) {
 
 TEST(Conventions, ATerminalGetsColourUnlessToldNot) {
   EXPECT_THAT(run_tool({"doctor"}, {}, Stdout::kTerminal).out, HasSubstr("\x1b[32m"));
-  EXPECT_THAT(run_tool({"doctor"}, {{"NO_COLOR", "1"}}, Stdout::kTerminal).out, Not(HasSubstr("\x1b")));
+  EXPECT_THAT(run_tool({"doctor"}, {{"NO_COLOR", "1"}}, Stdout::kTerminal).out,
+              Not(HasSubstr("\x1b")));
 }
 
 TEST(Conventions, AReaderThatGoesAwayEndsNothing) {
@@ -189,12 +200,13 @@ TEST(Conventions, AFullDiskIsTold) {
 
 TEST(Conventions, ReproIsTheCommandThatWasGiven) {
   const ToolRun run = run_tool({"inspect", sound_checkpoint(), "--layers", "0", "--max-tokens=64"});
-  EXPECT_THAT(run.out,
-              HasSubstr("repro     nvfp4-moe inspect " + sound_checkpoint() + " --layers 0 --max-tokens=64\n"));
+  EXPECT_THAT(run.out, HasSubstr("repro     nvfp4-moe inspect " + sound_checkpoint() +
+                                 " --layers 0 --max-tokens=64\n"));
 }
 
 TEST(Conventions, BackendIsTakenFromTheEnvironmentWhereTheOptionSaysAuto) {
-  const ToolRun forced = run_tool({"explain", "--shape", "A", "--json"}, {{"NVFP4_MOE_BACKEND", "reference"}});
+  const ToolRun forced =
+      run_tool({"explain", "--shape", "A", "--json"}, {{"NVFP4_MOE_BACKEND", "reference"}});
   EXPECT_EQ(forced.json()["backend"], "reference") << forced.out;
   const ToolRun wrong = run_tool({"explain", "--shape", "A"}, {{"NVFP4_MOE_BACKEND", "abacus"}});
   EXPECT_EQ(wrong.exit_code, 2);
@@ -209,7 +221,9 @@ TEST(Conventions, ExplainRefusesOnlyWhatCannotRunTheLayer) {
     const size_t at = text.find("| " + row["backend"].get<std::string>() + " ");
     ASSERT_NE(at, std::string::npos) << text;
     const std::string line = text.substr(at, text.find('\n', at) - at);
-    const char* result = row["chosen"] ? "| chosen " : row["supported"] ? "| not chosen " : "| refused ";
+    const char* result = row["chosen"]      ? "| chosen "
+                         : row["supported"] ? "| not chosen "
+                                            : "| refused ";
     EXPECT_THAT(line, HasSubstr(result));
   }
 }
@@ -241,7 +255,8 @@ ATTACK_TEST(kHostileFiles, Inspect, EveryHostileCheckpointIsFourWithOneLine) {
     EXPECT_EQ(run.out, "") << hostile.name;
     EXPECT_EQ(count_lines(run.err), 1) << hostile.name << ": " << run.err;
     EXPECT_THAT(run.err, StartsWith("nvfp4-moe: error: ")) << hostile.name;
-    for (const char c : run.err) EXPECT_TRUE(c == '\n' || (c & 0x80) != 0 || c >= 0x20) << hostile.name;
+    for (const char c : run.err)
+      EXPECT_TRUE(c == '\n' || (c & 0x80) != 0 || c >= 0x20) << hostile.name;
   }
 }
 

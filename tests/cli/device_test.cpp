@@ -1,5 +1,5 @@
-// --device: what the verbs say if there is no such device, and on a machine with a GPU (skipped by name elsewhere)
-// run, replay, verify, bench, explain and doctor on it.
+// --device: what the verbs say if there is no such device, and on a machine with a GPU (skipped by
+// name elsewhere) run, replay, verify, bench, explain and doctor on it.
 #include "cli/run_tool.h"
 #include "moe/layer.h"
 #include "support/checkpoint_builder.h"
@@ -18,7 +18,8 @@ struct Tiny {
     options.layers = 1;
     EXPECT_OK(CheckpointBuilder(options).write(path));
     std::vector<float> hidden(static_cast<size_t>(9 * options.hidden_size));
-    for (size_t i = 0; i < hidden.size(); ++i) hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
+    for (size_t i = 0; i < hidden.size(); ++i)
+      hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
     write_tensors(states, {tensor("hidden", DType::kF32, {9, options.hidden_size}, hidden)});
   }
 };
@@ -30,9 +31,12 @@ Tiny& tiny() {
 TEST(DeviceOption, IsJudgedByEveryVerbThatRunsLayers) {
   const std::string& dir = tiny().path;
   const std::vector<std::vector<std::string>> verbs = {
-      {"verify", dir},  {"bench", dir, "--tokens", "1"},
-      {"explain", dir}, {"inspect", dir},
-      {"doctor"},       {"run", dir, "--layer", "0", "--input", tiny().states, "--output", tiny().dir.file("never")}};
+      {"verify", dir},
+      {"bench", dir, "--tokens", "1"},
+      {"explain", dir},
+      {"inspect", dir},
+      {"doctor"},
+      {"run", dir, "--layer", "0", "--input", tiny().states, "--output", tiny().dir.file("never")}};
   for (std::vector<std::string> words : verbs) {
     words.insert(words.end(), {"--device", "gpu"});
     const ToolRun wrong = run_tool(words);
@@ -79,27 +83,30 @@ TEST_F(OnGpu, VerifyComparesEveryBackendOfTheDevice) {
       EXPECT_EQ(json["device"], "cuda:0");
       EXPECT_EQ(json["failed_layers"], 0);
       const auto& layer = json["details"]["layers"][0];
-      EXPECT_NE(layer.dump().find(backend == std::string("auto") ? "\"backend\"" : "\"cuda\""), std::string::npos)
+      EXPECT_NE(layer.dump().find(backend == std::string("auto") ? "\"backend\"" : "\"cuda\""),
+                std::string::npos)
           << layer.dump();
     }
 }
 
 TEST_F(OnGpu, RunsDumpsAndReplaysTheSameBits) {
   const std::string dump = tiny().dir.file("call.safetensors");
-  const nlohmann::json json = run({"run", tiny().path, "--activation-format", "nvfp4", "--layer", "0", "--input",
-                                   tiny().states, "--output", tiny().dir.file("out.safetensors"), "--dump", dump})
-                                  .json();
+  const nlohmann::json json =
+      run({"run", tiny().path, "--activation-format", "nvfp4", "--layer", "0", "--input",
+           tiny().states, "--output", tiny().dir.file("out.safetensors"), "--dump", dump})
+          .json();
   EXPECT_EQ(json["device"], "cuda:0");
   EXPECT_GT(json["quantized"][0]["blocks"], 0);
   const nlohmann::json again = run({"run", "--replay", dump}).json();
   EXPECT_EQ(again["same_bits"], true);
-  const ToolRun host = run_tool({"run", "--replay", dump, "--json"});  // another order of sums, the same bounds
+  const ToolRun host =
+      run_tool({"run", "--replay", dump, "--json"});  // another order of sums, the same bounds
   EXPECT_EQ(host.exit_code, 0) << host.out;
 }
 
 TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
-  const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "4", "--tokens", "1,16", "--seconds", "0.01",
-                                   "--activation-format", "nvfp4,bf16"})
+  const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "4", "--tokens", "1,16",
+                                   "--seconds", "0.01", "--activation-format", "nvfp4,bf16"})
                                   .json();
   EXPECT_EQ(json["checked"], true);
   EXPECT_EQ(json["device"]["name"], "cuda:0");
@@ -107,19 +114,22 @@ TEST_F(OnGpu, BenchTimesGraphsBesideTheFloor) {
   for (const auto& row : json["timings"]) {
     EXPECT_GT(row["read_gb_per_s"], 100.0);
     EXPECT_GT(row["peak_gflop_per_s"], 1e4);
-    const double read_us = row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>();
+    const double read_us =
+        row["touched_gb_per_s"].get<double>() / row["read_gb_per_s"].get<double>();
     const double flop_us = row["gflop_per_s"].get<double>() / row["peak_gflop_per_s"].get<double>();
-    EXPECT_NEAR(row["floor_us"].get<double>(), std::max(read_us, flop_us) * row["median_us"].get<double>(),
+    EXPECT_NEAR(row["floor_us"].get<double>(),
+                std::max(read_us, flop_us) * row["median_us"].get<double>(),
                 0.01 * row["floor_us"].get<double>());
     EXPECT_GE(row["times_floor"], 1.0);
   }
 }
 
-// Steps are what a graph takes longer with them; launched one after another they take no less than a run.
+// Steps are what a graph takes longer with them; launched one after another they take no less than
+// a run.
 TEST_F(OnGpu, BenchTimesSteps) {
   for (const char* format : {"nvfp4", "bf16"}) {
-    const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "16", "--tokens", "64", "--seconds", "0.05",
-                                     "--steps", "--activation-format", format})
+    const nlohmann::json json = run({"bench", "--shape", "A", "--experts", "16", "--tokens", "64",
+                                     "--seconds", "0.05", "--steps", "--activation-format", format})
                                     .json();
     ASSERT_EQ(json["steps"].size(), 6u);
     double sum_us = 0;
@@ -150,7 +160,8 @@ class RanksOnGpus : public OnGpu {
 TEST_F(RanksOnGpus, VerifyGivesTheBitsOfOneRank) {
   for (const std::string combine : {"all_to_all", "all_reduce"})
     for (const char* format : {"nvfp4", "bf16"}) {
-      const ToolRun ran = run({"verify", tiny().path, "--combine", combine, "--activation-format", format});
+      const ToolRun ran =
+          run({"verify", tiny().path, "--combine", combine, "--activation-format", format});
       if (has_no_nccl(ran.err)) GTEST_SKIP() << ran.err;
       ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
       const nlohmann::json json = ran.json();
@@ -167,13 +178,15 @@ TEST_F(RanksOnGpus, VerifyGivesTheBitsOfOneRank) {
 }
 
 TEST_F(RanksOnGpus, BenchTellsWhatTheExchangeAdds) {
-  const ToolRun ran = run({"bench", "--shape", "A", "--experts", "8", "--tokens", "4,16", "--routing", "uniform,hot",
-                           "--balance", "--seconds", "0.01", "--activation-format", "nvfp4"});
+  const ToolRun ran =
+      run({"bench", "--shape", "A", "--experts", "8", "--tokens", "4,16", "--routing",
+           "uniform,hot", "--balance", "--seconds", "0.01", "--activation-format", "nvfp4"});
   ASSERT_EQ(ran.exit_code, 0) << ran.out << ran.err;
   int exchanges = 0, balanced = 0;
   const nlohmann::json json = ran.json();
   for (const auto& row : json["timings"]) {
-    if (!row["refused"].is_null() && has_no_nccl(row["refused"].get<std::string>())) GTEST_SKIP() << row["refused"];
+    if (!row["refused"].is_null() && has_no_nccl(row["refused"].get<std::string>()))
+      GTEST_SKIP() << row["refused"];
     ASSERT_TRUE(row["refused"].is_null()) << row.dump();
     EXPECT_GT(row["median_us"], 1.0) << row.dump();
     EXPECT_EQ(row["agree_share"], nullptr) << "a graph has no such parts";

@@ -1,4 +1,5 @@
-// doctor's report of engines: what a Python says that is found, missing, slow, broken or hostile. Never a failure.
+// doctor's report of engines: what a Python says that is found, missing, slow, broken or hostile.
+// Never a failure.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -28,7 +29,8 @@ class DoctorEngines : public ::testing::Test {
     words.insert(words.begin(), "doctor");
     return run_tool(words, {{"PATH", dir_.path().string() + ":/usr/bin:/bin"}});
   }
-  // Without the folders of the system: no python3 but the script, and none at all if there is no script.
+  // Without the folders of the system: no python3 but the script, and none at all if there is no
+  // script.
   ToolRun doctor_without_system() { return run_tool({"doctor"}, {{"PATH", dir_.path().string()}}); }
 
   TempDir dir_;
@@ -51,7 +53,8 @@ TEST_F(DoctorEngines, AreNamedWithTheirVersionAndNote) {
 }
 
 TEST_F(DoctorEngines, TheQuestionIsTheModuleAskedFromNoFolderOfTheUser) {
-  python_is("[ \"$*\" = '-m nvfp4_moe.engines --json' ] && [ \"$(pwd)\" = / ] || exit 3\n" + std::string(kReport));
+  python_is("[ \"$*\" = '-m nvfp4_moe.engines --json' ] && [ \"$(pwd)\" = / ] || exit 3\n" +
+            std::string(kReport));
   EXPECT_THAT(doctor().out, HasSubstr("the adapter fits"));
 }
 
@@ -82,7 +85,8 @@ TEST_F(DoctorEngines, APythonThatHangsIsGivenUp) {
 }
 
 TEST_F(DoctorEngines, WhatTheReportHoldsReachesNoTerminalAsControl) {
-  python_is(R"(printf '{"engines": [{"name": "a\\u001b[31m", "version": "\\u0007", "note": "b\\nverdict   fine"}]}')");
+  python_is(
+      R"(printf '{"engines": [{"name": "a\\u001b[31m", "version": "\\u0007", "note": "b\\nverdict   fine"}]}')");
   const ToolRun run = doctor();
   EXPECT_THAT(run.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run.out, Not(HasSubstr("\nverdict   fine")));

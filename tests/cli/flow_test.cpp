@@ -1,4 +1,5 @@
-// The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run -> dump -> replay.
+// The whole way on tiny sizes: synthesize -> quantize -> inspect -> verify -> calibrate -> run ->
+// dump -> replay.
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -26,8 +27,8 @@ struct Made {
   std::string floats = dir.file("floats");
   std::string packed = dir.file("packed");
   Made() {
-    run_ok({"synthesize", floats, "--layers", "2", "--experts", "8", "--top-k", "2", "--hidden", "128",
-            "--intermediate", "64", "--vocab", "64"});
+    run_ok({"synthesize", floats, "--layers", "2", "--experts", "8", "--top-k", "2", "--hidden",
+            "128", "--intermediate", "64", "--vocab", "64"});
     const nlohmann::json quantized = json_of({"quantize", floats, packed, "--search", "mse"});
     quantize = quantized;
   }
@@ -42,15 +43,16 @@ Made& made() {
 void write_states(const std::string& path, float fifth_weight = 0.25f, int64_t channels = kHidden) {
   std::vector<float> hidden, weights;
   std::vector<int64_t> ids;
-  for (int64_t i = 0; i < 5 * channels; ++i) hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
+  for (int64_t i = 0; i < 5 * channels; ++i)
+    hidden.push_back(static_cast<float>((i * 37) % 101 - 50) / 16.0f);
   for (int64_t i = 0; i < 10; ++i) {
     ids.push_back(i == 7 ? -1 : (i * 3) % 8);
     weights.push_back(0.25f + 0.05f * static_cast<float>(i % 4));
   }
   weights[4] = fifth_weight;
-  write_tensors(path,
-                {tensor("hidden", DType::kF32, {5, channels}, hidden), tensor("topk_ids", DType::kI64, {5, 2}, ids),
-                 tensor("topk_weights", DType::kF32, {5, 2}, weights)});
+  write_tensors(path, {tensor("hidden", DType::kF32, {5, channels}, hidden),
+                       tensor("topk_ids", DType::kI64, {5, 2}, ids),
+                       tensor("topk_weights", DType::kF32, {5, 2}, weights)});
 }
 
 std::vector<float> read_out(const std::string& path) {
@@ -70,7 +72,8 @@ TEST(Flow, QuantizeReportsQualityPerLayer) {
   ASSERT_EQ(json["layers"].size(), 2u);
   EXPECT_EQ(json["quantized_tensors"], 2 * 8 * 3);
   for (const auto& layer : json["layers"]) {
-    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would be a broken quantizer.
+    // 4.5 bits a weight give about 20 dB on bell-shaped weights; half of that would be a broken
+    // quantizer.
     EXPECT_GT(layer["sqnr_db"].get<double>(), 15.0);
     EXPECT_LT(layer["sqnr_db"].get<double>(), 30.0);
     EXPECT_EQ(layer["blocks"], 8 * 3 * 128 * 64 / 16);
@@ -89,7 +92,8 @@ TEST(Flow, InspectAndVerifyAgainstTheOriginalPass) {
   EXPECT_EQ(inspect.json()["errors"], 0);
   EXPECT_EQ(json_of({"inspect", made().floats})["format"], "float");
 
-  const ToolRun verify = run_ok({"verify", made().packed, "--against", made().floats, "--tokens", "16"});
+  const ToolRun verify =
+      run_ok({"verify", made().packed, "--against", made().floats, "--tokens", "16"});
   EXPECT_THAT(verify.out, HasSubstr("file's bytes, unpacked"));
   EXPECT_THAT(verify.out, HasSubstr("exact reference, cpu"));
   EXPECT_THAT(verify.out, HasSubstr("original"));
@@ -99,8 +103,8 @@ TEST(Flow, InspectAndVerifyAgainstTheOriginalPass) {
 }
 
 TEST(Flow, AnSqnrLimitFailsOnlyWhenAsked) {
-  const ToolRun strict = run_tool(
-      {"verify", made().packed, "--against", made().floats, "--tokens", "0", "--limit", "40", "--layers", "1"});
+  const ToolRun strict = run_tool({"verify", made().packed, "--against", made().floats, "--tokens",
+                                   "0", "--limit", "40", "--layers", "1"});
   EXPECT_EQ(strict.exit_code, 1) << strict.out;
   EXPECT_THAT(strict.out, HasSubstr("FAIL"));
   EXPECT_THAT(strict.out, HasSubstr("layer 1"));
@@ -109,7 +113,8 @@ TEST(Flow, AnSqnrLimitFailsOnlyWhenAsked) {
 
 TEST(Flow, BothOutputFormatsAreReadBack) {
   const std::string out = made().dir.file("compressed");
-  run_ok({"quantize", made().floats, out, "--format", "compressed-tensors", "--layers", "1", "--separate-gate-up"});
+  run_ok({"quantize", made().floats, out, "--format", "compressed-tensors", "--layers", "1",
+          "--separate-gate-up"});
   run_ok({"verify", out, "--against", made().floats, "--layers", "1", "--tokens", "4"});
 }
 
@@ -119,8 +124,9 @@ TEST(Flow, NemotronGoesThroughEveryVerb) {
   for (const char* latent : {"0", "96"}) {
     const std::string floats = dir.file(std::string("floats") + latent),
                       packed = dir.file(std::string("packed") + latent);
-    run_ok({"synthesize", floats, "--family", "nemotron_h", "--latent", latent, "--layers", "2", "--experts", "8",
-            "--top-k", "2", "--hidden", "128", "--intermediate", "64", "--vocab", "64"});
+    run_ok({"synthesize", floats, "--family", "nemotron_h", "--latent", latent, "--layers", "2",
+            "--experts", "8", "--top-k", "2", "--hidden", "128", "--intermediate", "64", "--vocab",
+            "64"});
     const nlohmann::json quantized = json_of({"quantize", floats, packed, "--search", "mse"});
     const nlohmann::json layer = quantized["layers"][0];
     EXPECT_EQ(layer["layer"], 1);
@@ -134,24 +140,28 @@ TEST(Flow, NemotronGoesThroughEveryVerb) {
     const ToolRun verify = run_ok({"verify", packed, "--against", floats, "--tokens", "16"});
     EXPECT_THAT(verify.out, HasSubstr("2 layers passed"));
     const std::string calibrated = dir.file(std::string("calibrated") + latent);
-    run_ok({"calibrate", packed, "--random", "2", "--tokens", "16", "--write", calibrated, "--json"});
+    run_ok(
+        {"calibrate", packed, "--random", "2", "--tokens", "16", "--write", calibrated, "--json"});
     run_ok({"verify", calibrated, "--activation-scale", "static", "--tokens", "8"});
     const nlohmann::json explained = json_of({"explain", packed, "--layer", "3"});
     EXPECT_EQ(explained["activation"], "relu2");
-    const std::string states = dir.file(std::string("states") + latent), dump = dir.file(std::string("dump") + latent);
+    const std::string states = dir.file(std::string("states") + latent),
+                      dump = dir.file(std::string("dump") + latent);
     write_states(states, 0.25f, latent[0] == '0' ? 128 : 96);
-    run_ok({"run", packed, "--layer", "3", "--input", states, "--output", dir.file("out"), "--dump", dump});
+    run_ok({"run", packed, "--layer", "3", "--input", states, "--output", dir.file("out"), "--dump",
+            dump});
     run_ok({"run", "--replay", dump});
   }
   // Another model's weights are not what it is compared with.
-  const ToolRun other = run_tool({"verify", dir.file("packed0"), "--against", made().floats, "--layers", "1"});
+  const ToolRun other =
+      run_tool({"verify", dir.file("packed0"), "--against", made().floats, "--layers", "1"});
   EXPECT_NE(other.exit_code, 0);
 }
 
 TEST(Flow, CalibrationGoesIntoACopy) {
   const std::string out = made().dir.file("calibrated");
-  const ToolRun calibrated =
-      run_ok({"calibrate", made().packed, "--random", "2", "--tokens", "16", "--write", out, "--json"});
+  const ToolRun calibrated = run_ok(
+      {"calibrate", made().packed, "--random", "2", "--tokens", "16", "--write", out, "--json"});
   const nlohmann::json layer = calibrated.json()["layers"][0];
   EXPECT_GT(layer["hidden_amax"].get<double>(), 0.0);
   EXPECT_FLOAT_EQ(layer["hidden_scale"].get<float>(), layer["hidden_amax"].get<float>() / 2688.0f);
@@ -170,39 +180,49 @@ TEST(Flow, CalibrationGoesIntoACopy) {
   const nlohmann::json same = json_of({"explain", second, "--activation-scale", "static"});
   EXPECT_EQ(same["activation_scale"], found["activation_scale"]);
   const auto refused = [&](const std::string& file, const std::string& words) {
-    const ToolRun run = run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", file});
+    const ToolRun run =
+        run_tool({"quantize", made().floats, made().dir.file("third"), "--input-scales", file});
     EXPECT_EQ(run.exit_code, 4);
     EXPECT_THAT(run.err, testing::HasSubstr(file + ": " + words));
     EXPECT_FALSE(std::filesystem::exists(made().dir.file("third")));
   };
   std::ofstream(scales) << "{\"layers\": [{\"layer\": 0}]}";
   refused(scales, "layer 0: expected hidden_scale, got none");
-  std::ofstream(scales) << R"({"layers": [{"layer": 0, "hidden_scale": 1, "intermediate_scale": null}]})";
+  std::ofstream(scales)
+      << R"({"layers": [{"layer": 0, "hidden_scale": 1, "intermediate_scale": null}]})";
   refused(scales, "expected scales of all ");
   refused("/dev/zero", "expected a regular file, got a character device");
 }
 
 TEST(Flow, MomentsOfCalibrateWeighTheErrorsOfQuantize) {
-  const std::string moments = made().dir.file("moments.safetensors"), out = made().dir.file("weighted");
-  const nlohmann::json calibrated = json_of({"calibrate", made().floats, "--random", "1", "--moments", moments});
+  const std::string moments = made().dir.file("moments.safetensors"),
+                    out = made().dir.file("weighted");
+  const nlohmann::json calibrated =
+      json_of({"calibrate", made().floats, "--random", "1", "--moments", moments});
   EXPECT_EQ(calibrated["moments"], moments);
-  EXPECT_EQ(run_tool({"calibrate", made().floats, "--random", "1", "--moments", moments}).exit_code, 2);
-  const ToolRun quantized =
-      run_ok({"quantize", made().floats, out, "--search", "sweep", "--calibration", moments, "--json"});
+  EXPECT_EQ(run_tool({"calibrate", made().floats, "--random", "1", "--moments", moments}).exit_code,
+            2);
+  const ToolRun quantized = run_ok(
+      {"quantize", made().floats, out, "--search", "sweep", "--calibration", moments, "--json"});
   EXPECT_EQ(quantized.json()["calibration"], moments);
   // SQNR is of weights, which a plain sweep serves best.
-  const ToolRun sweep = run_tool({"quantize", made().floats, made().dir.file("sweep"), "--search", "sweep", "--json"});
-  EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(), sweep.json()["mean_sqnr_db"].get<double>());
-  EXPECT_GT(sweep.json()["mean_sqnr_db"].get<double>(), made().quantize["mean_sqnr_db"].get<double>());
+  const ToolRun sweep = run_tool(
+      {"quantize", made().floats, made().dir.file("sweep"), "--search", "sweep", "--json"});
+  EXPECT_LT(quantized.json()["mean_sqnr_db"].get<double>(),
+            sweep.json()["mean_sqnr_db"].get<double>());
+  EXPECT_GT(sweep.json()["mean_sqnr_db"].get<double>(),
+            made().quantize["mean_sqnr_db"].get<double>());
   for (const std::string& checked : {out, made().dir.file("sweep")}) {
     run_ok({"verify", checked, "--against", made().floats, "--tokens", "4"});
   }
 }
 
 TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
-  const std::string states = made().dir.file("nonfinite.safetensors"), out = made().dir.file("nonfinite_out");
+  const std::string states = made().dir.file("nonfinite.safetensors"),
+                    out = made().dir.file("nonfinite_out");
   const std::string dump = made().dir.file("nonfinite_dump");
-  const std::vector<std::string> words = {"run", made().packed, "--layer", "1", "--input", states, "--output", out};
+  const std::vector<std::string> words = {"run",     made().packed, "--layer",  "1",
+                                          "--input", states,        "--output", out};
   const auto run = [&](const std::string& option, const std::string& value = {}) {
     std::vector<std::string> all = words;
     if (!option.empty()) all.push_back(option);
@@ -225,16 +245,20 @@ TEST(Flow, RunTellsWeightsAndOutputsThatAreNotFinite) {
   EXPECT_EQ(replay["nonfinite_weights"], 1);
   EXPECT_EQ(replay["nonfinite_outputs"], kHidden);
 
-  write_states(states, std::numeric_limits<float>::max());  // a finite weight beyond what its products hold
-  EXPECT_THAT(run("").out, HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));
+  write_states(states,
+               std::numeric_limits<float>::max());  // a finite weight beyond what its products hold
+  EXPECT_THAT(
+      run("").out,
+      HasSubstr("elements of out are not finite, by overflow: hidden and router weights are"));
 }
 
 TEST(Flow, RunDumpReplay) {
-  const std::string states = made().dir.file("states.safetensors"), out = made().dir.file("out.safetensors");
+  const std::string states = made().dir.file("states.safetensors"),
+                    out = made().dir.file("out.safetensors");
   const std::string dump = made().dir.file("dump.safetensors");
   write_states(states);
-  const ToolRun run =
-      run_ok({"run", made().packed, "--layer", "1", "--input", states, "--output", out, "--dump", dump});
+  const ToolRun run = run_ok(
+      {"run", made().packed, "--layer", "1", "--input", states, "--output", out, "--dump", dump});
   EXPECT_THAT(run.out, HasSubstr("nvfp4-moe run --replay " + dump));
   double sum = 0;
   for (const float value : read_out(out)) {
@@ -242,7 +266,8 @@ TEST(Flow, RunDumpReplay) {
     sum += std::abs(value);
   }
   EXPECT_GT(sum, 0.0);
-  const nlohmann::json times = json_of({"run", made().packed, "--layer", "1", "--input", states, "--output", out});
+  const nlohmann::json times =
+      json_of({"run", made().packed, "--layer", "1", "--input", states, "--output", out});
   EXPECT_GT(times["elapsed_us"], 0.0);
   EXPECT_GE(times["repeats"], 1) << "a layer of this size takes far less than a second";
   EXPECT_GT(times["again_us"], 0.0);
@@ -258,7 +283,8 @@ TEST(Flow, RunDumpReplay) {
   ASSERT_NE(stored, nullptr);
   {
     std::fstream edit(dump, std::ios::in | std::ios::out | std::ios::binary);
-    edit.seekp(static_cast<std::streamoff>(file->header().data_offset + stored->begin + 3 * kHidden * sizeof(float)));
+    edit.seekp(static_cast<std::streamoff>(file->header().data_offset + stored->begin +
+                                           3 * kHidden * sizeof(float)));
     const float wrong = 1000.0f;
     edit.write(reinterpret_cast<const char*>(&wrong), sizeof wrong);
   }
@@ -268,23 +294,26 @@ TEST(Flow, RunDumpReplay) {
   EXPECT_THAT(changed.out, HasSubstr("FAIL"));
 }
 
-// Ranks under expert and tensor parallel add up to the whole layer. No shared expert: every rank would add it.
+// Ranks under expert and tensor parallel add up to the whole layer. No shared expert: every rank
+// would add it.
 TEST(Flow, RanksAddUp) {
   const TempDir dir;
-  BuilderOptions options{.model_type = "qwen3_moe", .hidden_size = kHidden, .intermediate_size = 64};
+  BuilderOptions options{
+      .model_type = "qwen3_moe", .hidden_size = kHidden, .intermediate_size = 64};
   ASSERT_OK(CheckpointBuilder(options).write(dir.file("model")));
   const std::string states = dir.file("states.safetensors"), out = dir.file("out.safetensors");
   write_states(states);
   const auto run = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> words = {"run", dir.file("model"), "--layer", "0", "--input", states, "--output", out};
+    std::vector<std::string> words = {"run",  dir.file("model"), "--layer", "0", "--input",
+                                      states, "--output",        out};
     words.insert(words.end(), {"--activation-format", "bf16", "--row-format", "fp32"});
     words.insert(words.end(), more.begin(), more.end());
     run_ok(words);
     return read_out(out);
   };
   const std::vector<float> whole = run({});
-  for (const auto& [option, low, high] :
-       {std::tuple("--expert-range", "0:3", "3:5"), std::tuple("--intermediate-slice", "0:32", "32:32")}) {
+  for (const auto& [option, low, high] : {std::tuple("--expert-range", "0:3", "3:5"),
+                                          std::tuple("--intermediate-slice", "0:32", "32:32")}) {
     const std::vector<float> first = run({option, low}), second = run({option, high});
     double error = 0, norm = 0, part = 0;
     for (size_t i = 0; i < whole.size(); ++i) {
@@ -294,8 +323,8 @@ TEST(Flow, RanksAddUp) {
     }
     EXPECT_GT(part, 0.0) << option;
     EXPECT_GT(std::abs(part - norm), 1e-3 * norm) << option << ": one rank alone is not the layer";
-    // Rows stay in fp32, so only the order of fp32 additions differs: fewer than 100 of them, 2^-24 each, and the
-    // terms are at most a few times the sum.
+    // Rows stay in fp32, so only the order of fp32 additions differs: fewer than 100 of them, 2^-24
+    // each, and the terms are at most a few times the sum.
     EXPECT_LT(std::sqrt(error / norm), 100 * 0x1p-24 * 4) << option;
   }
 }
@@ -303,12 +332,14 @@ TEST(Flow, RanksAddUp) {
 TEST(Flow, RunRefusesInputsThatDoNotFit) {
   const std::string states = made().dir.file("wrong.safetensors");
   const auto run = [&] {
-    return run_tool({"run", made().packed, "--layer", "0", "--input", states, "--output", made().dir.file("no")});
+    return run_tool({"run", made().packed, "--layer", "0", "--input", states, "--output",
+                     made().dir.file("no")});
   };
   write_tensors(states, {tensor("hidden", DType::kF32, {2, 64}, std::vector<float>(128))});
   EXPECT_EQ(run().exit_code, 4);
   EXPECT_THAT(run().err, HasSubstr("128"));
-  write_tensors(states, {tensor("hidden", DType::kI32, {2, kHidden}, std::vector<int32_t>(2 * kHidden))});
+  write_tensors(states,
+                {tensor("hidden", DType::kI32, {2, kHidden}, std::vector<int32_t>(2 * kHidden))});
   EXPECT_EQ(run().exit_code, 4);
   write_tensors(states, {tensor("hidden", DType::kF32, {1, kHidden}, std::vector<float>(kHidden)),
                          tensor("topk_ids", DType::kI32, {1, 2}, std::vector<int32_t>{0, 8})});

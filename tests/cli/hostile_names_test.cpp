@@ -31,7 +31,8 @@ const std::vector<std::string>& hostile_names() {
 
 void expect_safe(const std::string& text, const std::string& what) {
   std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) EXPECT_EQ(printable(line, kWholeText), line) << what;
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_EQ(printable(line, kWholeText), line) << what;
 }
 
 class HostileNames : public testing::Test {
@@ -97,7 +98,8 @@ ATTACK_TEST_F(kHostileNames, HostileNames, ErrorsAndUsageShowThemEscaped) {
 }
 
 ATTACK_TEST_F(kHostileNames, HostileNames, ANameThatIsNoUtf8IsRefusedByAMessageThatIs) {
-  const std::string header = "{\"a\xFF\x9B\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
+  const std::string header =
+      "{\"a\xFF\x9B\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}";
   std::ofstream(model_ + "/bad.safetensors", std::ios::binary) << safetensors_bytes(header, 1);
   expect_safe_run({"inspect", model_}, 4);
 }

@@ -1,4 +1,5 @@
-// What a verb may write to: its own new files and regular ones that it is told to replace, never an input or a device.
+// What a verb may write to: its own new files and regular ones that it is told to replace, never an
+// input or a device.
 #include <sys/stat.h>
 
 #include <fstream>
@@ -49,8 +50,9 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoDeviceFifoOrFolder) {
   // Stands for /dev/null: were it replaced, it would be a link no more.
   fs::create_symlink("/dev/null", link);
   for (const char* option : {"--output", "--dump"}) {
-    expect_attack_refused(inputs.run({option, "/dev/null"}),
-                          "/dev/null: expected a regular file to replace or nothing, got a character device");
+    expect_attack_refused(
+        inputs.run({option, "/dev/null"}),
+        "/dev/null: expected a regular file to replace or nothing, got a character device");
     expect_attack_refused(inputs.run({option, fifo}), "got a FIFO");
     expect_attack_refused(inputs.run({option, link}), link);
     expect_attack_refused(inputs.run({option, inputs.dir.path().string()}), "got a directory");
@@ -89,7 +91,8 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoInput) {
   }
   EXPECT_EQ(read_file(inputs.states), before);
   const std::string both = inputs.dir.file("both");
-  expect_attack_refused(inputs.run({"--output", both, "--dump", inputs.dir.file("./both")}), "--output");
+  expect_attack_refused(inputs.run({"--output", both, "--dump", inputs.dir.file("./both")}),
+                        "--output");
   EXPECT_FALSE(fs::exists(both));
 }
 
@@ -126,9 +129,11 @@ TEST(Output, AnInputWithoutTokensHasAnOutputWithoutTokens) {
   // With dumps asked for by the environment too: there is nothing to write down.
   const std::string dumps = inputs.dir.file("dumps");
   ASSERT_TRUE(fs::create_directory(dumps));
-  run_ok({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out}, {{"NVFP4_MOE_DUMP", dumps}});
+  run_ok({"run", inputs.model, "--layer", "0", "--input", inputs.states, "--output", out},
+         {{"NVFP4_MOE_DUMP", dumps}});
   EXPECT_TRUE(fs::is_empty(dumps));
-  expect_refused(inputs.run({"--dump", inputs.dir.file("dump")}), "--dump: expected an input of at least one token");
+  expect_refused(inputs.run({"--dump", inputs.dir.file("dump")}),
+                 "--dump: expected an input of at least one token");
 }
 
 // Measuring takes long: what --write would refuse is reported before the input is read.
@@ -137,12 +142,15 @@ TEST(Output, CalibrateAsksForItsFolderFirst) {
   const std::string out = inputs.dir.file("out"), missing = inputs.dir.file("missing");
   ASSERT_TRUE(fs::create_directory(out));
   std::ofstream(out + "/kept") << "kept";
-  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", out}), "new or empty directory");
-  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", inputs.model}), "apart");
+  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", out}),
+                 "new or empty directory");
+  expect_refused(run_tool({"calibrate", inputs.model, "--input", missing, "--write", inputs.model}),
+                 "apart");
   EXPECT_EQ(read_file(out + "/kept"), "kept");
 }
 
-// Dumps of the environment variable keep out of each other's way, whoever had the process number before.
+// Dumps of the environment variable keep out of each other's way, whoever had the process number
+// before.
 TEST(Output, ADumpReplacesNoOther) {
   const Inputs inputs;
   const std::string dumps = inputs.dir.file("dumps");
@@ -151,8 +159,9 @@ TEST(Output, ADumpReplacesNoOther) {
   const std::string script =
       "for i in 0 1; do echo kept > \"$0/repro-$$-$i.safetensors\"; done; "
       "exec env NVFP4_MOE_DUMP=\"$0\" \"$@\" > /dev/null 2>&1";
-  const std::string command = "sh -c '" + script + "' " + dumps + " " NVFP4_MOE_TOOL " run " + inputs.model +
-                              " --layer 0 --input " + inputs.states + " --output " + inputs.dir.file("out");
+  const std::string command = "sh -c '" + script + "' " + dumps + " " NVFP4_MOE_TOOL " run " +
+                              inputs.model + " --layer 0 --input " + inputs.states + " --output " +
+                              inputs.dir.file("out");
   ASSERT_EQ(std::system(command.c_str()), 0);
   int kept = 0, written = 0;
   for (const auto& entry : fs::directory_iterator(dumps)) {

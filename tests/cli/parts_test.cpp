@@ -39,8 +39,8 @@ TEST(Lists, NumbersAndRangesAscendWithoutRepetition) {
 }
 
 TEST(Lists, RefuseWhatIsNoList) {
-  for (const char* text : {"", ",", "1,", "a", "1-", "-1", "5-3", "1--3", "1 2", "0x3", "1.5", "99999999999999999999",
-                           "0-9223372036854775807", "0-999999,2000000"}) {
+  for (const char* text : {"", ",", "1,", "a", "1-", "-1", "5-3", "1--3", "1 2", "0x3", "1.5",
+                           "99999999999999999999", "0-9223372036854775807", "0-999999,2000000"}) {
     const auto parsed = parse_list(text);
     EXPECT_FALSE(parsed.ok()) << text;
     EXPECT_EQ(parsed.status().code(), Code::kInvalidArgument) << text;
@@ -52,16 +52,19 @@ TEST(Lists, SweepsKeepTheirOrder) {
   EXPECT_THAT(sweep("1,8,64..512:x2"), ElementsAre(1, 8, 64, 128, 256, 512));
   EXPECT_THAT(sweep("512,1"), ElementsAre(512, 1));
   EXPECT_THAT(sweep("0..24:+8"), ElementsAre(0, 8, 16, 24));
-  EXPECT_THAT(sweep("1..10"), ElementsAre(1, 2, 4, 8)) << "ends at the last value that does not pass the end";
+  EXPECT_THAT(sweep("1..10"), ElementsAre(1, 2, 4, 8))
+      << "ends at the last value that does not pass the end";
   EXPECT_THAT(sweep("3..3"), ElementsAre(3));
   // The last step before the largest number must not wrap around.
-  EXPECT_THAT(sweep("4611686018427387904..9223372036854775807:x2"), ElementsAre(4611686018427387904));
-  EXPECT_THAT(sweep("9223372036854775800..9223372036854775807:+100"), ElementsAre(9223372036854775800));
+  EXPECT_THAT(sweep("4611686018427387904..9223372036854775807:x2"),
+              ElementsAre(4611686018427387904));
+  EXPECT_THAT(sweep("9223372036854775800..9223372036854775807:+100"),
+              ElementsAre(9223372036854775800));
 }
 
 TEST(Lists, RefuseSweepsThatNeverEnd) {
-  for (const char* text : {"0..8:x2", "1..8:x1", "1..8:x0", "1..8:+0", "8..1", "1..8:", "1..8:2", "1..", "..8", "",
-                           "0..9223372036854775807:+1"}) {
+  for (const char* text : {"0..8:x2", "1..8:x1", "1..8:x0", "1..8:+0", "8..1", "1..8:", "1..8:2",
+                           "1..", "..8", "", "0..9223372036854775807:+1"}) {
     EXPECT_EQ(parse_sweep(text).status().code(), Code::kInvalidArgument) << text;
   }
 }
@@ -92,7 +95,8 @@ TEST(Lists, Sizes) {
 
 TEST(Lists, FirstAndCount) {
   EXPECT_EQ(*parse_first_count("16:8"), std::pair(int64_t{16}, int64_t{8}));
-  for (const char* text : {"16", "16:", ":8", "1:2:3", "-1:2"}) EXPECT_FALSE(parse_first_count(text).ok()) << text;
+  for (const char* text : {"16", "16:", ":8", "1:2:3", "-1:2"})
+    EXPECT_FALSE(parse_first_count(text).ok()) << text;
 }
 
 TEST(Lists, LayersAsText) {
@@ -103,7 +107,8 @@ TEST(Lists, LayersAsText) {
 TEST(Choices, RangesAndSlicesStayInside) {
   LocalPart part;
   EXPECT_EQ(part.range(8)->count, 8);
-  for (const char* text : {"0:9", "8:1", "3:6", "0:0", "9223372036854775807:1", "1:9223372036854775807"}) {
+  for (const char* text :
+       {"0:9", "8:1", "3:6", "0:0", "9223372036854775807:1", "1:9223372036854775807"}) {
     part.expert_range = text;
     EXPECT_FALSE(part.range(8).ok()) << text;
   }
@@ -156,7 +161,8 @@ TEST(Tables, ColourDoesNotMoveColumns) {
   table.add({verdict(false), cell(int64_t{2})});
   std::string colored = table.text(true);
   EXPECT_THAT(colored, HasSubstr("\x1b["));
-  for (size_t at; (at = colored.find('\x1b')) != std::string::npos;) colored.erase(at, colored.find('m', at) + 1 - at);
+  for (size_t at; (at = colored.find('\x1b')) != std::string::npos;)
+    colored.erase(at, colored.find('m', at) + 1 - at);
   EXPECT_EQ(colored, table.text(false));
 }
 
@@ -195,7 +201,8 @@ TEST(Console, ReproLinesAreReadBackByBash) {
   if (std::system("command -v bash >/dev/null") != 0) GTEST_SKIP() << "no bash";
   std::string all;
   for (int byte = 1; byte < 256; ++byte) all += static_cast<char>(byte);
-  for (const std::string& argument : {all, std::string("'\\\x9b"), std::string("\xE2\x80\x8B 1"), std::string("\n")}) {
+  for (const std::string& argument :
+       {all, std::string("'\\\x9b"), std::string("\xE2\x80\x8B 1"), std::string("\n")}) {
     const std::string quoted = shell_quoted(argument);
     EXPECT_EQ(printable(quoted, kWholeText), quoted);
     const std::string command = "printf '%s' " + quoted + " | od -An -v -tu1";
@@ -269,7 +276,8 @@ TEST(Progress, HeartbeatsGoOnWhileTheOperationIsSilent) {
   for (int i = 0; i < 1000 && static_cast<int>(written.now().size()) < 2 * first; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  EXPECT_GE(static_cast<int>(written.now().size()), 2 * first) << "no second line without a second call";
+  EXPECT_GE(static_cast<int>(written.now().size()), 2 * first)
+      << "no second line without a second call";
   EXPECT_EQ(written.now().find('\x1b'), std::string::npos);
   EXPECT_EQ(written.now().find('\r'), std::string::npos);
 }

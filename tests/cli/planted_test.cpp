@@ -10,7 +10,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// The checkpoint is legal as a file; only the original knows that it is wrong. tests/verify has the other faults.
+// The checkpoint is legal as a file; only the original knows that it is wrong. tests/verify has the
+// other faults.
 ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace) {
   const TempDir dir;
   BuilderOptions options{.format = SourceFormat::kFloat};
@@ -22,7 +23,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace
   planted.plant(Plant::kFlippedCode, layer, 3);
   ASSERT_OK(planted.write(dir.file("planted")));
   const auto words = [&](const char* model) -> std::vector<std::string> {
-    return {"verify", dir.file(model), "--against", dir.file("original"), "--tokens", "2", "--quiet"};
+    return {"verify", dir.file(model), "--against", dir.file("original"), "--tokens",
+            "2",      "--quiet"};
   };
   run_ok(words("sound"));
   const ToolRun run = run_tool(words("planted"));
@@ -34,28 +36,32 @@ ATTACK_TEST(kPlantedFaults, PlantedFaults, VerifyAgainstTheOriginalNamesThePlace
   EXPECT_THAT(run.out, HasSubstr("layer " + std::to_string(layer)));
   EXPECT_THAT(run.out, HasSubstr("expert 3"));
   EXPECT_THAT(run.out,  // a row and a column
-              testing::ContainsRegex(sound.tensor_name(layer, 3, "gate", "codes") + ".*\\([0-9]+, [0-9]+\\)"));
+              testing::ContainsRegex(sound.tensor_name(layer, 3, "gate", "codes") +
+                                     ".*\\([0-9]+, [0-9]+\\)"));
   // The layer that nobody touched passes.
   const nlohmann::json json = run_tool(joined({words("planted"), {"--json"}})).json();
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["failed_layers"], 1);
-  for (const auto& check : json["checks"]) EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
+  for (const auto& check : json["checks"])
+    EXPECT_TRUE(check["layer"] == layer || check["passed"] == true) << check;
 }
 
 // A tensor that no format has: every verb says which option decides, and takes it.
 ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
   CheckpointBuilder planted({.model_type = "qwen3_moe", .format = SourceFormat::kFloat});
-  planted.tensors()["model.layers.0.mlp.experts.output_scale"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
+  planted.tensors()["model.layers.0.mlp.experts.output_scale"] = {
+      DType::kF32, {1}, std::vector<uint8_t>(4)};
   const TempDir dir;
   const std::string in = dir.file("in");
   ASSERT_OK(planted.write(in));
   const ToolRun inspect = run_tool({"inspect", in, "--quiet", "--json"});
   EXPECT_EQ(inspect.exit_code, 1) << inspect.err;
   EXPECT_THAT(inspect.out, HasSubstr("--accept-tensor"));
-  const std::vector<std::vector<std::string>> verbs = {{"verify", in, "--tokens", "2"},
-                                                       {"bench", in, "--layer", "0", "--tokens", "1"},
-                                                       {"calibrate", in, "--random", "1", "--tokens", "2"},
-                                                       {"quantize", in, dir.file("out")}};
+  const std::vector<std::vector<std::string>> verbs = {
+      {"verify", in, "--tokens", "2"},
+      {"bench", in, "--layer", "0", "--tokens", "1"},
+      {"calibrate", in, "--random", "1", "--tokens", "2"},
+      {"quantize", in, dir.file("out")}};
   for (std::vector<std::string> verb : verbs) {
     SCOPED_TRACE(verb.front());
     verb.push_back("--quiet");
@@ -68,7 +74,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, NameTheOptionThatDecides) {
   }
   const ToolRun wrong = run_tool({"inspect", in, "--gate-up-order", "sideways"});
   EXPECT_EQ(wrong.exit_code, 2);
-  EXPECT_THAT(wrong.err, HasSubstr("--gate-up-order: expected one of gate_first, up_first, interleaved"));
+  EXPECT_THAT(wrong.err,
+              HasSubstr("--gate-up-order: expected one of gate_first, up_first, interleaved"));
 }
 
 // An error that a finding causes names it, at the end of the line and by itself in JSON.
@@ -78,8 +85,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   planted.plant(Plant::kNanBlockScale, layer, 3);
   const TempDir dir;
   ASSERT_OK(planted.write(dir.file("planted")));
-  const ToolRun run =
-      run_tool({"bench", dir.file("planted"), "--layer", std::to_string(layer), "--tokens", "1", "--quiet", "--json"});
+  const ToolRun run = run_tool({"bench", dir.file("planted"), "--layer", std::to_string(layer),
+                                "--tokens", "1", "--quiet", "--json"});
   attacked();
   EXPECT_EQ(run.exit_code, 4) << run.out << run.err;
   EXPECT_THAT(run.err, testing::EndsWith(" [block_scale_nan]\n"));
@@ -87,7 +94,8 @@ ATTACK_TEST(kPlantedFaults, PlantedFindings, AreNamedByTheErrorTheyCause) {
   EXPECT_EQ(run.json()["error"]["finding"], "block_scale_nan");
 }
 
-// A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said of it.
+// A broken checkpoint is what inspect is for: its findings come first, whatever else cannot be said
+// of it.
 ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings) {
   const std::tuple<Plant, SourceFormat, const char*> cases[] = {
       {Plant::kMissingExpert, SourceFormat::kModelOpt, "missing_expert"},
@@ -107,8 +115,10 @@ ATTACK_TEST(kPlantedFaults, Inspect, BrokenCheckpointsAreReportedByTheirFindings
     EXPECT_EQ(text.exit_code, 1) << text.err;
     EXPECT_THAT(text.out, HasSubstr(id));
     EXPECT_THAT(text.out, HasSubstr("1 error,"));
-    EXPECT_THAT(text.err, StartsWith(std::string("nvfp4-moe: check failed: error ") + id + ": layer 1 expert 3 "));
-    const nlohmann::json json = run_tool({"inspect", dir.file("model"), "--json", "--quiet"}).json();
+    EXPECT_THAT(text.err, StartsWith(std::string("nvfp4-moe: check failed: error ") + id +
+                                     ": layer 1 expert 3 "));
+    const nlohmann::json json =
+        run_tool({"inspect", dir.file("model"), "--json", "--quiet"}).json();
     EXPECT_EQ(json["ok"], false);
     EXPECT_EQ(json["errors"], 1);
     EXPECT_TRUE(json["fit"].is_null());
@@ -140,7 +150,8 @@ ATTACK_TEST(kHostileFiles, Inspect, SizesThatTheFilesDoNotHaveArePlannedForByNob
   EXPECT_EQ(run_tool({"inspect", dir.file("model"), "--quiet"}).exit_code, 1);
 }
 
-// Without the original nothing is known of the weights' and input scales' values, and the output says so.
+// Without the original nothing is known of the weights' and input scales' values, and the output
+// says so.
 TEST(Verify, NamesWhatItDidNotCheck) {
   const TempDir dir;
   ASSERT_OK(CheckpointBuilder({.format = SourceFormat::kModelOpt}).write(dir.file("sound")));
@@ -148,7 +159,8 @@ TEST(Verify, NamesWhatItDidNotCheck) {
   const nlohmann::json unchecked = alone["unchecked"];
   ASSERT_EQ(unchecked.size(), 2u) << unchecked;
   EXPECT_EQ(unchecked[0]["what"], "weights");
-  EXPECT_THAT(unchecked[0]["why"].get<std::string>(), HasSubstr("without --against only illegal bytes are errors"));
+  EXPECT_THAT(unchecked[0]["why"].get<std::string>(),
+              HasSubstr("without --against only illegal bytes are errors"));
   EXPECT_EQ(unchecked[1]["what"], "input_scale");
 }
 

@@ -53,7 +53,8 @@ TEST(RankBatches, LoadTheRanksAsTheirRoutingSays) {
   EXPECT_EQ(busiest(draw(RankRouting::kHot, 1, 0)), 1) << "no token";
 }
 
-// The most popular expert of weights 1 / r has about twice the second's assignments; of distinct draws a little less.
+// The most popular expert of weights 1 / r has about twice the second's assignments; of distinct
+// draws a little less.
 TEST(RankBatches, ZipfCrowdsSomeExperts) {
   std::map<int32_t, int64_t> counts;
   const ColdBatches zipf = draw(RankRouting::kZipf);
@@ -71,12 +72,14 @@ TEST(RankBatches, ZipfCrowdsSomeExperts) {
 TEST(RankBatches, MoreChoicesThanExpertsRepeat) {
   MoeOptions options = sizes();
   options.num_experts = 3;
-  const ColdBatches zipf = rank_batches(options, *Placement::contiguous(3, 3), RankRouting::kZipf, 5, 1, 1);
+  const ColdBatches zipf =
+      rank_batches(options, *Placement::contiguous(3, 3), RankRouting::kZipf, 5, 1, 1);
   for (const RandomTokens& batch : zipf.tokens)
     for (const int32_t id : batch.ids) EXPECT_TRUE(id >= 0 && id < 3) << id;
 }
 
-// Expert 0 has slots 0, 2 and 4 on ranks 0, 1 and 2; three ranks have two tokens each, all of expert 0 and one other.
+// Expert 0 has slots 0, 2 and 4 on ranks 0, 1 and 2; three ranks have two tokens each, all of
+// expert 0 and one other.
 TEST(RankBatches, SlotsOfAnExpertTakeTurns) {
   const Placement placement = *Placement::of_map(4, 3, {0, 1, 0, 2, 0, 3});
   ColdBatches cold;
@@ -113,7 +116,9 @@ TEST(RankBatches, TheBusiestRankIsTheOneWithMostToDo) {
 
 TEST(WireRecorder, TellsTheWayThereFromTheWayBack) {
   WireRecorder recorder;
-  const auto part = [&](WirePart which) { return recorder.run().sent_bytes[static_cast<size_t>(which)]; };
+  const auto part = [&](WirePart which) {
+    return recorder.run().sent_bytes[static_cast<size_t>(which)];
+  };
   for (int run = 0; run < 2; ++run) {
     recorder.begin_run();
     recorder.add("all_gather", 1, 10);

@@ -22,7 +22,8 @@ using testing::Not;
 // The path of an NVFP4 checkpoint whose sizes `synthesize` takes from words.
 std::string packed_in(const TempDir& dir, std::vector<std::string> words) {
   const std::string floats = dir.file("floats"), made = dir.file("packed");
-  words.insert(words.begin(), {"synthesize", floats, "--top-k", "2", "--intermediate", "64", "--vocab", "64"});
+  words.insert(words.begin(),
+               {"synthesize", floats, "--top-k", "2", "--intermediate", "64", "--vocab", "64"});
   EXPECT_EQ(run_tool(words).exit_code, 0);
   run_ok({"quantize", floats, made});
   return made;
@@ -31,7 +32,8 @@ std::string packed_in(const TempDir& dir, std::vector<std::string> words) {
 // Two layers and 8 experts, made once.
 const std::string& packed() {
   static const TempDir dir;
-  static const std::string path = packed_in(dir, {"--layers", "2", "--experts", "8", "--hidden", "128"});
+  static const std::string path =
+      packed_in(dir, {"--layers", "2", "--experts", "8", "--hidden", "128"});
   return path;
 }
 
@@ -52,7 +54,8 @@ TEST(Ranks, VerifyOverRanksGivesTheBitsOfOne) {
 }
 
 TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
-  const auto refused = [](const std::vector<std::string>& more, const std::map<std::string, std::string>& env = {}) {
+  const auto refused = [](const std::vector<std::string>& more,
+                          const std::map<std::string, std::string>& env = {}) {
     const ToolRun run = run_tool(joined({{"verify", packed(), "--ep", "3"}, more}), env);
     EXPECT_NE(run.exit_code, 0);
     return run.err;
@@ -60,18 +63,22 @@ TEST(Ranks, VerifyOverRanksSaysOnceWhatOneOfThemCannot) {
   EXPECT_THAT(refused({"--backend", "nonesuch"}), HasSubstr("nonesuch"));
   EXPECT_THAT(refused({"--combine", "sum"}), HasSubstr("--combine"));
   EXPECT_THAT(refused({"--against", "x"}), HasSubstr("--ep: expected neither"));
-  EXPECT_THAT(refused({"--over", "nccl"}), HasSubstr("--over: expected --device cuda beside it, got cpu"));
+  EXPECT_THAT(refused({"--over", "nccl"}),
+              HasSubstr("--over: expected --device cuda beside it, got cpu"));
   EXPECT_THAT(refused({"--device", "cuda", "--over", "wires"}), HasSubstr("--over"));
-  EXPECT_THAT(refused({"--device", "cuda", "--over", "nccl,peers"}), HasSubstr("--over: expected one way"));
+  EXPECT_THAT(refused({"--device", "cuda", "--over", "nccl,peers"}),
+              HasSubstr("--over: expected one way"));
   EXPECT_THAT(refused({"--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
   EXPECT_THAT(refused({"--ep", "99"}), HasSubstr("--ep"));
   EXPECT_THAT(refused({}, {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"TORCHELASTIC_RUN_ID", "1"}}),
               HasSubstr("got torchrun (run `torchrun -m nvfp4_moe.verify`"));
   for (const char* number_of_ranks : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
     EXPECT_THAT(refused({}, {{number_of_ranks, "3"}, {"NVFP4_MOE_MPI", "/nonesuch.so"}}),
-                AllOf(HasSubstr("need the MPI adapter: expected /nonesuch.so"), HasSubstr("build examples/mpi")));
-  EXPECT_THAT(refused({}, {{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "3"}, {"NVFP4_MOE_MPI", "libm.so.6"}}),
-              HasSubstr("--ep: libm.so.6: expected nvfp4_moe_mpi_connect, got none"));
+                AllOf(HasSubstr("need the MPI adapter: expected /nonesuch.so"),
+                      HasSubstr("build examples/mpi")));
+  EXPECT_THAT(
+      refused({}, {{"SLURM_STEP_ID", "0"}, {"SLURM_NTASKS", "3"}, {"NVFP4_MOE_MPI", "libm.so.6"}}),
+      HasSubstr("--ep: libm.so.6: expected nvfp4_moe_mpi_connect, got none"));
   const std::string few = run_tool({"verify", packed(), "--ep", "9"}).err;  // of 8 experts
   EXPECT_THAT(few, HasSubstr("rank 0: "));
   EXPECT_EQ(few.find("rank 0: "), few.rfind("rank 0: ")) << few;
@@ -90,19 +97,22 @@ TEST(Ranks, VerifyUnderMpi) {
   EXPECT_THAT(other.err, HasSubstr("--ep: expected 2, the ranks that MPI has, got 3"));
 }
 
-// Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44, then 2 slots and 2
-// weights to 60, then to a multiple of 16; a row of bf16.
+// Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44,
+// then 2 slots and 2 weights to 60, then to a multiple of 16; a row of bf16.
 constexpr int64_t kHidden = 64, kTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kHidden;
 
 // A checkpoint whose bytes on the wire are counted by hand.
 const std::string& narrow() {
   static const TempDir dir;
-  static const std::string path = packed_in(dir, {"--layers", "1", "--experts", "9", "--hidden", "64"});
+  static const std::string path =
+      packed_in(dir, {"--layers", "1", "--experts", "9", "--hidden", "64"});
   return path;
 }
 
 std::vector<std::string> bench_words(const std::vector<std::string>& more) {
-  return joined({{"bench", narrow(), "--seconds", "0", "--runs", "3", "--threads", "1", "--json", "--quiet"}, more});
+  return joined(
+      {{"bench", narrow(), "--seconds", "0", "--runs", "3", "--threads", "1", "--json", "--quiet"},
+       more});
 }
 
 void expect_times(const nlohmann::json& row, size_t ranks) {
@@ -135,11 +145,12 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
     const double added_us = row["exchange_us"].get<double>();
     EXPECT_NEAR(added_us, row["median_us"].get<double>() - own_us, 1e-6);
     if (added_us > 0)
-      EXPECT_NEAR(row["wire_gb_per_s"].get<double>(), row["sent_bytes"].get<double>() * 1e-3 / added_us, 1e-9);
+      EXPECT_NEAR(row["wire_gb_per_s"].get<double>(),
+                  row["sent_bytes"].get<double>() * 1e-3 / added_us, 1e-9);
     else
       EXPECT_EQ(row["wire_gb_per_s"], nullptr);
-    const double shares =
-        row["agree_share"].get<double>() + row["dispatch_share"].get<double>() + row["combine_share"].get<double>();
+    const double shares = row["agree_share"].get<double>() + row["dispatch_share"].get<double>() +
+                          row["combine_share"].get<double>();
     EXPECT_GT(shares, 0);
     EXPECT_LT(shares, 1) << "a part of a run is computing";
     if (row["routing"] == "hot") {
@@ -157,11 +168,12 @@ TEST(Ranks, BenchTimesBothWaysBesideOneRank) {
 
 // Of 6 tokens each of 3 ranks has 2, and under hot routing all go to rank 0.
 TEST(Ranks, BenchCountsTheBytesOfEachRank) {
-  const ToolRun run =
-      run_ok(bench_words({"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
+  const ToolRun run = run_ok(bench_words(
+      {"--ep", "3", "--tokens", "6", "--routing", "hot", "--activation-format", "nvfp4"}));
   const nlohmann::json report = run.json();
   const nlohmann::json& to_all = report["timings"][2]["rank_sent_bytes"];
-  EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes})) << to_all;
+  EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes}))
+      << to_all;
   EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kTopK * kRowBytes, 0.0, 0.0})) << to_all;
   const nlohmann::json& reduce = report["timings"][3]["rank_sent_bytes"];
   // Two shards of a third to the others, then its own sum to both.
@@ -173,10 +185,11 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
 }
 
 TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
-  const nlohmann::json report = run_ok(bench_words({"--ep", "2", "--tokens", "4", "--routing", "uniform", "--rounds",
-                                                    "2", "--activation-format", "nvfp4,bf16"}),
-                                       {{"NVFP4_MOE_CHECK", "1"}})
-                                    .json();
+  const nlohmann::json report =
+      run_ok(bench_words({"--ep", "2", "--tokens", "4", "--routing", "uniform", "--rounds", "2",
+                          "--activation-format", "nvfp4,bf16"}),
+             {{"NVFP4_MOE_CHECK", "1"}})
+          .json();
   int refused = 0, timed = 0;
   for (const auto& row : report["timings"]) {
     if (row["refused"].is_null()) {
@@ -194,13 +207,14 @@ TEST(Ranks, BenchTakesListsAndShowsWhatIsRefused) {
   EXPECT_EQ(timed, 6);
 }
 
-// What rows go back between ranks says which slots the layer has taken, and so that the rank that is said to be busiest is.
+// What rows go back between ranks says which slots the layer has taken, and so that the rank that
+// is said to be busiest is.
 TEST(Ranks, BenchBalancesTheLoadOfACell) {
   constexpr int kWorld = 3;
   constexpr int64_t kTokens = 6, kExperts = 9;
   const nlohmann::json report =
-      run_ok(bench_words({"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance", "--slots-per-rank",
-                          "4", "--activation-format", "nvfp4"}))
+      run_ok(bench_words({"--ep", "3", "--tokens", "6", "--routing", "uniform,hot", "--balance",
+                          "--slots-per-rank", "4", "--activation-format", "nvfp4"}))
           .json();
   EXPECT_EQ(report["slots_per_rank"], 4);
   std::vector<std::string> order;
@@ -216,17 +230,20 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
 
   const MoeOptions sizes = test::sizes_of(kExperts, kTopK, kHidden);
   const Placement contiguous = *Placement::contiguous(kExperts, kWorld);
-  const auto batches =
-      cli::rank_batches(sizes, contiguous, cli::RankRouting::kHot, kTokens, 42, report["copies"].get<size_t>());
+  const auto batches = cli::rank_batches(sizes, contiguous, cli::RankRouting::kHot, kTokens, 42,
+                                         report["copies"].get<size_t>());
   const Placement balanced = *propose_placement(cli::load_of(batches, kExperts), kWorld, 4);
   for (const size_t at : {size_t{6}, size_t{9}}) {
     const nlohmann::json& row = report["timings"][at];
     const Placement& placement = at == 9 ? balanced : contiguous;
     double rows_back = 0;
-    for (size_t batch = 2; batch < 5; ++batch) {  // the three that are timed, behind two that are not
-      const auto slots = cli::slots_of(batches.tokens[batch], kTopK, placement, CombineBy::kAllToAll);
+    for (size_t batch = 2; batch < 5;
+         ++batch) {  // the three that are timed, behind two that are not
+      const auto slots =
+          cli::slots_of(batches.tokens[batch], kTopK, placement, CombineBy::kAllToAll);
       for (size_t assignment = 0; assignment < slots.size(); ++assignment) {
-        const auto source = static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
+        const auto source =
+            static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
         rows_back += placement.rank_of(slots[assignment]) != source;
       }
     }
@@ -237,13 +254,14 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
                 cli::busiest_over_even(batches, kTopK, placement, CombineBy::kAllToAll), 1e-9);
   }
   EXPECT_EQ(report["timings"][6]["busiest_over_even"], kWorld);
-  EXPECT_LE(report["timings"][9]["busiest_over_even"].get<double>(), 1.5) << "of 12 assignments, 4 each at best";
+  EXPECT_LE(report["timings"][9]["busiest_over_even"].get<double>(), 1.5)
+      << "of 12 assignments, 4 each at best";
 }
 
 TEST(Ranks, BenchUnderMpi) {
   if (!has_mpi()) GTEST_SKIP() << kNoMpi;
-  const ToolRun run = run_under_mpi({"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds", "0", "--threads",
-                                     "1", "--routing", "zipf", "--balance"});
+  const ToolRun run = run_under_mpi({"bench", narrow(), "--ep", "2", "--tokens", "4", "--seconds",
+                                     "0", "--threads", "1", "--routing", "zipf", "--balance"});
   EXPECT_EQ(run.exit_code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("2 processes of 1 thread each"));
   for (const char* way : {"one_rank", "own_experts", "all_to_all", "all_reduce", "balanced"})
@@ -260,14 +278,19 @@ TEST(Ranks, BenchSaysWhatItCannot) {
   EXPECT_THAT(refused({"--ep", "2", "--routing", "hot,cold"}), HasSubstr("--routing"));
   EXPECT_THAT(refused({"--routing", "hot"}), HasSubstr("expected --ep"));
   EXPECT_THAT(refused({"--balance"}), HasSubstr("expected --ep"));
-  EXPECT_THAT(refused({"--ep", "2", "--slots-per-rank", "5"}), HasSubstr("--slots-per-rank: expected --balance"));
-  EXPECT_THAT(refused({"--ep", "2", "--balance", "--slots-per-rank", "4"}), HasSubstr("--slots-per-rank: "));  // of 9
-  EXPECT_THAT(refused({"--ep", "2", "--over", "nccl"}), HasSubstr("--over: expected --device cuda"));
-  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda", "--over", "nccl,wires"}), HasSubstr("--over"));
+  EXPECT_THAT(refused({"--ep", "2", "--slots-per-rank", "5"}),
+              HasSubstr("--slots-per-rank: expected --balance"));
+  EXPECT_THAT(refused({"--ep", "2", "--balance", "--slots-per-rank", "4"}),
+              HasSubstr("--slots-per-rank: "));  // of 9
+  EXPECT_THAT(refused({"--ep", "2", "--over", "nccl"}),
+              HasSubstr("--over: expected --device cuda"));
+  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda", "--over", "nccl,wires"}),
+              HasSubstr("--over"));
   EXPECT_THAT(refused({"--ep", "2", "--steps"}), HasSubstr("--steps"));
   EXPECT_THAT(refused({"--ep", "2", "--expert-range", "0:4"}), HasSubstr("--expert-range"));
   EXPECT_THAT(refused({"--ep", "10"}), HasSubstr("expected an expert for each of 10 ranks"));
-  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda:0"}), HasSubstr("each rank has the GPU of its number"));
+  EXPECT_THAT(refused({"--ep", "2", "--device", "cuda:0"}),
+              HasSubstr("each rank has the GPU of its number"));
 }
 
 // Own experts have the shared expert where all_reduce has it, and not where all_to_all does.
@@ -276,8 +299,8 @@ TEST(Ranks, BenchTellsTheExchangeOfASharedExpertsLayerWhereItCan) {
   CheckpointBuilder builder({.model_type = "deepseek_v3", .layers = 1});
   ASSERT_TRUE(builder.has_shared());
   ASSERT_OK(builder.write(dir.file("model")));
-  const ToolRun run = run_ok({"bench", dir.file("model"), "--ep", "2", "--tokens", "2", "--seconds", "0", "--runs", "3",
-                              "--routing", "uniform", "--json", "--quiet"});
+  const ToolRun run = run_ok({"bench", dir.file("model"), "--ep", "2", "--tokens", "2", "--seconds",
+                              "0", "--runs", "3", "--routing", "uniform", "--json", "--quiet"});
   const nlohmann::json rows = run.json()["timings"];
   ASSERT_EQ(rows.size(), 4u);
   EXPECT_EQ(rows[1]["combine"], "own_experts");
@@ -296,14 +319,19 @@ class RanksOnEmulatedGpus : public ::testing::Test {
   nlohmann::json run(std::vector<std::string> words) {
     std::error_code there;
     std::filesystem::create_symlink(NVFP4_MOE_FAKE_NCCL, dir_.file("libnccl.so.2"), there);
-    words.insert(words.begin() + 1, {narrow(), "--ep", "2", "--device", "cuda:0", "--quiet", "--json"});
-    const std::map<std::string, std::string> env = {{"LD_LIBRARY_PATH", dir_.path().string()}, { "PTXEMU_CC", "8.0" }};
+    words.insert(words.begin() + 1,
+                 {narrow(), "--ep", "2", "--device", "cuda:0", "--quiet", "--json"});
+    const std::map<std::string, std::string> env = {{"LD_LIBRARY_PATH", dir_.path().string()},
+                                                    { "PTXEMU_CC",
+                                                      "8.0" }};
     const ToolRun made = run_under_mpi(words, env, NVFP4_MOE_EMULATED_TOOL);
     EXPECT_EQ(made.exit_code, 0) << made.err << made.out;
     return made.json();
   }
 #else
-  void SetUp() override { GTEST_SKIP() << "built without the emulator of CUDA (NVFP4_MOE_EMULATE)"; }
+  void SetUp() override {
+    GTEST_SKIP() << "built without the emulator of CUDA (NVFP4_MOE_EMULATE)";
+  }
   nlohmann::json run(const std::vector<std::string>&) { return {}; }
 #endif
 
@@ -329,12 +357,14 @@ TEST_F(RanksOnEmulatedGpus, VerifyGivesTheBitsOfOneRank) {
 }
 
 TEST_F(RanksOnEmulatedGpus, BenchTellsWhatTheExchangeAdds) {
-  const nlohmann::json report = run({"bench", "--tokens", "2", "--routing", "hot", "--combine", "all_to_all",
-                                     "--balance", "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"});
+  const nlohmann::json report =
+      run({"bench", "--tokens", "2", "--routing", "hot", "--combine", "all_to_all", "--balance",
+           "--activation-format", "nvfp4", "--seconds", "0", "--runs", "1"});
   ASSERT_TRUE(report.contains("timings")) << report.dump();
   std::vector<std::string> order;
   for (const auto& row : report["timings"]) {
-    order.push_back(row["combine"].get<std::string>() + (row["placement"] == "balanced" ? " balanced" : ""));
+    order.push_back(row["combine"].get<std::string>() +
+                    (row["placement"] == "balanced" ? " balanced" : ""));
     EXPECT_GT(row["median_us"], 0.0);
     EXPECT_EQ(row["agree_share"], nullptr) << "a graph has no such parts";
     const bool exchanges = row["combine"] == "all_to_all";
@@ -347,8 +377,8 @@ TEST_F(RanksOnEmulatedGpus, BenchTellsWhatTheExchangeAdds) {
       EXPECT_EQ(row["rank_median_us"].size(), 2u);
     }
   }
-  ASSERT_EQ(order, (std::vector<std::string>{"one_rank", "own_experts", "all_to_all", "own_experts balanced",
-                                             "all_to_all balanced"}));
+  ASSERT_EQ(order, (std::vector<std::string>{"one_rank", "own_experts", "all_to_all",
+                                             "own_experts balanced", "all_to_all balanced"}));
   EXPECT_EQ(report["timings"][2]["busiest_over_even"], 2);
   EXPECT_LT(report["timings"][4]["busiest_over_even"], 1.5);
 }

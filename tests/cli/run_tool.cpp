@@ -24,7 +24,8 @@ std::string drain(int descriptor) {
 
 }  // namespace
 
-ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env, Stdout where,
+ToolRun run_tool(const std::vector<std::string>& arguments,
+                 const std::map<std::string, std::string>& env, Stdout where,
                  const std::string& tool) {
   const TempDir dir;
   const std::string out_path = dir.file("out"), err_path = dir.file("err");
@@ -47,7 +48,8 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
     dup2(out, STDOUT_FILENO);
     dup2(err, STDERR_FILENO);
     if (master >= 0) close(master);
-    for (const char* name : {"NO_COLOR", "NVFP4_MOE_BACKEND", "NVFP4_MOE_DUMP", "NVFP4_MOE_CHECK"}) unsetenv(name);
+    for (const char* name : {"NO_COLOR", "NVFP4_MOE_BACKEND", "NVFP4_MOE_DUMP", "NVFP4_MOE_CHECK"})
+      unsetenv(name);
     for (const auto& [name, value] : env) setenv(name.c_str(), value.c_str(), 1);
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
@@ -70,18 +72,21 @@ ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::
   return result;
 }
 
-ToolRun run_ok(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env) {
+ToolRun run_ok(const std::vector<std::string>& arguments,
+               const std::map<std::string, std::string>& env) {
   ToolRun run = run_tool(arguments, env);
   EXPECT_EQ(run.exit_code, 0) << testing::PrintToString(arguments) << run.out << run.err;
   return run;
 }
-nlohmann::json json_of(std::vector<std::string> arguments, const std::map<std::string, std::string>& env) {
+nlohmann::json json_of(std::vector<std::string> arguments,
+                       const std::map<std::string, std::string>& env) {
   arguments.push_back("--json");
   return run_ok(arguments, env).json();
 }
 std::vector<std::string> joined(const std::vector<std::vector<std::string>>& lists) {
   std::vector<std::string> all;
-  for (const std::vector<std::string>& list : lists) all.insert(all.end(), list.begin(), list.end());
+  for (const std::vector<std::string>& list : lists)
+    all.insert(all.end(), list.begin(), list.end());
   return all;
 }
 
@@ -93,8 +98,8 @@ bool has_mpi() {
 #endif
 }
 
-ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::string, std::string> env,
-                      const std::string& tool) {
+ToolRun run_under_mpi(const std::vector<std::string>& arguments,
+                      std::map<std::string, std::string> env, const std::string& tool) {
 #ifdef NVFP4_MOE_MPI_ADAPTER
   env.insert({"NVFP4_MOE_MPI", NVFP4_MOE_MPI_ADAPTER});
   const std::vector<std::string> rank = joined({{tool.empty() ? NVFP4_MOE_TOOL : tool}, arguments});
@@ -111,6 +116,8 @@ ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::s
 #endif
 }
 
-int count_lines(const std::string& text) { return static_cast<int>(std::count(text.begin(), text.end(), '\n')); }
+int count_lines(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
 
 }  // namespace nvfp4_moe::internal::test

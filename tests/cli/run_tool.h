@@ -18,19 +18,23 @@ struct ToolRun {
 
 enum class Stdout { kFile, kClosedPipe, kFull, kTerminal };
 
-// Arguments without the program's name. `env` is set beside this process's environment, without NO_COLOR and the
-// library's own variables. tool: another program than nvfp4-moe; empty: that one.
-ToolRun run_tool(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env = {},
-                 Stdout where = Stdout::kFile, const std::string& tool = "");
+// Arguments without the program's name. `env` is set beside this process's environment, without
+// NO_COLOR and the library's own variables. tool: another program than nvfp4-moe; empty: that one.
+ToolRun run_tool(const std::vector<std::string>& arguments,
+                 const std::map<std::string, std::string>& env = {}, Stdout where = Stdout::kFile,
+                 const std::string& tool = "");
 
 // A run that is expected to end with 0; and stdout of one with --json.
-ToolRun run_ok(const std::vector<std::string>& arguments, const std::map<std::string, std::string>& env = {});
-nlohmann::json json_of(std::vector<std::string> arguments, const std::map<std::string, std::string>& env = {});
+ToolRun run_ok(const std::vector<std::string>& arguments,
+               const std::map<std::string, std::string>& env = {});
+nlohmann::json json_of(std::vector<std::string> arguments,
+                       const std::map<std::string, std::string>& env = {});
 std::vector<std::string> joined(const std::vector<std::vector<std::string>>& lists);
 
-// Two processes of mpirun, a rank each, where the build has MPI. What rank 0 wrote to stdout, and both to stderr.
-ToolRun run_under_mpi(const std::vector<std::string>& arguments, std::map<std::string, std::string> env = {},
-                      const std::string& tool = "");
+// Two processes of mpirun, a rank each, where the build has MPI. What rank 0 wrote to stdout, and
+// both to stderr.
+ToolRun run_under_mpi(const std::vector<std::string>& arguments,
+                      std::map<std::string, std::string> env = {}, const std::string& tool = "");
 bool has_mpi();
 inline constexpr const char* kNoMpi = "built without MPI (libopenmpi-dev)";
 

@@ -1,4 +1,5 @@
-// What a mistyped command line is answered, where threads come from, and a progress line that fits its terminal.
+// What a mistyped command line is answered, where threads come from, and a progress line that fits
+// its terminal.
 #include <thread>
 
 #include "cli/console/parse_error.h"
@@ -23,9 +24,11 @@ TEST(Usage, NearestTakesSmallMistakesAlone) {
   EXPECT_EQ(cli::nearest("", names), "");
 }
 
-// The environment's number of threads is used unless the command line names one; nonsense in it is an error.
+// The environment's number of threads is used unless the command line names one; nonsense in it is
+// an error.
 TEST(Usage, ThreadsComeFromTheEnvironmentUnlessTheyAreNamed) {
-  const auto threads = [](std::vector<std::string> more, const std::map<std::string, std::string>& env) {
+  const auto threads = [](std::vector<std::string> more,
+                          const std::map<std::string, std::string>& env) {
     std::vector<std::string> words = {"bench", "--shape", "A", "--experts", "1", "--tokens",
                                       "1",     "--runs",  "1", "--seconds", "0", "--json"};
     words.insert(words.end(), more.begin(), more.end());
@@ -36,14 +39,16 @@ TEST(Usage, ThreadsComeFromTheEnvironmentUnlessTheyAreNamed) {
   EXPECT_EQ(threads({"--threads", "2"}, {{"NVFP4_MOE_THREADS", "3"}}), 2);
   const ToolRun wrong = run_tool({"doctor"}, {{"NVFP4_MOE_THREADS", "many"}});
   EXPECT_EQ(wrong.exit_code, 2);
-  EXPECT_THAT(wrong.err, HasSubstr("NVFP4_MOE_THREADS: expected a number from 1 to 4096, got \"many\""));
+  EXPECT_THAT(wrong.err,
+              HasSubstr("NVFP4_MOE_THREADS: expected a number from 1 to 4096, got \"many\""));
 }
 
 Progress long_progress() {
   Progress progress;
   progress.what = "pack";
   progress.item =
-      "layer 12 expert 255 of a checkpoint with a long name \xE4\xB8\xAD\xE6\x96\x87";  // two wide characters
+      "layer 12 expert 255 of a checkpoint with a long name \xE4\xB8\xAD\xE6\x96\x87";  // two wide
+                                                                                        // characters
   progress.done = 123;
   progress.total = 256;
   progress.done_bytes = int64_t{3} << 30;
@@ -64,7 +69,8 @@ TEST(ProgressLine, FitsItsColumns) {
     const bool whole_text = text.ends_with("\xE6\x96\x87");
     EXPECT_LE(text.size(), static_cast<size_t>(narrow) + (whole_text ? 2 : 1)) << text;
     EXPECT_TRUE(whole_text || text.ends_with(narrow > 1 ? ".." : narrow == 1 ? "." : "")) << text;
-    EXPECT_TRUE(whole_text || text.find('[') == std::string::npos) << text;  // the bar goes before any of the text
+    EXPECT_TRUE(whole_text || text.find('[') == std::string::npos)
+        << text;  // the bar goes before any of the text
   }
   EXPECT_EQ(cli::fitted_progress_text(long_progress(), 20), "pack  50%  123/256..");
 }

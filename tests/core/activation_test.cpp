@@ -1,4 +1,5 @@
-// One pair of gate and up through an activation, against long double: 4 ulps wherever the result is a normal number.
+// One pair of gate and up through an activation, against long double: 4 ulps wherever the result is
+// a normal number.
 #include "core/activation.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +18,8 @@ TEST(GatedActivation, IsWithinFourUlpsDownToTheLastGate) {
       const long double exact = sigmoid(g) * g * u;
       if (std::abs(exact) > 0x1p127L) continue;
       const float h = GatedActivation{}(g, u);
-      EXPECT_LE(std::abs(h - exact), std::max(std::abs(exact), 0x1p-126L) * 0x1p-22L) << g << " " << u;
+      EXPECT_LE(std::abs(h - exact), std::max(std::abs(exact), 0x1p-126L) * 0x1p-22L)
+          << g << " " << u;
     }
   }
 }

@@ -7,7 +7,8 @@ namespace nvfp4_moe::internal::test {
 namespace {
 
 TEST(AttackCount, ATestWithoutAKindMayNotAttack) {
-  EXPECT_NONFATAL_FAILURE(attacked(), "attacked(): expected a test of ATTACK_TEST, got one that names no kind");
+  EXPECT_NONFATAL_FAILURE(attacked(),
+                          "attacked(): expected a test of ATTACK_TEST, got one that names no kind");
 }
 
 }  // namespace

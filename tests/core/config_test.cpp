@@ -1,4 +1,5 @@
-// MoeConfig::make: every legal choice passes, every illegal value is named with what was expected and what came.
+// MoeConfig::make: every legal choice passes, every illegal value is named with what was expected
+// and what came.
 #include "core/config.h"
 
 #include <functional>
@@ -47,7 +48,10 @@ TEST(MoeConfig, AcceptsTheReferenceShapes) {
   struct Shape {
     int64_t experts, top_k, hidden, intermediate;
   };
-  for (const Shape& s : {Shape{384, 6, 7168, 3072}, {256, 6, 4096, 2048}, {128, 8, 2048, 768}, {8, 2, 4096, 14336}}) {
+  for (const Shape& s : {Shape{384, 6, 7168, 3072},
+                         {256, 6, 4096, 2048},
+                         {128, 8, 2048, 768},
+                         {8, 2, 4096, 14336}}) {
     MoeOptions o = legal();
     set_sizes(o, s.experts, s.top_k, s.hidden, s.intermediate);
     o.shared_intermediate_size = s.intermediate;
@@ -72,7 +76,8 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.hidden_size = 72; }},
       {"hidden_size: expected a positive multiple of 16 up to 1048576, got -16",
        [](MoeOptions& o) { o.hidden_size = -16; }},
-      {"intermediate_size: expected a positive multiple of 16 up to 1048576, got 9223372036854775792",
+      {"intermediate_size: expected a positive multiple of 16 up to 1048576, got "
+       "9223372036854775792",
        [](MoeOptions& o) { o.intermediate_size = std::numeric_limits<int64_t>::max() - 15; }},
       {"shared_intermediate_size: expected a positive multiple of 16 up to 1048576, got 8",
        [](MoeOptions& o) { o.shared_intermediate_size = 8; }},
@@ -90,7 +95,8 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.router_weight = RouterWeight::kOnInput; }},
       {"row_format: expected one of bf16, fp32, got 2",
        [](MoeOptions& o) { o.row_format = static_cast<RowFormat>(2); }},
-      {"swiglu_limit: expected none with activation swiglu, got 7", [](MoeOptions& o) { o.swiglu_limit = 7.0f; }},
+      {"swiglu_limit: expected none with activation swiglu, got 7",
+       [](MoeOptions& o) { o.swiglu_limit = 7.0f; }},
       {"swiglu_limit: expected none with activation relu2, got 7",
        [](MoeOptions& o) {
          o.activation = Activation::kRelu2;
@@ -112,8 +118,10 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
          o.activation = Activation::kSwigluStep;
          o.swiglu_limit = kInf;
        }},
-      {"swiglu_alpha: expected finite and > 0, got nan", [](MoeOptions& o) { o.swiglu_alpha = kNan; }},
-      {"swiglu_alpha: expected none (1.702) with activation swiglu, got 2", [](MoeOptions& o) { o.swiglu_alpha = 2; }},
+      {"swiglu_alpha: expected finite and > 0, got nan",
+       [](MoeOptions& o) { o.swiglu_alpha = kNan; }},
+      {"swiglu_alpha: expected none (1.702) with activation swiglu, got 2",
+       [](MoeOptions& o) { o.swiglu_alpha = 2; }},
       {"swiglu_alpha: expected none (1.702) with activation swiglu_step, got 2",
        [](MoeOptions& o) {
          o.activation = Activation::kSwigluStep;
@@ -143,43 +151,50 @@ TEST(MoeConfig, RefusesWithExpectedAndActual) {
        [](MoeOptions& o) { o.static_headroom = 3.0f; }},
       {"static_headroom: expected a power of two in [2^-126, 2^127], got -2",
        [](MoeOptions& o) { o.static_headroom = -2.0f; }},
-      {"activation_scale: expected dynamic_token with activation_format int8_block (each block of 16 has its own "
+      {"activation_scale: expected dynamic_token with activation_format int8_block (each block of "
+       "16 has its own "
        "scale), got static",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kInt8Block;
          o.activation_scale = ActivationScale::kStatic;
        }},
-      {"intermediate_scale: expected dynamic_token with activation_format int8_block (each block of 16 has its own "
+      {"intermediate_scale: expected dynamic_token with activation_format int8_block (each block "
+       "of 16 has its own "
        "scale), got compat",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kInt8Block;
          o.intermediate_scale = IntermediateScale::kCompat;
        }},
-      {"activation_scale: expected dynamic_token or static with activation_format fp8 (compat is an order of "
+      {"activation_scale: expected dynamic_token or static with activation_format fp8 (compat is "
+       "an order of "
        "operations for NVFP4), got compat",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kFp8;
          o.activation_scale = ActivationScale::kCompat;
        }},
-      {"intermediate_scale: expected dynamic_token or fixed with activation_format fp8 (compat is an order of "
+      {"intermediate_scale: expected dynamic_token or fixed with activation_format fp8 (compat is "
+       "an order of "
        "operations for NVFP4), got compat",
        [](MoeOptions& o) {
          o.activation_format = ActivationFormat::kFp8;
          o.intermediate_scale = IntermediateScale::kCompat;
        }},
-      {"router_weight: expected after_down with expert_biases (the weight multiplies the down bias too), got "
+      {"router_weight: expected after_down with expert_biases (the weight multiplies the down bias "
+       "too), got "
        "before_down",
        [](MoeOptions& o) {
          o.expert_biases = true;
          o.router_weight = RouterWeight::kBeforeDown;
        }},
-      {"router_weight: expected after_down with expert_biases (the weight multiplies the down bias too), got on_input",
+      {"router_weight: expected after_down with expert_biases (the weight multiplies the down bias "
+       "too), got on_input",
        [](MoeOptions& o) {
          o.expert_biases = true;
          o.router_weight = RouterWeight::kOnInput;
          o.top_k = 1;
        }},
-      {"max_router_weight: expected finite and > 0, got 0", [](MoeOptions& o) { o.max_router_weight = 0.0f; }},
+      {"max_router_weight: expected finite and > 0, got 0",
+       [](MoeOptions& o) { o.max_router_weight = 0.0f; }},
   };
   EXPECT_OK(MoeConfig::make(legal()));
   for (const Refusal& refusal : refusals) {
@@ -200,9 +215,12 @@ TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
     std::function<bool(const MoeOptions&)> legal;
   };
   const auto has_compat = [](const MoeOptions& o) {
-    return o.activation_format == ActivationFormat::kNvfp4 || o.activation_format == ActivationFormat::kBf16;
+    return o.activation_format == ActivationFormat::kNvfp4 ||
+           o.activation_format == ActivationFormat::kBf16;
   };
-  const auto has_row_scales = [](const MoeOptions& o) { return o.activation_format != ActivationFormat::kInt8Block; };
+  const auto has_row_scales = [](const MoeOptions& o) {
+    return o.activation_format != ActivationFormat::kInt8Block;
+  };
   const Rule rules[] = {
       {"swiglu_alpha", [](MoeOptions& o) { o.swiglu_alpha = 2; },
        [](const MoeOptions& o) { return o.activation == Activation::kSwigluOai; }},
@@ -210,10 +228,14 @@ TEST(MoeConfig, OptionsThatNothingUsesAreRefused) {
        [](const MoeOptions& o) { return o.activation_scale == ActivationScale::kStatic; }},
       {"intermediate_fixed", [](MoeOptions& o) { o.intermediate_fixed = 0.5f; },
        [](const MoeOptions& o) { return o.intermediate_scale == IntermediateScale::kFixed; }},
-      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kStatic; }, has_row_scales},
-      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kCompat; }, has_compat},
-      {"intermediate_scale", [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kFixed; }, has_row_scales},
-      {"intermediate_scale", [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kCompat; }, has_compat},
+      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kStatic; },
+       has_row_scales},
+      {"activation_scale", [](MoeOptions& o) { o.activation_scale = ActivationScale::kCompat; },
+       has_compat},
+      {"intermediate_scale",
+       [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kFixed; }, has_row_scales},
+      {"intermediate_scale",
+       [](MoeOptions& o) { o.intermediate_scale = IntermediateScale::kCompat; }, has_compat},
   };
   for (int activation = 0; activation < 5; ++activation)
     for (int format = 0; format < 4; ++format)

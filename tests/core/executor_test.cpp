@@ -1,4 +1,5 @@
-// The thread pool: every index once, ranges no longer than the grain, nested and concurrent calls, reuse.
+// The thread pool: every index once, ranges no longer than the grain, nested and concurrent calls,
+// reuse.
 #include "core/executor.h"
 
 #include <atomic>
@@ -25,7 +26,8 @@ void expect_covers(Executor& executor, int64_t count, int64_t grain) {
     for (int64_t i = begin; i < end; ++i) ++hits[static_cast<size_t>(i)];
   });
   EXPECT_EQ(bad_ranges, 0);
-  for (int64_t i = 0; i < count; ++i) ASSERT_EQ(hits[static_cast<size_t>(i)], 1) << i << " of " << count;
+  for (int64_t i = 0; i < count; ++i)
+    ASSERT_EQ(hits[static_cast<size_t>(i)], 1) << i << " of " << count;
 }
 
 class ExecutorTest : public testing::TestWithParam<int> {};
@@ -41,7 +43,8 @@ TEST_P(ExecutorTest, CoversEveryIndexOnce) {
 TEST_P(ExecutorTest, ManySmallCallsInARow) {
   const auto pool = make_thread_pool(GetParam());
   std::atomic<int64_t> sum{0};
-  for (int call = 0; call < 2000; ++call) pool->parallel_for(10, 1, [&](int64_t begin, int64_t) { sum += begin; });
+  for (int call = 0; call < 2000; ++call)
+    pool->parallel_for(10, 1, [&](int64_t begin, int64_t) { sum += begin; });
   EXPECT_EQ(sum, 2000 * 45);
 }
 
@@ -85,7 +88,8 @@ TEST_P(ExecutorTest, CallsFromSeveralThreadsAreSerialized) {
   for (const int64_t sum : sums) EXPECT_EQ(sum, 5000);
 }
 
-// Thrown by any thread that computes a range: it comes out of the call once no body runs, and the pool goes on.
+// Thrown by any thread that computes a range: it comes out of the call once no body runs, and the
+// pool goes on.
 TEST_P(ExecutorTest, WhatABodyThrowsComesOutOnceAllHaveStopped) {
   const auto pool = make_thread_pool(GetParam());
   for (int call = 0; call < 200; ++call) {

@@ -81,37 +81,44 @@ TEST(FloatFormats, EveryBoundaryRoundsToEvenAndItsNeighboursAwayFromIt) {
         ASSERT_EQ(f.from_double(s * above), (lower + 1) | sign) << f.name << " boundary " << i;
         ASSERT_EQ(f.from_double(s * below), lower | sign) << f.name << " boundary " << i;
         for (const double nudge : {0x1p-25, 0x1p-30, 0x1p-40}) {
-          ASSERT_EQ(f.from_double(s * mid * (1 + nudge)), (lower + 1) | sign) << f.name << " boundary " << i;
-          ASSERT_EQ(f.from_double(s * mid * (1 - nudge)), lower | sign) << f.name << " boundary " << i;
+          ASSERT_EQ(f.from_double(s * mid * (1 + nudge)), (lower + 1) | sign)
+              << f.name << " boundary " << i;
+          ASSERT_EQ(f.from_double(s * mid * (1 - nudge)), lower | sign)
+              << f.name << " boundary " << i;
         }
         const auto float_mid = static_cast<float>(mid);
         ASSERT_EQ(static_cast<double>(float_mid), mid);
-        ASSERT_EQ(f.from_float(static_cast<float>(s) * float_mid), even | sign) << f.name << " boundary " << i;
-        ASSERT_EQ(f.from_float(static_cast<float>(s) * std::nextafter(float_mid, kFloatInf)), (lower + 1) | sign);
-        ASSERT_EQ(f.from_float(static_cast<float>(s) * std::nextafter(float_mid, 0.0f)), lower | sign);
+        ASSERT_EQ(f.from_float(static_cast<float>(s) * float_mid), even | sign)
+            << f.name << " boundary " << i;
+        ASSERT_EQ(f.from_float(static_cast<float>(s) * std::nextafter(float_mid, kFloatInf)),
+                  (lower + 1) | sign);
+        ASSERT_EQ(f.from_float(static_cast<float>(s) * std::nextafter(float_mid, 0.0f)),
+                  lower | sign);
       }
     }
   }
 }
 
 TEST(FloatFormats, SampledDoublesAndFloatsMatchTheGrid) {
-  // A Weyl sequence over all bit patterns: every exponent, both signs, denormals, Inf and NaN (left to other tests).
+  // A Weyl sequence over all bit patterns: every exponent, both signs, denormals, Inf and NaN (left
+  // to other tests).
   uint64_t state = 1;
   for (int n = 0; n < 200000; ++n) {
     state += 0x9E3779B97F4A7C15u;
     const auto as_float = std::bit_cast<float>(static_cast<uint32_t>(state >> 32));
     // Doubles mostly within float's range: exponents -160..160.
-    const double as_double =
-        std::ldexp(1.0 + static_cast<double>(state >> 12) * 0x1p-52, static_cast<int>(state % 321) - 160) *
-        ((state >> 11 & 1) != 0 ? -1 : 1);
+    const double as_double = std::ldexp(1.0 + static_cast<double>(state >> 12) * 0x1p-52,
+                                        static_cast<int>(state % 321) - 160) *
+                             ((state >> 11 & 1) != 0 ? -1 : 1);
     for (const Format& f : formats()) {
       if (!std::isnan(as_float)) {
-        const auto expected = static_cast<unsigned>(f.grid.round(std::fabs(static_cast<double>(as_float)))) |
-                              (std::signbit(as_float) ? f.sign : 0);
+        const auto expected =
+            static_cast<unsigned>(f.grid.round(std::fabs(static_cast<double>(as_float)))) |
+            (std::signbit(as_float) ? f.sign : 0);
         ASSERT_EQ(f.from_float(as_float), expected) << f.name << " " << as_float;
       }
-      const auto expected =
-          static_cast<unsigned>(f.grid.round(std::fabs(as_double))) | (std::signbit(as_double) ? f.sign : 0);
+      const auto expected = static_cast<unsigned>(f.grid.round(std::fabs(as_double))) |
+                            (std::signbit(as_double) ? f.sign : 0);
       ASSERT_EQ(f.from_double(as_double), expected) << f.name << " " << as_double;
     }
   }
@@ -138,7 +145,8 @@ TEST(FloatFormats, InfinityAndOverflow) {
 }
 
 TEST(FloatFormats, NanGoesWhereTheHeaderSays) {
-  for (const uint32_t bits : {0x7F800001u, 0x7FC00000u, 0x7FFFFFFFu, 0xFF800001u, 0xFFC00000u, 0xFFFFFFFFu}) {
+  for (const uint32_t bits :
+       {0x7F800001u, 0x7FC00000u, 0x7FFFFFFFu, 0xFF800001u, 0xFFC00000u, 0xFFFFFFFFu}) {
     const auto nan = std::bit_cast<float>(bits);
     EXPECT_EQ(e2m1_from_float(nan), 0x7);
     EXPECT_EQ(e4m3_from_float(nan), 0x7F);
@@ -181,7 +189,8 @@ TEST(FloatFormats, ProductsOfCodeAndScaleAreExactInBf16AndFp16) {
       const float code_value = e2m1_to_float(static_cast<uint8_t>(code));
       const float scale = e4m3_to_float(static_cast<uint8_t>(byte));
       const float product = code_value * scale;
-      ASSERT_EQ(static_cast<double>(product), static_cast<double>(code_value) * static_cast<double>(scale));
+      ASSERT_EQ(static_cast<double>(product),
+                static_cast<double>(code_value) * static_cast<double>(scale));
       ASSERT_EQ(bf16_to_float(bf16_from_float(product)), product);
       ASSERT_EQ(fp16_to_float(fp16_from_float(product)), product);
       distinct.insert(std::fabs(static_cast<double>(product)));
@@ -190,7 +199,8 @@ TEST(FloatFormats, ProductsOfCodeAndScaleAreExactInBf16AndFp16) {
   EXPECT_EQ(distinct.size(), 238u);
   EXPECT_EQ(*distinct.rbegin(), kNvfp4Range);
   size_t not_in_e4m3 = 0;
-  for (const double value : distinct) not_in_e4m3 += e4m3_to_float(e4m3_from_double(value)) != value;
+  for (const double value : distinct)
+    not_in_e4m3 += e4m3_to_float(e4m3_from_double(value)) != value;
   EXPECT_EQ(not_in_e4m3, 111u);
 }
 

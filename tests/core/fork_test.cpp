@@ -1,4 +1,5 @@
-// Forked children: pools, mutexes that other threads held, and the number that tells a child from its parent.
+// Forked children: pools, mutexes that other threads held, and the number that tells a child from
+// its parent.
 #include "core/fork.h"
 
 #include <atomic>
@@ -46,7 +47,8 @@ ATTACK_TEST(kForks, Fork, ThePoolOfAParentThatIsBusyRunsInTheChild) {
 ATTACK_TEST(kForks, Fork, TheNumberGrowsFromParentToChild) {
   const uint32_t here = fork_count();
   EXPECT_EQ(in_forked_child([&] {
-              if (fork_count() != here + 1 || forking_thread() != std::this_thread::get_id()) return 1;
+              if (fork_count() != here + 1 || forking_thread() != std::this_thread::get_id())
+                return 1;
               return in_forked_child([&] { return fork_count() == here + 2 ? 0 : 1; });
             }),
             0);
@@ -109,7 +111,8 @@ ATTACK_TEST(kForks, Fork, WhatTheForkingThreadHoldsItHoldsInTheChildToo) {
   }
 }
 
-// Threads that hold one mutex while they make and drop others, which takes the list that fork() walks.
+// Threads that hold one mutex while they make and drop others, which takes the list that fork()
+// walks.
 ATTACK_TEST(kForks, Fork, EndsWhileMutexesComeAndGo) {
   ForkMutex outer;
   std::atomic<bool> stop{false};

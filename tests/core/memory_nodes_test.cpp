@@ -14,7 +14,8 @@ TEST(MemoryNodes, ListsAreLinuxs) {
   EXPECT_THAT(parse_node_list("0"), ElementsAre(0));
   EXPECT_THAT(parse_node_list("0-3"), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(parse_node_list("0-1,4,6-7"), ElementsAre(0, 1, 4, 6, 7));
-  for (const char* wrong : {"", "x", "-1", "0-", "3-1", "0,", ",0", "0 1", "0-9999999", "99999999999999999999"})
+  for (const char* wrong :
+       {"", "x", "-1", "0-", "3-1", "0,", ",0", "0 1", "0-9999999", "99999999999999999999"})
     EXPECT_THAT(parse_node_list(wrong), IsEmpty()) << wrong;
 }
 

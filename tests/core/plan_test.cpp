@@ -64,10 +64,12 @@ TEST(Arena, OverflowStaysTooLargeInsteadOfWrapping) {
 
 TEST(Workspace, RefusesNullMisalignedAndSmall) {
   alignas(256) std::byte bytes[1024];
-  EXPECT_EQ(check_workspace(nullptr, 1024, 300).message(), "workspace: expected 300 bytes, got null");
+  EXPECT_EQ(check_workspace(nullptr, 1024, 300).message(),
+            "workspace: expected 300 bytes, got null");
   EXPECT_EQ(check_workspace(bytes + 16, 1000, 300).message(),
             "workspace: expected a base aligned to 256 bytes, got one 16 bytes past");
-  EXPECT_EQ(check_workspace(bytes, 299, 300).message(), "workspace: expected at least 300 bytes, got 299");
+  EXPECT_EQ(check_workspace(bytes, 299, 300).message(),
+            "workspace: expected at least 300 bytes, got 299");
   EXPECT_OK(check_workspace(bytes, 300, 300));
   EXPECT_OK(check_workspace(nullptr, 0, 0));
 }
@@ -106,9 +108,9 @@ TEST(Buffer, PagesAreZeroAndTooManyAreAnError) {
   const Status refused = allocate_pages(size_t{1} << 60, "packed weights of layer 12").status();
   EXPECT_EQ(refused.code(), Code::kOutOfMemory);
   EXPECT_THAT(refused.message(),
-              testing::MatchesRegex(
-                  "packed weights of layer 12: expected 1152921504606846976 bytes on cpu, [0-9]+ of [0-9]+ are free: "
-                  "out of memory"));
+              testing::MatchesRegex("packed weights of layer 12: expected 1152921504606846976 "
+                                    "bytes on cpu, [0-9]+ of [0-9]+ are free: "
+                                    "out of memory"));
   EXPECT_OK(allocate_pages(0));
 }
 

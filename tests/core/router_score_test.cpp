@@ -1,4 +1,5 @@
-// A router's scores against long double, within the bounds that docs/numerics.md derives; and the order of keys.
+// A router's scores against long double, within the bounds that docs/numerics.md derives; and the
+// order of keys.
 #include "core/router_score.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,8 @@ constexpr float kHuge = std::numeric_limits<float>::infinity();
 
 // Floats of all magnitudes that matter to e^x, and those around the places where a formula changes.
 std::vector<float> logits() {
-  std::vector<float> x = {0.0f, -0.0f, 1e-45f, -1e-45f, 1e-20f, 88.7f, 89.1f, -103.9f, -104.1f, -207.9f, 3e38f, -3e38f};
+  std::vector<float> x = {0.0f,  -0.0f,   1e-45f,  -1e-45f, 1e-20f, 88.7f,
+                          89.1f, -103.9f, -104.1f, -207.9f, 3e38f,  -3e38f};
   for (const float at : {-20.0f, 0.0f, 20.0f}) {
     x.push_back(std::nextafter(at, -kHuge));
     x.push_back(std::nextafter(at, kHuge));
@@ -39,7 +41,8 @@ long double exact(Scoring scoring, float x) {
 TEST(RouterScore, LiesWithinItsBound) {
   constexpr long double kUnit = 0x1p-24L, kLeast = 0x1p-149L;
   for (const float x : logits()) {
-    for (const auto& [scoring, units] : {std::pair{Scoring::kSigmoid, 3.01L}, {Scoring::kSqrtSoftplus, 1.51L}}) {
+    for (const auto& [scoring, units] :
+         {std::pair{Scoring::kSigmoid, 3.01L}, {Scoring::kSqrtSoftplus, 1.51L}}) {
       const long double expected = exact(scoring, x);
       EXPECT_LE(std::abs(score_of(scoring, x, 0.0f) - expected), units * kUnit * expected + kLeast)
           << to_string(scoring) << " of " << x;

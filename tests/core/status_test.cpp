@@ -28,7 +28,8 @@ TEST(Status, PropagatesThroughAssign) {
 
 TEST(Status, KeepsItsFinding) {
   const Status status = bad_input("scale: expected finite, got NaN").of_finding("tensor_scale_nan");
-  EXPECT_EQ(status.in("layer 3").message(), "layer 3: scale: expected finite, got NaN [tensor_scale_nan]");
+  EXPECT_EQ(status.in("layer 3").message(),
+            "layer 3: scale: expected finite, got NaN [tensor_scale_nan]");
   EXPECT_EQ(status.in("layer 3").finding(), "tensor_scale_nan");
   EXPECT_EQ(status.in("layer 3").code(), Code::kBadInput);
   EXPECT_EQ(bad_input("scale").in("layer 3").finding(), "");

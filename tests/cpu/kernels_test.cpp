@@ -1,4 +1,5 @@
-// The instruction sets against each other: the same bits for 8-bit activations, and for everything around the GEMMs.
+// The instruction sets against each other: the same bits for 8-bit activations, and for everything
+// around the GEMMs.
 #include "backend/cpu/kernels.h"
 
 #include <algorithm>
@@ -36,7 +37,8 @@ TEST(Kernels, TheBestOneRunsHereAndPortableIsLast) {
   EXPECT_TRUE(best_kernels().runs_on_host());
   EXPECT_EQ(all.back(), &kPortableKernels);
   EXPECT_TRUE(kPortableKernels.runs_on_host());
-  const auto faster = std::count_if(all.begin(), all.end() - 1, [](const Kernels* k) { return k->runs_on_host(); });
+  const auto faster =
+      std::count_if(all.begin(), all.end() - 1, [](const Kernels* k) { return k->runs_on_host(); });
   EXPECT_EQ(&best_kernels() == &kPortableKernels, faster == 0);
   RecordProperty("auto", best_kernels().backend_name);
 }
@@ -48,13 +50,17 @@ class InstructionSetLayer : public test::BackendTest {
     const Backend& portable_backend = cpu_instruction_sets().back();
     int64_t compared = 0;
     for (const Case& spec : case_table()) {
-      if (spec.options.activation_format != one && spec.options.activation_format != other) continue;
-      if (&backend() == &portable_backend && spec.options.hidden_size > 64) continue;  // with itself
+      if (spec.options.activation_format != one && spec.options.activation_format != other)
+        continue;
+      if (&backend() == &portable_backend && spec.options.hidden_size > 64)
+        continue;  // with itself
       SCOPED_TRACE(spec.name);
       const auto data = test::must(make_case(spec));
       test::CaseRun portable(portable_backend, *data), run(backend(), *data);
       ASSERT_TRUE(portable.ok() && run.ok());
-      ASSERT_EQ(test::difference(portable.run(*data), run.run(*data), spec.out_dtype, spec.options.hidden_size), "");
+      ASSERT_EQ(test::difference(portable.run(*data), run.run(*data), spec.out_dtype,
+                                 spec.options.hidden_size),
+                "");
       ++compared;
     }
     EXPECT_GT(compared, 50);
@@ -75,14 +81,16 @@ TEST_P(InstructionSetLayer, OfProductsInFp32HasPortablesBits) {
     GTEST_SKIP() << backend().name << " multiplies in bf16 (" << kernels().bf16.name << ")";
   expect_portables_bits(ActivationFormat::kBf16, ActivationFormat::kFp8);
 }
-INSTANTIATE_TEST_SUITE_P(Cpu, InstructionSetLayer, ::testing::ValuesIn(test::instruction_set_backends()),
+INSTANTIATE_TEST_SUITE_P(Cpu, InstructionSetLayer,
+                         ::testing::ValuesIn(test::instruction_set_backends()),
                          test::hardware_test_name<Backend>);
 
 class InstructionSet : public test::KernelsTest {};
 INSTANTIATE_TEST_SUITE_P(Cpu, InstructionSet, ::testing::ValuesIn(test::instruction_sets()),
                          test::hardware_test_name<Kernels>);
 
-// sigma(g) = swiglu(g, 1) / g over all binades, against double: the bound that the contract gives to exp.
+// sigma(g) = swiglu(g, 1) / g over all binades, against double: the bound that the contract gives
+// to exp.
 TEST_P(InstructionSet, SwigluOfEveryMagnitudeIsWithinFourUlpBeforeItsRounding) {
   MoeOptions options;
   std::vector<float> gates;
@@ -90,7 +98,8 @@ TEST_P(InstructionSet, SwigluOfEveryMagnitudeIsWithinFourUlpBeforeItsRounding) {
     for (int step = 0; step < 64; ++step)
       for (const float sign : {1.0f, -1.0f})
         gates.push_back(sign * std::ldexp(1.0f + static_cast<float>(step) / 64.0f, exponent));
-  for (const float special : {0.0f, -0.0f, 87.5f, -87.5f, 88.5f, -88.5f, 500.0f}) gates.push_back(special);
+  for (const float special : {0.0f, -0.0f, 87.5f, -87.5f, 88.5f, -88.5f, 500.0f})
+    gates.push_back(special);
   gates.resize((gates.size() + 15) / 16 * 16, 1.0f);
   for (size_t first = 0; first < gates.size(); first += 16) {
     float acc[kStripRows];
@@ -100,8 +109,8 @@ TEST_P(InstructionSet, SwigluOfEveryMagnitudeIsWithinFourUlpBeforeItsRounding) {
     for (size_t i = 0; i < 16; ++i) {
       const double g = acc[i], exact = g / (1.0 + std::exp(-g));
       const double actual = bf16_to_float(out[i]);
-      // 4 ulp of fp32 and half a bf16 step of the result, or of the smallest normal number. Below -88.7, where e^-g
-      // overflows, -0 stands for what is no larger than 3e-37.
+      // 4 ulp of fp32 and half a bf16 step of the result, or of the smallest normal number. Below
+      // -88.7, where e^-g overflows, -0 stands for what is no larger than 3e-37.
       const double relative = std::max(std::fabs(exact), 0x1p-126) * (4 * 0x1p-23 + 0x1p-8);
       const double bound = g < -88.7 ? 3e-37 : relative;
       ASSERT_LE(std::fabs(actual - exact), bound) << "g " << g;
@@ -110,8 +119,8 @@ TEST_P(InstructionSet, SwigluOfEveryMagnitudeIsWithinFourUlpBeforeItsRounding) {
 }
 
 TEST_P(InstructionSet, SwigluKeepsNan) {
-  for (const Activation activation :
-       {Activation::kSwiglu, Activation::kSwigluClamped, Activation::kSwigluStep, Activation::kSwigluOai}) {
+  for (const Activation activation : {Activation::kSwiglu, Activation::kSwigluClamped,
+                                      Activation::kSwigluStep, Activation::kSwigluOai}) {
     MoeOptions options;
     options.activation = activation;
     if (activation != Activation::kSwiglu) options.swiglu_limit = 10.0f;
@@ -125,8 +134,8 @@ TEST_P(InstructionSet, SwigluKeepsNan) {
   }
 }
 
-// relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for everything that is not
-// positive, NaN if it was, and the router weight after the square.
+// relu2's epilogue against double over all binades: its one rounding to fp32, then bf16's. +0 for
+// everything that is not positive, NaN if it was, and the router weight after the square.
 TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
   std::vector<float> ups;
   for (int exponent = -149; exponent <= 127; ++exponent)
@@ -134,7 +143,8 @@ TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
       for (const float significand : {1.0f, 1.3125f, 1.9999999f})
         ups.push_back(sign * std::ldexp(significand, exponent));
   const float inf = std::numeric_limits<float>::infinity();
-  for (const float special : {0.0f, -0.0f, inf, -inf, std::nanf(""), -std::nanf("")}) ups.push_back(special);
+  for (const float special : {0.0f, -0.0f, inf, -inf, std::nanf(""), -std::nanf("")})
+    ups.push_back(special);
   ups.resize((ups.size() + 31) / 32 * 32, 1.0f);
   const float alpha = 2.0f, weight = 0.75f;
   for (size_t first = 0; first < ups.size(); first += kStripRows) {
@@ -159,7 +169,8 @@ TEST_P(InstructionSet, Relu2OfEveryMagnitude) {
         EXPECT_TRUE(std::isinf(actual) || up < 0x1p64) << "up " << up;
         continue;
       }
-      ASSERT_LE(std::fabs(actual - exact), exact * (3 * 0x1p-24 + 0x1p-8) + 0x1p-134 + 0x1p-149) << "up " << up;
+      ASSERT_LE(std::fabs(actual - exact), exact * (3 * 0x1p-24 + 0x1p-8) + 0x1p-134 + 0x1p-149)
+          << "up " << up;
       EXPECT_FALSE(std::signbit(actual)) << "up " << up;
     }
   }

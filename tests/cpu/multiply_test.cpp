@@ -1,4 +1,5 @@
-// Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of W4A16.
+// Strips times any number of rows, for every instruction set: bits of 8-bit activations, bounds of
+// W4A16.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,7 +15,8 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Rows as the layer keeps them: at one distance, an odd multiple of 64 bytes, as many behind the last as tiles read.
+// Rows as the layer keeps them: at one distance, an odd multiple of 64 bytes, as many behind the
+// last as tiles read.
 struct Rows {
   Rows(const Multiplication& multiplication, int64_t k, int64_t count)
       : bytes((chunks_of(k) * multiplication.chunk_bytes + 63) / 64 * 64 + 64),
@@ -48,36 +50,46 @@ struct Problem {
     fill(x_scales, rows * k / 16, 0x7E);
     x_bf16.resize(static_cast<size_t>(rows * k));
     // Over 32 binades, so that sums round before they are scaled.
-    for (uint16_t& x : x_bf16) x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)));
+    for (uint16_t& x : x_bf16)
+      x = static_cast<uint16_t>((random() & 0x80FFu) | (0x3800u + (random() % 16 << 8)));
     x_int8.resize(static_cast<size_t>(rows * k));
     for (int8_t& x : x_int8) x = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
     x_int8_scales.resize(static_cast<size_t>(rows * k / 16));
-    for (float& s : x_int8_scales)  // all 24 bits of a significand, so that the product of two scales is rounded
-      s = std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)), static_cast<int>(random() % 8) - 4);
+    for (float& s : x_int8_scales)  // all 24 bits of a significand, so that the product of two
+                                    // scales is rounded
+      s = std::ldexp(1.0f + 0x1p-23f * static_cast<float>(random() % (1 << 23)),
+                     static_cast<int>(random() % 8) - 4);
     packed.resize(static_cast<size_t>(panels * panel_bytes(k)));
-    const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
+    const Nvfp4View view =
+        Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, panels * kPanelRows, k);
     for (int64_t p = 0; p < panels; ++p) pack_panel(view, p, packed.data() + p * panel_bytes(k));
   }
   Strip strip() const {
-    return {.bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
+    return {
+        .bytes = packed.data(), .panels = panels, .chunks = chunks_of(k), .next = packed.data()};
   }
-  std::vector<float> multiply(const Multiplication& multiplication, Rows& rows, int64_t count, bool same_bits) const {
-    std::vector<float> acc(static_cast<size_t>((count + multiplication.tile_rows - 1) * panels * kPanelRows), -1.0f);
-    multiplication.multiply(strip(), {.rows = rows.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
-                            acc.data());
+  std::vector<float> multiply(const Multiplication& multiplication, Rows& rows, int64_t count,
+                              bool same_bits) const {
+    std::vector<float> acc(
+        static_cast<size_t>((count + multiplication.tile_rows - 1) * panels * kPanelRows), -1.0f);
+    multiplication.multiply(
+        strip(), {.rows = rows.pointers.data(), .count = count, .k = k, .same_bits = same_bits},
+        acc.data());
     acc.resize(static_cast<size_t>(count * panels * kPanelRows));
     return acc;
   }
   std::vector<float> nvfp4(const Kernels& kernels, int64_t count) const {
     Rows rows(kernels.nvfp4, k, count);
     for (int64_t i = 0; i < count; ++i)
-      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k, rows.at(i));
+      kernels.nvfp4_operands(x_codes.data() + i * k / 2, x_scales.data() + i * k / 16, k,
+                             rows.at(i));
     return multiply(kernels.nvfp4, rows, count, false);
   }
   std::vector<float> int8_block(const Kernels& kernels, int64_t count) const {
     Rows rows(kernels.int8_block, k, count);
     for (int64_t i = 0; i < count; ++i)
-      kernels.int8_operands(x_int8.data() + i * k, x_int8_scales.data() + i * k / 16, k, rows.at(i));
+      kernels.int8_operands(x_int8.data() + i * k, x_int8_scales.data() + i * k / 16, k,
+                            rows.at(i));
     return multiply(kernels.int8_block, rows, count, false);
   }
   // Panel p's weights are w8 2^(shift + p).
@@ -87,19 +99,23 @@ struct Problem {
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t e = 0; e < k; ++e) {
         const int x = x_bf16[static_cast<size_t>(i * k + e)];
-        row_codes[static_cast<size_t>(e)] = static_cast<uint8_t>((x & 0x7F) % kE4m3Nan | (x >> 8 & 0x80));
+        row_codes[static_cast<size_t>(e)] =
+            static_cast<uint8_t>((x & 0x7F) % kE4m3Nan | (x >> 8 & 0x80));
       }
       kernels.fp8_operands(row_codes.data(), k, rows.at(i));
     }
     Strip shifted = strip();
     shifted.fp8_shift = {shift, shift + 1};
     std::vector<float> acc(static_cast<size_t>(count * panels * kPanelRows), -1.0f);
-    kernels.fp8.multiply(shifted, {.rows = rows.pointers.data(), .count = count, .k = k}, acc.data());
+    kernels.fp8.multiply(shifted, {.rows = rows.pointers.data(), .count = count, .k = k},
+                         acc.data());
     return acc;
   }
-  std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count, bool same_bits) const {
+  std::vector<float> bf16(const Kernels& kernels, int64_t first, int64_t count,
+                          bool same_bits) const {
     Rows rows(kernels.bf16, k, count);
-    for (int64_t i = 0; i < count; ++i) kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, rows.at(i));
+    for (int64_t i = 0; i < count; ++i)
+      kernels.bf16_operands(x_bf16.data() + (first + i) * k, k, rows.at(i));
     return multiply(kernels.bf16, rows, count, same_bits);
   }
   double weight(int64_t row, int64_t i) const {
@@ -109,7 +125,8 @@ struct Problem {
   }
 };
 
-constexpr int64_t kCounts[] = {1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
+constexpr int64_t kCounts[] = {1,  2,  3,  4,  5,  8,  9,  15, 16, 17, 31,
+                               32, 33, 47, 48, 49, 63, 64, 65, 80, 81, 128};
 constexpr int64_t kSizes[] = {16, 32, 48, 64, 80, 128, 336, 1040, 2048};
 
 class Multiply : public test::KernelsTest {
@@ -150,7 +167,8 @@ TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
   }
 }
 
-// Exact products added in one order: the instruction sets whose W4A16 and fp8 are fp32 multiply-adds (docs/cpu.md).
+// Exact products added in one order: the instruction sets whose W4A16 and fp8 are fp32
+// multiply-adds (docs/cpu.md).
 TEST_P(Multiply, InFp32HasThePortableBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
@@ -163,10 +181,12 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
       for (const int64_t count : {1, 2, 3, 4, 5, 8, 13}) {
         SCOPED_TRACE(testing::Message() << "K " << k << " panels " << panels << " rows " << count);
         for (const bool same_bits : {false, true})
-          ASSERT_TRUE(
-              same(problem.bf16(kernels(), 0, count, same_bits), problem.bf16(kPortableKernels, 0, count, same_bits)));
-        for (const int shift : {3, 7, 12})  // 3 holds the largest weight, 12 leaves many of them subnormal
-          ASSERT_TRUE(same(problem.fp8(kernels(), count, shift), problem.fp8(kPortableKernels, count, shift)));
+          ASSERT_TRUE(same(problem.bf16(kernels(), 0, count, same_bits),
+                           problem.bf16(kPortableKernels, 0, count, same_bits)));
+        for (const int shift :
+             {3, 7, 12})  // 3 holds the largest weight, 12 leaves many of them subnormal
+          ASSERT_TRUE(same(problem.fp8(kernels(), count, shift),
+                           problem.fp8(kPortableKernels, count, shift)));
       }
     }
   }
@@ -182,8 +202,9 @@ TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
       for (int64_t i = 0; i < 128 && !too_many(i + 1); ++i)
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t e = 0; e < k; ++e) {
-            const double product = problem.weight(r, e) *
-                                   static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
+            const double product =
+                problem.weight(r, e) *
+                static_cast<double>(bf16_to_float(problem.x_bf16[static_cast<size_t>(i * k + e)]));
             exact[static_cast<size_t>(i * rows + r)] += product;
             size[static_cast<size_t>(i * rows + r)] += std::fabs(product);
           }
@@ -205,7 +226,9 @@ TEST_P(Multiply, W4A16DoesNotDependOnOtherLinesWhereBitsMustBeTheSame) {
   for (const int64_t count : {1, 2, 8, 9, 17, 33, 50, 65}) {
     const int64_t first = 128 - count;
     const std::vector<float> some = problem.bf16(kernels(), first, count, true);
-    ASSERT_EQ(std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)), 0)
+    ASSERT_EQ(
+        std::memcmp(some.data(), all.data() + first * 2 * kPanelRows, some.size() * sizeof(float)),
+        0)
         << "rows " << count;
   }
 }

@@ -1,4 +1,5 @@
-// The CPU backend's packed layout: bit for bit both ways, at the byte that the layout's picture names.
+// The CPU backend's packed layout: bit for bit both ways, at the byte that the layout's picture
+// names.
 #include "backend/cpu/panel.h"
 
 #include <algorithm>
@@ -26,8 +27,10 @@ Matrix make_matrix(int64_t rows, int64_t cols, int64_t pad) {
   matrix.scales.resize(static_cast<size_t>(rows * scales_stride));
   uint32_t state = 12345;
   for (auto* bytes : {&matrix.codes, &matrix.scales})
-    for (uint8_t& byte : *bytes) byte = static_cast<uint8_t>((state = state * 1664525u + 1013904223u) >> 24);
-  matrix.view = {matrix.codes.data(), matrix.scales.data(), 1.0f, rows, cols, codes_stride, scales_stride};
+    for (uint8_t& byte : *bytes)
+      byte = static_cast<uint8_t>((state = state * 1664525u + 1013904223u) >> 24);
+  matrix.view = {matrix.codes.data(), matrix.scales.data(), 1.0f, rows, cols,
+                 codes_stride,        scales_stride};
   return matrix;
 }
 
@@ -37,14 +40,16 @@ TEST(Panel, UnpackReturnsTheSourceBitForBit) {
       for (const int64_t pad : {0, 5}) {
         const Matrix matrix = make_matrix(rows, cols, pad);
         std::vector<uint8_t> packed(static_cast<size_t>(panels_of(rows) * panel_bytes(cols)), 0xAA);
-        std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)), scales(static_cast<size_t>(rows * cols / 16));
+        std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)),
+            scales(static_cast<size_t>(rows * cols / 16));
         for (int64_t p = 0; p < panels_of(rows); ++p) {
           pack_panel(matrix.view, p, packed.data() + p * panel_bytes(cols));
-          unpack_panel(packed.data() + p * panel_bytes(cols), p, rows, cols, codes.data(), scales.data());
+          unpack_panel(packed.data() + p * panel_bytes(cols), p, rows, cols, codes.data(),
+                       scales.data());
         }
         for (int64_t r = 0; r < rows; ++r) {
-          ASSERT_TRUE(
-              std::equal(matrix.view.row_codes(r), matrix.view.row_codes(r) + cols / 2, codes.begin() + r * cols / 2))
+          ASSERT_TRUE(std::equal(matrix.view.row_codes(r), matrix.view.row_codes(r) + cols / 2,
+                                 codes.begin() + r * cols / 2))
               << rows << " x " << cols << " row " << r;
           ASSERT_TRUE(std::equal(matrix.view.row_scales(r), matrix.view.row_scales(r) + cols / 16,
                                  scales.begin() + r * cols / 16))
@@ -55,7 +60,8 @@ TEST(Panel, UnpackReturnsTheSourceBitForBit) {
   }
 }
 
-// docs/layouts.md: chunk k/64, block k/16, vector (k/8) % 2, lane = row, byte k % 4, nibble (k/4) % 2.
+// docs/layouts.md: chunk k/64, block k/16, vector (k/8) % 2, lane = row, byte k % 4, nibble (k/4)
+// % 2.
 TEST(Panel, EveryCodeLiesWhereTheLayoutSays) {
   const int64_t rows = 16, cols = 128;
   const Matrix matrix = make_matrix(rows, cols, 0);
@@ -63,12 +69,15 @@ TEST(Panel, EveryCodeLiesWhereTheLayoutSays) {
   pack_panel(matrix.view, 0, packed.data());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t k = 0; k < cols; ++k) {
-      const uint8_t source = static_cast<uint8_t>(matrix.view.row_codes(r)[k / 2] >> (k % 2 * 4) & 15);
+      const uint8_t source =
+          static_cast<uint8_t>(matrix.view.row_codes(r)[k / 2] >> (k % 2 * 4) & 15);
       const int64_t byte = k / 64 * 576 + k % 64 / 16 * 128 + k / 8 % 2 * 64 + r * 4 + k % 4;
-      EXPECT_EQ(packed[static_cast<size_t>(byte)] >> (k / 4 % 2 * 4) & 15, source) << r << ", " << k;
+      EXPECT_EQ(packed[static_cast<size_t>(byte)] >> (k / 4 % 2 * 4) & 15, source)
+          << r << ", " << k;
     }
     for (int64_t b = 0; b < cols / 16; ++b)
-      EXPECT_EQ(packed[static_cast<size_t>(b / 4 * 576 + 512 + b % 4 * 16 + r)], matrix.view.row_scales(r)[b]);
+      EXPECT_EQ(packed[static_cast<size_t>(b / 4 * 576 + 512 + b % 4 * 16 + r)],
+                matrix.view.row_scales(r)[b]);
   }
 }
 
@@ -86,14 +95,15 @@ TEST(Panel, RowsAndColumnsBeyondTheMatrixAreZero) {
 }
 
 #ifndef NVFP4_MOE_SANITIZED
-// Opening a layer under fp8 adds this measurement to the packing that every format has: it must not be most of the time.
+// Opening a layer under fp8 adds this measurement to the packing that every format has: it must not
+// be most of the time.
 TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
   Matrix matrix = make_matrix(512, 2048, 0);
   for (uint8_t& scale : matrix.scales) scale = static_cast<uint8_t>(0x60 + scale % 0x1F);
   std::vector<uint8_t> packed(static_cast<size_t>(panel_bytes(2048)));
   const auto best_of = [](auto body) {
-    std::clock_t best =
-        std::numeric_limits<std::clock_t>::max();  // of processor time, which a busy machine leaves alone
+    std::clock_t best = std::numeric_limits<std::clock_t>::max();  // of processor time, which a
+                                                                   // busy machine leaves alone
     for (int i = 0; i < 9; ++i) {
       const std::clock_t start = std::clock();
       body();
@@ -105,7 +115,8 @@ TEST(Panel, MeasuringFp8WeightsTakesLessThanPackingThem) {
   const std::clock_t packing = best_of([&] {
     for (int64_t p = 0; p < panels_of(512); ++p) pack_panel(matrix.view, p, packed.data());
   });
-  const std::clock_t measuring = best_of([&] { inexact += measure_fp8_weights(matrix.view).inexact; });
+  const std::clock_t measuring =
+      best_of([&] { inexact += measure_fp8_weights(matrix.view).inexact; });
   EXPECT_GT(inexact, 0u);
   EXPECT_LT(measuring, packing);
 }

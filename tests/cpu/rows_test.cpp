@@ -19,13 +19,15 @@ namespace {
 constexpr DType kDTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr int64_t kRowSizes[] = {16, 48, 256, 272, 1040};
 
-// A row of `dtype`: elements within a few binades of each other, with zeros, ties and the smallest numbers between.
+// A row of `dtype`: elements within a few binades of each other, with zeros, ties and the smallest
+// numbers between.
 struct Row {
   std::vector<std::byte> bytes;
   Row(DType dtype, int64_t k, std::mt19937& random) : bytes(static_cast<size_t>(4 * k)) {
     for (int64_t i = 0; i < k; ++i) {
       const uint32_t draw = static_cast<uint32_t>(random());
-      float value = std::ldexp(static_cast<float>(draw >> 16) - 32768.0f, -12 - static_cast<int>(draw % 8));
+      float value =
+          std::ldexp(static_cast<float>(draw >> 16) - 32768.0f, -12 - static_cast<int>(draw % 8));
       if (draw % 31 == 0) value = std::ldexp(value, -30);
       if (draw % 37 == 0) value = static_cast<float>(draw % 16) * 0.25f;
       if (draw % 41 == 0) value = -0.0f;
@@ -45,7 +47,8 @@ std::vector<float> magnitudes(int64_t count, std::mt19937& random, int least, in
   for (float& value : values) {
     const uint32_t draw = static_cast<uint32_t>(random());
     const int exponent = least + static_cast<int>(draw % static_cast<uint32_t>(binades));
-    value = std::ldexp(1.0f + static_cast<float>(draw >> 9 & 0x3FFFFF) * 0x1p-22f, exponent) * (draw >> 31 ? -1 : 1);
+    value = std::ldexp(1.0f + static_cast<float>(draw >> 9 & 0x3FFFFF) * 0x1p-22f, exponent) *
+            (draw >> 31 ? -1 : 1);
   }
   return values;
 }
@@ -56,12 +59,14 @@ void expect_portables(const Kernels& kernels, int64_t bytes, const Run& run) {
   std::vector<std::byte> expected(static_cast<size_t>(bytes), std::byte{0xA5}), actual = expected;
   run(kPortableKernels, expected.data());
   run(kernels, actual.data());
-  ASSERT_EQ(std::mismatch(actual.begin(), actual.end(), expected.begin()).first - actual.begin(), bytes)
+  ASSERT_EQ(std::mismatch(actual.begin(), actual.end(), expected.begin()).first - actual.begin(),
+            bytes)
       << "bytes that agree";
 }
 
 class RowsOf : public test::KernelsTest {};
-INSTANTIATE_TEST_SUITE_P(Cpu, RowsOf, ::testing::ValuesIn(test::instruction_sets()), test::hardware_test_name<Kernels>);
+INSTANTIATE_TEST_SUITE_P(Cpu, RowsOf, ::testing::ValuesIn(test::instruction_sets()),
+                         test::hardware_test_name<Kernels>);
 
 // Calls body(dtype, k, row).
 template <class Body>
@@ -111,9 +116,9 @@ TEST_P(RowsOf, QuantizersHavePortablesBits) {
     });
     for (const float factor : {1.0f, 0x1p-3f, 0x1p12f}) {
       expect_portables(kernels(), k + 64, [&](const Kernels& of, std::byte* out) {
-        counted(
-            of.quantize_fp8(row.data(), dtype, k, fp8_token_scale(amax) * factor, reinterpret_cast<uint8_t*>(out + 64)),
-            out);
+        counted(of.quantize_fp8(row.data(), dtype, k, fp8_token_scale(amax) * factor,
+                                reinterpret_cast<uint8_t*>(out + 64)),
+                out);
       });
     }
   });
@@ -125,8 +130,9 @@ TEST_P(RowsOf, ConversionsHavePortablesBits) {
       of.to_bf16(row.data(), dtype, k, reinterpret_cast<uint16_t*>(out));
     });
     for (const float weight : {0.75f, -0x1.02p-9f, 1e30f})
-      expect_portables(kernels(), 4 * k,
-                       [&](const Kernels& of, std::byte* out) { of.weigh(row.data(), dtype, k, weight, out); });
+      expect_portables(kernels(), 4 * k, [&](const Kernels& of, std::byte* out) {
+        of.weigh(row.data(), dtype, k, weight, out);
+      });
   });
 }
 
@@ -143,8 +149,9 @@ TEST_P(RowsOf, EveryHalfHasPortablesBits) {
     expect_portables(kernels(), 2 * k, [&](const Kernels& of, std::byte* out) {
       of.to_bf16(halves.data(), dtype, k, reinterpret_cast<uint16_t*>(out));
     });
-    expect_portables(kernels(), 2 * k,
-                     [&](const Kernels& of, std::byte* out) { of.weigh(halves.data(), dtype, k, 1.5f, out); });
+    expect_portables(kernels(), 2 * k, [&](const Kernels& of, std::byte* out) {
+      of.weigh(halves.data(), dtype, k, 1.5f, out);
+    });
   }
 }
 
@@ -152,12 +159,13 @@ TEST_P(RowsOf, EpiloguesHavePortablesBits) {
   constexpr int64_t kCount = 512;  // bf16 hides most last bits of fp32
   std::mt19937 random(21);
   const std::vector<float> acc = magnitudes(kCount * kStripRows, random, -20, 30);
-  const std::vector<float> alpha = magnitudes(kCount, random, -4, 8), weight = magnitudes(kCount, random, -3, 3);
+  const std::vector<float> alpha = magnitudes(kCount, random, -4, 8),
+                           weight = magnitudes(kCount, random, -3, 3);
   const std::vector<float> bias = magnitudes(kStripRows, random, -3, 6);
   for (const bool biased : {false, true}) {
     for (const bool weighted : {false, true}) {
-      for (const Activation activation :
-           {Activation::kSwiglu, Activation::kSwigluClamped, Activation::kSwigluStep, Activation::kSwigluOai}) {
+      for (const Activation activation : {Activation::kSwiglu, Activation::kSwigluClamped,
+                                          Activation::kSwigluStep, Activation::kSwigluOai}) {
         MoeOptions options;
         options.activation = activation;
         options.swiglu_limit = 7.0f;
@@ -177,19 +185,20 @@ TEST_P(RowsOf, EpiloguesHavePortablesBits) {
         for (const bool relu2 : {false, true}) {
           for (const int64_t channels : {32, 16, 23}) {
             if (biased && channels % 16 != 0) continue;
-            expect_portables(kernels(), kCount * kStripRows * 4, [&](const Kernels& of, std::byte* out) {
-              of.round({.acc = acc.data(),
-                        .acc_stride = kStripRows,
-                        .count = kCount,
-                        .channels = channels,
-                        .alpha = alpha.data(),
-                        .bias = biased ? bias.data() : nullptr,
-                        .relu2 = relu2,
-                        .weight = weighted ? weight.data() : nullptr,
-                        .out = out,
-                        .dtype = dtype,
-                        .stride = kStripRows});
-            });
+            expect_portables(kernels(), kCount * kStripRows * 4,
+                             [&](const Kernels& of, std::byte* out) {
+                               of.round({.acc = acc.data(),
+                                         .acc_stride = kStripRows,
+                                         .count = kCount,
+                                         .channels = channels,
+                                         .alpha = alpha.data(),
+                                         .bias = biased ? bias.data() : nullptr,
+                                         .relu2 = relu2,
+                                         .weight = weighted ? weight.data() : nullptr,
+                                         .out = out,
+                                         .dtype = dtype,
+                                         .stride = kStripRows});
+                             });
           }
         }
       }
@@ -215,21 +224,28 @@ TEST_P(RowsOf, SiluHoldsFarBelowZero) {
       for (size_t first = 0; first < gates.size(); first += 16) {
         float acc[kStripRows];
         for (int i = 0; i < 16; ++i) {
-          acc[i] =
-              oai ? std::round(gates[first + static_cast<size_t>(i)] * 16) / 16 : gates[first + static_cast<size_t>(i)];
+          acc[i] = oai ? std::round(gates[first + static_cast<size_t>(i)] * 16) / 16
+                       : gates[first + static_cast<size_t>(i)];
           acc[i + kPanelRows] = up;
         }
         const float one = 1.0f;
         uint16_t out[16];
-        kernels().swiglu(options,
-                         {.acc = acc, .count = 1, .gate_alpha = &one, .up_alpha = &one, .out = out, .stride = 16});
+        kernels().swiglu(options, {.acc = acc,
+                                   .count = 1,
+                                   .gate_alpha = &one,
+                                   .up_alpha = &one,
+                                   .out = out,
+                                   .stride = 16});
         for (int i = 0; i < 16; ++i) {
-          const long double g = acc[i], clamped = limit == 0 ? up : std::clamp<double>(up, -limit, limit);
-          const long double exact = g / (1 + std::exp(-(oai ? 1.5L : 1.0L) * g)) * (clamped + (oai ? 1.0L : 0.0L));
+          const long double g = acc[i],
+                            clamped = limit == 0 ? up : std::clamp<double>(up, -limit, limit);
+          const long double exact =
+              g / (1 + std::exp(-(oai ? 1.5L : 1.0L) * g)) * (clamped + (oai ? 1.0L : 0.0L));
           const long double fp32 = std::max(std::abs(exact), 0x1p-126L) * 0x1p-22L;  // 4 ulps
           const long double bf16 = std::max(std::abs(exact) * 0x1p-8L, 0x1p-134L);   // half an ulp
           EXPECT_LE(std::abs(bf16_to_float(out[i]) - exact), fp32 + bf16)
-              << to_string(activation) << " of " << acc[i] << " and " << up << ": expected " << exact;
+              << to_string(activation) << " of " << acc[i] << " and " << up << ": expected "
+              << exact;
         }
       }
     }

@@ -19,7 +19,8 @@ TEST(CudaBackend, TakesEveryCaseButThoseOfHosts) {
       continue;
     }
     EXPECT_EQ(status.code(), Code::kUnsupported);
-    const std::string name = std::string("activation_format ") + to_string(spec.options.activation_format);
+    const std::string name =
+        std::string("activation_format ") + to_string(spec.options.activation_format);
     EXPECT_EQ(status.message().rfind(name + ": ", 0), 0u) << status.message();
   }
 }
@@ -56,12 +57,14 @@ TEST(CudaBackend, ExplainWarnsOfWhatNoChipRanAndOfShortSums) {
   MoeOptions options = case_table().front().options;
   const auto reason = [&](int capability, ActivationFormat format, const char* forced) {
     options.activation_format = format;
-    for (const BackendReport& report : explain(*MoeConfig::make(options), gpu_of(capability), forced))
+    for (const BackendReport& report :
+         explain(*MoeConfig::make(options), gpu_of(capability), forced))
       if (report.chosen) return report.reason;
     return std::string();
   };
   for (const int capability : {100, 120})
-    EXPECT_NE(reason(capability, ActivationFormat::kNvfp4, "auto").find("never run on a chip"), std::string::npos);
+    EXPECT_NE(reason(capability, ActivationFormat::kNvfp4, "auto").find("never run on a chip"),
+              std::string::npos);
   EXPECT_EQ(reason(90, ActivationFormat::kNvfp4, "auto").find("13 bits"), std::string::npos);
   const std::string fp8 = reason(90, ActivationFormat::kFp8, "auto");
   EXPECT_NE(fp8.find("13 bits"), std::string::npos) << fp8;
@@ -76,7 +79,8 @@ TEST(CudaBackend, PlansWithoutADevice) {
     const auto config = must(MoeConfig::make(spec.options));
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
-      const auto plan = must(kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu_of(90)));
+      const auto plan = must(kCudaBackend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688},
+                                               {tokens}, gpu_of(90)));
       EXPECT_EQ(plan->steps.size(), 6u);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
@@ -85,7 +89,8 @@ TEST(CudaBackend, PlansWithoutADevice) {
 }
 
 TEST(Device, NamesAreCheckedBeforeTheMachineIsAsked) {
-  for (const char* name : {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:00001", "CUDA:0", "cpu:0"})
+  for (const char* name :
+       {"", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:00001", "CUDA:0", "cpu:0"})
     EXPECT_EQ(device_facts(name).status().code(), Code::kInvalidArgument) << name;
   const auto host = must(device_facts("cpu"));
   EXPECT_EQ(*host, host_facts());

@@ -16,7 +16,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// How many configurations an architecture has, by the format of activations: 0 if that one has no table of its own.
+// How many configurations an architecture has, by the format of activations: 0 if that one has no
+// table of its own.
 struct Architecture {
   const Backend* backend;
   int configs, bf16_configs, fp8_configs = 0;
@@ -33,14 +34,15 @@ constexpr std::array kNames = {"cuda", "sm90", "sm100", "sm120"};
 
 class Configurations : public testing::TestWithParam<int> {};
 
-// Cases that no configuration may split along K: there the order of every sum is fixed. Of every size, format, routing
-// and kind of data in the table.
+// Cases that no configuration may split along K: there the order of every sum is fixed. Of every
+// size, format, routing and kind of data in the table.
 TEST_P(Configurations, OfARunGiveTheSameBits) {
   constexpr int kPlain = static_cast<int>(cuda::plain::kConfigs.size());
   const Architecture all[] = {
       {&kCudaBackend, kPlain, 0},
       {&kSm90Backend, static_cast<int>(sm90::kBf16Configs), 0, static_cast<int>(sm90::kFp8Configs)},
-      {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()), static_cast<int>(sm100::kBf16GemmConfigs.size())},
+      {&kSm100Backend, static_cast<int>(sm100::kGemmConfigs.size()),
+       static_cast<int>(sm100::kBf16GemmConfigs.size())},
       {&kSm120Backend, static_cast<int>(sm120::kGemmConfigs.size()), kPlain}};
   const Architecture& of = all[GetParam()];
   const std::string reason = why_not_here(*of.backend);
@@ -59,8 +61,10 @@ TEST_P(Configurations, OfARunGiveTheSameBits) {
     for (int config = 0; config < of.configs_of(data->config); ++config) {
       CaseRun forced(*of.backend, *data, -1, config);
       ASSERT_TRUE(forced.ok());
-      const auto steps = of.backend->describe_run(data->config, spec.range, forced.plan(), spec.tokens);
-      ASSERT_EQ(difference(expected, forced.run(*data), spec.out_dtype, spec.options.hidden_size), "")
+      const auto steps =
+          of.backend->describe_run(data->config, spec.range, forced.plan(), spec.tokens);
+      ASSERT_EQ(difference(expected, forced.run(*data), spec.out_dtype, spec.options.hidden_size),
+                "")
           << steps[2].kernel;
       EXPECT_EQ(forced.broken_guard(), -1) << steps[2].kernel;
       const RunStatus& own = *forced.buffers().status;

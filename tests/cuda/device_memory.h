@@ -6,7 +6,8 @@
 
 #include <vector>
 
-#define ASSERT_CUDA(...) ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
+#define ASSERT_CUDA(...) \
+  ASSERT_EQ(cudaSuccess, (__VA_ARGS__)) << cudaGetErrorString(cudaGetLastError())
 
 namespace nvfp4_moe::internal::test {
 
@@ -37,7 +38,9 @@ class OnDevice {
 // A stream that waits for no other one.
 class OwnStream {
  public:
-  OwnStream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  OwnStream() {
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  }
   ~OwnStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;

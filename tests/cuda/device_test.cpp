@@ -1,4 +1,5 @@
-// Layers on a GPU: graphs, repeats, large shapes. Capture itself fails on an allocation or any synchronization.
+// Layers on a GPU: graphs, repeats, large shapes. Capture itself fails on an allocation or any
+// synchronization.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,8 +27,8 @@ class CudaDevice : public BackendTest {
                           const std::vector<uint8_t>& actual) {
     return difference(expected, actual, data.spec.out_dtype, data.spec.options.hidden_size);
   }
-  static Case shaped(const char* choice, int64_t experts, int64_t top_k, int64_t hidden, int64_t intermediate,
-                     int64_t tokens) {
+  static Case shaped(const char* choice, int64_t experts, int64_t top_k, int64_t hidden,
+                     int64_t intermediate, int64_t tokens) {
     Case spec = cases_named(choice).front();
     set_sizes(spec.options, experts, top_k, hidden, intermediate);
     spec.range = {0, experts};
@@ -54,7 +55,8 @@ class CudaDevice : public BackendTest {
 void CudaDevice::expect_graphs_replay(int every) {
   int graphs = 0;
   for (const Case& spec : case_table()) {
-    if (spec.tokens < 9 || spec.tokens > 33 || declines(backend(), *MoeConfig::make(spec.options))) continue;
+    if (spec.tokens < 9 || spec.tokens > 33 || declines(backend(), *MoeConfig::make(spec.options)))
+      continue;
     if (++graphs % every != 0) continue;
     SCOPED_TRACE(spec.name);
     const auto data = must(make_case(spec));
@@ -84,7 +86,8 @@ void CudaDevice::expect_graphs_replay(int every) {
       captured.fetch(again, out.data());
       EXPECT_EQ(captured.broken_guard(), -1);
       EXPECT_EQ(same(*other, eager.run(*other), out), "");
-      EXPECT_EQ(std::memcmp(captured.buffers().status, eager.buffers().status, sizeof(RunStatus)), 0);
+      EXPECT_EQ(std::memcmp(captured.buffers().status, eager.buffers().status, sizeof(RunStatus)),
+                0);
     }
     if (HasFailure()) return;
   }
@@ -94,7 +97,8 @@ TEST_P(CudaDevice, CapturedGraphReplaysWithOtherContents) { expect_graphs_replay
 // For the emulator, where the others take a minute or two.
 TEST_P(CudaDevice, AFewCapturedGraphsReplayWithOtherContents) { expect_graphs_replay(20); }
 
-// The walk takes fewer kernels than there are steps: the same bits and counts as the steps one after the other.
+// The walk takes fewer kernels than there are steps: the same bits and counts as the steps one
+// after the other.
 TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   for (const Case& spec : case_table()) {
     SCOPED_TRACE(spec.name);
@@ -110,9 +114,9 @@ TEST_P(CudaDevice, TheWalkGivesTheBitsOfItsSteps) {
   }
 }
 
-// What a run's first kernels read, the run before has only just written: a kernel that read the batch too early
-// would see what was there before. Pairs of runs, the first's out the second's hidden, without a wait and with one
-// after each.
+// What a run's first kernels read, the run before has only just written: a kernel that read the
+// batch too early would see what was there before. Pairs of runs, the first's out the second's
+// hidden, without a wait and with one after each.
 TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
   constexpr size_t kBatches = 8, kPairs = 64;
   for (const char* choice : {"w4a16/", "w4a4/", "fp8/", "w4a16_shared/"})
@@ -146,8 +150,10 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
       const auto run_pairs = [&](bool wait) {
         std::vector<uint8_t> results(kPairs * line_bytes);
         for (size_t pair = 0; pair < kPairs; ++pair) {
-          const std::byte* const from = source->data() + pair % kBatches * (script.size() / kBatches);
-          EXPECT_EQ(cudaSuccess, cudaMemcpyAsync(ids, from + line_bytes, id_bytes, cudaMemcpyDeviceToDevice, nullptr));
+          const std::byte* const from =
+              source->data() + pair % kBatches * (script.size() / kBatches);
+          EXPECT_EQ(cudaSuccess, cudaMemcpyAsync(ids, from + line_bytes, id_bytes,
+                                                 cudaMemcpyDeviceToDevice, nullptr));
           first.hidden = from;
           second.out = outs->data() + pair * line_bytes;
           for (const Batch* batch : {&first, &second}) {
@@ -157,13 +163,15 @@ TEST_P(CudaDevice, ARunReadsWhatTheRunBeforeItWrote) {
             }
           }
         }
-        EXPECT_EQ(cudaSuccess, cudaMemcpy(results.data(), outs->data(), results.size(), cudaMemcpyDeviceToHost));
+        EXPECT_EQ(cudaSuccess,
+                  cudaMemcpy(results.data(), outs->data(), results.size(), cudaMemcpyDeviceToHost));
         return results;
       };
       const std::vector<uint8_t> expected = run_pairs(true);
       EXPECT_EQ(same(*data, expected, run_pairs(false)), "");
       const std::vector<float> values = to_floats(expected, spec.out_dtype);
-      const auto ordinary = std::count_if(values.begin(), values.end(), [](float v) { return std::isnormal(v); });
+      const auto ordinary =
+          std::count_if(values.begin(), values.end(), [](float v) { return std::isnormal(v); });
       EXPECT_GT(ordinary, static_cast<std::ptrdiff_t>(values.size() / 2));
       if (HasFailure()) return;
     }
@@ -194,16 +202,18 @@ TEST_P(CudaDevice, LargeShapesAgreeWithTheCpu) {
 
 TEST_P(CudaDevice, RandomShapesAgreeWithTheCpu) {
   Random random(2024);
-  const char* const choices[] = {"w4a4/",     "w4a16/", "w4a4_clamped/", "w4a4_shared/", "w4a16_before_down/",
-                                 "w4a4_fp16/"};
+  const char* const choices[] = {
+      "w4a4/", "w4a16/", "w4a4_clamped/", "w4a4_shared/", "w4a16_before_down/", "w4a4_fp16/"};
   for (int i = 0; i < 24; ++i) {
-    const int64_t experts = 1 + random.below(40), top_k = 1 + random.below(std::min<int64_t>(experts, 8));
+    const int64_t experts = 1 + random.below(40),
+                  top_k = 1 + random.below(std::min<int64_t>(experts, 8));
     Case spec = shaped(choices[random.below(6)], experts, top_k, 16 * (1 + random.below(40)),
                        16 * (1 + random.below(24)), 1 + random.below(200));
     spec.routing = random.below(2) == 0 ? Routing::kZipf : Routing::kPartlyNone;
     SCOPED_TRACE(spec.name + " e" + std::to_string(experts) + " k" + std::to_string(top_k) + " h" +
-                 std::to_string(spec.options.hidden_size) + " i" + std::to_string(spec.options.intermediate_size) +
-                 " t" + std::to_string(spec.tokens));
+                 std::to_string(spec.options.hidden_size) + " i" +
+                 std::to_string(spec.options.intermediate_size) + " t" +
+                 std::to_string(spec.tokens));
     const auto data = must(make_case(spec));
     expect_agreement(*data);
   }
@@ -220,23 +230,27 @@ void CudaDevice::expect_routed_in_order(const Case& spec) {
   actual.fetch(device, out.data());
   const LayerBuffers &e = expected.buffers(), &a = actual.buffers();
   const int64_t experts = spec.range.count, rows = e.routed.row_offsets[experts];
-  EXPECT_TRUE(std::equal(e.row_of_assignment, e.row_of_assignment + spec.tokens * 8, a.row_of_assignment));
-  EXPECT_TRUE(std::equal(e.routed.row_offsets, e.routed.row_offsets + experts + 1, a.routed.row_offsets));
-  EXPECT_TRUE(std::equal(e.routed.assignment_of_row, e.routed.assignment_of_row + rows, a.routed.assignment_of_row));
+  EXPECT_TRUE(
+      std::equal(e.row_of_assignment, e.row_of_assignment + spec.tokens * 8, a.row_of_assignment));
+  EXPECT_TRUE(
+      std::equal(e.routed.row_offsets, e.routed.row_offsets + experts + 1, a.routed.row_offsets));
+  EXPECT_TRUE(std::equal(e.routed.assignment_of_row, e.routed.assignment_of_row + rows,
+                         a.routed.assignment_of_row));
   EXPECT_EQ(e.status->bad_expert_ids, a.status->bad_expert_ids);
   EXPECT_EQ(actual.broken_guard(), -1);
 }
 
-// Every way of routing: one warp, one block, several, on both sides of their limits; masks of experts that fit in
-// shared memory and such that do not; ranges of experts.
+// Every way of routing: one warp, one block, several, on both sides of their limits; masks of
+// experts that fit in shared memory and such that do not; ranges of experts.
 TEST_P(CudaDevice, ManyChoicesAreRoutedInOrder) {
   struct Experts {
     int64_t count;
     ExpertRange range;
   };
-  for (const Experts& experts :
-       {Experts{9, {0, 9}}, Experts{300, {0, 300}}, Experts{300, {20, 257}}, Experts{2100, {7, 2000}}})
-    for (Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
+  for (const Experts& experts : {Experts{9, {0, 9}}, Experts{300, {0, 300}},
+                                 Experts{300, {20, 257}}, Experts{2100, {7, 2000}}})
+    for (Routing routing :
+         {Routing::kUniform, Routing::kZipf, Routing::kBadIds, Routing::kDuplicates})
       for (int64_t tokens : {4, 5, 33, 65, 255, 256, 257, 513, 4000, 8200}) {
         if (tokens > 4000 && (experts.count != 300 || routing != Routing::kBadIds)) continue;
         Case spec = shaped("w4a16/", experts.count, 8, 16, 16, tokens);
@@ -258,7 +272,8 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
       for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
         for (size_t block = 0; block < matrix->block_scales.size(); block += 5) {
           matrix->block_scales[block] = 0;
-          std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8, one == &silent ? 0x00 : 0x7B);
+          std::fill_n(matrix->codes.begin() + static_cast<int64_t>(block * 8), 8,
+                      one == &silent ? 0x00 : 0x7B);
         }
   CaseRun run(backend(), *data), silent_run(backend(), silent);
   ASSERT_TRUE(run.ok() && silent_run.ok());
@@ -274,7 +289,8 @@ TEST_P(CudaDevice, CodesUnderAScaleOfZeroComeBackAndCountForNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaDevice, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

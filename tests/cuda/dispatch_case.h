@@ -1,4 +1,5 @@
-// Ranks with devices that each have a layer of all_to_all, and the check against one rank with all experts.
+// Ranks with devices that each have a layer of all_to_all, and the check against one rank with all
+// experts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -46,7 +47,9 @@ struct Rank {
     slice.out = const_cast<std::byte*>(at(slice.out, first * options.hidden_size, slice.out_dtype));
     return layer.run(slice, workspace.data(), workspace_bytes, stream);
   }
-  Result<RunStatus> status() const { return layer.status(workspace.data(), workspace_bytes, stream); }
+  Result<RunStatus> status() const {
+    return layer.status(workspace.data(), workspace_bytes, stream);
+  }
   std::vector<uint8_t> out() const {
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     return batch.out.back();
@@ -65,7 +68,8 @@ inline void on_devices(const CaseData& data, int world, const ExpertParallelOpti
     const OnDevice<uint8_t, 16> workspace(std::vector<uint8_t>(bytes, 0xFF));
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
+    ASSERT_EQ(cudaDeviceSynchronize(),
+              cudaSuccess);  // the arrays are there: the rank's stream waits for no other one
     Rank rank{data, exchange, **layer, batch, workspace, bytes, stream};
     body(rank);
     cudaStreamSynchronize(stream);
@@ -83,7 +87,8 @@ class Replay {
   // With the contents of another case of the same sizes. fill: each byte of out before it.
   std::vector<uint8_t> run(const CaseData& data, int fill = 0xFF) const {
     const auto copy = [](void* to, const auto& from) {
-      EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice), cudaSuccess);
+      EXPECT_EQ(cudaMemcpy(to, from.data(), from.size() * sizeof(from[0]), cudaMemcpyHostToDevice),
+                cudaSuccess);
     };
     copy(rank_.batch.hidden.data(), data.hidden);
     copy(rank_.batch.ids.data(), data.topk_ids);
@@ -120,14 +125,15 @@ struct OneRank {
 };
 
 inline std::array<uint64_t, 11> counts(const RunStatus& s) {
-  return {s.bad_expert_ids,      s.nonfinite_tokens,  s.nonfinite_rows,      s.hidden_blocks,
-          s.hidden_saturated,    s.hidden_zeroed,     s.intermediate_blocks, s.intermediate_saturated,
-          s.intermediate_zeroed, s.nonfinite_weights, s.nonfinite_outputs};
+  return {s.bad_expert_ids,      s.nonfinite_tokens,       s.nonfinite_rows,
+          s.hidden_blocks,       s.hidden_saturated,       s.hidden_zeroed,
+          s.intermediate_blocks, s.intermediate_saturated, s.intermediate_zeroed,
+          s.nonfinite_weights,   s.nonfinite_outputs};
 }
 
 // The part of `whole` that the tokens are.
-inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole, int64_t first,
-                                    int64_t count) {
+inline std::vector<uint8_t> part_of(const CaseData& data, const std::vector<uint8_t>& whole,
+                                    int64_t first, int64_t count) {
   const size_t token = data.out_bytes() / static_cast<size_t>(data.spec.tokens);
   const auto begin = whole.begin() + static_cast<int64_t>(token) * first;
   return {begin, begin + static_cast<int64_t>(token) * count};
@@ -154,13 +160,15 @@ inline int64_t sent_bytes() {
   return total;
 }
 // What they have to send, there and back.
-inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity, Tokens tokens) {
+inline int64_t wire_bytes(const CaseData& data, const Placement& placement, int64_t capacity,
+                          Tokens tokens) {
   const PacketFormat packet(data.config);
   const int64_t top_k = packet.top_k;
   int64_t bytes = 0;
   if (capacity > 0) {
     for (int source = 0; source < placement.world(); ++source) {
-      const int64_t packets = std::min(capacity, tokens_of(tokens, data.spec.tokens, source, placement.world()).second);
+      const int64_t packets =
+          std::min(capacity, tokens_of(tokens, data.spec.tokens, source, placement.world()).second);
       bytes += placement.world() * (16 + packets * (packet.bytes + top_k * packet.row_bytes));
     }
     return bytes;
@@ -184,8 +192,8 @@ inline size_t free_bytes() {
   return free;
 }
 
-inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel, Tokens tokens,
-                       Between between = Between::kNccl) {
+inline void check_bits(const CaseData& data, int world, const ExpertParallelOptions& parallel,
+                       Tokens tokens, Between between = Between::kNccl) {
   const OneRank one(data);
   std::vector<std::array<uint64_t, 11>> counted(static_cast<size_t>(world));
   on_devices(
@@ -207,10 +215,13 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
         if (emulated()) {
           EXPECT_EQ(free_bytes(), before) << "a run allocates";
           if (me == 0 && !parallel.placement && between == Between::kNccl) {
-            EXPECT_EQ(sent_bytes(), wire_bytes(data, ranks_of(rank.layer).placement(), parallel.capacity, tokens));
+            EXPECT_EQ(sent_bytes(), wire_bytes(data, ranks_of(rank.layer).placement(),
+                                               parallel.capacity, tokens));
           }
         }
-        EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count), part_of(data, out, first, count)), "")
+        EXPECT_EQ(difference_of(data, part_of(data, one.out, first, count),
+                                part_of(data, out, first, count)),
+                  "")
             << "rank " << me;
         const auto status = must(rank.status());
         counted[static_cast<size_t>(me)] = counts(*status);
@@ -222,7 +233,8 @@ inline void check_bits(const CaseData& data, int world, const ExpertParallelOpti
   EXPECT_EQ(sum, counts(one.status));
 }
 
-inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat format, int64_t shared = 0) {
+inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat format,
+                          int64_t shared = 0) {
   Case spec = sized_case(8, 2, 64, 32, tokens);
   spec.options.shared_intermediate_size = shared;
   spec.options.activation_format = format;
@@ -232,10 +244,11 @@ inline Case dispatch_spec(int64_t tokens, Routing routing, ActivationFormat form
   return spec;
 }
 
-inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4, kBf16 = ActivationFormat::kBf16,
-                                  kFp8 = ActivationFormat::kFp8;
+inline constexpr ActivationFormat kNvfp4 = ActivationFormat::kNvfp4,
+                                  kBf16 = ActivationFormat::kBf16, kFp8 = ActivationFormat::kFp8;
 
-// What else a layer may be: each of them changes what is on the wire, or what is done on the source rank.
+// What else a layer may be: each of them changes what is on the wire, or what is done on the source
+// rank.
 inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
   const auto with = [](ActivationFormat format, const std::function<void(Case&)>& change) {
     Case spec = dispatch_spec(6, Routing::kUniform, format, 16);
@@ -258,12 +271,14 @@ inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
                                            c.options.row_format = RowFormat::kFp32;
                                            c.options.hidden_size = 48;
                                          })},
-      {"compat scales", with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
+      {"compat scales",
+       with(kNvfp4, [](Case& c) { c.options.activation_scale = ActivationScale::kCompat; })},
       {"NaN in hidden", with(kNvfp4, [](Case& c) { c.data = DataKind::kNan; })},
       {"Inf in hidden that the activation clamps", with(kBf16,
                                                         [](Case& c) {
                                                           c.data = DataKind::kNan;
-                                                          c.options.activation = Activation::kSwigluClamped;
+                                                          c.options.activation =
+                                                              Activation::kSwigluClamped;
                                                           c.options.swiglu_limit = 0.5f;
                                                         })},
       {"fp32 in and out, ids of 64 bits", with(kNvfp4,
@@ -276,7 +291,9 @@ inline std::vector<std::pair<const char*, Case>> choices_of_a_layer() {
 
 // sm100 and sm120 have no GEMMs for fp8.
 inline bool runs_here(ActivationFormat format) {
-  return choose_backend(made(dispatch_spec(1, Routing::kUniform, format)).config, *device_facts("cuda:0"), "auto").ok();
+  return choose_backend(made(dispatch_spec(1, Routing::kUniform, format)).config,
+                        *device_facts("cuda:0"), "auto")
+      .ok();
 }
 
 // Few tokens, and yet every format: on an emulator each run takes its time.
@@ -291,8 +308,8 @@ inline void check_nine_tokens(int world, std::initializer_list<NineTokens> cases
     if (!runs_here(one.format)) continue;
     SCOPED_TRACE(std::string(to_string(one.format)) + " " + to_string(one.routing) + ", capacity " +
                  std::to_string(one.capacity));
-    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), world, with_capacity(one.capacity),
-               one.tokens, between);
+    check_bits(made(dispatch_spec(9, one.routing, one.format, one.shared)), world,
+               with_capacity(one.capacity), one.tokens, between);
     if (testing::Test::HasFailure()) return;
   }
 }
@@ -309,7 +326,8 @@ class DispatchTest : public testing::TestWithParam<int> {
 class PeersTest : public testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (const std::string why = why_no_world(GetParam(), Between::kPeers); !why.empty()) GTEST_SKIP() << why;
+    if (const std::string why = why_no_world(GetParam(), Between::kPeers); !why.empty())
+      GTEST_SKIP() << why;
   }
 };
 

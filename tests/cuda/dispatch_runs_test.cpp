@@ -1,4 +1,5 @@
-// all_to_all on devices: graphs that are replayed with other contents, and runs that do not go well.
+// all_to_all on devices: graphs that are replayed with other contents, and runs that do not go
+// well.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -19,9 +20,10 @@ namespace {
 using CudaDispatchRuns = DispatchTest;
 
 std::string too_many(int64_t tokens, int64_t expert_rank, int64_t capacity, int runs) {
-  return "capacity: expected at least " + std::to_string(tokens) + " tokens, which rank 0 has for rank " +
-         std::to_string(expert_rank) + ", got " + std::to_string(capacity) + "; out is NaN on every rank in " +
-         std::to_string(runs) + (runs == 1 ? " run" : " runs") + " since status was last asked for";
+  return "capacity: expected at least " + std::to_string(tokens) +
+         " tokens, which rank 0 has for rank " + std::to_string(expert_rank) + ", got " +
+         std::to_string(capacity) + "; out is NaN on every rank in " + std::to_string(runs) +
+         (runs == 1 ? " run" : " runs") + " since status was last asked for";
 }
 
 // What the C interface says of the last runs, where it fails.
@@ -36,7 +38,8 @@ std::string status_in_c(const Rank& rank) {
   return code == NVFP4_MOE_STATUS_OK ? "" : nvfp4_moe_last_error();
 }
 
-// One graph for any routing; where it does not fit, every rank has NaN and an error, and the next replay goes on.
+// One graph for any routing; where it does not fit, every rank has NaN and an error, and the next
+// replay goes on.
 TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
   const int world = GetParam();
   constexpr int64_t kTokens = 6;
@@ -78,7 +81,8 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
       const std::vector<uint8_t> out = replay.run(hot);
       EXPECT_TRUE(all_nan(hot, part_of(hot, out, 0, count)));
       EXPECT_EQ(part_of(hot, out, count, kTokens - count),
-                std::vector<uint8_t>(hot.out_bytes() / kTokens * static_cast<size_t>(kTokens - count), 0xFF))
+                std::vector<uint8_t>(
+                    hot.out_bytes() / kTokens * static_cast<size_t>(kTokens - count), 0xFF))
           << "beyond the batch";
     }
     const Placement& placement = ranks_of(rank.layer).placement();
@@ -86,12 +90,15 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     EXPECT_EQ(rank.status().status().message(), too_many(kTokens, of_expert, 5, 2));
     replay.run(hot);
     EXPECT_EQ(status_in_c(rank), too_many(kTokens, of_expert, 5, 1));
-    const auto again = rank.status();  // what has been said is said once; the run itself counts its NaN
+    const auto again =
+        rank.status();  // what has been said is said once; the run itself counts its NaN
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
     ASSERT_OK(rank.exchange.barrier());
     const std::vector<uint8_t> out = replay.run(partly);
-    EXPECT_EQ(difference_of(partly, part_of(partly, partly_one.out, 0, count), part_of(partly, out, 0, count)), "");
+    EXPECT_EQ(difference_of(partly, part_of(partly, partly_one.out, 0, count),
+                            part_of(partly, out, 0, count)),
+              "");
     EXPECT_OK(rank.status());
   });
 }
@@ -108,16 +115,20 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
       const std::string named = "rank " + std::to_string(last) + ": ";
       Batch wrong = rank.batch.spec;
       if (mine) wrong.hidden = nullptr;
-      EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
-                named + "hidden: expected a pointer, got null");
+      EXPECT_EQ(
+          rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+          named + "hidden: expected a pointer, got null");
       if (capacity == 0) {
         const Replay replay(rank, 0, 4);
-        EXPECT_THAT(replay.status().message(), HasSubstr("rank 0: stream: expected one that is not captured"));
+        EXPECT_THAT(replay.status().message(),
+                    HasSubstr("rank 0: stream: expected one that is not captured"));
       } else if (world > 1) {
         ASSERT_OK(rank.exchange.barrier());
-        const std::string message = mine ? rank.run(0, 4).message() : Replay(rank, 0, 4).status().message();
-        EXPECT_EQ(message, "stream of rank " + std::to_string(last) +
-                               ": expected one that is captured, as on rank 0, got one that is not");
+        const std::string message =
+            mine ? rank.run(0, 4).message() : Replay(rank, 0, 4).status().message();
+        EXPECT_EQ(message,
+                  "stream of rank " + std::to_string(last) +
+                      ": expected one that is captured, as on rank 0, got one that is not");
       }
       ASSERT_OK(rank.exchange.barrier());
       ASSERT_OK(rank.run(0, 4));
@@ -135,8 +146,8 @@ TEST_P(CudaDispatchRuns, WhatDoesNotGoIsNamedOnEveryRank) {
   }
 }
 
-// Packets are checked before they are used: one that no rank can have sent gives NaN and an error, and no run's memory is
-// left.
+// Packets are checked before they are used: one that no rank can have sent gives NaN and an error,
+// and no run's memory is left.
 TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   if (!emulated()) GTEST_SKIP() << "NCCL itself spoils no message";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
@@ -154,7 +165,8 @@ TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
     const Status status = rank.status().status();
     EXPECT_EQ(status.code(), Code::kIo);
     const std::string me = std::to_string(rank.exchange.rank());
-    EXPECT_THAT(status.message(), HasSubstr("dispatch: expected packets of slots of rank " + me + ", got"));
+    EXPECT_THAT(status.message(),
+                HasSubstr("dispatch: expected packets of slots of rank " + me + ", got"));
     EXPECT_TRUE(all_nan(data, out));
     ASSERT_OK(rank.run(0, 3));
     EXPECT_EQ(difference_of(data, one.out, rank.out()), "");
@@ -162,11 +174,13 @@ TEST_P(CudaDispatchRuns, PacketsThatAreNobodysAreReported) {
   });
 }
 
-// As ReceivedPackets of tests/exchange has it on hosts: a token's rows may change, memory that is not the run's never does (the
-// emulator checks each access), and a slot, a row's place or a header that no rank sends is reported.
+// As ReceivedPackets of tests/exchange has it on hosts: a token's rows may change, memory that is
+// not the run's never does (the emulator checks each access), and a slot, a row's place or a header
+// that no rank sends is reported.
 ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageIsHarmless) {
   const int world = GetParam();
-  if (!emulated() || world != 2) GTEST_SKIP() << "NCCL itself spoils no message; its double does so between two ranks";
+  if (!emulated() || world != 2)
+    GTEST_SKIP() << "NCCL itself spoils no message; its double does so between two ranks";
   const CaseData data = made(dispatch_spec(3, Routing::kUniform, kNvfp4));
   const OneRank one(data);
   const PacketFormat packet(data.config);
@@ -189,7 +203,8 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
           ASSERT_OK(rank.run(0, 3));
           const std::vector<uint8_t> out = rank.out();
           const Status status = rank.status().status();
-          EXPECT_TRUE(status.ok() || status.code() == Code::kIo || status.code() == Code::kInvalidArgument);
+          EXPECT_TRUE(status.ok() || status.code() == Code::kIo ||
+                      status.code() == Code::kInvalidArgument);
           if (!status.ok()) {
             EXPECT_TRUE(all_nan(data, out)) << "byte " << at << ": " << status.message();
           }
@@ -204,16 +219,18 @@ ATTACK_TEST_P(kReceivedPackets, CudaDispatchRuns, AnyNumberInAnyPlaceOfAMessageI
   }
 }
 
-// What watches over NCCL asks how far streams are, from a thread of its own: no capture may end by that, and streams may be
-// gone.
+// What watches over NCCL asks how far streams are, from a thread of its own: no capture may end by
+// that, and streams may be gone.
 TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
   on_devices(data, GetParam(), {}, [&](Rank& rank) {
     for (const auto mode : {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeGlobal}) {
-      if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1) continue;  // it forbids other ranks' threads too much
+      if (mode == cudaStreamCaptureModeGlobal && GetParam() > 1)
+        continue;  // it forbids other ranks' threads too much
       ASSERT_OK(rank.run(0, 2));
       const auto wait = [] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(120));  // more than two polls of the watch
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(120));  // more than two polls of the watch
         return Status();
       };
       const Graph of_nothing(rank.stream, wait, mode);
@@ -229,7 +246,8 @@ TEST_P(CudaDispatchRuns, WhatIsDoneToAStreamRightBehindARunIsLeftAlone) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, testing::Values(1, 2, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatchRuns, testing::Values(1, 2, 4),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

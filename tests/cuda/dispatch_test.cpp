@@ -25,16 +25,19 @@ TEST_P(CudaDispatch, GivesTheBitsAndCountsOfOneRank) {
 TEST_P(CudaDispatch, OneToManyTokensOfEveryRouting) {
   size_t turn = 0;
   for (const int64_t tokens : {1, 2, 33, 1100, 8192}) {
-    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
-                                  Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
+    for (const Routing routing :
+         {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
+          Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
       constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
       // An emulator is done with one large batch in the time of many small ones.
-      if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33))) continue;
-      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
+      if (!runs_here(format) || (emulated() && tokens > (routing == Routing::kZipf ? 1100 : 33)))
+        continue;
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +
+                   to_string(format));
       ExpertParallelOptions options = with_capacity(turn % 2 == 0 ? tokens : 0);
-      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), options,
-                 Tokens::kEven);
+      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(),
+                 options, Tokens::kEven);
       if (HasFailure()) return;
     }
   }
@@ -69,7 +72,8 @@ TEST_P(CudaDispatch, AnyPlacementNowAndOnceRearranged) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, testing::Values(1, 2, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaDispatch, testing::Values(1, 2, 4),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

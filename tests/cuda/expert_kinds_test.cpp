@@ -28,7 +28,8 @@ class ExpertKinds : public BackendTest {
     if (&backend() == &kSm90Backend) return static_cast<int>(sm90::kBf16Configs);
     if (&backend() == &kSm100Backend)
       return static_cast<int>(bf16 ? sm100::kBf16GemmConfigs.size() : sm100::kGemmConfigs.size());
-    if (&backend() == &kSm120Backend) return bf16 ? kPlain : static_cast<int>(sm120::kGemmConfigs.size());
+    if (&backend() == &kSm120Backend)
+      return bf16 ? kPlain : static_cast<int>(sm120::kGemmConfigs.size());
     return kPlain;
   }
   static Case spec_of(Activation activation, bool biases, ActivationFormat format, int64_t tokens) {
@@ -39,8 +40,8 @@ class ExpertKinds : public BackendTest {
     return spec;
   }
   // A layer whose products are all 0, so that g, u and gemm2's rows are nothing but biases.
-  static CaseData biases_alone(Activation activation, ActivationFormat format, int64_t hidden, int64_t intermediate,
-                               int64_t tokens) {
+  static CaseData biases_alone(Activation activation, ActivationFormat format, int64_t hidden,
+                               int64_t intermediate, int64_t tokens) {
     Case spec = spec_of(activation, true, format, tokens);
     spec.options.hidden_size = hidden;
     spec.options.intermediate_size = intermediate;
@@ -51,12 +52,14 @@ class ExpertKinds : public BackendTest {
       std::fill(expert.down.codes.begin(), expert.down.codes.end(), uint8_t{0});
       // No two channels and no two experts alike.
       for (std::vector<float>* bias : {&expert.gate_bias, &expert.up_bias, &expert.down_bias})
-        for (size_t i = 0; i < bias->size(); ++i) (*bias)[i] += static_cast<float>(i % 97 + 1 + 100 * e) / 256;
+        for (size_t i = 0; i < bias->size(); ++i)
+          (*bias)[i] += static_cast<float>(i % 97 + 1 + 100 * e) / 256;
     }
     return data;
   }
   static void expect_biases_alone(const CaseData& data, const PartBuffers& part) {
-    const int64_t inner = data.spec.options.intermediate_size, hidden = data.spec.options.hidden_size;
+    const int64_t inner = data.spec.options.intermediate_size,
+                  hidden = data.spec.options.hidden_size;
     int64_t rows = 0;
     for (int64_t e = 0; e < part.experts; ++e) {
       const ExpertBuffers& expert = data.experts[static_cast<size_t>(e)];
@@ -64,10 +67,12 @@ class ExpertKinds : public BackendTest {
         for (int64_t n = 0; n < inner; ++n) {
           const auto i = static_cast<size_t>(n);
           const Real gate = expert.gate_bias.empty() ? 0 : Real{expert.gate_bias[i]};
-          const auto expected =
-              static_cast<double>(oracle_activation(data.spec.options, gate, Real{expert.up_bias[i]}));
-          // One rounding to bf16; and that of the argument of e^x, below 2^7, with what is around it.
-          const double bound = oracle_half_ulp(expected, DType::kBf16) + 0x1p-16 * std::fabs(expected);
+          const auto expected = static_cast<double>(
+              oracle_activation(data.spec.options, gate, Real{expert.up_bias[i]}));
+          // One rounding to bf16; and that of the argument of e^x, below 2^7, with what is around
+          // it.
+          const double bound =
+              oracle_half_ulp(expected, DType::kBf16) + 0x1p-16 * std::fabs(expected);
           ASSERT_NEAR(bf16_to_float(part.intermediate.bf16[row * inner + n]), expected, bound)
               << "expert " << e << " channel " << n << " of gemm1";
         }
@@ -81,15 +86,16 @@ class ExpertKinds : public BackendTest {
   }
 };
 
-// Of both shapes one GEMM has a K that is long enough for split tiles, and no dimension is a multiple of a tile.
+// Of both shapes one GEMM has a K that is long enough for split tiles, and no dimension is a
+// multiple of a tile.
 TEST_P(ExpertKinds, BiasesStandAloneWhereProductsAreZero) {
   for (const Activation activation : {Activation::kSwigluOai, Activation::kRelu2})
     for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
       for (const auto& [hidden, intermediate] : {std::pair{1808, 80}, std::pair{144, 1808}}) {
         const CaseData data = biases_alone(activation, format, hidden, intermediate, 11);
         for (int config = 0; config < configs(format); ++config) {
-          SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format) << " hidden " << hidden
-                                          << " configuration " << config);
+          SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format)
+                                          << " hidden " << hidden << " configuration " << config);
           CaseRun run(backend(), data, -1, config);
           ASSERT_TRUE(run.ok());
           run.run(data);
@@ -106,8 +112,8 @@ TEST_P(ExpertKinds, AgreeWithTheHost) {
        {std::pair{Activation::kSwigluOai, true}, std::pair{Activation::kRelu2, false}})
     for (const ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4})
       for (const int64_t tokens : {1, 14, 110}) {
-        SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format) << " " << tokens
-                                        << " tokens");
+        SCOPED_TRACE(testing::Message() << to_string(activation) << " " << to_string(format) << " "
+                                        << tokens << " tokens");
         Case spec = spec_of(activation, biases, format, tokens);
         spec.options.shared_intermediate_size = 96;  // which has no biases
         spec.data = DataKind::kNan;
@@ -141,7 +147,8 @@ TEST_P(ExpertKinds, BiasesAreReplacedWithTheirExpertAndComeBack) {
   EXPECT_EQ(run.run(*data), fresh.run(other));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, ExpertKinds, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, ExpertKinds, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

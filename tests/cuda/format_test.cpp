@@ -15,7 +15,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-constexpr int64_t kRows = 133, kCols = 208;  // a ragged count of blocks of threads and of swizzle tiles
+constexpr int64_t kRows = 133,
+                  kCols = 208;  // a ragged count of blocks of threads and of swizzle tiles
 constexpr size_t kCodes = kRows * kCols / 2, kScales = kRows * kCols / 16;
 
 std::vector<uint32_t> bits(const std::vector<float>& values) {
@@ -49,53 +50,62 @@ TEST_F(CApiOnGpu, QuantizesAndDequantizesTheHostsBits) {
     float scale;
     int32_t search = NVFP4_MOE_SEARCH_MAX;
   };
-  for (const Way way : {Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.003f},
-                        Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
-                        Way{NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0x1p-9f},
-                        Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0.003f}, Way{NVFP4_MOE_QUANTIZE_MODE_COMPAT, 0.0017f}}) {
+  for (const Way way :
+       {Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f}, Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.003f},
+        Way{NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, 0.0f, NVFP4_MOE_SEARCH_MSE},
+        Way{NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, 0.0f},
+        Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0x1p-9f}, Way{NVFP4_MOE_QUANTIZE_MODE_STATIC, 0.003f},
+        Way{NVFP4_MOE_QUANTIZE_MODE_COMPAT, 0.0017f}}) {
     const bool dynamic = way.mode == NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN;
     std::vector<uint8_t> codes(kCodes), scales(kScales);
     std::vector<float> tensor_scales(dynamic ? kRows : 1, way.scale);
     switch (way.mode) {
       case NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN:
         ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                  nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, codes.data(),
-                                                   scales.data(), tensor_scales.data(), nullptr));
+                  nvfp4_moe_quantize_dynamic_token(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols,
+                                                   codes.data(), scales.data(),
+                                                   tensor_scales.data(), nullptr));
         break;
       case NVFP4_MOE_QUANTIZE_MODE_STATIC:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                  nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, tensor_scales.data(),
-                                            codes.data(), scales.data(), nullptr));
+        ASSERT_EQ(
+            NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_quantize_static(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols,
+                                      tensor_scales.data(), codes.data(), scales.data(), nullptr));
         break;
       case NVFP4_MOE_QUANTIZE_MODE_COMPAT:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
-                                                                 codes.data(), scales.data(), nullptr));
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                  nvfp4_moe_quantize_compat(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale,
+                                            codes.data(), scales.data(), nullptr));
         break;
       default:
-        ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.search,
-                                                          tensor_scales.data(), codes.data(), scales.data(), nullptr));
+        ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+                  nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, way.search,
+                                     tensor_scales.data(), codes.data(), scales.data(), nullptr));
     }
     const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
     const OnDevice<float> device_tensor_scales(tensor_scales.size());
-    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-              nvfp4_moe_device_quantize("cuda:0", way.mode, way.search, device_x.data(), NVFP4_MOE_DTYPE_F32, kRows,
-                                        kCols, way.scale, device_codes.data(), device_scales.data(),
-                                        device_tensor_scales.data(), nullptr))
+    ASSERT_EQ(
+        NVFP4_MOE_STATUS_OK,
+        nvfp4_moe_device_quantize("cuda:0", way.mode, way.search, device_x.data(),
+                                  NVFP4_MOE_DTYPE_F32, kRows, kCols, way.scale, device_codes.data(),
+                                  device_scales.data(), device_tensor_scales.data(), nullptr))
         << nvfp4_moe_last_error();
     EXPECT_EQ(device_codes.back(), codes) << way.mode;
     EXPECT_EQ(device_scales.back(), scales) << way.mode;
     EXPECT_EQ(bits(device_tensor_scales.back()), bits(tensor_scales)) << way.mode;
 
     const OnDevice<float> back(kRows * kCols);
-    ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_dequantize("cuda:0", device_codes.data(), device_scales.data(),
-                                                               device_tensor_scales.data(), dynamic, kRows, kCols,
-                                                               NVFP4_MOE_DTYPE_F32, back.data(), nullptr));
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_device_dequantize("cuda:0", device_codes.data(), device_scales.data(),
+                                          device_tensor_scales.data(), dynamic, kRows, kCols,
+                                          NVFP4_MOE_DTYPE_F32, back.data(), nullptr));
     std::vector<float> expected(kRows * kCols);
     for (int64_t row = 0; row < kRows; ++row)
-      ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
-                                     tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
-                                     NVFP4_MOE_DTYPE_F32, expected.data() + row * kCols));
+      ASSERT_EQ(
+          NVFP4_MOE_STATUS_OK,
+          nvfp4_moe_dequantize(codes.data() + row * kCols / 2, scales.data() + row * kCols / 16,
+                               tensor_scales[dynamic ? static_cast<size_t>(row) : 0], 1, kCols,
+                               NVFP4_MOE_DTYPE_F32, expected.data() + row * kCols));
     EXPECT_EQ(bits(back.back()), bits(expected)) << way.mode;
   }
 }
@@ -107,15 +117,18 @@ TEST_F(CApiOnGpu, NonFiniteNumbersGiveNanScales) {
   const OnDevice<float> device_x(x), row_scales(kRows), tensor_scale(1);
   const OnDevice<uint8_t> codes(kCodes), scales(kScales);
   ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, NVFP4_MOE_SEARCH_MAX,
-                                      device_x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.data(),
-                                      scales.data(), row_scales.data(), nullptr));
+            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN,
+                                      NVFP4_MOE_SEARCH_MAX, device_x.data(), NVFP4_MOE_DTYPE_F32,
+                                      kRows, kCols, 0.0f, codes.data(), scales.data(),
+                                      row_scales.data(), nullptr));
   const std::vector<float> rows = row_scales.back();
-  for (int64_t row = 0; row < kRows; ++row) EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-            nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX, device_x.data(),
-                                      NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f, codes.data(), scales.data(),
-                                      tensor_scale.data(), nullptr));
+  for (int64_t row = 0; row < kRows; ++row)
+    EXPECT_EQ(std::isnan(rows[static_cast<size_t>(row)]), row == 5) << row;
+  ASSERT_EQ(
+      NVFP4_MOE_STATUS_OK,
+      nvfp4_moe_device_quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, NVFP4_MOE_SEARCH_MAX,
+                                device_x.data(), NVFP4_MOE_DTYPE_F32, kRows, kCols, 0.0f,
+                                codes.data(), scales.data(), tensor_scale.data(), nullptr));
   EXPECT_TRUE(std::isnan(tensor_scale.back()[0]));
 }
 
@@ -128,15 +141,17 @@ TEST_F(CApiOnGpu, SwigluQuantizesTheHostsBitsInAGraph) {
   options.dtype = NVFP4_MOE_DTYPE_F32;
   std::vector<uint8_t> codes(kCodes), scales(kScales);
   std::vector<float> row_scales(kRows);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
-                                                           codes.data(), scales.data(), row_scales.data(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_swiglu_quantize(&options, gate_up.data(), kRows, kCols, weights.data(),
+                                      codes.data(), scales.data(), row_scales.data(), nullptr));
   const OnDevice<float> device_gate_up(gate_up), device_weights(weights), device_row_scales(kRows);
   const OnDevice<uint8_t> device_codes(kCodes), device_scales(kScales);
   const OwnStream stream;
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swiglu_quantize(
-                                       "cuda:0", &options, device_gate_up.data(), kRows, kCols, device_weights.data(),
-                                       device_codes.data(), device_scales.data(), device_row_scales.data(), stream))
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_device_swiglu_quantize(
+                  "cuda:0", &options, device_gate_up.data(), kRows, kCols, device_weights.data(),
+                  device_codes.data(), device_scales.data(), device_row_scales.data(), stream))
         << nvfp4_moe_last_error();
     return {};
   };
@@ -157,18 +172,23 @@ TEST_F(CApiOnGpu, SwizzlesTheHostsBytesAndBack) {
   const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
   std::vector<uint8_t> swizzled(kMatrices * bytes);
   for (int64_t i = 0; i < kMatrices; ++i)
-    ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
-                                                            swizzled.data() + static_cast<size_t>(i) * bytes));
-  const OnDevice<uint8_t> device_linear(linear), device_swizzled(swizzled.size()), back(linear.size());
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.data(), kMatrices, kRows,
-                                                                 kScaleCols, device_swizzled.data(), nullptr));
+    ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_swizzle_scales(linear.data() + i * kRows * kScaleCols, kRows, kScaleCols,
+                                       swizzled.data() + static_cast<size_t>(i) * bytes));
+  const OnDevice<uint8_t> device_linear(linear), device_swizzled(swizzled.size()),
+      back(linear.size());
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_device_swizzle_scales("cuda:0", device_linear.data(), kMatrices, kRows,
+                                            kScaleCols, device_swizzled.data(), nullptr));
   EXPECT_EQ(device_swizzled.back(), swizzled);
-  ASSERT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.data(), kMatrices, kRows,
-                                                                   kScaleCols, back.data(), nullptr));
+  ASSERT_EQ(NVFP4_MOE_STATUS_OK,
+            nvfp4_moe_device_unswizzle_scales("cuda:0", device_swizzled.data(), kMatrices, kRows,
+                                              kScaleCols, back.data(), nullptr));
   EXPECT_EQ(back.back(), linear);
 }
 
-// What a captured swizzle reads and writes is found out when the graph is replayed, not when it is captured.
+// What a captured swizzle reads and writes is found out when the graph is replayed, not when it is
+// captured.
 TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
   constexpr int64_t kMatrices = 2, kScaleCols = 13;
   const auto bytes = static_cast<size_t>(nvfp4_moe_swizzled_bytes(kRows, kScaleCols));
@@ -176,10 +196,12 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
       back(linear.back().size());
   const OwnStream stream;
   const auto enqueue = [&]() -> Status {
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_swizzle_scales("cuda:0", linear.data(), kMatrices, kRows,
-                                                                   kScaleCols, swizzled.data(), stream));
-    EXPECT_EQ(NVFP4_MOE_STATUS_OK, nvfp4_moe_device_unswizzle_scales("cuda:0", swizzled.data(), kMatrices, kRows,
-                                                                     kScaleCols, back.data(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_device_swizzle_scales("cuda:0", linear.data(), kMatrices, kRows, kScaleCols,
+                                              swizzled.data(), stream));
+    EXPECT_EQ(NVFP4_MOE_STATUS_OK,
+              nvfp4_moe_device_unswizzle_scales("cuda:0", swizzled.data(), kMatrices, kRows,
+                                                kScaleCols, back.data(), stream));
     return {};
   };
   const Graph graph(stream, enqueue, cudaStreamCaptureModeGlobal);
@@ -189,10 +211,12 @@ TEST_F(CApiOnGpu, SwizzlesInAGraphThatReplaysWithOtherContents) {
     for (size_t i = 0; i < kMatrices * kRows * kScaleCols; ++i)
       contents.push_back(static_cast<uint8_t>(random.below(256)));
     for (int64_t i = 0; i < kMatrices; ++i)
-      ASSERT_EQ(NVFP4_MOE_STATUS_OK,
-                nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
-                                         expected.data() + static_cast<size_t>(i) * bytes));
-    ASSERT_CUDA(cudaMemcpy(linear.data(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
+      ASSERT_EQ(
+          NVFP4_MOE_STATUS_OK,
+          nvfp4_moe_swizzle_scales(contents.data() + i * kRows * kScaleCols, kRows, kScaleCols,
+                                   expected.data() + static_cast<size_t>(i) * bytes));
+    ASSERT_CUDA(
+        cudaMemcpy(linear.data(), contents.data(), contents.size(), cudaMemcpyHostToDevice));
     ASSERT_CUDA(cudaMemset(swizzled.data(), 0xA5, expected.size()));
     ASSERT_CUDA(cudaMemset(back.data(), 0xA5, contents.size()));
     ASSERT_CUDA(cudaDeviceSynchronize());

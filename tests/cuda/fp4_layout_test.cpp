@@ -35,7 +35,8 @@ TEST(Fp4Tile, OffsetsCoverTheTile) {
       for (int lane = 0; lane < 32; ++lane)
         for (int word = 0; word < 4; ++word)
           EXPECT_TRUE(words.insert(cuda::lane_offset(group, half, lane) + word * 4).second);
-      for (int row = 0; row < 16; ++row) EXPECT_TRUE(words.insert(sm120::scale_word_offset(group, half, row)).second);
+      for (int row = 0; row < 16; ++row)
+        EXPECT_TRUE(words.insert(sm120::scale_word_offset(group, half, row)).second);
     }
   EXPECT_EQ(static_cast<int64_t>(words.size()), cuda::kTileBytes / 4);
   EXPECT_EQ(*words.rbegin() + 4, cuda::kTileBytes);
@@ -59,7 +60,8 @@ TEST(Fp4Operand, OffsetsCoverTheRow) {
     std::vector<int> written(static_cast<size_t>(row_bytes));
     for (int64_t i = 0; i < vec8s; ++i) {
       EXPECT_EQ(cuda::fp4_codes_offset(i) % 4, 0);
-      for (int64_t byte = 0; byte < 4; ++byte) ++written.at(static_cast<size_t>(cuda::fp4_codes_offset(i) + byte));
+      for (int64_t byte = 0; byte < 4; ++byte)
+        ++written.at(static_cast<size_t>(cuda::fp4_codes_offset(i) + byte));
       EXPECT_EQ(cuda::fp4_scale_offset(i), cuda::fp4_scale_offset(i / 2 * 2));
       if (i % 2 == 0) ++written.at(static_cast<size_t>(cuda::fp4_scale_offset(i)));
     }
@@ -74,8 +76,12 @@ struct Lane {
   std::array<uint32_t, 2> b;
   uint32_t scales_a, scales_b;
 };
-double nibble(uint32_t word, int i) { return e2m1_to_float(static_cast<uint8_t>(word >> 4 * i & 15)); }
-double scale(uint32_t word, int i) { return e4m3_to_float(static_cast<uint8_t>(word >> 8 * i & 0x7F)); }
+double nibble(uint32_t word, int i) {
+  return e2m1_to_float(static_cast<uint8_t>(word >> 4 * i & 15));
+}
+double scale(uint32_t word, int i) {
+  return e4m3_to_float(static_cast<uint8_t>(word >> 8 * i & 0x7F));
+}
 
 // d (16, 8), exactly.
 std::array<std::array<double, 8>, 16> model_mma(const std::array<Lane, 32>& lanes) {
@@ -95,8 +101,8 @@ std::array<std::array<double, 8>, 16> model_mma(const std::array<Lane, 32>& lane
   return d;
 }
 
-// Weights packed by the tile's offsets, activations by the operand's, fed to the instruction as the mainloop does: the
-// products of the two matrices.
+// Weights packed by the tile's offsets, activations by the operand's, fed to the instruction as the
+// mainloop does: the products of the two matrices.
 TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
   constexpr int kRows = 128, kTokens = 8, kK = 128;
   Random random(7);
@@ -114,8 +120,10 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
         for (int word = 0; word < 4; ++word) {
           const sm120::CodeWord at = sm120::code_word(lane, word);
           for (int i = 0; i < 8; ++i)
-            tile[static_cast<size_t>(cuda::lane_offset(group, half, lane) + word * 4 + i / 2)] |= static_cast<uint8_t>(
-                weights[static_cast<size_t>((group * 16 + at.row) * kK + half * 64 + at.k + i)] << i % 2 * 4);
+            tile[static_cast<size_t>(cuda::lane_offset(group, half, lane) + word * 4 + i / 2)] |=
+                static_cast<uint8_t>(
+                    weights[static_cast<size_t>((group * 16 + at.row) * kK + half * 64 + at.k + i)]
+                    << i % 2 * 4);
         }
       for (int row = 0; row < 16; ++row)
         for (int block = 0; block < 4; ++block)
@@ -142,11 +150,14 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
       for (int l = 0; l < 32; ++l) {
         Lane& lane = lanes[static_cast<size_t>(l)];
         for (int i = 0; i < 4; ++i)
-          lane.a[static_cast<size_t>(i)] = word(tile.data() + cuda::lane_offset(group, half, l) + i * 4);
-        lane.scales_a = word(tile.data() + sm120::scale_word_offset(group, half, sm120::scale_row(l)));
+          lane.a[static_cast<size_t>(i)] =
+              word(tile.data() + cuda::lane_offset(group, half, l) + i * 4);
+        lane.scales_a =
+            word(tile.data() + sm120::scale_word_offset(group, half, sm120::scale_row(l)));
         // What ldmatrix gives: 16 bytes of a row to four lanes.
         const uint8_t* const row = rows.data() + l / 4 * cuda::fp4_row_bytes(kK);
-        for (int i = 0; i < 2; ++i) lane.b[static_cast<size_t>(i)] = word(row + half * 32 + i * 16 + l % 4 * 4);
+        for (int i = 0; i < 2; ++i)
+          lane.b[static_cast<size_t>(i)] = word(row + half * 32 + i * 16 + l % 4 * 4);
         lane.scales_b = word(row + cuda::kFp4KBlockScales + half * 4);
       }
       const auto d = model_mma(lanes);
@@ -157,11 +168,13 @@ TEST(Fp4Tile, TheInstructionMultipliesWhatWasPacked) {
       for (int n = 0; n < kTokens; ++n) {
         double expected = 0;  // multiples of 2^-20 below 2^33: exact
         for (int k = 0; k < kK; ++k) {
-          const auto w = static_cast<size_t>((group * 16 + r) * kK + k), t = static_cast<size_t>(n * kK + k);
-          expected += double{e2m1_to_float(weights[w])} * e2m1_to_float(x[t]) * e4m3_to_float(weight_scales[w / 16]) *
-                      e4m3_to_float(x_scales[t / 16]);
+          const auto w = static_cast<size_t>((group * 16 + r) * kK + k),
+                     t = static_cast<size_t>(n * kK + k);
+          expected += double{e2m1_to_float(weights[w])} * e2m1_to_float(x[t]) *
+                      e4m3_to_float(weight_scales[w / 16]) * e4m3_to_float(x_scales[t / 16]);
         }
-        ASSERT_EQ(sum[static_cast<size_t>(r)][static_cast<size_t>(n)], expected) << group << " " << r << " " << n;
+        ASSERT_EQ(sum[static_cast<size_t>(r)][static_cast<size_t>(n)], expected)
+            << group << " " << r << " " << n;
       }
   }
 }

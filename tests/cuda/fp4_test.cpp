@@ -1,4 +1,5 @@
-// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose layers are small.
+// The backends with FP4 tensor cores, B200's and RTX Blackwell's, beyond the case table, whose
+// layers are small.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -38,23 +39,25 @@ struct Architecture {
   int64_t (*tile_n)(int config);
   int bf16_configs;  // under bf16 activations, where the kernels are its own; 0: the plain ones
   int (*bf16_routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
-  // Of a GEMM's narrowest (index 0) configuration, whose one tile of rows is cut along K on so many ctas.
+  // Of a GEMM's narrowest (index 0) configuration, whose one tile of rows is cut along K on so many
+  // ctas.
   bool (*splits)(int64_t weight_rows, int64_t k, int ctas);
-  int64_t hidden;  // of ragged layers: long enough that some tiles of every configuration are split on 6 or 8 ctas
+  int64_t hidden;  // of ragged layers: long enough that some tiles of every configuration are split
+                   // on 6 or 8 ctas
 };
 
 template <const auto& kConfigs>
 int64_t tile_n(int config) {
   return kConfigs[static_cast<size_t>(config)].tile_n;
 }
-#define NVFP4_MOE_SPLITS(room)                                                                                \
-  [](int64_t weight_rows, int64_t k, int ctas) {                                                              \
-    const room::GemmConfig& narrow = room::kGemmConfigs.front();                                              \
-    const cuda::ScheduleParams params(static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),     \
-                                      static_cast<int32_t>(cuda::ceil_div(k, room::kBlockK)),                 \
-                                      std::min(ctas, room::kMaxCtas), true, room::min_saved_k_blocks(narrow), \
-                                      room::max_splits(narrow));                                              \
-    return cuda::Schedule(params, 1).split_k_blocks > 0;                                                      \
+#define NVFP4_MOE_SPLITS(room)                                                                  \
+  [](int64_t weight_rows, int64_t k, int ctas) {                                                \
+    const room::GemmConfig& narrow = room::kGemmConfigs.front();                                \
+    const cuda::ScheduleParams params(                                                          \
+        static_cast<int32_t>(cuda::ceil_div(weight_rows, cuda::kTileRows)),                     \
+        static_cast<int32_t>(cuda::ceil_div(k, room::kBlockK)), std::min(ctas, room::kMaxCtas), \
+        true, room::min_saved_k_blocks(narrow), room::max_splits(narrow));                      \
+    return cuda::Schedule(params, 1).split_k_blocks > 0;                                        \
   }
 std::vector<Architecture> architectures() {
   return {{.backend = find_backend("sm100"),
@@ -113,7 +116,8 @@ TEST_P(Fp4Backend, TakesItsArchitectureAloneAndGoesBeforeCuda) {
   EXPECT_EQ(*chosen, &backend);
   for (const BackendReport& report : explain(*config, gpu_of(of_.capability), "auto")) {
     if (report.chosen) {
-      EXPECT_NE(report.reason.find("never run on a chip of this kind"), std::string::npos) << report.reason;
+      EXPECT_NE(report.reason.find("never run on a chip of this kind"), std::string::npos)
+          << report.reason;
     }
   }
   for (const ActivationFormat format : {ActivationFormat::kInt8Block, ActivationFormat::kFp8}) {
@@ -138,15 +142,19 @@ TEST_P(Fp4Backend, PlansWithoutADevice) {
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 500, 100000}) {
       const LayerScales scales{5.0f / 2688, 12.0f / 2688};
-      const auto plan = must(of_.backend->plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
+      const auto plan =
+          must(of_.backend->plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
       EXPECT_EQ(plan->backend, of_.name);
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
       const bool fp4 = spec.options.activation_format == ActivationFormat::kNvfp4;
       const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
-      EXPECT_EQ(plan->steps[2].kernel, fp4 ? of_.gemm : fp8 ? "mma_m16n8k16_w4a8_as_bf16" : of_.bf16_gemm);
+      EXPECT_EQ(plan->steps[2].kernel, fp4   ? of_.gemm
+                                       : fp8 ? "mma_m16n8k16_w4a8_as_bf16"
+                                             : of_.bf16_gemm);
       if (!fp4 && of_.bf16_configs == 0) {
-        const auto plain = must(kCudaBackend.plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
+        const auto plain =
+            must(kCudaBackend.plan(*config, spec.range, scales, {tokens}, gpu_of(of_.capability)));
         EXPECT_EQ(plan->workspace.total_bytes, plain->workspace.total_bytes);
       }
     }
@@ -193,12 +201,13 @@ TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
   for (ActivationFormat format : formats()) {
     const bool fp4 = format == ActivationFormat::kNvfp4;
     std::set<int> configs;
-    for (const Ragged& ragged : {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
-                                 Ragged{16, 4, 30, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
-                                 Ragged{4, 2, 150, Routing::kZipf}, Ragged{4, 2, 140, Routing::kOneExpert}}) {
+    for (const Ragged& ragged :
+         {Ragged{4, 2, 1, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
+          Ragged{16, 4, 30, Routing::kZipf}, Ragged{4, 2, 36, Routing::kUniform},
+          Ragged{4, 2, 150, Routing::kZipf}, Ragged{4, 2, 140, Routing::kOneExpert}}) {
       const Case spec = Fp4Layer::spec(ragged, format);
-      SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens << " "
-                                      << to_string(format));
+      SCOPED_TRACE(testing::Message() << "experts " << ragged.experts << " tokens " << ragged.tokens
+                                      << " " << to_string(format));
       const auto data = must(make_case(spec));
       configs.insert((fp4 ? of_.routed : of_.bf16_routed)(data->config, spec.range, spec.tokens));
       expect_agrees_with_plain(*of_.backend, *data);
@@ -207,15 +216,18 @@ TEST_P(Fp4Layer, EveryConfigurationAgreesWithThePlainKernels) {
   }
 }
 
-// Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as the first one left them.
+// Sizes for which both GEMMs split tiles on this very device: the second one finds the counters as
+// the first one left them.
 TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   const auto facts = must(device_facts("cuda:0"));
-  const auto splits = [&](int64_t rows, int64_t k) { return of_.splits(rows, k, facts->compute_units); };
+  const auto splits = [&](int64_t rows, int64_t k) {
+    return of_.splits(rows, k, facts->compute_units);
+  };
   Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert});
   spec.options.hidden_size = 1040;
   int64_t& intermediate = spec.options.intermediate_size;
-  while (intermediate < 4096 &&
-         !(splits(2 * intermediate, spec.options.hidden_size) && splits(spec.options.hidden_size, intermediate))) {
+  while (intermediate < 4096 && !(splits(2 * intermediate, spec.options.hidden_size) &&
+                                  splits(spec.options.hidden_size, intermediate))) {
     intermediate += 16;
     if (intermediate % 256 == 0) spec.options.hidden_size += 128;
   }
@@ -225,8 +237,8 @@ TEST_P(Fp4Layer, BothGemmsOfARunSplitTheirTiles) {
   expect_agrees_with_plain(*of_.backend, *data);
 }
 
-// Many tiles of few rows: where multiprocessors are few, a cta goes through its stages and its halves of tensor memory
-// several times.
+// Many tiles of few rows: where multiprocessors are few, a cta goes through its stages and its
+// halves of tensor memory several times.
 TEST_P(Fp4Layer, NarrowTilesFollowEachOther) {
   for (ActivationFormat format : formats()) {
     Case spec = Fp4Layer::spec({2, 1, 2, Routing::kOneExpert}, format);
@@ -242,7 +254,8 @@ TEST_P(Fp4Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
       for (DataKind values : {DataKind::kNormal, DataKind::kNan})
-        for (ActivationFormat format : formats()) expect_run_is_its_steps(*of_.backend, tokens, scale, values, format);
+        for (ActivationFormat format : formats())
+          expect_run_is_its_steps(*of_.backend, tokens, scale, values, format);
 }
 
 // With batch_invariant a token has the same bits in every configuration.
@@ -258,14 +271,16 @@ TEST_P(Fp4Layer, BatchInvariantBitsInEveryConfiguration) {
       CaseData first = *data;
       first.spec.tokens = tokens;
       const std::vector<uint8_t> actual = all.run(first);
-      ASSERT_EQ(actual.size(), static_cast<size_t>(tokens * spec.options.hidden_size) * sizeof(float));
+      ASSERT_EQ(actual.size(),
+                static_cast<size_t>(tokens * spec.options.hidden_size) * sizeof(float));
       EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens;
     }
   }
 }
 
-// Operands for which every partial sum is exact in fp32, in any order and however wide the tensor core adds: the bits are
-// the reference's. Every output element has a value of its own, so that none can stand for another.
+// Operands for which every partial sum is exact in fp32, in any order and however wide the tensor
+// core adds: the bits are the reference's. Every output element has a value of its own, so that
+// none can stand for another.
 TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
   for (const int64_t cols : {int64_t{1040}, int64_t{2048}})
     for (const int64_t tokens : {int64_t{1}, int64_t{9}, int64_t{40}, int64_t{150}}) {
@@ -273,17 +288,21 @@ TEST_P(Fp4Layer, ExactSumsHaveTheReferencesBits) {
       constexpr int64_t kRows = 208;
       Random random(static_cast<uint64_t>(cols + tokens));
       std::vector<uint8_t> codes, scales;
-      for (int64_t i = 0; i < kRows * cols / 2; ++i) codes.push_back(static_cast<uint8_t>(random.below(256)));
+      for (int64_t i = 0; i < kRows * cols / 2; ++i)
+        codes.push_back(static_cast<uint8_t>(random.below(256)));
       for (int64_t i = 0; i < kRows * cols / 16; ++i)
         scales.push_back(static_cast<uint8_t>(0x38 + 8 * random.below(2)));
-      // Each block has a 6, or twice that, so that its scale is a power of two and every code is what stands here.
+      // Each block has a 6, or twice that, so that its scale is a power of two and every code is
+      // what stands here.
       std::vector<uint16_t> x;
       for (int64_t i = 0, power = 1; i < tokens * cols; ++i) {
         if (i % 16 == 0) power = 1 + static_cast<int64_t>(random.below(2));
-        const double value = i % 16 == 3 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
+        const double value =
+            i % 16 == 3 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
         x.push_back(bf16_from_double(value * static_cast<double>(power)));
       }
-      const Nvfp4View view = Nvfp4View::contiguous(codes.data(), scales.data(), 0.0137f, kRows, cols);
+      const Nvfp4View view =
+          Nvfp4View::contiguous(codes.data(), scales.data(), 0.0137f, kRows, cols);
       LinearOptions options;
       options.activation_format = ActivationFormat::kNvfp4;
       options.max_tokens = tokens;

@@ -1,4 +1,5 @@
-// What quantize and requantize leave for FP8 tensor cores (fp8_operand.h). No kernel that multiplies is asked.
+// What quantize and requantize leave for FP8 tensor cores (fp8_operand.h). No kernel that
+// multiplies is asked.
 #include "backend/cuda/fp8_operand.h"
 
 #include <algorithm>
@@ -24,7 +25,9 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 // Offset in its row of element k.
-int64_t fp8_offset(int64_t k) { return fp8_vec8_offset(k / 8) + k % 8 / 4 * kFp8SecondWord + k % 4; }
+int64_t fp8_offset(int64_t k) {
+  return fp8_vec8_offset(k / 8) + k % 8 / 4 * kFp8SecondWord + k % 4;
+}
 
 TEST(Fp8Operand, OrderOfBytes) {
   for (int h = 0; h < 3; ++h)
@@ -32,7 +35,8 @@ TEST(Fp8Operand, OrderOfBytes) {
       for (int half = 0; half < 2; ++half)
         for (int q = 0; q < 4; ++q)
           for (int j = 0; j < 4; ++j)
-            EXPECT_EQ(fp8_offset(64 * h + 16 * q + 8 * s + 4 * half + j), 64 * h + 32 * s + 16 * half + 4 * q + j);
+            EXPECT_EQ(fp8_offset(64 * h + 16 * q + 8 * s + 4 * half + j),
+                      64 * h + 32 * s + 16 * half + 4 * q + j);
   for (const int64_t k : {16, 48, 64, 80, 7168}) {
     std::set<int64_t> offsets;
     for (int64_t i = 0; i < fp8_row_bytes(k); ++i) offsets.insert(fp8_offset(i));
@@ -43,7 +47,8 @@ TEST(Fp8Operand, OrderOfBytes) {
   }
 }
 
-// The plain GEMMs' configurations, and one whose rows come by TMA, as of an architecture that multiplies E4M3.
+// The plain GEMMs' configurations, and one whose rows come by TMA, as of an architecture that
+// multiplies E4M3.
 constexpr std::array<GemmConfig, 1> kTmaConfigs = {{{"tma", 64, true, true, false, 0}}};
 int only(const MoeConfig&, const ExpertRange&, int64_t) { return 0; }
 int only_shared(int64_t) { return 0; }
@@ -65,7 +70,10 @@ class Fp8OperandRows : public testing::Test {
 
   struct Runs {
     explicit Runs(const CaseData& data)
-        : data(data), reference(kReferenceBackend, data), device(kCudaBackend, data), out(data.out_bytes()) {
+        : data(data),
+          reference(kReferenceBackend, data),
+          device(kCudaBackend, data),
+          out(data.out_bytes()) {
       reference.run_steps(data);
       device.copy_arrays(reference);
       batch = device.place(data.batch(out.data()));
@@ -74,8 +82,8 @@ class Fp8OperandRows : public testing::Test {
     template <class Body>
     void take(bool tma_rows, bool single_steps, const Body& body) {
       const auto facts = test::must(device_facts("cuda:0"));
-      RunPlan plan =
-          make_run_plan(e4m3_gemms(tma_rows), data.config, data.spec.range, *facts, RunFacts::of(batch, single_steps));
+      RunPlan plan = make_run_plan(e4m3_gemms(tma_rows), data.config, data.spec.range, *facts,
+                                   RunFacts::of(batch, single_steps));
       EXPECT_EQ(plan.operand, Operand::kE4m3);
       StepContext step = device.step(batch, serial_executor());
       step.plan = &plan;
@@ -95,12 +103,13 @@ class Fp8OperandRows : public testing::Test {
   };
 
   // Row `row` of an operand against the codes of a row of the reference.
-  static void expect_row(const std::vector<uint8_t>& operand, int64_t row, const ActivationBuffers& expected,
-                         int64_t source, int64_t k) {
+  static void expect_row(const std::vector<uint8_t>& operand, int64_t row,
+                         const ActivationBuffers& expected, int64_t source, int64_t k) {
     const int64_t row_bytes = fp8_row_bytes(k);
     for (int64_t i = 0; i < row_bytes; ++i) {
       const bool zero = i >= k || expected.nonfinite[source] != 0;
-      ASSERT_EQ(operand[static_cast<size_t>(row * row_bytes + fp8_offset(i))], zero ? 0 : expected.fp8[source * k + i])
+      ASSERT_EQ(operand[static_cast<size_t>(row * row_bytes + fp8_offset(i))],
+                zero ? 0 : expected.fp8[source * k + i])
           << "row " << row << " element " << i << " of " << k;
     }
   }
@@ -123,21 +132,26 @@ TEST_F(Fp8OperandRows, OfTokensAndOfRows) {
   for (const DataKind kind : {DataKind::kNormal, DataKind::kNan})
     for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
       for (const int64_t hidden : {32, 208}) {
-        SCOPED_TRACE(std::string(to_string(kind)) + " " + to_string(dtype) + " " + std::to_string(hidden));
+        SCOPED_TRACE(std::string(to_string(kind)) + " " + to_string(dtype) + " " +
+                     std::to_string(hidden));
         const CaseData data = case_of(dtype, hidden, 9, kind);
         for (const bool fused : {false, true}) {
           Runs runs(data);
           runs.take(false, !fused, [&](const StepContext& step, const RunPlan& plan) {
             ASSERT_EQ(plan.fused_route_quantize, fused);
             ASSERT_OK(fused ? route_and_quantize(step, nullptr) : quantize(step));
-            const auto operand = Runs::bytes(hidden_rows(step, step.buffers.routed), 9 * fp8_row_bytes(hidden));
+            const auto operand =
+                Runs::bytes(hidden_rows(step, step.buffers.routed), 9 * fp8_row_bytes(hidden));
             for (int64_t t = 0; t < 9; ++t)
-              if (has_row(runs, t)) expect_row(operand, t, runs.reference.buffers().routed.hidden, t, hidden);
+              if (has_row(runs, t))
+                expect_row(operand, t, runs.reference.buffers().routed.hidden, t, hidden);
             ASSERT_OK(requantize(step, step.buffers.routed));
             const PartBuffers& part = runs.reference.buffers().routed;
             const int64_t rows = part.row_offsets[part.experts];
-            const auto of_rows = Runs::bytes(intermediate_rows(step, step.buffers.routed), rows * fp8_row_bytes(80));
-            for (int64_t row = 0; row < rows; ++row) expect_row(of_rows, row, part.intermediate, row, 80);
+            const auto of_rows =
+                Runs::bytes(intermediate_rows(step, step.buffers.routed), rows * fp8_row_bytes(80));
+            for (int64_t row = 0; row < rows; ++row)
+              expect_row(of_rows, row, part.intermediate, row, 80);
           });
         }
       }
@@ -147,7 +161,8 @@ TEST_F(Fp8OperandRows, OfTokensAndOfRows) {
 TEST_F(Fp8OperandRows, IntoExpertOrder) {
   for (const int64_t hidden : {48, 320})
     for (const QuantizeKernel kernel : {QuantizeKernel::kVec8Cta, QuantizeKernel::kVec8Warp}) {
-      SCOPED_TRACE(std::to_string(hidden) + (kernel == QuantizeKernel::kVec8Cta ? " cta" : " warp"));
+      SCOPED_TRACE(std::to_string(hidden) +
+                   (kernel == QuantizeKernel::kVec8Cta ? " cta" : " warp"));
       const CaseData data = case_of(DType::kBf16, hidden, 700, DataKind::kNan);
       Runs runs(data);
       runs.take(true, false, [&](const StepContext& step, RunPlan& plan) {
@@ -157,7 +172,8 @@ TEST_F(Fp8OperandRows, IntoExpertOrder) {
         ASSERT_OK(sm90::quantize_into_rows(step));
         const PartBuffers& part = runs.reference.buffers().routed;
         const int64_t rows = part.row_offsets[part.experts];
-        const auto operand = Runs::bytes(sm90::gathered(step.buffers.routed), rows * fp8_row_bytes(hidden));
+        const auto operand =
+            Runs::bytes(sm90::gathered(step.buffers.routed), rows * fp8_row_bytes(hidden));
         for (int64_t row = 0; row < rows; ++row)
           expect_row(operand, row, part.hidden, part.assignment_of_row[row] / 3, hidden);
       });

@@ -40,7 +40,8 @@ TEST(Fp8Tile, ScalesComeBackWhateverTheShift) {
     ASSERT_EQ(fp8_scale_byte(index, shift), byte) << shift;
     if (byte == 0) return;
     ASSERT_GE(index, 8u);
-    ASSERT_EQ(std::ldexp(double{std::bit_cast<float>(fp8_scale_bits(index))}, shift), double{e4m3_to_float(byte)});
+    ASSERT_EQ(std::ldexp(double{std::bit_cast<float>(fp8_scale_bits(index))}, shift),
+              double{e4m3_to_float(byte)});
   });
 }
 
@@ -66,7 +67,8 @@ TEST(Fp8Tile, PicksAreTheWeights) {
     const auto codes = static_cast<uint32_t>(random.below(1ull << 32));
     const auto bytes = picked(magnitudes, pack_fp8_word(codes));
     for (int i = 0; i < 8; ++i)
-      ASSERT_EQ(bytes[static_cast<size_t>(i)], fp8_weight(static_cast<uint8_t>(codes >> (4 * i) & 15), byte, shift))
+      ASSERT_EQ(bytes[static_cast<size_t>(i)],
+                fp8_weight(static_cast<uint8_t>(codes >> (4 * i) & 15), byte, shift))
           << "scale " << int{byte} << " shift " << shift << " code " << (codes >> (4 * i) & 15);
   });
 }

@@ -10,10 +10,11 @@ namespace nvfp4_moe::internal::test {
 
 class Graph {
  public:
-  // Of what `enqueue` puts into the stream: a callable that gives a Status. What a first call loads, no graph can; it has run
-  // before.
+  // Of what `enqueue` puts into the stream: a callable that gives a Status. What a first call
+  // loads, no graph can; it has run before.
   template <class Enqueue>
-  Graph(cudaStream_t stream, const Enqueue& enqueue, cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
+  Graph(cudaStream_t stream, const Enqueue& enqueue,
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal)
       : stream_(stream) {
     EXPECT_EQ(cudaStreamBeginCapture(stream, mode), cudaSuccess);
     status_ = enqueue();

@@ -29,11 +29,13 @@ class CudaLayer : public testing::Test {
     if (!device.ok()) GTEST_SKIP() << device.status().message();
   }
   // Runs the layer on the case's batch from device memory.
-  static std::vector<uint8_t> run(const MoeLayer& layer, const CaseData& data, cudaStream_t stream, RunStatus* status) {
+  static std::vector<uint8_t> run(const MoeLayer& layer, const CaseData& data, cudaStream_t stream,
+                                  RunStatus* status) {
     const auto& weights = data.topk_weights;
     std::vector<uint8_t> weight_bytes(weights.size() * sizeof(float));
     std::memcpy(weight_bytes.data(), weights.data(), weight_bytes.size());
-    const DeviceBytes hidden(data.hidden), ids(data.topk_ids), router(weight_bytes), out(data.out_bytes());
+    const DeviceBytes hidden(data.hidden), ids(data.topk_ids), router(weight_bytes),
+        out(data.out_bytes());
     const DeviceBytes workspace(layer.workspace_bytes());
     Batch batch = data.batch(out.data());
     batch.hidden = hidden.data();
@@ -100,24 +102,30 @@ TEST_F(CudaLayer, RunsThroughC) {
     std::memcpy(bytes.data(), values.data(), bytes.size());
     return bytes;
   };
-  const DeviceBytes hidden(copy_of(batch.hidden)), ids(copy_of(batch.ids)), weights(copy_of(batch.weights));
+  const DeviceBytes hidden(copy_of(batch.hidden)), ids(copy_of(batch.ids)),
+      weights(copy_of(batch.weights));
   const DeviceBytes out(batch.out.size() * sizeof(float)), workspace(layer.workspace_bytes(9));
   nvfp4_moe_batch placed = c_batch(batch);
   placed.hidden = hidden.data();
   placed.topk_ids = ids.data();
   placed.topk_weights = reinterpret_cast<const float*>(weights.data());
   placed.out = out.data();
-  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9), nullptr),
+  ASSERT_EQ(nvfp4_moe_layer_run(layer.get(), &placed, workspace.data(), layer.workspace_bytes(9),
+                                nullptr),
             NVFP4_MOE_STATUS_OK)
       << nvfp4_moe_last_error();
   auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
-  ASSERT_EQ(nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status),
-            NVFP4_MOE_STATUS_OK);
+  ASSERT_EQ(
+      nvfp4_moe_layer_run_status(layer.get(), workspace.data(), layer.workspace_bytes(9), &status),
+      NVFP4_MOE_STATUS_OK);
   EXPECT_GT(status.hidden_blocks, 0u);
   std::vector<float> actual(batch.out.size());
-  ASSERT_EQ(cudaMemcpy(actual.data(), out.data(), actual.size() * sizeof(float), cudaMemcpyDeviceToHost), cudaSuccess);
-  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), batch.tokens, c.tiny.options.hidden_size),
-                         layer_limits(c.tiny.config(), batch.tokens)),
+  ASSERT_EQ(
+      cudaMemcpy(actual.data(), out.data(), actual.size() * sizeof(float), cudaMemcpyDeviceToHost),
+      cudaSuccess);
+  EXPECT_EQ(broken_limit(
+                compare(expected.data(), actual.data(), batch.tokens, c.tiny.options.hidden_size),
+                layer_limits(c.tiny.config(), batch.tokens)),
             "");
 }
 
@@ -131,7 +139,8 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
   const uint8_t** const fields[] = {&c.tensors.gate_codes, &c.tensors.gate_block_scales,
                                     &c.tensors.up_codes,   &c.tensors.up_block_scales,
                                     &c.tensors.down_codes, &c.tensors.down_block_scales};
-  for (size_t i = 0; i < std::size(fields); ++i) *fields[i] = static_cast<const uint8_t*>(copies[i]->data());
+  for (size_t i = 0; i < std::size(fields); ++i)
+    *fields[i] = static_cast<const uint8_t*>(copies[i]->data());
   c.tensors.on_device = 1;
   nvfp4_moe::Layer layer = c.open();
   nvfp4_moe_expert replacement = CLayer::expert(c.tiny.experts[0]);
@@ -151,7 +160,8 @@ TEST_F(CudaLayer, OpensFromDeviceArraysThroughC) {
     auto out = nvfp4_moe::make<nvfp4_moe_expert_out>();
     out.down_codes = codes.data();
     out.down_block_scales = scales.data();
-    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
+    ASSERT_EQ(nvfp4_moe_layer_unpack_expert(actual.get(), at, &out), NVFP4_MOE_STATUS_OK)
+        << nvfp4_moe_last_error();
     EXPECT_EQ(codes, e.down.codes);
     EXPECT_EQ(scales, e.down.block_scales);
     EXPECT_EQ(out.down_tensor_scale, e.down.tensor_scale);
@@ -169,7 +179,8 @@ TEST_F(CudaLayer, RefusesFormatsOfHostsByName) {
   const auto layer = MoeLayer::open(data->config, source_of(*data), on_device(*data));
   ASSERT_FALSE(layer.ok());
   EXPECT_EQ(layer.status().code(), Code::kUnsupported);
-  EXPECT_NE(layer.status().message().find("int8_block"), std::string::npos) << layer.status().message();
+  EXPECT_NE(layer.status().message().find("int8_block"), std::string::npos)
+      << layer.status().message();
 }
 
 // Every GPU multiplies fp8 by one of its backends, and says how many weights it rounded.

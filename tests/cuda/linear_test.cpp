@@ -24,15 +24,20 @@ struct Weight {
   int64_t rows, cols;
   Weight(int64_t rows_, int64_t cols_) : rows(rows_), cols(cols_) {
     Random random(static_cast<uint64_t>(rows * 1000 + cols));
-    for (int64_t i = 0; i < rows * cols / 2; ++i) codes.push_back(static_cast<uint8_t>(random.below(256)));
-    for (int64_t i = 0; i < rows * cols / 16; ++i) scales.push_back(static_cast<uint8_t>(0x34 + random.below(8)));
+    for (int64_t i = 0; i < rows * cols / 2; ++i)
+      codes.push_back(static_cast<uint8_t>(random.below(256)));
+    for (int64_t i = 0; i < rows * cols / 16; ++i)
+      scales.push_back(static_cast<uint8_t>(0x34 + random.below(8)));
   }
-  Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), scales.data(), 0.01f, rows, cols); }
+  Nvfp4View view() const {
+    return Nvfp4View::contiguous(codes.data(), scales.data(), 0.01f, rows, cols);
+  }
 };
 
 class CudaLinear : public BackendTest {
  protected:
-  static LinearOptions options(const char* backend, const char* device, ActivationFormat format, int64_t tokens) {
+  static LinearOptions options(const char* backend, const char* device, ActivationFormat format,
+                               int64_t tokens) {
     LinearOptions made;
     made.backend = backend;
     made.device = device;
@@ -46,18 +51,22 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
   const struct {
     int64_t rows, cols, tokens;
     DType out;
-  } shapes[] = {{1024, 4096, 1, DType::kBf16}, {1040, 2064, 7, DType::kF32},  {200, 1040, 130, DType::kF16},
-                {333, 528, 40, DType::kBf16},  {512, 256, 2100, DType::kF16}, {768, 1536, 600, DType::kBf16}};
+  } shapes[] = {{1024, 4096, 1, DType::kBf16}, {1040, 2064, 7, DType::kF32},
+                {200, 1040, 130, DType::kF16}, {333, 528, 40, DType::kBf16},
+                {512, 256, 2100, DType::kF16}, {768, 1536, 600, DType::kBf16}};
   for (ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const auto& shape : shapes) {
       SCOPED_TRACE(std::string(to_string(format)) + " " + std::to_string(shape.rows) + " x " +
                    std::to_string(shape.cols) + " " + std::to_string(shape.tokens));
       const Weight weight(shape.rows, shape.cols);
-      const auto host = must(NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens)));
-      const auto gpu = must(NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", format, shape.tokens)));
+      const auto host =
+          must(NvfpLinear::open(weight.view(), options("cpu", "cpu", format, shape.tokens)));
+      const auto gpu = must(
+          NvfpLinear::open(weight.view(), options(backend().name, "cuda:0", format, shape.tokens)));
       Random random(7);
       std::vector<uint16_t> x;
-      for (int64_t i = 0; i < shape.tokens * shape.cols; ++i) x.push_back(bf16_from_double(random.normal()));
+      for (int64_t i = 0; i < shape.tokens * shape.cols; ++i)
+        x.push_back(bf16_from_double(random.normal()));
       const size_t out_bytes = static_cast<size_t>(shape.tokens * shape.rows * bits(shape.out) / 8);
       std::vector<uint8_t> expected(out_bytes);
       const auto space = must(allocate_pages((*host)->workspace_bytes()));
@@ -71,7 +80,9 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       batch.x = device_x.data();
       batch.out = device_out.data();
       const OwnStream stream;
-      const auto run = [&] { return (*gpu)->run(batch, workspace.data(), (*gpu)->workspace_bytes(), stream); };
+      const auto run = [&] {
+        return (*gpu)->run(batch, workspace.data(), (*gpu)->workspace_bytes(), stream);
+      };
       ASSERT_OK(run());
       stream.synchronize();
       const std::vector<uint8_t> actual = device_out.back();
@@ -86,9 +97,11 @@ TEST_P(CudaLinear, AgreesWithTheCpuAndInAGraph) {
       const std::vector<float> e = to_floats(expected, shape.out), a = to_floats(actual, shape.out);
       const Comparison comparison = compare(e.data(), a.data(), shape.tokens, shape.rows);
       EXPECT_EQ(comparison.nonfinite_mismatches, 0);
-      // The same products, sums of fp32 in another order, then one rounding: not an ulp of the output's type apart, and
-      // in fp32 not K 2^-24, of which signs that alternate leave the root.
-      EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32 ? 1e-5 : shape.out == DType::kF16 ? 0x1p-10 : 0x1p-8);
+      // The same products, sums of fp32 in another order, then one rounding: not an ulp of the
+      // output's type apart, and in fp32 not K 2^-24, of which signs that alternate leave the root.
+      EXPECT_LT(comparison.relative_l2, shape.out == DType::kF32   ? 1e-5
+                                        : shape.out == DType::kF16 ? 0x1p-10
+                                                                   : 0x1p-8);
     }
 }
 
@@ -96,11 +109,15 @@ TEST_P(CudaLinear, DeclinesFormatsOfHostsAndHosts) {
   const Weight weight(32, 32);
   const LinearOptions int8 = options(backend().name, "cuda:0", ActivationFormat::kInt8Block, 4);
   EXPECT_EQ(NvfpLinear::open(weight.view(), int8).status().code(), Code::kUnsupported);
-  EXPECT_EQ(NvfpLinear::open(weight.view(), options(backend().name, "cpu", ActivationFormat::kBf16, 4)).status().code(),
-            Code::kUnsupported);
+  EXPECT_EQ(
+      NvfpLinear::open(weight.view(), options(backend().name, "cpu", ActivationFormat::kBf16, 4))
+          .status()
+          .code(),
+      Code::kUnsupported);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaLinear, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

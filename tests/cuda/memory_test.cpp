@@ -1,6 +1,7 @@
-// Device memory that runs out, at each of its allocations in turn: kOutOfMemory with sizes in its message, all of it given
-// back, and the device as good as before. The linker sends every cudaMalloc, cudaMallocAsync and their frees of this
-// executable through here (room.cmake), so that nothing has to be filled up.
+// Device memory that runs out, at each of its allocations in turn: kOutOfMemory with sizes in its
+// message, all of it given back, and the device as good as before. The linker sends every
+// cudaMalloc, cudaMallocAsync and their frees of this executable through here (room.cmake), so that
+// nothing has to be filled up.
 #include <cuda_runtime.h>
 
 #include <atomic>
@@ -25,7 +26,8 @@ namespace {
 template <class Allocate>
 cudaError_t counted(const Allocate& allocate) {
   const int64_t number = asked.fetch_add(1) + 1, at = fail_at.load();
-  if (at != 0 && (number == at || (fail_all.load() && number > at))) return cudaErrorMemoryAllocation;
+  if (at != 0 && (number == at || (fail_all.load() && number > at)))
+    return cudaErrorMemoryAllocation;
   const cudaError_t error = allocate();
   if (error == cudaSuccess) live.fetch_add(1);
   return error;
@@ -59,15 +61,17 @@ namespace {
 
 class CudaMemory : public BackendTest {
  protected:
-  // Runs the operation with its first allocation failing, then its second, and so on, until none is left to fail; then
-  // again with all from that one on. Returns how many there are.
+  // Runs the operation with its first allocation failing, then its second, and so on, until none is
+  // left to fail; then again with all from that one on. Returns how many there are.
   static int64_t expect_out_of_memory(const std::function<Status()>& operation) {
-    for (int i = 0; i < 2; ++i) EXPECT_OK(operation());  // modules are loaded, and what is made once is made
+    for (int i = 0; i < 2; ++i)
+      EXPECT_OK(operation());  // modules are loaded, and what is made once is made
     int64_t most = 0;
     for (const bool all : {false, true}) {
       for (int64_t at = 1;; ++at) {
         SCOPED_TRACE((all ? "all from " : "allocation ") + std::to_string(at));
-        const int64_t live_before = live.load();  // of this process: the device's free memory is everybody's
+        const int64_t live_before =
+            live.load();  // of this process: the device's free memory is everybody's
         asked = 0;
         fail_all = all;
         fail_at = at;
@@ -75,7 +79,8 @@ class CudaMemory : public BackendTest {
         fail_at = 0;
         EXPECT_EQ(live.load(), live_before);
         EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-        EXPECT_EQ(cudaGetLastError(), cudaSuccess);  // nothing is left for the next caller to stumble over
+        EXPECT_EQ(cudaGetLastError(),
+                  cudaSuccess);  // nothing is left for the next caller to stumble over
         if (asked.load() < at) {
           EXPECT_OK(status);
           most = at - 1;
@@ -106,8 +111,9 @@ class CudaMemory : public BackendTest {
 
 ATTACK_TEST_P(kGpu, CudaMemory, OpenAndPack) {
   const TinyLayer tiny(sizes());
-  EXPECT_GE(expect_out_of_memory(
-                [&] { return MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()).status(); }),
+  EXPECT_GE(expect_out_of_memory([&] {
+              return MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()).status();
+            }),
             2);  // weights and staging
 }
 
@@ -115,9 +121,11 @@ ATTACK_TEST_P(kGpu, CudaMemory, OpenRunAndWarmUp) {
   const TinyLayer tiny(sizes());
   TinyBatch batch(tiny.options, 9);
   EXPECT_GE(expect_out_of_memory([&]() -> Status {
-              NVFP4_MOE_ASSIGN(const auto layer, MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
+              NVFP4_MOE_ASSIGN(const auto layer, MoeLayer::open_on(backend(), tiny.config(),
+                                                                   tiny.source(), options()));
               NVFP4_MOE_TRY(run_from_host(*layer, batch.batch()).status());
-              NVFP4_MOE_ASSIGN(const Buffer workspace, backend().allocate(layer->workspace_bytes(), 0, "workspace"));
+              NVFP4_MOE_ASSIGN(const Buffer workspace,
+                               backend().allocate(layer->workspace_bytes(), 0, "workspace"));
               return layer->warmup(workspace.data(), workspace.size_bytes());
             }),
             6);
@@ -177,8 +185,10 @@ ATTACK_TEST_P(kGpu, CudaMemory, ReplaceOnAStream) {
   const TinyLayer tiny(sizes());
   auto layer = must(MoeLayer::open_on(backend(), tiny.config(), tiny.source(), options()));
   for (const int64_t e : {int64_t{0}, kSharedExpert}) {
-    const ExpertSource source = e == kSharedExpert ? tiny.shared[0].source() : tiny.experts[1].source();
-    EXPECT_GE(expect_out_of_memory([&] { return (*layer)->replace_expert_on_stream(e, source, nullptr); }),
+    const ExpertSource source =
+        e == kSharedExpert ? tiny.shared[0].source() : tiny.experts[1].source();
+    EXPECT_GE(expect_out_of_memory(
+                  [&] { return (*layer)->replace_expert_on_stream(e, source, nullptr); }),
               2);  // the expert and staging
   }
   ExpertBuffers out;
@@ -194,13 +204,15 @@ ATTACK_TEST_P(kGpu, CudaMemory, Linear) {
   linear.max_tokens = 4;
   linear.executor = &serial_executor();
   EXPECT_GE(expect_out_of_memory([&]() -> Status {
-              NVFP4_MOE_ASSIGN(const auto opened, NvfpLinear::open(tiny.experts[0].gate.view(), linear));
+              NVFP4_MOE_ASSIGN(const auto opened,
+                               NvfpLinear::open(tiny.experts[0].gate.view(), linear));
               return backend().allocate(opened->workspace_bytes(), 0, "workspace").status();
             }),
             2);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaMemory, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -1,5 +1,6 @@
-// The counts of weights and outputs that are not finite, on a GPU, for rows so wide that several CTAs share a token or one
-// CTA goes through it in turns, and whose end leaves threads without a channel. tests/layer has what is counted.
+// The counts of weights and outputs that are not finite, on a GPU, for rows so wide that several
+// CTAs share a token or one CTA goes through it in turns, and whose end leaves threads without a
+// channel. tests/layer has what is counted.
 
 #include <cmath>
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace {
 
 class NonfiniteCountsOnADevice : public BackendTest {
  protected:
-  static Case spec_of(int64_t tokens, int64_t hidden, int64_t top_k, RouterWeight mode, DType out, RowFormat rows) {
+  static Case spec_of(int64_t tokens, int64_t hidden, int64_t top_k, RouterWeight mode, DType out,
+                      RowFormat rows) {
     Case spec;
     set_sizes(spec.options, 16, top_k, hidden, 16);
     spec.options.shared_intermediate_size = 16;
@@ -46,13 +48,15 @@ class NonfiniteCountsOnADevice : public BackendTest {
   }
   // A run, its steps and the host's layer: both counts of all three.
   void expect_counts(const Case& spec, int64_t elements) {
-    SCOPED_TRACE(testing::Message() << spec.tokens << " tokens of " << spec.options.hidden_size << ", top_k "
-                                    << spec.options.top_k << ", " << to_string(spec.options.router_weight) << ", out "
-                                    << to_string(spec.out_dtype) << " + " << elements);
+    SCOPED_TRACE(testing::Message()
+                 << spec.tokens << " tokens of " << spec.options.hidden_size << ", top_k "
+                 << spec.options.top_k << ", " << to_string(spec.options.router_weight) << ", out "
+                 << to_string(spec.out_dtype) << " + " << elements);
     const auto clean = must(make_case(spec));
     CaseData data = *clean;
     Random random(spec.seed + 7);
-    const float bad[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -INFINITY};
+    const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
+                         std::numeric_limits<float>::infinity(), -INFINITY};
     for (float& value : data.topk_weights)
       if (random.below(30) == 0) value = bad[random.below(3)];
     for (float& value : data.shared_weights)
@@ -61,8 +65,9 @@ class NonfiniteCountsOnADevice : public BackendTest {
     uint64_t weights = 0;
     for (int64_t t = 0; t < spec.tokens; ++t) {
       for (int64_t k = 0; k < spec.options.top_k; ++k)
-        weights += spec.range.local(data.id(t, k)).has_value() &&
-                   !std::isfinite(data.topk_weights[static_cast<size_t>(t * spec.options.top_k + k)]);
+        weights +=
+            spec.range.local(data.id(t, k)).has_value() &&
+            !std::isfinite(data.topk_weights[static_cast<size_t>(t * spec.options.top_k + k)]);
       weights += !std::isfinite(data.shared_weights[static_cast<size_t>(t)]);
     }
     CaseRun whole(backend(), data), parts(backend(), data), host(kCpuBackend, data);
@@ -98,12 +103,15 @@ class NonfiniteCountsOnADevice : public BackendTest {
 
 TEST_P(NonfiniteCountsOnADevice, WideRows) {
   for (const int64_t tokens : {1, 5, 64, 65})
-    for (const int64_t hidden : {512, 528, 2064, 5136}) expect_counts_of_all_outputs(tokens, hidden);
+    for (const int64_t hidden : {512, 528, 2064, 5136})
+      expect_counts_of_all_outputs(tokens, hidden);
 }
 TEST_P(NonfiniteCountsOnADevice, WideRowsOfManyTokens) {
   for (const int64_t hidden : {512, 528, 2064}) expect_counts_of_all_outputs(300, hidden);
 }
-TEST_P(NonfiniteCountsOnADevice, WidestRowsOfManyTokens) { expect_counts_of_all_outputs(300, 5136); }
+TEST_P(NonfiniteCountsOnADevice, WidestRowsOfManyTokens) {
+  expect_counts_of_all_outputs(300, 5136);
+}
 
 // So many that a CTA goes through all channels of a token.
 TEST_P(NonfiniteCountsOnADevice, ThousandsOfTokens) {

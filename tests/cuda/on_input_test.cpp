@@ -1,5 +1,6 @@
-// router_weight on_input on a GPU: a run of every size is its steps and the host's layer, whichever kernels quantize the
-// two hiddens and bring the rows. The case table (tests/cases) has the small layers, tests/layer what on_input means.
+// router_weight on_input on a GPU: a run of every size is its steps and the host's layer, whichever
+// kernels quantize the two hiddens and bring the rows. The case table (tests/cases) has the small
+// layers, tests/layer what on_input means.
 
 #include <cmath>
 #include <string>
@@ -17,9 +18,10 @@ namespace {
 class OnInputOnADevice : public BackendTest {
  protected:
   // What quantize and gemm1 do.
-  std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size, DType dtype) {
-    SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared " << shared_size << ", "
-                                    << to_string(dtype));
+  std::string expect_run_is_its_steps(int64_t tokens, ActivationFormat format, int64_t shared_size,
+                                      DType dtype) {
+    SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(format) << ", shared "
+                                    << shared_size << ", " << to_string(dtype));
     Case spec = sized_case(8, 1, 528, 144, tokens);
     spec.options.shared_intermediate_size = shared_size;
     spec.options.activation_format = format;
@@ -55,7 +57,8 @@ TEST_P(OnInputOnADevice, ARunIsItsSteps) {
   for (const int64_t tokens : {1, 2, 33, 300, 2200})
     for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
       for (const int64_t shared_size : {0, 96}) {
-        const std::string kernels = expect_run_is_its_steps(tokens, format, shared_size, DType::kBf16);
+        const std::string kernels =
+            expect_run_is_its_steps(tokens, format, shared_size, DType::kBf16);
         EXPECT_NE(kernels.find("hidden times the router weight"), std::string::npos) << kernels;
         into_rows |= shared_size > 0 && kernels.find("into expert order") != std::string::npos;
         if (HasFailure()) return;
@@ -70,10 +73,12 @@ TEST_P(OnInputOnADevice, ARunIsItsSteps) {
 // Few enough for compute-sanitizer.
 TEST_P(OnInputOnADevice, AFewTokens) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
-    for (const int64_t shared_size : {0, 96}) expect_run_is_its_steps(5, format, shared_size, DType::kBf16);
+    for (const int64_t shared_size : {0, 96})
+      expect_run_is_its_steps(5, format, shared_size, DType::kBf16);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, OnInputOnADevice, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

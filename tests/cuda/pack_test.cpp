@@ -30,7 +30,8 @@ class DeviceExpert {
     source_.on_device = true;
     for (Nvfp4View* view : {&source_.gate, &source_.up, &source_.down}) {
       view->codes = copy(view->codes, view->rows, view->cols / 2, view->codes_stride);
-      view->block_scales = copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride);
+      view->block_scales =
+          copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride);
     }
   }
   ~DeviceExpert() {
@@ -48,8 +49,8 @@ class DeviceExpert {
     EXPECT_EQ(cudaMalloc(&to, pitch * static_cast<size_t>(rows) + 1), cudaSuccess);
     copies_.push_back(to);
     auto* const first = static_cast<uint8_t*>(to) + 1;
-    EXPECT_EQ(cudaMemcpy2D(first, pitch, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
-                           cudaMemcpyHostToDevice),
+    EXPECT_EQ(cudaMemcpy2D(first, pitch, from, static_cast<size_t>(stride), width,
+                           static_cast<size_t>(rows), cudaMemcpyHostToDevice),
               cudaSuccess);
     stride = static_cast<int64_t>(pitch);
     return first;
@@ -61,7 +62,8 @@ class DeviceExpert {
 class CudaPack : public BackendTest {
  protected:
   // zero_every: so many blocks apart lies one of scale 0 that holds codes.
-  static CaseData case_with_zero_scales(size_t zero_every, ActivationFormat format = ActivationFormat::kBf16,
+  static CaseData case_with_zero_scales(size_t zero_every,
+                                        ActivationFormat format = ActivationFormat::kBf16,
                                         Activation activation = Activation::kSwiglu) {
     Case spec = cases_named("w4a16/").front();
     spec.options.activation_format = format;
@@ -77,13 +79,16 @@ class CudaPack : public BackendTest {
       for (Nvfp4Buffers* matrix : {&expert.gate, &expert.up, &expert.down})
         for (size_t block = 1; block < matrix->block_scales.size(); block += zero_every) {
           matrix->block_scales[block] = 0;
-          for (size_t i = 0; i < 8; ++i) matrix->codes[block * 8 + i] = static_cast<uint8_t>(block + i);
+          for (size_t i = 0; i < 8; ++i)
+            matrix->codes[block * 8 + i] = static_cast<uint8_t>(block + i);
         }
     return data;
   }
   PackedWeights empty_weights(const CaseData& data) const {
-    PackedWeights weights{data.config, data.spec.range, data.scales, std::vector<TensorScales>(kExperts), {}};
-    auto bytes = backend().allocate(backend().packed_bytes(data.config, data.spec.range), 0, "packed weights");
+    PackedWeights weights{
+        data.config, data.spec.range, data.scales, std::vector<TensorScales>(kExperts), {}};
+    auto bytes = backend().allocate(backend().packed_bytes(data.config, data.spec.range), 0,
+                                    "packed weights");
     EXPECT_OK(bytes);
     weights.bytes = std::move(*bytes);
     EXPECT_EQ(cudaMemset(weights.bytes.data(), 0xA5, weights.bytes.size_bytes()), cudaSuccess);
@@ -91,7 +96,8 @@ class CudaPack : public BackendTest {
   }
   static std::vector<uint8_t> bytes_of(const PackedWeights& weights) {
     std::vector<uint8_t> bytes(weights.bytes.size_bytes());
-    EXPECT_EQ(cudaMemcpy(bytes.data(), weights.bytes.data(), bytes.size(), cudaMemcpyDeviceToHost), cudaSuccess);
+    EXPECT_EQ(cudaMemcpy(bytes.data(), weights.bytes.data(), bytes.size(), cudaMemcpyDeviceToHost),
+              cudaSuccess);
     return bytes;
   }
   static LayerOptions options() {
@@ -108,12 +114,15 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
   using Entry = std::tuple<ActivationFormat, size_t, Activation>;
   for (const auto& [format, zero_every, activation] :
        {Entry{ActivationFormat::kBf16, 1000, Activation::kSwiglu},
-        Entry{ActivationFormat::kBf16, 37, Activation::kSwiglu}, Entry{ActivationFormat::kBf16, 2, Activation::kSwiglu},
+        Entry{ActivationFormat::kBf16, 37, Activation::kSwiglu},
+        Entry{ActivationFormat::kBf16, 2, Activation::kSwiglu},
         Entry{ActivationFormat::kNvfp4, 37, Activation::kSwiglu},
-        Entry{ActivationFormat::kFp8, 37, Activation::kSwiglu}, Entry{ActivationFormat::kBf16, 37, Activation::kRelu2},
+        Entry{ActivationFormat::kFp8, 37, Activation::kSwiglu},
+        Entry{ActivationFormat::kBf16, 37, Activation::kRelu2},
         Entry{ActivationFormat::kNvfp4, 37, Activation::kRelu2},
         Entry{ActivationFormat::kFp8, 37, Activation::kRelu2}}) {
-    SCOPED_TRACE(testing::Message() << to_string(format) << " " << zero_every << " " << to_string(activation));
+    SCOPED_TRACE(testing::Message()
+                 << to_string(format) << " " << zero_every << " " << to_string(activation));
     const CaseData data = case_with_zero_scales(zero_every, format, activation);
     if (declines(backend(), data.config)) continue;
     PackedWeights host = empty_weights(data), device = empty_weights(data);
@@ -121,11 +130,13 @@ TEST_P(CudaPack, DeviceRowsGiveTheBytesOfHostRows) {
       ASSERT_OK(backend().pack_expert(host, e, data.expert(e)));
       DeviceExpert lent(data.expert(e));
       ASSERT_OK(backend().pack_expert(device, e, lent.source()));
-      ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)], host.tensor_scales[static_cast<size_t>(e)]);
+      ASSERT_EQ(device.tensor_scales[static_cast<size_t>(e)],
+                host.tensor_scales[static_cast<size_t>(e)]);
       ASSERT_EQ(device.fp8_weights_of(e), host.fp8_weights_of(e));
       if (format == ActivationFormat::kFp8) {  // counted on the device from both; here on the host
         const ExpertSource source = data.expert(e);
-        const Fp8ExpertWeights counted = {measure_fp8_weights(source.gate), measure_fp8_weights(source.up),
+        const Fp8ExpertWeights counted = {measure_fp8_weights(source.gate),
+                                          measure_fp8_weights(source.up),
                                           measure_fp8_weights(source.down)};
         ASSERT_EQ(host.fp8_weights_of(e), counted);
       }
@@ -164,7 +175,8 @@ TEST_P(CudaPack, RefusesInTheWordsOfTheHostAndWritesNothing) {
     bad.experts[1].up.block_scales[50 * (kHidden / 16) + 8] = 0x90;
     bad.experts[1].up.block_scales.back() = 0x7F;
     bad.experts[1].down.block_scales.front() = 0x7F;
-    const std::string expected = check_matrix("up", bad.expert(1).up, kIntermediate, kHidden).message();
+    const std::string expected =
+        check_matrix("up", bad.expert(1).up, kIntermediate, kHidden).message();
     ASSERT_THAT(expected, HasSubstr("got byte " + std::to_string(value) + " at row 50 block 7"));
     DeviceExpert lent(bad.expert(1));
     const Status refused = backend().pack_expert(weights, 1, lent.source());
@@ -194,11 +206,13 @@ TEST_P(CudaPack, RefusesATensorScaleThatFp8WouldRound) {
       EXPECT_EQ(weights.fp8_weights_of(1).up.shift, -12);
       continue;
     }
-    EXPECT_THAT(packed, Refused(Code::kUnsupported, "up tensor scale: expected one that times 2^-12"));
+    EXPECT_THAT(packed,
+                Refused(Code::kUnsupported, "up tensor scale: expected one that times 2^-12"));
   }
 }
 
-// The arrays are written in a stream of their own after a while, and are gone once open has returned.
+// The arrays are written in a stream of their own after a while, and are gone once open has
+// returned.
 TEST_P(CudaPack, WaitsForTheSourcesStream) {
   const CaseData data = case_with_zero_scales(1000);
   const OwnStream stream;
@@ -214,14 +228,15 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
   }
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   ASSERT_EQ(cudaLaunchHostFunc(
-                stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr),
+                stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); },
+                nullptr),
             cudaSuccess);
   for (int64_t e = 0; e < kExperts; ++e) {
     ExpertSource& one = lent[static_cast<size_t>(e)]->source();
     one.stream = stream;
     ASSERT_EQ(cudaMemcpyAsync(const_cast<uint8_t*>(one.down.block_scales),
-                              right[static_cast<size_t>(e)]->source().down.block_scales, kIntermediate / 16,
-                              cudaMemcpyDeviceToDevice, stream),
+                              right[static_cast<size_t>(e)]->source().down.block_scales,
+                              kIntermediate / 16, cudaMemcpyDeviceToDevice, stream),
               cudaSuccess);
   }
   source.expert = [&](int64_t e) -> Result<LoadedExpert> {
@@ -243,8 +258,8 @@ TEST_P(CudaPack, WaitsForTheSourcesStream) {
   }
 }
 
-// A layer keeps its tiles and tensor scales, and no memory that packing needed. A replacement that is refused leaves the
-// expert as it was.
+// A layer keeps its tiles and tensor scales, and no memory that packing needed. A replacement that
+// is refused leaves the expert as it was.
 TEST_P(CudaPack, KeepsNoStagingAndReplacesFromTheDevice) {
   const CaseData data = case_with_zero_scales(1000);
   const LayerSource source = source_of(data);
@@ -270,12 +285,13 @@ TEST_P(CudaPack, SaysWhatMemoryWasFor) {
   const auto refused = backend().allocate(size_t{1} << 44, 0, "packed weights of layer 12");
   EXPECT_EQ(refused.status().code(), Code::kOutOfMemory);
   EXPECT_THAT(refused.status().message(),
-              testing::MatchesRegex(
-                  "packed weights of layer 12: expected 17592186044416 bytes on cuda:0, [0-9]+ of [0-9]+ are free: "
-                  "out of memory"));
+              testing::MatchesRegex("packed weights of layer 12: expected 17592186044416 bytes on "
+                                    "cuda:0, [0-9]+ of [0-9]+ are free: "
+                                    "out of memory"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaPack, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -1,4 +1,5 @@
-// The packed layout on a host: every code and scale comes back, and the bits mean what the kernels take them for.
+// The packed layout on a host: every code and scale comes back, and the bits mean what the kernels
+// take them for.
 #include "backend/cuda/packed_tile.h"
 
 #include <gtest/gtest.h>
@@ -21,14 +22,17 @@ TEST(PackedTile, EveryHalfComesBack) {
   }
 }
 
-// e2m1 2^-126 in bf16, whatever stands in the other half: a word's halves do not disturb each other.
+// e2m1 2^-126 in bf16, whatever stands in the other half: a word's halves do not disturb each
+// other.
 TEST(PackedTile, PairsAreTheCodes) {
   for (uint32_t half = 0; half < 0x10000; ++half)
     for (uint32_t other : {0u, 0xFFFFu, half, half * 40503u & 0xFFFFu}) {
       const CodePairs pairs = code_pairs(half | other << 16);
       for (int i = 0; i < 4; ++i) {
-        ASSERT_EQ(bf16(pairs.a[i] & 0xFFFF) * 0x1p126, e2m1_to_float(static_cast<uint8_t>(unpack_half(half, i))));
-        ASSERT_EQ(bf16(pairs.a[i] >> 16) * 0x1p126, e2m1_to_float(static_cast<uint8_t>(unpack_half(other, i))));
+        ASSERT_EQ(bf16(pairs.a[i] & 0xFFFF) * 0x1p126,
+                  e2m1_to_float(static_cast<uint8_t>(unpack_half(half, i))));
+        ASSERT_EQ(bf16(pairs.a[i] >> 16) * 0x1p126,
+                  e2m1_to_float(static_cast<uint8_t>(unpack_half(other, i))));
       }
     }
 }

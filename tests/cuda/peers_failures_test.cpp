@@ -18,8 +18,9 @@ class CudaPeersFailures : public PeersTest {};
 // What the last rank does while the others replay a graph.
 enum class LastRank { kDoesNotCome, kAborts, kIsStopped };
 
-// The others end by the device's own clock, or where it aborts at once; out is NaN, and every later run says why. Where its own
-// waits have been ended, it writes nothing to the others, and does not say that it has.
+// The others end by the device's own clock, or where it aborts at once; out is NaN, and every later
+// run says why. Where its own waits have been ended, it writes nothing to the others, and does not
+// say that it has.
 void replay_without_the_last(const CaseData& data, int world, CombineBy combine, LastRank last) {
   const bool aborts = last == LastRank::kAborts;
   const ExpertParallelOptions options = combined_by(combine);
@@ -27,8 +28,10 @@ void replay_without_the_last(const CaseData& data, int world, CombineBy combine,
   if (combine == CombineBy::kAllToAll)
     check_bits(data, world, {}, Tokens::kEven, Between::kPeers);
   else
-    check_reduce(data, *Placement::contiguous(data.spec.options.num_experts, world), 1, Between::kPeers);
-  std::atomic<int> ended{0};  // ranks that write no more to the last one's memory, which goes when it leaves
+    check_reduce(data, *Placement::contiguous(data.spec.options.num_experts, world), 1,
+                 Between::kPeers);
+  std::atomic<int> ended{
+      0};  // ranks that write no more to the last one's memory, which goes when it leaves
   const auto waits_for_a_failure = [](Exchange& exchange, int polls) {
     Status said;
     for (int poll = 0; poll < polls && said.ok(); ++poll) {
@@ -86,10 +89,10 @@ TEST_P(CudaPeersFailures, ARankThatAbortsEndsAllWaits) {
 
 TEST_P(CudaPeersFailures, WhatAStoppedRankHasLeftOutIsNotThere) {
   if (emulated() && GetParam() != 2) GTEST_SKIP() << "an emulator runs two ranks of it";
-  replay_without_the_last(made(dispatch_spec(2, Routing::kUniform, kBf16)), GetParam(), CombineBy::kAllToAll,
-                          LastRank::kIsStopped);
-  replay_without_the_last(made(dispatch_spec(GetParam() * 65, Routing::kUniform, kBf16)), GetParam(),
+  replay_without_the_last(made(dispatch_spec(2, Routing::kUniform, kBf16)), GetParam(),
                           CombineBy::kAllToAll, LastRank::kIsStopped);
+  replay_without_the_last(made(dispatch_spec(GetParam() * 65, Routing::kUniform, kBf16)),
+                          GetParam(), CombineBy::kAllToAll, LastRank::kIsStopped);
   Case large = dispatch_spec(130, Routing::kUniform, kBf16);
   large.options.hidden_size = 2048;
   large.options.intermediate_size = 16;
@@ -97,7 +100,8 @@ TEST_P(CudaPeersFailures, WhatAStoppedRankHasLeftOutIsNotThere) {
   replay_without_the_last(made(large), GetParam(), CombineBy::kAllReduce, LastRank::kIsStopped);
 }
 
-// Who has done its runs may go: what they gave stays good on the others, and only a later one fails.
+// Who has done its runs may go: what they gave stays good on the others, and only a later one
+// fails.
 TEST_P(CudaPeersFailures, ARankThatLeavesSpoilsNothing) {
   const int world = GetParam();
   const CaseData data = made(dispatch_spec(2, Routing::kUniform, kBf16));
@@ -134,13 +138,16 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
       [&](Rank& rank) {
         const bool mine = rank.exchange.rank() == last;
         const std::string named = "rank " + std::to_string(last) + ": ";
-        EXPECT_THAT(use_peers(rank.exchange, "cuda:0").message(),
-                    HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
-        EXPECT_THAT(use_nccl(rank.exchange, "cuda:0").message(),
-                    HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
+        EXPECT_THAT(
+            use_peers(rank.exchange, "cuda:0").message(),
+            HasSubstr("rank 0: peers: expected an exchange without devices, got one with peers"));
+        EXPECT_THAT(
+            use_nccl(rank.exchange, "cuda:0").message(),
+            HasSubstr("rank 0: nccl: expected an exchange without peers, got one with them"));
         Batch wrong = rank.batch.spec;
         if (mine) wrong.hidden = nullptr;
-        EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+        EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream)
+                      .message(),
                   named + "hidden: expected a pointer, got null");
         ASSERT_OK(rank.run(0, 4));
         EXPECT_EQ(difference_of(data, one.out, rank.out()), "") << "after what did not go";
@@ -156,13 +163,15 @@ TEST_P(CudaPeersFailures, WhatDoesNotGoIsNamedOnEveryRank) {
       },
       Between::kPeers);
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
-    EXPECT_THAT(use_peers(exchange, "cpu").message(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
+    EXPECT_THAT(use_peers(exchange, "cpu").message(),
+                HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
     EXPECT_OK(exchange.barrier());
   });
 }
 
 // One rank waits for nobody.
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, testing::Values(2, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeersFailures, testing::Values(2, 4),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

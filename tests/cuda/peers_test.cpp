@@ -35,15 +35,18 @@ TEST_P(CudaPeers, OneToManyTokensOfEveryRouting) {
   size_t turn = 0;
   // On either side of 64: of a rank's own tokens, and of those of all.
   for (const int64_t tokens : {1, 2, 33, 64, 130, 1100, 8192}) {
-    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
-                                  Routing::kPartlyNone, Routing::kBadIds}) {
+    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert,
+                                  Routing::kEmptyExperts, Routing::kPartlyNone, Routing::kBadIds}) {
       constexpr std::array kFormats = {kNvfp4, kBf16, kFp8};
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
       const int64_t most_emulated = routing != Routing::kZipf ? 1 : GetParam() == 2 ? 130 : 33;
-      if (!runs_here(format) || (emulated() && (tokens == 2 || tokens == 64 || tokens > most_emulated))) continue;
-      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
-      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(), {}, Tokens::kEven,
-                 Between::kPeers);
+      if (!runs_here(format) ||
+          (emulated() && (tokens == 2 || tokens == 64 || tokens > most_emulated)))
+        continue;
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +
+                   to_string(format));
+      check_bits(made(dispatch_spec(tokens, routing, format, turn % 5 == 0 ? 16 : 0)), GetParam(),
+                 {}, Tokens::kEven, Between::kPeers);
       if (HasFailure()) return;
     }
   }
@@ -104,7 +107,8 @@ TEST_P(CudaPeers, RowsOfARedundantExpertAreDividedAmongItsRanks) {
         },
         Between::kPeers);
     std::sort(blocks.rbegin(), blocks.rend());
-    for (const size_t busy : {0, 1}) EXPECT_EQ(blocks[busy], uint64_t{8 / 2 * 32 / 16}) << to_string(combine);
+    for (const size_t busy : {0, 1})
+      EXPECT_EQ(blocks[busy], uint64_t{8 / 2 * 32 / 16}) << to_string(combine);
   }
 }
 
@@ -115,8 +119,8 @@ TEST_P(CudaPeers, LargeSumsAreAddedInShards) {
   check_reduce(made(spec), *Placement::contiguous(6, std::min(GetParam(), 3)), 2, Between::kPeers);
 }
 
-// Layers of one exchange that are unlike each other take turns, in graphs that were captured before a larger one took
-// more memory.
+// Layers of one exchange that are unlike each other take turns, in graphs that were captured before
+// a larger one took more memory.
 TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
   const int world = GetParam();
   const CaseData small = made(dispatch_spec(4, Routing::kUniform, kNvfp4, 16)),
@@ -132,8 +136,11 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
           parallel.combine = combine;
           return open_on_device(rank.exchange, data, parallel);
         };
-        const auto capture = [&](const MoeLayer& layer, const Batch& batch, const OnDevice<uint8_t, 16>& workspace) {
-          const auto run = [&] { return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream); };
+        const auto capture = [&](const MoeLayer& layer, const Batch& batch,
+                                 const OnDevice<uint8_t, 16>& workspace) {
+          const auto run = [&] {
+            return layer.run(batch, workspace.data(), layer.workspace_bytes(), rank.stream);
+          };
           EXPECT_OK(run());  // what a first call loads, no graph can
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           EXPECT_OK(rank.exchange.barrier());
@@ -153,7 +160,8 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
         ASSERT_OK(of_large.status());
         for (int turn = 0; turn < 6; ++turn) {
           const std::array graphs = {&of_small, &of_large, &of_sums};
-          for (const Graph* graph : {graphs[turn % 3], graphs[turn / 2 % 3], &of_sums}) graph->launch();
+          for (const Graph* graph : {graphs[turn % 3], graphs[turn / 2 % 3], &of_sums})
+            graph->launch();
         }
         ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
         EXPECT_EQ(difference_of(small, small_one.out, rank.batch.out.back()), "");
@@ -166,9 +174,10 @@ TEST_P(CudaPeers, GraphsOfSeveralLayersTakeTurns) {
       Between::kPeers);
 }
 
-// A flag that is awaited is not taken from another layer's data. The weights of the layer that runs before have the bits of the run's number, and one of
-// them lies where a packet of the last rank for the first one would have a flag after its bytes, as with these sizes it does for two
-// and for four ranks.
+// A flag that is awaited is not taken from another layer's data. The weights of the layer that runs
+// before have the bits of the run's number, and one of them lies where a packet of the last rank
+// for the first one would have a flag after its bytes, as with these sizes it does for two and for
+// four ranks.
 TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
   const int world = GetParam(), last = world - 1;
   if (world == 1) GTEST_SKIP() << "one rank writes its packets before it reads them";
@@ -186,7 +195,8 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
         const auto other = must(open_on_device(rank.exchange, left, {}));
         DeviceBatch other_batch(left);
         const OnDevice<uint8_t, 16> other_workspace((*other)->workspace_bytes());
-        const Rank leaves{left,       rank.exchange, **other, other_batch, other_workspace, (*other)->workspace_bytes(),
+        const Rank leaves{left,        rank.exchange,   **other,
+                          other_batch, other_workspace, (*other)->workspace_bytes(),
                           rank.stream};
         const auto replay_of = [&](const Rank& of) {
           const auto run = [&of] { return of.run(0, 4); };
@@ -197,13 +207,14 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
         };
         const auto graph = replay_of(rank), leaving = replay_of(leaves);
         PeerControl control{};
-        ASSERT_EQ(
-            cudaMemcpy(&control, rank.exchange.peers()->link().wait.control, sizeof(control), cudaMemcpyDeviceToHost),
-            cudaSuccess);
-        const auto number = static_cast<uint32_t>(control.dispatch_of_rows + 2);  // of the run behind the next one
+        ASSERT_EQ(cudaMemcpy(&control, rank.exchange.peers()->link().wait.control, sizeof(control),
+                             cudaMemcpyDeviceToHost),
+                  cudaSuccess);
+        const auto number =
+            static_cast<uint32_t>(control.dispatch_of_rows + 2);  // of the run behind the next one
         const std::vector<uint32_t> numbers(left.topk_weights.size(), number);
-        ASSERT_EQ(cudaMemcpy(other_batch.weights.data(), numbers.data(), numbers.size() * sizeof(uint32_t),
-                             cudaMemcpyHostToDevice),
+        ASSERT_EQ(cudaMemcpy(other_batch.weights.data(), numbers.data(),
+                             numbers.size() * sizeof(uint32_t), cudaMemcpyHostToDevice),
                   cudaSuccess);
         ASSERT_EQ(cudaMemset(rank.batch.out.data(), 0xFF, data.out_bytes()), cudaSuccess);
         ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -257,9 +268,9 @@ TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
         const auto rounds = [&] {
           EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
           PeerControl control{};
-          EXPECT_EQ(
-              cudaMemcpy(&control, rank.exchange.peers()->link().wait.control, sizeof(control), cudaMemcpyDeviceToHost),
-              cudaSuccess);
+          EXPECT_EQ(cudaMemcpy(&control, rank.exchange.peers()->link().wait.control,
+                               sizeof(control), cudaMemcpyDeviceToHost),
+                    cudaSuccess);
           return control.round;
         };
         for (const int64_t tokens : {4, 0, 0, 4}) ASSERT_OK(rank.run(0, tokens));
@@ -269,7 +280,8 @@ TEST_P(CudaPeers, ASumOfNoTokensIsNoRound) {
       Between::kPeers);
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, testing::Values(1, 2, 4), testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaPeers, testing::Values(1, 2, 4),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -1,7 +1,8 @@
 // Layers over ranks on devices: batches there, and who the ranks' devices are.
 //
-// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double (tests/exchange/fake_nccl) or over
-// each other's memory. On a machine with GPUs each rank has one of its own.
+// On the emulator of CUDA ranks are threads that share its one device, over NCCL's double
+// (tests/exchange/fake_nccl) or over each other's memory. On a machine with GPUs each rank has one
+// of its own.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,7 +42,8 @@ inline std::string why_no_world(int ranks, Between between = Between::kNccl) {
   const auto device = device_facts("cuda:0");
   if (!device.ok()) return device.status().message();
   if (emulated()) return "";
-  if (gpus() < ranks) return "expected " + std::to_string(ranks) + " GPUs, got " + std::to_string(gpus());
+  if (gpus() < ranks)
+    return "expected " + std::to_string(ranks) + " GPUs, got " + std::to_string(gpus());
   if (between == Between::kNccl && dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) == nullptr)
     return "libnccl.so.2 is not on this host's library path";
   return "";

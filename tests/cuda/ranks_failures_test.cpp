@@ -1,4 +1,5 @@
-// Graphs of ranks whose link has failed: whatever lies where the other ranks' bytes would come, no replay's out is a number.
+// Graphs of ranks whose link has failed: whatever lies where the other ranks' bytes would come, no
+// replay's out is a number.
 #include <cuda_runtime.h>
 
 #include <string>
@@ -17,14 +18,16 @@ class CudaRanksFailures : public testing::TestWithParam<Between> {
 };
 
 // Inputs by turns, since what a replay leaves is right for a later one with the same input.
-void check_replays_after_a_failure(Between between, const ExpertParallelOptions& options, Case spec, int inputs) {
+void check_replays_after_a_failure(Between between, const ExpertParallelOptions& options, Case spec,
+                                   int inputs) {
   std::vector<CaseData> cases;
   for (int input = 0; input < inputs; ++input) {
     spec.seed = static_cast<uint64_t>(input) + 1;
     cases.push_back(made(spec));
   }
   const bool holds_graphs = emulated() && between == Between::kNccl;
-  if (holds_graphs) set_in_double("graphs", 1);  // a communicator stays until its graphs are gone, as NCCL's does
+  if (holds_graphs)
+    set_in_double("graphs", 1);  // a communicator stays until its graphs are gone, as NCCL's does
   on_devices(
       cases[0], 2, options,
       [&](Rank& rank) {
@@ -43,7 +46,8 @@ void check_replays_after_a_failure(Between between, const ExpertParallelOptions&
           rank.exchange.device_link()->abort(Status(Code::kIo, "a cable was pulled"));
           for (int again = 0; again < 2; ++again)
             for (size_t input = 0; input < cases.size(); ++input)
-              EXPECT_TRUE(all_nan(cases[input], replay.run(cases[input], 0x11))) << "input " << input;
+              EXPECT_TRUE(all_nan(cases[input], replay.run(cases[input], 0x11)))
+                  << "input " << input;
           EXPECT_EQ(rank.status().status().message(), "a cable was pulled");
           EXPECT_EQ(rank.run(0, spec.tokens).message(), "a cable was pulled");
           ASSERT_OK(rank.exchange.barrier());
@@ -58,7 +62,8 @@ TEST_P(CudaRanksFailures, EveryReplayOfASmallSumAfterAFailureIsNan) {
   check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kBf16), 7);
 }
 
-// Whose last step over NCCL is no kernel of this library: the other ranks' shards come to where out lies.
+// Whose last step over NCCL is no kernel of this library: the other ranks' shards come to where out
+// lies.
 TEST_P(CudaRanksFailures, EveryReplayOfALargeSumAfterAFailureIsNan) {
   Case large = dispatch_spec(130, Routing::kUniform, kBf16);
   large.options.hidden_size = 2048;
@@ -71,19 +76,22 @@ TEST_P(CudaRanksFailures, EveryReplayOfALargeSumAfterAFailureIsNan) {
 TEST_P(CudaRanksFailures, EveryReplayOfAllToAllAfterAFailureIsNan) {
   ExpertParallelOptions options = with_capacity(6);
   for (const int64_t shared : {0, 16})
-    check_replays_after_a_failure(GetParam(), options, dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
+    check_replays_after_a_failure(GetParam(), options,
+                                  dispatch_spec(6, Routing::kUniform, kNvfp4, shared), 7);
 }
 
 // More CTAs of combine than read the host's word themselves.
 TEST_P(CudaRanksFailures, EveryReplayOfManyTokensAfterAFailureIsNan) {
   ExpertParallelOptions options = with_capacity(520);
-  check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16), emulated() ? 1 : 7);
+  check_replays_after_a_failure(GetParam(), options, dispatch_spec(520, Routing::kUniform, kBf16),
+                                emulated() ? 1 : 7);
 }
 
 std::string name_of_link(const testing::TestParamInfo<Between>& info) {
   return info.param == Between::kNccl ? "nccl" : "peers";
 }
-INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, testing::Values(Between::kNccl, Between::kPeers), name_of_link);
+INSTANTIATE_TEST_SUITE_P(Links, CudaRanksFailures, testing::Values(Between::kNccl, Between::kPeers),
+                         name_of_link);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -1,4 +1,5 @@
-// A layer over ranks on a GPU: all_reduce against the sum of what the ranks' layers give one by one.
+// A layer over ranks on a GPU: all_reduce against the sum of what the ranks' layers give one by
+// one.
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 
@@ -42,10 +43,14 @@ TEST_F(CudaRanks, WhatADeviceDoesNotRunIsRefusedByNameOnEveryRank) {
     const auto open = [&] { return open_on_device(exchange, data, options).status().message(); };
     for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
       options.combine = combine;
-      EXPECT_THAT(open(), HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
+      EXPECT_THAT(
+          open(),
+          HasSubstr("rank 0: device: expected cpu for a layer over an exchange without NCCL"));
     }
-    EXPECT_THAT(use_nccl(exchange, "cpu").message(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
-    EXPECT_THAT(use_nccl(exchange, "cuda:9", kFakeNccl).message(), HasSubstr("rank 0: device cuda:9"));
+    EXPECT_THAT(use_nccl(exchange, "cpu").message(),
+                HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
+    EXPECT_THAT(use_nccl(exchange, "cuda:9", kFakeNccl).message(),
+                HasSubstr("rank 0: device cuda:9"));
     EXPECT_OK(exchange.barrier());
   });
 }
@@ -55,13 +60,15 @@ TEST_F(CudaRanks, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
   on_devices(made(spec_of(4, 64, 32)), 2, combined_by(CombineBy::kAllReduce), [](Rank& rank) {
     Batch wrong = rank.batch.spec;
     if (rank.exchange.rank() == 1) wrong.hidden = nullptr;
-    EXPECT_EQ(rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
-              "rank 1: hidden: expected a pointer, got null");
+    EXPECT_EQ(
+        rank.layer.run(wrong, rank.workspace.data(), rank.workspace_bytes, rank.stream).message(),
+        "rank 1: hidden: expected a pointer, got null");
     const auto run = [&] { return rank.run(0, 4); };
     EXPECT_OK(run());
     ASSERT_OK(rank.exchange.barrier());  // the other rank's sum is done
     const Status mixed = rank.exchange.rank() == 0 ? Graph(rank.stream, run).status() : run();
-    EXPECT_EQ(mixed.message(), "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
+    EXPECT_EQ(mixed.message(),
+              "stream of rank 1: expected one that is captured, as on rank 0, got one that is not");
     ASSERT_OK(rank.exchange.barrier());
     EXPECT_OK(run());
     ASSERT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
@@ -90,7 +97,8 @@ class CudaRanksOverNccl : public testing::Test {
 };
 
 TEST_F(CudaRanksOverNccl, AllReduceIsTheSumInTheOrderOfTheRanks) {
-  for (const int world : worlds()) check_reduce(made(spec_of(9, 64, 32)), *Placement::contiguous(6, world), 2);
+  for (const int world : worlds())
+    check_reduce(made(spec_of(9, 64, 32)), *Placement::contiguous(6, world), 2);
   Case large = spec_of(130, 2048, 16);
   large.options.top_k = 1;
   for (const int world : worlds()) check_reduce(made(large), *Placement::contiguous(6, world), 1);
@@ -104,7 +112,8 @@ TEST_F(CudaRanksOverNccl, ARunIsCapturedAndReplayed) {
     rank.out();
     const Replay replay(rank, 0, 9);
     ASSERT_OK(replay.status());
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(difference_of(data, expected, replay.run(data)), "") << "replay " << i;
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(difference_of(data, expected, replay.run(data)), "") << "replay " << i;
   });
 }
 

@@ -1,9 +1,10 @@
-// What GPUs wrote, as the judge of what else runs the same kernels, the emulator first (support/recording.h).
+// What GPUs wrote, as the judge of what else runs the same kernels, the emulator first
+// (support/recording.h).
 //
-// A fixed list of small inputs. Of equal bits where the contract or exact sums fix them: packed weights; route, quantize,
-// requantize and combine, each fed with the reference's arrays; gemm2 of every configuration; select_experts. gemm1's sums
-// are exact too, but its SwiGLU is not: there every element is one of two neighbours. Whole layers are judged by their
-// limits.
+// A fixed list of small inputs. Of equal bits where the contract or exact sums fix them: packed
+// weights; route, quantize, requantize and combine, each fed with the reference's arrays; gemm2 of
+// every configuration; select_experts. gemm1's sums are exact too, but its SwiGLU is not: there
+// every element is one of two neighbours. Whole layers are judged by their limits.
 
 #include <algorithm>
 #include <cstring>
@@ -35,7 +36,9 @@ class Recorded : public BackendTest {
   Recording* recording() {
     Recording* const one = Recording::get();
     if (one == nullptr)
-      [] { GTEST_SKIP() << "no recording: ./dev gpu makes one (build/recorded_gpu.json) on a GPU"; }();
+      [] {
+        GTEST_SKIP() << "no recording: ./dev gpu makes one (build/recorded_gpu.json) on a GPU";
+      }();
     return one;
   }
   std::string name(const Case& spec, const char* array) const {
@@ -94,8 +97,8 @@ class StepsFromReference {
 };
 
 // Rows as the format stores them: the flag, then what a finite row has.
-std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vector<int64_t>& rows, int64_t k,
-                                 ActivationFormat format, size_t& row_bytes) {
+std::vector<uint8_t> activations(const ActivationBuffers& from, const std::vector<int64_t>& rows,
+                                 int64_t k, ActivationFormat format, size_t& row_bytes) {
   std::vector<uint8_t> all;
   const size_t elements = static_cast<size_t>(k);
   for (const int64_t row : rows) {
@@ -141,9 +144,11 @@ TEST_P(Recorded, PackedWeights) {
     ASSERT_TRUE(run.ok());
     const Buffer& packed = run.weights().bytes;
     // The tiles: before them lie tensor scales, and memory up to an alignment that nobody writes.
-    const auto tiles = static_cast<size_t>(cuda::PackedLayout(data->config, spec.range).routed.offset);
+    const auto tiles =
+        static_cast<size_t>(cuda::PackedLayout(data->config, spec.range).routed.offset);
     std::vector<uint8_t> bytes(backend().packed_bytes(data->config, spec.range) - tiles);
-    ASSERT_OK(backend().memory->to_host(0, bytes.data(), packed.data() + tiles, bytes.size(), nullptr));
+    ASSERT_OK(
+        backend().memory->to_host(0, bytes.data(), packed.data() + tiles, bytes.size(), nullptr));
     EXPECT_EQ(kept->bits(name(spec, "packed"), bytes, 1), "");
   }
 }
@@ -182,24 +187,36 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
       if (std::find(tokens.begin(), tokens.end(), token) == tokens.end()) tokens.push_back(token);
     }
     size_t row_bytes = 1;
-    const std::vector<uint8_t> hidden =
-        activations(actual.routed.hidden, tokens, options.hidden_size, options.activation_format, row_bytes);
+    const std::vector<uint8_t> hidden = activations(
+        actual.routed.hidden, tokens, options.hidden_size, options.activation_format, row_bytes);
     keep("hidden", hidden, row_bytes);
     keep_status("status after quantize");
 
     // The device's gemm1 is not taken here: what comes after starts from the reference's.
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed)); });
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.requantize(c, c.buffers.routed)); });
-    const std::vector<uint8_t> intermediate = activations(
-        actual.routed.intermediate, all_rows, options.intermediate_size, options.activation_format, row_bytes);
+    pair.step([](const LayerSteps& s, const StepContext& c) {
+      EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
+    });
+    pair.step([](const LayerSteps& s, const StepContext& c) {
+      EXPECT_OK(s.requantize(c, c.buffers.routed));
+    });
+    const std::vector<uint8_t> intermediate =
+        activations(actual.routed.intermediate, all_rows, options.intermediate_size,
+                    options.activation_format, row_bytes);
     keep("intermediate", intermediate, row_bytes);
     keep_status("status after requantize");
 
-    pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm2(c, c.buffers.routed)); });
+    pair.step(
+        [](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm2(c, c.buffers.routed)); });
     if (expected.shared.experts > 0) {
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm1_swiglu(c, c.buffers.shared)); });
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.requantize(c, c.buffers.shared)); });
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm2(c, c.buffers.shared)); });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.gemm1_swiglu(c, c.buffers.shared));
+      });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.requantize(c, c.buffers.shared));
+      });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.gemm2(c, c.buffers.shared));
+      });
     }
     pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.combine(c)); });
     keep("out", pair.out(), pair.out().size() / static_cast<size_t>(spec.tokens));
@@ -207,20 +224,22 @@ TEST_P(Recorded, StepsWhoseBitsAreFixed) {
   }
 }
 
-// Values that any format holds: E2M1 codes times 1 or 2, in each block a 6 of these, so that quantize finds the same codes.
+// Values that any format holds: E2M1 codes times 1 or 2, in each block a 6 of these, so that
+// quantize finds the same codes.
 std::vector<uint16_t> exact_values(int64_t count) {
   Random random(static_cast<uint64_t>(count));
   std::vector<uint16_t> values;
   for (int64_t i = 0, power = 1; i < count; ++i) {
     if (i % 16 == 0) power = 1 + random.below(2);
-    const double value = i % 16 == 3 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
+    const double value =
+        i % 16 == 3 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
     values.push_back(bf16_from_double(value * static_cast<double>(power)));
   }
   return values;
 }
 
-// A layer whose sums fp32 holds in every order: weights are any codes with block scales 1 or 2. sum |p| is at most
-// 12 x 12 x 1040 in steps of 1/4, below 2^20.
+// A layer whose sums fp32 holds in every order: weights are any codes with block scales 1 or 2. sum
+// |p| is at most 12 x 12 x 1040 in steps of 1/4, below 2^20.
 CaseData exact_case(ActivationFormat format) {
   Case spec = sized_case(4, 2, 1040, 720, 36);
   spec.name = std::string("exact_") + to_string(format);
@@ -230,9 +249,11 @@ CaseData exact_case(ActivationFormat format) {
   CaseData data = std::move(*make_case(spec));
   Random random(29);
   for (size_t e = 0; e < data.experts.size(); ++e) {
-    for (Nvfp4Buffers* matrix : {&data.experts[e].gate, &data.experts[e].up, &data.experts[e].down}) {
+    for (Nvfp4Buffers* matrix :
+         {&data.experts[e].gate, &data.experts[e].up, &data.experts[e].down}) {
       for (uint8_t& code : matrix->codes) code = static_cast<uint8_t>(random.below(256));
-      for (uint8_t& scale : matrix->block_scales) scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
+      for (uint8_t& scale : matrix->block_scales)
+        scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
     }
     data.tensor_scales[e] = {0x1p-8f, 0x1p-9f, 0x1p-7f};
   }
@@ -254,7 +275,8 @@ TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16}) {
     const CaseData data = exact_case(format);
     if (declines(backend(), data.config)) continue;
-    const int64_t hidden = data.spec.options.hidden_size, channels = data.spec.options.intermediate_size;
+    const int64_t hidden = data.spec.options.hidden_size,
+                  channels = data.spec.options.intermediate_size;
     for (int config = 0; config < configurations_of(backend(), format); ++config) {
       StepsFromReference pair(backend(), data, config);
       ASSERT_TRUE(pair.ok());
@@ -264,25 +286,35 @@ TEST_P(Recorded, ExactGemmsOfEveryConfiguration) {
       const LayerBuffers &expected = pair.expected(), &actual = pair.actual();
       const int64_t rows = expected.routed.row_offsets[data.spec.range.count];
       pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.quantize(c)); });
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed)); });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.gemm1_swiglu(c, c.buffers.routed));
+      });
       const auto bf16 = [&](const LayerBuffers& buffers) {
         const uint16_t* const first = buffers.routed.intermediate.bf16;
         return std::vector<uint16_t>(first, first + rows * channels);
       };
-      EXPECT_EQ(kept->roundings(name(data.spec, (place + "/gemm1").c_str()), bf16(expected), bf16(actual)), "");
+      EXPECT_EQ(kept->roundings(name(data.spec, (place + "/gemm1").c_str()), bf16(expected),
+                                bf16(actual)),
+                "");
 
       const std::vector<uint16_t> values = exact_values(rows * channels);
       std::copy(values.begin(), values.end(), expected.routed.intermediate.bf16);
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.requantize(c, c.buffers.routed)); });
-      pair.step([](const LayerSteps& s, const StepContext& c) { EXPECT_OK(s.gemm2(c, c.buffers.routed)); });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.requantize(c, c.buffers.routed));
+      });
+      pair.step([](const LayerSteps& s, const StepContext& c) {
+        EXPECT_OK(s.gemm2(c, c.buffers.routed));
+      });
       const auto* sums = static_cast<const float*>(actual.routed.rows_out);
-      EXPECT_EQ(std::memcmp(expected.routed.rows_out, sums, static_cast<size_t>(rows * hidden) * 4), 0);
-      EXPECT_EQ(kept->bits(name(data.spec, (place + "/gemm2").c_str()), bytes_of(sums, rows * hidden),
-                           static_cast<size_t>(hidden) * 4),
+      EXPECT_EQ(std::memcmp(expected.routed.rows_out, sums, static_cast<size_t>(rows * hidden) * 4),
+                0);
+      EXPECT_EQ(kept->bits(name(data.spec, (place + "/gemm2").c_str()),
+                           bytes_of(sums, rows * hidden), static_cast<size_t>(hidden) * 4),
                 "");
     }
   }
-  RecordProperty("gemm1 elements rounded otherwise than recorded", static_cast<int>(kept->rounded_otherwise()));
+  RecordProperty("gemm1 elements rounded otherwise than recorded",
+                 static_cast<int>(kept->rounded_otherwise()));
 }
 
 TEST_P(Recorded, Layers) {
@@ -293,8 +325,8 @@ TEST_P(Recorded, Layers) {
     if (declines(backend(), data->config)) continue;
     CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
-    EXPECT_EQ(kept->values(name(spec, "layer"), to_floats(run.run(*data), spec.out_dtype), spec.options.hidden_size,
-                           layer_limits(data->config, spec.tokens)),
+    EXPECT_EQ(kept->values(name(spec, "layer"), to_floats(run.run(*data), spec.out_dtype),
+                           spec.options.hidden_size, layer_limits(data->config, spec.tokens)),
               "");
   }
 }
@@ -305,14 +337,17 @@ TEST_P(Recorded, SelectedExperts) {
   constexpr int64_t kTokens = 33, kExperts = 64, kTopK = 6;
   Random random(3);
   std::vector<float> logits;
-  for (int64_t i = 0; i < kTokens * kExperts; ++i) logits.push_back(static_cast<float>(random.normal()));
+  for (int64_t i = 0; i < kTokens * kExperts; ++i)
+    logits.push_back(static_cast<float>(random.normal()));
   const auto on_device = [&](const void* from, size_t count) {
     Buffer memory = std::move(*backend().allocate(count, 0, "a router's arrays"));
-    if (from != nullptr) EXPECT_OK(backend().memory->to_device(0, memory.data(), from, count, nullptr));
+    if (from != nullptr)
+      EXPECT_OK(backend().memory->to_device(0, memory.data(), from, count, nullptr));
     return memory;
   };
   const Buffer device_logits = on_device(logits.data(), logits.size() * 4);
-  const Buffer ids = on_device(nullptr, kTokens * kTopK * 4), weights = on_device(nullptr, kTokens * kTopK * 4);
+  const Buffer ids = on_device(nullptr, kTokens * kTopK * 4),
+               weights = on_device(nullptr, kTokens * kTopK * 4);
   for (const Scoring scoring : {Scoring::kSoftmax, Scoring::kSigmoid, Scoring::kSqrtSoftplus})
     for (const int64_t groups : {1, 8}) {
       SelectExperts call;
@@ -331,14 +366,16 @@ TEST_P(Recorded, SelectedExperts) {
       ASSERT_OK(router::device_select_experts(0, call, nullptr));
       std::vector<uint8_t> bytes(2 * kTokens * kTopK * 4);
       ASSERT_OK(backend().memory->to_host(0, bytes.data(), ids.data(), bytes.size() / 2, nullptr));
-      ASSERT_OK(
-          backend().memory->to_host(0, bytes.data() + bytes.size() / 2, weights.data(), bytes.size() / 2, nullptr));
-      const std::string array = std::string("select_experts/") + to_string(scoring) + "/" + std::to_string(groups);
+      ASSERT_OK(backend().memory->to_host(0, bytes.data() + bytes.size() / 2, weights.data(),
+                                          bytes.size() / 2, nullptr));
+      const std::string array =
+          std::string("select_experts/") + to_string(scoring) + "/" + std::to_string(groups);
       EXPECT_EQ(kept->bits(array, bytes, kTopK * 4), "");
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Recorded, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, Recorded, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

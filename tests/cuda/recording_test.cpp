@@ -1,4 +1,5 @@
-// The recorder itself, without a device: what it wrote agrees with the same again, and with nothing else.
+// The recorder itself, without a device: what it wrote agrees with the same again, and with nothing
+// else.
 #include "support/recording.h"
 
 #include <gmock/gmock.h>
@@ -51,10 +52,12 @@ TEST(Recording, OneBitIsSeenAndItsRowsAreNamed) {
     other[6 * row + 5] ^= 1;
     const std::string text = reader->bits("rows", other, 6);
     // 40 rows have 16 digests: part p begins at row 40 p / 16.
-    const size_t part = (row * 16 + 15) / 40, first = 40 * part / 16, last = 40 * (part + 1) / 16 - 1;
+    const size_t part = (row * 16 + 15) / 40, first = 40 * part / 16,
+                 last = 40 * (part + 1) / 16 - 1;
     EXPECT_LE(first, row);
     EXPECT_GE(last, row);
-    EXPECT_EQ(text, "rows: rows " + std::to_string(first) + " to " + std::to_string(last) + " are not those of a GPU");
+    EXPECT_EQ(text, "rows: rows " + std::to_string(first) + " to " + std::to_string(last) +
+                        " are not those of a GPU");
   }
   EXPECT_THAT(reader->bits("rows", std::vector<uint8_t>(41 * 6), 6), HasSubstr("other sizes"));
   EXPECT_THAT(reader->bits("unknown", bytes(), 6), HasSubstr("not in the recording"));

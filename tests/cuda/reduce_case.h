@@ -13,8 +13,8 @@
 
 namespace nvfp4_moe::internal::test {
 
-// What the ranks' experts add, each rank's as a layer of its own, summed on the host in the order of the ranks and rounded to
-// out's dtype. The shared expert is rank 0's.
+// What the ranks' experts add, each rank's as a layer of its own, summed on the host in the order
+// of the ranks and rounded to out's dtype. The shared expert is rank 0's.
 inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& placement) {
   std::vector<float> sums;
   for (int rank = 0; rank < placement.world(); ++rank) {
@@ -35,7 +35,8 @@ inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& 
     const LayerSource source = source_of(mine);
     const auto layer = must(MoeLayer::open(mine.config, source, device_options(mine)));
     DeviceBatch batch(mine);
-    const OnDevice<float, 16> out(static_cast<size_t>(data.spec.tokens * data.spec.options.hidden_size));
+    const OnDevice<float, 16> out(
+        static_cast<size_t>(data.spec.tokens * data.spec.options.hidden_size));
     batch.spec.out = out.data();
     batch.spec.out_dtype = DType::kF32;
     const OnDevice<uint8_t, 16> workspace((*layer)->workspace_bytes());
@@ -48,8 +49,10 @@ inline std::vector<uint8_t> expected_sum(const CaseData& data, const Placement& 
   const size_t width = static_cast<size_t>(bits(dtype) / 8);
   std::vector<uint8_t> out(sums.size() * width);
   for (size_t i = 0; i < sums.size(); ++i) {
-    const uint16_t half = dtype == DType::kF16 ? fp16_from_float(sums[i]) : bf16_from_float(sums[i]);
-    std::memcpy(out.data() + i * width, dtype == DType::kF32 ? static_cast<const void*>(&sums[i]) : &half, width);
+    const uint16_t half =
+        dtype == DType::kF16 ? fp16_from_float(sums[i]) : bf16_from_float(sums[i]);
+    std::memcpy(out.data() + i * width,
+                dtype == DType::kF32 ? static_cast<const void*>(&sums[i]) : &half, width);
   }
   return out;
 }
@@ -60,7 +63,9 @@ inline uint64_t count_nonfinite(const std::vector<uint8_t>& values, DType dtype)
   for (size_t at = 0; at < values.size(); at += width) {
     uint32_t value = 0;
     std::memcpy(&value, values.data() + at, width);
-    const uint32_t infinity = dtype == DType::kF32 ? 0x7F800000u : dtype == DType::kF16 ? 0x7C00u : 0x7F80u;
+    const uint32_t infinity = dtype == DType::kF32   ? 0x7F800000u
+                              : dtype == DType::kF16 ? 0x7C00u
+                                                     : 0x7F80u;
     count += (value & infinity) == infinity;
   }
   return count;
@@ -80,15 +85,17 @@ inline void check_reduce(const CaseData& data, const Placement& placement, int c
     ASSERT_OK(connect_devices(exchange, between));
     ExpertParallelOptions options{.combine = CombineBy::kAllReduce, .placement = placement};
     const auto layer = must(open_on_device(exchange, data, options));
-    EXPECT_THAT((*layer)->describe_json(),
-                HasSubstr(between == Between::kPeers ? "\"over\":\"peers\"" : "\"over\":\"nccl 2."));
+    EXPECT_THAT(
+        (*layer)->describe_json(),
+        HasSubstr(between == Between::kPeers ? "\"over\":\"peers\"" : "\"over\":\"nccl 2."));
     DeviceBatch batch(data);
     const size_t bytes = (*layer)->workspace_bytes(data.spec.tokens);
     const OnDevice<uint8_t, 16> workspace(bytes);
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    for (int call = 0; call < calls; ++call) ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
+    for (int call = 0; call < calls; ++call)
+      ASSERT_OK((*layer)->run(batch.spec, workspace.data(), bytes, stream));
     const auto status = must((*layer)->status(workspace.data(), bytes, stream));
     EXPECT_EQ(status->nonfinite_outputs, nonfinite);
     EXPECT_EQ(difference_of(data, expected, batch.out.back()), "") << "rank " << exchange.rank();

@@ -1,4 +1,5 @@
-// Experts on a GPU replaced in the order of a stream: outputs have the bits of the old expert or the new one.
+// Experts on a GPU replaced in the order of a stream: outputs have the bits of the old expert or
+// the new one.
 #include <cuda_runtime.h>
 
 #include <array>
@@ -30,14 +31,17 @@ struct Weights {
     for (int64_t e = 0; options.expert_biases && e < options.num_experts; ++e) {
       const auto bias = [&](int64_t count, float step) {
         std::vector<float> values;
-        for (int64_t i = 0; i < count; ++i) values.push_back(step * static_cast<float>((i + e + seed) % 31));
+        for (int64_t i = 0; i < count; ++i)
+          values.push_back(step * static_cast<float>((i + e + seed) % 31));
         return values;
       };
-      biases.push_back({bias(options.intermediate_size, 0.03f), bias(options.intermediate_size, 0.02f),
-                        bias(options.hidden_size, 0.05f)});
+      biases.push_back({bias(options.intermediate_size, 0.03f),
+                        bias(options.intermediate_size, 0.02f), bias(options.hidden_size, 0.05f)});
     }
   }
-  Expert& expert(int64_t e) { return e == kSharedExpert ? tiny.shared[0] : tiny.experts[static_cast<size_t>(e)]; }
+  Expert& expert(int64_t e) {
+    return e == kSharedExpert ? tiny.shared[0] : tiny.experts[static_cast<size_t>(e)];
+  }
   ExpertSource source_of(int64_t e) {
     ExpertSource source = expert(e).source();
     if (e == kSharedExpert || biases.empty()) return source;
@@ -48,7 +52,8 @@ struct Weights {
   // Takes one expert of others.
   void take(int64_t e, Weights& other) {
     expert(e) = other.expert(e);
-    if (e != kSharedExpert && !biases.empty()) biases[static_cast<size_t>(e)] = other.biases[static_cast<size_t>(e)];
+    if (e != kSharedExpert && !biases.empty())
+      biases[static_cast<size_t>(e)] = other.biases[static_cast<size_t>(e)];
   }
   LayerSource source() {
     LayerSource source = tiny.source();
@@ -61,8 +66,8 @@ struct Weights {
   }
 };
 
-// Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert, codes of blocks
-// whose scale is 0.
+// Every part of an expert is in one of them: codes, block scales, shifts, biases, a shared expert,
+// codes of blocks whose scale is 0.
 std::vector<MoeOptions> kinds_of_layers() {
   MoeOptions options = tiny_options();
   options.hidden_size = 256;
@@ -104,7 +109,8 @@ class CudaReplace : public BackendTest {
     EXPECT_EQ(out.gate.codes, in.gate.codes);
     EXPECT_EQ(out.up.block_scales, in.up.block_scales);
     EXPECT_EQ(out.down.codes, in.down.codes);
-    EXPECT_EQ(out.scales, (TensorScales{in.gate.tensor_scale, in.up.tensor_scale, in.down.tensor_scale}));
+    EXPECT_EQ(out.scales,
+              (TensorScales{in.gate.tensor_scale, in.up.tensor_scale, in.down.tensor_scale}));
     if (e != kSharedExpert && !weights.biases.empty()) {
       EXPECT_EQ(out.down_bias, weights.biases[static_cast<size_t>(e)][2]);
     }
@@ -128,7 +134,9 @@ struct Runner {
     EXPECT_OK(run());
     stream.synchronize();
   }
-  Status run() { return layer.run(placed.batch(), workspace.data(), workspace.size_bytes(), stream); }
+  Status run() {
+    return layer.run(placed.batch(), workspace.data(), workspace.size_bytes(), stream);
+  }
   void capture() {
     graph.emplace(stream, [&] { return run(); });
     EXPECT_OK(graph->status());
@@ -136,14 +144,16 @@ struct Runner {
   size_t out_bytes() const { return host.out.size() * sizeof(float); }
 };
 
-// One thread, which waits for nothing: each replay has what was replaced before it, and nothing of what comes after.
+// One thread, which waits for nothing: each replay has what was replaced before it, and nothing of
+// what comes after.
 TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   for (const MoeOptions& kind : kinds_of_layers()) {
     if (!takes(kind)) continue;
     SCOPED_TRACE(to_string(kind.activation_format));
     Weights now(kind, 7), other(kind, 8);
-    other.expert(0).gate.block_scales[5] = 0;         // its codes stay, though they multiply nothing
-    for (int64_t e = 0; e < kind.num_experts; ++e) {  // other exponents: other shifts and tensor scales
+    other.expert(0).gate.block_scales[5] = 0;  // its codes stay, though they multiply nothing
+    for (int64_t e = 0; e < kind.num_experts;
+         ++e) {  // other exponents: other shifts and tensor scales
       other.expert(e).up.tensor_scale = 0.31f;
       other.expert(e).down.tensor_scale = 0.004f;
     }
@@ -154,18 +164,21 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
     runner.capture();
     std::vector<int64_t> replaced = {0, 3, 1};
     if (kind.shared_intermediate_size > 0) replaced.push_back(kSharedExpert);
-    const Buffer outs = *backend().allocate((replaced.size() + 1) * runner.out_bytes(), 0, "outputs");
+    const Buffer outs =
+        *backend().allocate((replaced.size() + 1) * runner.out_bytes(), 0, "outputs");
     std::vector<std::vector<float>> expected_outs;
     std::vector<Weights> states;
     for (size_t i = 0;; ++i) {
       states.push_back(now);
       runner.graph->launch();
-      ASSERT_CUDA(cudaMemcpyAsync(outs.data() + i * runner.out_bytes(), runner.placed.batch().out, runner.out_bytes(),
-                                  cudaMemcpyDeviceToDevice, runner.stream));
+      ASSERT_CUDA(cudaMemcpyAsync(outs.data() + i * runner.out_bytes(), runner.placed.batch().out,
+                                  runner.out_bytes(), cudaMemcpyDeviceToDevice, runner.stream));
       if (i == replaced.size()) break;
       Weights lent = other;  // gone once the call has returned
-      ASSERT_OK(layer->replace_expert_on_stream(replaced[i], lent.source_of(replaced[i]), runner.stream));
-      for (auto& array : {&lent.expert(replaced[i]).gate.codes, &lent.expert(replaced[i]).down.block_scales})
+      ASSERT_OK(
+          layer->replace_expert_on_stream(replaced[i], lent.source_of(replaced[i]), runner.stream));
+      for (auto& array :
+           {&lent.expert(replaced[i]).gate.codes, &lent.expert(replaced[i]).down.block_scales})
         std::fill(array->begin(), array->end(), uint8_t{0x11});
       now.take(replaced[i], other);
     }
@@ -174,7 +187,8 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
     runner.stream.synchronize();
     for (size_t i = 0; i < states.size(); ++i) {
       std::vector<float> out(runner.host.out.size());
-      ASSERT_CUDA(cudaMemcpy(out.data(), outs.data() + i * runner.out_bytes(), runner.out_bytes(), cudaMemcpyDefault));
+      ASSERT_CUDA(cudaMemcpy(out.data(), outs.data() + i * runner.out_bytes(), runner.out_bytes(),
+                             cudaMemcpyDefault));
       EXPECT_TRUE(same_bits(out, expected(states[i], batch))) << "after " << i << " replacements";
       if (i > 0) {
         EXPECT_FALSE(same_bits(out, expected(states[i - 1], batch))) << "replacement " << i;
@@ -184,8 +198,8 @@ TEST_P(CudaReplace, ReplaysAndReplacementsFollowEachOther) {
   }
 }
 
-// Threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU, of all kinds of layers together;
-// 10 seconds of a kind at most.
+// Threads: one runs or replays inputs in turn, the other replaces. 15,000 replays on a GPU, of all
+// kinds of layers together; 10 seconds of a kind at most.
 class CudaReplaceThreads : public CudaReplace {
  protected:
   void expect_no_mixtures(const MoeOptions& kind, bool replays) {
@@ -195,7 +209,8 @@ class CudaReplaceThreads : public CudaReplace {
     std::array<std::vector<std::vector<float>>, 2> right;
     for (int i = 0; i < kInputs; ++i) {
       inputs.emplace_back(kind, kTokens, 20 + static_cast<uint32_t>(i));
-      for (int64_t t = 0; t < kTokens; ++t) inputs.back().ids[static_cast<size_t>(t * kind.top_k)] = 0;
+      for (int64_t t = 0; t < kTokens; ++t)
+        inputs.back().ids[static_cast<size_t>(t * kind.top_k)] = 0;
       inputs.back().ids = inputs.front().ids;  // only hidden states are copied below
       inputs.back().weights = inputs.front().weights;
     }
@@ -214,7 +229,8 @@ class CudaReplaceThreads : public CudaReplace {
     std::atomic<int> replaced{0};
     std::thread writer([&] {
       for (int i = 1; !stop; ++i) {
-        EXPECT_OK(layer->replace_expert_on_stream(0, (i % 2 != 0 ? other : old).source_of(0), runner.stream));
+        EXPECT_OK(layer->replace_expert_on_stream(0, (i % 2 != 0 ? other : old).source_of(0),
+                                                  runner.stream));
         ++replaced;
       }
     });
@@ -224,20 +240,22 @@ class CudaReplaceThreads : public CudaReplace {
     int runs = 0;
     for (; runs < kRuns && std::chrono::steady_clock::now() < deadline; ++runs) {
       const auto input = static_cast<size_t>(runs % kInputs);
-      ASSERT_CUDA(cudaMemcpyAsync(const_cast<void*>(runner.placed.batch().hidden), inputs[input].hidden.data(),
-                                  inputs[input].hidden.size() * sizeof(uint16_t), cudaMemcpyDefault, runner.stream));
+      ASSERT_CUDA(cudaMemcpyAsync(
+          const_cast<void*>(runner.placed.batch().hidden), inputs[input].hidden.data(),
+          inputs[input].hidden.size() * sizeof(uint16_t), cudaMemcpyDefault, runner.stream));
       if (replays)
         runner.graph->launch();
       else
         ASSERT_OK(runner.run());  // never kBusy
-      ASSERT_CUDA(
-          cudaMemcpyAsync(out.data(), runner.placed.batch().out, runner.out_bytes(), cudaMemcpyDefault, runner.stream));
+      ASSERT_CUDA(cudaMemcpyAsync(out.data(), runner.placed.batch().out, runner.out_bytes(),
+                                  cudaMemcpyDefault, runner.stream));
       runner.stream.synchronize();
       ++seen[same_bits(out, right[0][input]) ? 0 : same_bits(out, right[1][input]) ? 1 : 2];
     }
     stop = true;
     writer.join();
-    printf("%d runs, %d replacements: %d old, %d new, %d mixed\n", runs, replaced.load(), seen[0], seen[1], seen[2]);
+    printf("%d runs, %d replacements: %d old, %d new, %d mixed\n", runs, replaced.load(), seen[0],
+           seen[1], seen[2]);
     EXPECT_EQ(seen[2], 0) << "of " << runs;
     EXPECT_GT(seen[0], 0);
     EXPECT_GT(seen[1], 0);
@@ -278,8 +296,10 @@ TEST_P(CudaReplace, OnAStreamRefusesBadScalesAndCapturedStreams) {
   Runner runner(*layer, TinyBatch(kind, kTokens));
   Weights bad = other;
   bad.expert(0).down.block_scales.back() = 0xFF;
-  EXPECT_EQ(layer->replace_expert_on_stream(0, bad.source_of(0), runner.stream).code(), Code::kBadInput);
-  EXPECT_EQ(layer->replace_expert_on_stream(4, other.source_of(0), runner.stream).code(), Code::kInvalidArgument);
+  EXPECT_EQ(layer->replace_expert_on_stream(0, bad.source_of(0), runner.stream).code(),
+            Code::kBadInput);
+  EXPECT_EQ(layer->replace_expert_on_stream(4, other.source_of(0), runner.stream).code(),
+            Code::kInvalidArgument);
   Status captured;
   const Graph graph(runner.stream, [&]() -> Status {
     captured = layer->replace_expert_on_stream(0, other.source_of(0), runner.stream);
@@ -300,7 +320,9 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   Runner runner(*layer, batch);
   const OwnStream second;
   const auto replace_in_a_thread = [&](Weights& weights) {
-    std::thread([&] { EXPECT_OK(layer->replace_expert_on_stream(0, weights.source_of(0), second)); }).join();
+    std::thread([&] {
+      EXPECT_OK(layer->replace_expert_on_stream(0, weights.source_of(0), second));
+    }).join();
   };
   replace_in_a_thread(other);  // what a first call loads
   const Graph graph(
@@ -322,7 +344,8 @@ TEST_P(CudaReplace, OnAStreamDisturbsNoCaptureOfAnotherThread) {
   EXPECT_TRUE(same_bits(runner.host.out, expected(changed, batch)));
 }
 
-// Of two streams that nobody orders the later call is what stays: an expert is never put together of two.
+// Of two streams that nobody orders the later call is what stays: an expert is never put together
+// of two.
 TEST_P(CudaReplace, ReplacementsOfTwoStreamsAreInTheOrderOfTheirCalls) {
   const MoeOptions kind = kinds_of_layers()[0];
   Weights old(kind, 7), other(kind, 8), last(kind, 9);
@@ -338,7 +361,8 @@ TEST_P(CudaReplace, ReplacementsOfTwoStreamsAreInTheOrderOfTheirCalls) {
   expect_unpacks(*layer, 0, last);
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, CudaReplace, testing::ValuesIn(device_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Backends, CudaReplace, testing::ValuesIn(device_backends()),
+                         hardware_test_name<Backend>);
 INSTANTIATE_TEST_SUITE_P(Backends, CudaReplaceThreads, testing::ValuesIn(device_backends()),
                          hardware_test_name<Backend>);
 

@@ -1,4 +1,5 @@
-// The plan of a run, which needs no device: what is chosen, that steps agree about it, and that it costs little to make.
+// The plan of a run, which needs no device: what is chosen, that steps agree about it, and that it
+// costs little to make.
 #include "backend/cuda/run_plan.h"
 
 #include <array>
@@ -79,8 +80,9 @@ TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
       {"narrow", 8, true, false, true, 4096, 1},
       {"wide", 128, true, true, false, 65536},
   }};
-  const GemmTable table = {"table", kBoth,    [](const MoeConfig&, const ExpertRange&, int64_t) { return 0; },
-                           shared,  splits_k, 144};
+  const GemmTable table = {
+      "table", kBoth,    [](const MoeConfig&, const ExpertRange&, int64_t) { return 0; },
+      shared,  splits_k, 144};
   MoeOptions layer = options();
   layer.num_experts = 4096;
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
@@ -89,8 +91,8 @@ TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
         for (const int64_t tokens : {4, 5, 40, 4000}) {
           layer.activation_format = format;
           const MoeConfig config = *MoeConfig::make(layer);
-          const RunPlan plan =
-              make_run_plan(table, config, {0, experts}, hopper(), {.tokens = tokens, .single_steps = single});
+          const RunPlan plan = make_run_plan(table, config, {0, experts}, hopper(),
+                                             {.tokens = tokens, .single_steps = single});
           const bool wide = tokens * layer.top_k > kSmallBatch && experts <= kMaxSortedExperts;
           EXPECT_EQ(plan.routed.gemm1.config, 0);
           EXPECT_EQ(plan.routed.gemm1.wide, wide ? 1 : -1) << tokens;
@@ -105,7 +107,8 @@ TEST(RunPlan, KernelsHoldAWideConfigurationBesides) {
           const auto says = [&](size_t step, const char* words) {
             return steps[step].kernel.find(words) != std::string::npos;
           };
-          EXPECT_EQ(says(0, "; tiles of 128, widest first, from 129 rows on"), wide) << steps[0].kernel;
+          EXPECT_EQ(says(0, "; tiles of 128, widest first, from 129 rows on"), wide)
+              << steps[0].kernel;
           EXPECT_EQ(says(2, "narrow or wide"), wide) << steps[2].kernel;
           EXPECT_EQ(says(4, "narrow or wide"), wide) << steps[4].kernel;
         }
@@ -120,9 +123,11 @@ TEST(RunPlan, ScansWhereBitsDoNotFit) {
   EXPECT_EQ(kRouteSlice % plan.route.slice_parts, 0);
 }
 
-// What one step leaves is what the next one finds, over batches of all sizes, formats, types and alignments.
+// What one step leaves is what the next one finds, over batches of all sizes, formats, types and
+// alignments.
 TEST(RunPlan, NeighboursAgree) {
-  for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kFp8})
+  for (const ActivationFormat format :
+       {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kFp8})
     for (const int64_t shared_size : {0, 512})
       for (const bool aligned : {false, true})
         for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
@@ -145,11 +150,12 @@ TEST(RunPlan, NeighboursAgree) {
                 EXPECT_EQ(shared_size, 0) << "the shared expert reads hidden once a token";
               }
               if (single) {
-                EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows || plan.combine.counts_intermediate);
+                EXPECT_FALSE(plan.fused_route_quantize || plan.hidden.into_rows ||
+                             plan.combine.counts_intermediate);
                 EXPECT_NE(plan.routed.requantize.kernel, QuantizeKernel::kNone);
               }
-              const bool vec8 =
-                  plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
+              const bool vec8 = plan.hidden.kernel == QuantizeKernel::kVec8Cta ||
+                                plan.hidden.kernel == QuantizeKernel::kVec8Warp;
               if (vec8) {
                 EXPECT_TRUE(aligned && dtype == DType::kBf16 && quantizes(format));
               }
@@ -160,8 +166,11 @@ TEST(RunPlan, NeighboursAgree) {
               }
               EXPECT_EQ(plan.operand, Operand::kBf16);
               EXPECT_EQ(plan.e4m3_weights, format == ActivationFormat::kFp8);
-              for (const QuantizePlan* quantize : {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
-                if (quantize->kernel == QuantizeKernel::kNone || quantize->kernel == QuantizeKernel::kByGemm2) continue;
+              for (const QuantizePlan* quantize :
+                   {&plan.hidden, &plan.routed.requantize, &plan.shared.requantize}) {
+                if (quantize->kernel == QuantizeKernel::kNone ||
+                    quantize->kernel == QuantizeKernel::kByGemm2)
+                  continue;
                 EXPECT_GT(quantize->ctas, 0);
                 EXPECT_GT(quantize->threads, 0);
                 EXPECT_LE(quantize->threads, kVec8Threads);
@@ -181,8 +190,8 @@ TEST(RunPlan, NamesTheFormatOfRows) {
   }
 }
 
-// Where a configuration can, under fp8 alone, as long as the rows that each CTA then reads whole are short and few, and
-// where no step is called by itself.
+// Where a configuration can, under fp8 alone, as long as the rows that each CTA then reads whole
+// are short and few, and where no step is called by itself.
 TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   const auto requantize_of = [](MoeOptions layer, RunFacts facts, int forced = -1) {
     return plan_of(layer, facts, forced).routed.requantize.kernel;
@@ -191,7 +200,9 @@ TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   layer.activation_format = ActivationFormat::kFp8;
   for (const int64_t tokens : {1, 2, 16, 100}) {
     EXPECT_EQ(requantize_of(layer, {.tokens = tokens}), QuantizeKernel::kByGemm2) << tokens;
-    EXPECT_NE(requantize_of(layer, {.tokens = tokens, .single_steps = true}), QuantizeKernel::kByGemm2) << tokens;
+    EXPECT_NE(requantize_of(layer, {.tokens = tokens, .single_steps = true}),
+              QuantizeKernel::kByGemm2)
+        << tokens;
     EXPECT_NE(requantize_of(layer, {.tokens = tokens}, 1), QuantizeKernel::kByGemm2) << tokens;
   }
   const RunPlan plan = plan_of(layer, {.tokens = 1});
@@ -210,8 +221,8 @@ TEST(RunPlan, Gemm2RequantizesSmallBatches) {
   EXPECT_EQ(plan_of(layer, {.tokens = 5}).shared.requantize.kernel, QuantizeKernel::kVec8Cta);
 }
 
-// One decision in one place: another configuration moves route's tiles, the way rows are brought, what quantize writes
-// and what combine counts with it.
+// One decision in one place: another configuration moves route's tiles, the way rows are brought,
+// what quantize writes and what combine counts with it.
 TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
   MoeOptions layer = options();
   layer.activation_format = ActivationFormat::kBf16;
@@ -228,7 +239,8 @@ TEST(RunPlan, AForcedConfigurationMovesEveryStep) {
   EXPECT_FALSE(narrow.combine.reads_flags);
   EXPECT_TRUE(wide.combine.reads_flags);
   EXPECT_LT(narrow.partial_bytes, wide.partial_bytes);
-  EXPECT_NE(describe(kTable, *MoeConfig::make(layer), narrow), describe(kTable, *MoeConfig::make(layer), wide));
+  EXPECT_NE(describe(kTable, *MoeConfig::make(layer), narrow),
+            describe(kTable, *MoeConfig::make(layer), wide));
 }
 
 TEST(RunPlan, BatchInvarianceNeverSplitsK) {
@@ -241,8 +253,9 @@ TEST(RunPlan, BatchInvarianceNeverSplitsK) {
   EXPECT_EQ(plan.partial_bytes, 0);
 }
 
-// Hidden is multiplied by its router weight after route and before quantize: no kernel that would read it earlier, or
-// from the batch, is in the plan; and the shared expert's hidden is quantized beside it.
+// Hidden is multiplied by its router weight after route and before quantize: no kernel that would
+// read it earlier, or from the batch, is in the plan; and the shared expert's hidden is quantized
+// beside it.
 TEST(RunPlan, OnInputMakesItsRowsBeforehand) {
   for (const ActivationFormat format : {ActivationFormat::kNvfp4, ActivationFormat::kBf16})
     for (const int64_t shared_size : {0, 512})
@@ -260,14 +273,15 @@ TEST(RunPlan, OnInputMakesItsRowsBeforehand) {
           layer.router_weight = RouterWeight::kOnInput;
           const RunPlan plan = plan_of(layer, facts);
           EXPECT_TRUE(plan.weighs_hidden);
-          EXPECT_FALSE(plan.fused_route_quantize || plan.combine.counts_hidden || plan.routed.gemm1.early_hidden);
+          EXPECT_FALSE(plan.fused_route_quantize || plan.combine.counts_hidden ||
+                       plan.routed.gemm1.early_hidden);
           EXPECT_NE(plan.routed.gemm1.rows, RowSource::kFusedRouting);
           EXPECT_TRUE(plan.routed.gemm1.after_route);
           EXPECT_EQ(plan.hidden.into_rows, plan.routed.gemm1.rows == RowSource::kInRows);
           EXPECT_EQ(plan.shared_hidden.kernel != QuantizeKernel::kNone, shared_size > 0);
           EXPECT_FALSE(plan.shared_hidden.into_rows);
-          const bool vec8 =
-              plan.hidden.kernel == QuantizeKernel::kVec8Cta || plan.hidden.kernel == QuantizeKernel::kVec8Warp;
+          const bool vec8 = plan.hidden.kernel == QuantizeKernel::kVec8Cta ||
+                            plan.hidden.kernel == QuantizeKernel::kVec8Warp;
           EXPECT_EQ(vec8, format == ActivationFormat::kNvfp4) << "the weighed array is aligned";
           EXPECT_EQ(plan.routed.gemm2, before.routed.gemm2);
           const std::vector<StepPlan> steps = describe(kTable, *MoeConfig::make(layer), plan);
@@ -296,8 +310,8 @@ TEST(RunPlan, OfNoTokensEnqueuesRouteAlone) {
   EXPECT_EQ(plan.combine.counting_ctas, 0);
 }
 
-// Making one is arithmetic: it must not show beside the launches of a run, which take microseconds. The best of many,
-// so that another process's turn does not count.
+// Making one is arithmetic: it must not show beside the launches of a run, which take microseconds.
+// The best of many, so that another process's turn does not count.
 TEST(RunPlan, IsCheapToMake) {
   const MoeConfig config = *MoeConfig::make(options());
   const DeviceFacts device = hopper();
@@ -306,7 +320,8 @@ TEST(RunPlan, IsCheapToMake) {
   for (int round = 0; round < 50; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < 100; ++i)
-      sum += make_run_plan(kTable, config, {0, 128}, device, {.tokens = 1 + i % 4}).combine.ctas_per_token;
+      sum += make_run_plan(kTable, config, {0, 128}, device, {.tokens = 1 + i % 4})
+                 .combine.ctas_per_token;
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
     best_us = std::min(best_us, took.count() / 100);
   }

@@ -36,7 +36,8 @@ void store(float value, DType dtype, std::vector<uint8_t>& bytes, int64_t i) {
 
 int64_t stride_of(const Router& router) { return router.config.num_experts + router.padding; }
 
-// (T, E) of the router's type in rows stride_of apart, after `padding` elements: ties, both zeros, and what is not finite.
+// (T, E) of the router's type in rows stride_of apart, after `padding` elements: ties, both zeros,
+// and what is not finite.
 std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t seed) {
   const int64_t count = router.padding + tokens * stride_of(router);
   Random random(seed);
@@ -53,12 +54,14 @@ std::vector<uint8_t> logits_of(const Router& router, int64_t tokens, uint64_t se
 
 class SelectionOnADevice : public BackendTest {
  protected:
-  // Of a run of the case that selects by this router, and of one that is given what the host selects.
+  // Of a run of the case that selects by this router, and of one that is given what the host
+  // selects.
   void expect_same_bits(Case spec, const Router& router, bool captured) {
-    SCOPED_TRACE(testing::Message() << spec.tokens << " tokens, " << router.config.num_experts << " experts, top "
-                                    << router.config.top_k << ", " << to_string(router.config.scoring) << ", "
-                                    << to_string(router.dtype) << ", padding " << router.padding << ", "
-                                    << to_string(spec.options.activation_format));
+    SCOPED_TRACE(testing::Message()
+                 << spec.tokens << " tokens, " << router.config.num_experts << " experts, top "
+                 << router.config.top_k << ", " << to_string(router.config.scoring) << ", "
+                 << to_string(router.dtype) << ", padding " << router.padding << ", "
+                 << to_string(spec.options.activation_format));
     spec.options.num_experts = router.config.num_experts;
     spec.options.top_k = router.config.top_k;
     auto data = must(make_case(spec));
@@ -78,7 +81,8 @@ class SelectionOnADevice : public BackendTest {
     auto device_logits = memory.allocate(logits_of(router, spec.tokens, 1).size() + 1, 0, "logits");
     auto device_bias = memory.allocate(bias.size() * sizeof(float), 0, "bias");
     ASSERT_TRUE(device_logits.ok() && device_bias.ok());
-    EXPECT_OK(memory.to_device(0, device_bias->data(), bias.data(), bias.size() * sizeof(float), nullptr));
+    EXPECT_OK(memory.to_device(0, device_bias->data(), bias.data(), bias.size() * sizeof(float),
+                               nullptr));
     SelectExperts call;
     call.config = router.config;
     call.tokens = spec.tokens;
@@ -87,8 +91,9 @@ class SelectionOnADevice : public BackendTest {
     call.ids_dtype = spec.ids_dtype;
     SelectExperts on_device = call;
     on_device.logits = device_logits->data() + router.padding * bits(router.dtype) / 8;
-    on_device.correction_bias =
-        router.config.correction_bias ? reinterpret_cast<const float*>(device_bias->data()) : nullptr;
+    on_device.correction_bias = router.config.correction_bias
+                                    ? reinterpret_cast<const float*>(device_bias->data())
+                                    : nullptr;
     on_device.topk_ids = const_cast<void*>(placed.topk_ids);
     on_device.topk_weights = const_cast<float*>(placed.topk_weights);
     placed.selection = &on_device;
@@ -118,15 +123,20 @@ class SelectionOnADevice : public BackendTest {
         EXPECT_OK(selects.run_into(placed, serial_executor()));
       }
       selects.fetch(placed, out.data());
-      EXPECT_EQ(difference(expected, out, spec.out_dtype, spec.options.hidden_size), "") << "seed " << seed;
-      EXPECT_EQ(std::memcmp(given.buffers().status, selects.buffers().status, sizeof(RunStatus)), 0);
+      EXPECT_EQ(difference(expected, out, spec.out_dtype, spec.options.hidden_size), "")
+          << "seed " << seed;
+      EXPECT_EQ(std::memcmp(given.buffers().status, selects.buffers().status, sizeof(RunStatus)),
+                0);
       EXPECT_EQ(selects.broken_guard(), -1);
       std::vector<uint8_t> ids(data->topk_ids.size());
       std::vector<float> weights(data->topk_weights.size());
       EXPECT_OK(memory.to_host(0, ids.data(), placed.topk_ids, ids.size(), nullptr));
-      EXPECT_OK(memory.to_host(0, weights.data(), placed.topk_weights, weights.size() * sizeof(float), nullptr));
+      EXPECT_OK(memory.to_host(0, weights.data(), placed.topk_weights,
+                               weights.size() * sizeof(float), nullptr));
       EXPECT_EQ(ids, data->topk_ids) << "seed " << seed;
-      EXPECT_EQ(std::memcmp(weights.data(), data->topk_weights.data(), weights.size() * sizeof(float)), 0);
+      EXPECT_EQ(
+          std::memcmp(weights.data(), data->topk_weights.data(), weights.size() * sizeof(float)),
+          0);
     }
     if (captured) {
       graph.reset();
@@ -134,7 +144,8 @@ class SelectionOnADevice : public BackendTest {
     }
   }
 
-  static Case small(int64_t tokens, ActivationFormat format, int64_t experts, int64_t shared_size = 0) {
+  static Case small(int64_t tokens, ActivationFormat format, int64_t experts,
+                    int64_t shared_size = 0) {
     Case spec;
     spec.options.hidden_size = 144;
     spec.options.intermediate_size = 48;
@@ -169,7 +180,8 @@ TEST_P(SelectionOnADevice, OfFewTokens) {
   expect_same_bits(small(3, ActivationFormat::kNvfp4, 40, 32), softmax(40, 6, false), false);
 }
 
-// Types, strides and alignments of logits, experts of one rank, ids of 64 bits, hidden in other types.
+// Types, strides and alignments of logits, experts of one rank, ids of 64 bits, hidden in other
+// types.
 TEST_P(SelectionOnADevice, OfEveryKindOfArray) {
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16})
     for (const int64_t padding : {0, 8, 3}) {

@@ -1,4 +1,5 @@
-// The configurations of the Hopper backend: which of them a batch is given, and that each has its kernels.
+// The configurations of the Hopper backend: which of them a batch is given, and that each has its
+// kernels.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the host counts.
+// A rank with a part of the experts may get all assignments of a batch; a whole layer gets what the
+// host counts.
 TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
   MoeOptions options = case_table().front().options;
   options.num_experts = 384;
@@ -20,7 +22,8 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
     SCOPED_TRACE(table->configs.front().name);
     const auto config = *MoeConfig::make(options);
     const auto config_of = [&](int64_t experts, int64_t tokens) {
-      return table->configs[static_cast<size_t>(sm90::routed_config(*table, config, {0, experts}, tokens))];
+      return table
+          ->configs[static_cast<size_t>(sm90::routed_config(*table, config, {0, experts}, tokens))];
     };
     for (int64_t tokens : {1, 8, 32}) EXPECT_LT(config_of(48, tokens).wide, 0) << tokens;
     for (int64_t tokens : {33, 64, 120, 256, 512, 900}) {
@@ -39,19 +42,22 @@ TEST(Sm90Backend, RanksWithAPartOfTheExpertsMayTakeWideTiles) {
     EXPECT_EQ(wide.min_n, 8);  // a cold expert's rows, beside a hot one's
     MoeOptions without_gate = options;
     without_gate.activation = Activation::kRelu2;
-    EXPECT_LT(
-        table->configs[static_cast<size_t>(sm90::routed_config(*table, *MoeConfig::make(without_gate), {0, 48}, 256))]
-            .wide,
-        0);
+    EXPECT_LT(table
+                  ->configs[static_cast<size_t>(
+                      sm90::routed_config(*table, *MoeConfig::make(without_gate), {0, 48}, 256))]
+                  .wide,
+              0);
     for (int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 1000}) {
-      const sm90::GemmConfig& shared = table->configs[static_cast<size_t>(sm90::shared_config(*table, tokens))];
+      const sm90::GemmConfig& shared =
+          table->configs[static_cast<size_t>(sm90::shared_config(*table, tokens))];
       EXPECT_LT(shared.wide, 0);
       EXPECT_GE(shared.tile_n, std::min<int64_t>(tokens, 128));
     }
   }
 }
 
-// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one kind of rows.
+// The launcher finds a configuration's kernels by its index, and for each of them both GEMMs of one
+// kind of rows.
 TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
   for (size_t i = 0; i < sm90::kGemmConfigs.size(); ++i) {
     SCOPED_TRACE(sm90::kGemmConfigs[i].name);
@@ -62,7 +68,8 @@ TEST(Sm90Kernels, AreInTheOrderOfTheConfigurations) {
     EXPECT_EQ(kernels.gemm1_either != nullptr && kernels.gemm2_either != nullptr, with_wide);
     EXPECT_EQ(kernels.gemm1_tma != nullptr && kernels.gemm2_tma != nullptr, tma && !with_wide);
     EXPECT_EQ(kernels.gemm1 != nullptr && kernels.gemm2 != nullptr, !tma && !with_wide);
-    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr, sm90::kGemmConfigs[i].tile_n == 8 && !with_wide);
+    EXPECT_EQ(kernels.gemm1_fused_routing != nullptr,
+              sm90::kGemmConfigs[i].tile_n == 8 && !with_wide);
   }
 }
 

@@ -1,4 +1,5 @@
-// A small batch's intermediate under fp8 on Hopper, which gemm2 turns to E4M3: the bits of requantize.
+// A small batch's intermediate under fp8 on Hopper, which gemm2 turns to E4M3: the bits of
+// requantize.
 
 #include <cstring>
 #include <initializer_list>
@@ -34,7 +35,8 @@ Case spec_of(int64_t tokens, int64_t experts = 16) {
 }
 
 std::string requantize_of(const CaseData& data, const CaseRun& run) {
-  for (const StepPlan& step : kSm90Backend.describe_run(data.config, data.spec.range, run.plan(), data.spec.tokens))
+  for (const StepPlan& step :
+       kSm90Backend.describe_run(data.config, data.spec.range, run.plan(), data.spec.tokens))
     if (step.step == "requantize") return step.kernel;
   return "no such step";
 }
@@ -63,7 +65,8 @@ TEST_F(Sm90SmallRequantize, BitsAndCountsOfTheSteps) {
   EXPECT_GT(expect_bits_of_the_steps(spec).nonfinite_rows, 0u);
 }
 
-// From one row a tile to several, in tiles of 256 weight rows and of 512, with experts of more rows than a tile has.
+// From one row a tile to several, in tiles of 256 weight rows and of 512, with experts of more rows
+// than a tile has.
 TEST_F(Sm90Requantize, EveryNumberOfTokens) {
   for (const int config : {0, 1}) {
     for (int64_t tokens = 1; tokens <= 16; ++tokens) {
@@ -78,14 +81,14 @@ TEST_F(Sm90Requantize, EveryNumberOfTokens) {
   }
 }
 
-// A row of 8208 elements takes several batches of reads, the last one of which is not full, and whole tiles of it go
-// round the pipeline eight times and more.
+// A row of 8208 elements takes several batches of reads, the last one of which is not full, and
+// whole tiles of it go round the pipeline eight times and more.
 void expect_long_rows(std::initializer_list<int64_t> sizes) {
   for (const int64_t intermediate : sizes)
     for (const int config : {0, 1})
       for (const bool whole_tiles : {false, true}) {
-        SCOPED_TRACE(testing::Message() << intermediate << ", configuration " << config << ", whole tiles "
-                                        << whole_tiles);
+        SCOPED_TRACE(testing::Message() << intermediate << ", configuration " << config
+                                        << ", whole tiles " << whole_tiles);
         Case spec = spec_of(1, 64);
         spec.options.hidden_size = 64;
         spec.options.intermediate_size = intermediate;
@@ -97,9 +100,11 @@ TEST_F(Sm90SmallRequantize, LongRows) { expect_long_rows({3088}); }
 TEST_F(Sm90Requantize, LongRows) { expect_long_rows({16, 48, 4624, 8208}); }
 
 TEST_F(Sm90Requantize, EveryKindOfValues) {
-  for (const IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
-    for (const DataKind values : {DataKind::kNormal, DataKind::kOutliers, DataKind::kTiny, DataKind::kZeros,
-                                  DataKind::kSaturating, DataKind::kNan, DataKind::kHuge}) {
+  for (const IntermediateScale scale :
+       {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
+    for (const DataKind values :
+         {DataKind::kNormal, DataKind::kOutliers, DataKind::kTiny, DataKind::kZeros,
+          DataKind::kSaturating, DataKind::kNan, DataKind::kHuge}) {
       SCOPED_TRACE(std::string(to_string(scale)) + ", " + to_string(values));
       Case spec = spec_of(7);
       spec.options.intermediate_scale = scale;

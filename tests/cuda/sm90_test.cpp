@@ -27,7 +27,8 @@ namespace {
 TEST(Sm90Backend, TakesHopperAloneAndGoesBeforeCuda) {
   const auto config = must(MoeConfig::make(case_table().front().options));
   for (int capability : {75, 80, 89, 100, 103, 120})
-    EXPECT_EQ(kSm90Backend.supports(*config, gpu_of(capability)).code(), Code::kUnsupported) << capability;
+    EXPECT_EQ(kSm90Backend.supports(*config, gpu_of(capability)).code(), Code::kUnsupported)
+        << capability;
   EXPECT_OK(kSm90Backend.supports(*config, gpu_of(90)));
   EXPECT_EQ(kSm90Backend.supports(*config, host_facts()).code(), Code::kUnsupported);
   MoeOptions of_hosts = config->options();
@@ -42,27 +43,29 @@ TEST(Sm90Backend, PlansWithoutADevice) {
     if (!kSm90Backend.supports(*config, gpu_of(90)).ok()) continue;
     size_t before = 0;
     for (int64_t tokens : {1, 2, 31, 32, 33, 64, 150, 400, 500, 1000, 2500, 100000}) {
-      const auto plan = must(kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688}, {tokens}, gpu_of(90)));
+      const auto plan = must(kSm90Backend.plan(*config, spec.range, {5.0f / 2688, 12.0f / 2688},
+                                               {tokens}, gpu_of(90)));
       EXPECT_GE(plan->workspace.total_bytes, before);
       before = plan->workspace.total_bytes;
     }
   }
 }
 
-// Every k-block of every output tile belongs to one work tile of one cta; split ones have partials of their own, and
-// whoever reduces the tile finds them.
+// Every k-block of every output tile belongs to one work tile of one cta; split ones have partials
+// of their own, and whoever reduces the tile finds them.
 TEST(Sm90Scheduler, EveryKBlockOnce) {
   for (int n_tiles : {0, 1, 2, 7, 8, 9, 50})
     for (int m_tiles : {1, 3, 8})
       for (int k_blocks : {1, 4, 9})
         for (int ctas : {1, 5, 132})
-          for (const auto& [min_saved, max_splits] :
-               std::vector<std::pair<int, int>>{{-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is split
-            SCOPED_TRACE(testing::Message() << n_tiles << " " << m_tiles << " " << k_blocks << " " << ctas << " "
-                                            << min_saved << " " << max_splits);
+          for (const auto& [min_saved, max_splits] : std::vector<std::pair<int, int>>{
+                   {-1, 9}, {0, 9}, {3, 9}, {0, 3}, {3, 2}}) {  // -1: nothing is split
+            SCOPED_TRACE(testing::Message() << n_tiles << " " << m_tiles << " " << k_blocks << " "
+                                            << ctas << " " << min_saved << " " << max_splits);
             const bool split_k = min_saved >= 0;
-            const cuda::Schedule schedule(cuda::ScheduleParams(m_tiles, k_blocks, ctas, split_k, min_saved, max_splits),
-                                          n_tiles);
+            const cuda::Schedule schedule(
+                cuda::ScheduleParams(m_tiles, k_blocks, ctas, split_k, min_saved, max_splits),
+                n_tiles);
             std::vector<int> done(static_cast<size_t>(n_tiles * m_tiles * k_blocks));
             std::set<int> partials;
             int most = 0, least = 1 << 30;
@@ -72,7 +75,8 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
               for (cuda::WorkTile work; work_tiles.next(work);) {
                 sum += work.k_blocks;
                 for (int k_block = 0; k_block < work.k_blocks; ++k_block)
-                  ++done[static_cast<size_t>((work.tile.n_tile * m_tiles + work.tile.m_tile) * k_blocks +
+                  ++done[static_cast<size_t>((work.tile.n_tile * m_tiles + work.tile.m_tile) *
+                                                 k_blocks +
                                              work.first_k_block + k_block)];
                 EXPECT_EQ(work.partial < 0, work.k_blocks == k_blocks);
                 if (work.partial < 0) continue;
@@ -85,7 +89,8 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
             }
             for (int times : done) ASSERT_EQ(times, 1);
             EXPECT_LE(most - least, min_saved == 0 && max_splits == 9 ? 1 : k_blocks);
-            const int tiles = n_tiles * m_tiles, shortest = (k_blocks + max_splits - 1) / max_splits;
+            const int tiles = n_tiles * m_tiles,
+                      shortest = (k_blocks + max_splits - 1) / max_splits;
             const int even = std::max((tiles * k_blocks + ctas - 1) / ctas,
                                       tiles / ctas * k_blocks + (tiles % ctas != 0 ? shortest : 0));
             EXPECT_LT(most - even, min_saved > 0 ? min_saved : split_k ? 1 : k_blocks + 1);
@@ -105,10 +110,13 @@ TEST(Sm90Scheduler, EveryKBlockOnce) {
 }
 
 TEST(Sm90Scheduler, DividersDivide) {
-  for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, 0x7FFFFFFF}) {
+  for (int divisor : {1, 2, 3, 5, 7, 8, 96, 132, 144, 1000, 65535, 65536, 65537, 1 << 30,
+                      (1 << 30) + 1, 0x7FFFFFFF}) {
     const cuda::Divider by(divisor);
-    for (int64_t multiple = 0; multiple <= 0x7FFFFFFF; multiple += int64_t{divisor} * (1 + 0x7FFFFFFF / divisor / 3000))
-      for (int64_t n = std::max<int64_t>(multiple - 2, 0); n <= std::min<int64_t>(multiple + 2, 0x7FFFFFFF); ++n)
+    for (int64_t multiple = 0; multiple <= 0x7FFFFFFF;
+         multiple += int64_t{divisor} * (1 + 0x7FFFFFFF / divisor / 3000))
+      for (int64_t n = std::max<int64_t>(multiple - 2, 0);
+           n <= std::min<int64_t>(multiple + 2, 0x7FFFFFFF); ++n)
         ASSERT_EQ(by(static_cast<int>(n)), n / divisor) << n << " / " << divisor;
   }
 }
@@ -118,7 +126,8 @@ TEST(Sm90Scheduler, EvenTilesHoldEveryRow) {
   for (int tile_n : {8, 16, 32, 64, 128})
     for (int rows = 1; rows < 5000; ++rows) {
       const int step = cuda::even_tile_rows(rows, tile_n), tiles = (rows + tile_n - 1) / tile_n;
-      ASSERT_TRUE(step <= tile_n && step % 8 == 0 && tiles * step >= rows && (tiles - 1) * step < rows)
+      ASSERT_TRUE(step <= tile_n && step % 8 == 0 && tiles * step >= rows &&
+                  (tiles - 1) * step < rows)
           << rows << " rows in tiles of " << tile_n << ": " << step;
     }
 }
@@ -129,7 +138,9 @@ class Sm90Layer : public testing::Test {
     const std::string reason = why_not_here(kSm90Backend);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
-  static Case spec(const Ragged& ragged, ActivationFormat format) { return ragged_case(ragged, format); }
+  static Case spec(const Ragged& ragged, ActivationFormat format) {
+    return ragged_case(ragged, format);
+  }
   // The index in kGemmConfigs that the routed experts of a case get.
   static size_t routed_config(const Case& spec, const MoeConfig& config) {
     const bool fp8 = spec.options.activation_format == ActivationFormat::kFp8;
@@ -140,7 +151,8 @@ class Sm90Layer : public testing::Test {
   static void expect_every_configuration_agrees(ActivationFormat format);
 };
 
-// Shapes that take each of a format's configurations. A test each, since these are the longest of a GPU's.
+// Shapes that take each of a format's configurations. A test each, since these are the longest of a
+// GPU's.
 void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
   std::set<size_t> configs;
   const auto expect = [&](const Ragged& ragged, int64_t local_experts) {
@@ -152,19 +164,22 @@ void Sm90Layer::expect_every_configuration_agrees(ActivationFormat format) {
     expect_agrees_with_plain(kSm90Backend, *data, 3);
   };
   for (const Ragged& ragged :
-       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform}, Ragged{4, 2, 3, Routing::kUniform},
-        Ragged{256, 4, 150, Routing::kUniform}, Ragged{64, 4, 24, Routing::kUniform},
-        Ragged{64, 4, 60, Routing::kUniform}, Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
-        Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 110, Routing::kUniform}, Ragged{4, 2, 180, Routing::kZipf},
-        Ragged{4, 2, 220, Routing::kUniform}, Ragged{4, 2, 700, Routing::kUniform},
-        Ragged{4, 2, 300, Routing::kOneExpert}})
+       {Ragged{4, 2, 1, Routing::kUniform}, Ragged{128, 4, 70, Routing::kUniform},
+        Ragged{4, 2, 3, Routing::kUniform}, Ragged{256, 4, 150, Routing::kUniform},
+        Ragged{64, 4, 24, Routing::kUniform}, Ragged{64, 4, 60, Routing::kUniform},
+        Ragged{64, 4, 96, Routing::kZipf}, Ragged{4, 2, 14, Routing::kZipf},
+        Ragged{4, 2, 36, Routing::kUniform}, Ragged{8, 2, 110, Routing::kUniform},
+        Ragged{4, 2, 180, Routing::kZipf}, Ragged{4, 2, 220, Routing::kUniform},
+        Ragged{4, 2, 700, Routing::kUniform}, Ragged{4, 2, 300, Routing::kOneExpert}})
     expect(ragged, ragged.experts);
   // Ranks with a part of the experts, whose first ones are crowded under zipf.
   for (const Ragged& ragged :
-       {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf}, Ragged{64, 4, 60, Routing::kZipf},
-        Ragged{16, 4, 200, Routing::kUniform}, Ragged{16, 4, 64, Routing::kZipf}})
+       {Ragged{64, 2, 70, Routing::kZipf}, Ragged{32, 4, 60, Routing::kZipf},
+        Ragged{64, 4, 60, Routing::kZipf}, Ragged{16, 4, 200, Routing::kUniform},
+        Ragged{16, 4, 64, Routing::kZipf}})
     expect(ragged, ragged.experts / 4);
-  EXPECT_EQ(configs.size(), format == ActivationFormat::kFp8 ? sm90::kFp8Configs : sm90::kBf16Configs);
+  EXPECT_EQ(configs.size(),
+            format == ActivationFormat::kFp8 ? sm90::kFp8Configs : sm90::kBf16Configs);
 }
 TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernelsUnderBf16) {
   expect_every_configuration_agrees(ActivationFormat::kBf16);
@@ -176,23 +191,27 @@ TEST_F(Sm90Layer, EveryConfigurationAgreesWithThePlainKernelsUnderFp8) {
   expect_every_configuration_agrees(ActivationFormat::kFp8);
 }
 
-// The configurations whose rows TMA copies, with K no multiple of a box and long enough that tiles are split, small enough
-// for compute-sanitizer.
+// The configurations whose rows TMA copies, with K no multiple of a box and long enough that tiles
+// are split, small enough for compute-sanitizer.
 using Sm90SmallLayer = Sm90Layer;
 TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
   for (int64_t tokens : {56, 110})
-    for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
+    for (ActivationFormat format :
+         {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
       Case spec = Sm90Layer::spec({4, 2, tokens, Routing::kUniform}, format);
       spec.options.hidden_size = 1808;
       spec.options.intermediate_size = 144;
       const auto data = must(make_case(spec));
-      const sm90::GemmConfig& gemm = sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)];
+      const sm90::GemmConfig& gemm =
+          sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)];
       ASSERT_TRUE(gemm.tma_rows);
       const int64_t k_blocks = cuda::ceil_div(spec.options.hidden_size, cuda::kTileK);
-      ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)), sm90::min_saved_k_blocks(gemm));
+      ASSERT_GE(k_blocks - cuda::ceil_div(k_blocks, sm90::max_splits(gemm)),
+                sm90::min_saved_k_blocks(gemm));
       CaseRun plain(kCudaBackend, *data), own(kSm90Backend, *data);
       ASSERT_TRUE(plain.ok() && own.ok());
-      EXPECT_EQ(beyond_limits(*data, plain.run(*data), own.run(*data)), "") << tokens << " " << to_string(format);
+      EXPECT_EQ(beyond_limits(*data, plain.run(*data), own.run(*data)), "")
+          << tokens << " " << to_string(format);
       EXPECT_EQ(own.broken_guard(), -1);
     }
 }
@@ -200,20 +219,24 @@ TEST_F(Sm90SmallLayer, TmaRowsAgreeWithThePlainKernels) {
 TEST_F(Sm90Layer, ARunIsItsSteps) {
   for (int64_t tokens : {1, 3, 14, 36})
     for (IntermediateScale scale : {IntermediateScale::kDynamicToken, IntermediateScale::kFixed})
-      for (DataKind values : {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
+      for (DataKind values :
+           {DataKind::kNormal, DataKind::kSaturating, DataKind::kTiny, DataKind::kNan})
         expect_run_is_its_steps(kSm90Backend, tokens, scale, values);
 }
 // Few enough for compute-sanitizer.
 TEST_F(Sm90SmallLayer, ARunIsItsSteps) {
   expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan);
-  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kBf16);
-  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan, ActivationFormat::kFp8);
+  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
+                          ActivationFormat::kBf16);
+  expect_run_is_its_steps(kSm90Backend, 3, IntermediateScale::kDynamicToken, DataKind::kNan,
+                          ActivationFormat::kFp8);
   expect_run_is_its_steps(kSm90Backend, 36, IntermediateScale::kFixed, DataKind::kNormal);
 }
 
 // Assignments for which a cta of route and quantize has more threads than a token does.
 TEST_F(Sm90SmallLayer, ManyAssignmentsOfOneCta) {
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
+  for (ActivationFormat format :
+       {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
     Case spec = Sm90Layer::spec({64, 4, 160, Routing::kPartlyNone}, format);
     spec.options.hidden_size = 64;
     spec.options.intermediate_size = 48;
@@ -247,7 +270,8 @@ TEST_F(Sm90SmallLayer, ManyTokensAreQuantizedByWarps) {
   }
 }
 
-// Where a kernel of its own takes hidden to the rows, and gemm1 reports nonfinite rows for the count.
+// Where a kernel of its own takes hidden to the rows, and gemm1 reports nonfinite rows for the
+// count.
 TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
   for (DType dtype : {DType::kBf16, DType::kF32}) {
     Case spec = Sm90Layer::spec({64, 2, 2200, Routing::kUniform}, ActivationFormat::kBf16);
@@ -257,12 +281,14 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     auto data = must(make_case(spec));
     ASSERT_TRUE(sm90::kGemmConfigs[Sm90Layer::routed_config(spec, data->config)].tma_rows);
     const auto fill = [&](int64_t token, uint16_t bf16) {
-      const size_t bytes = data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
+      const size_t bytes =
+          data->hidden.size() / static_cast<size_t>(spec.tokens * spec.options.hidden_size);
       for (int64_t i = 0; i < spec.options.hidden_size; ++i) {
         uint8_t* const element =
             data->hidden.data() + static_cast<size_t>(token * spec.options.hidden_size + i) * bytes;
         std::fill(element, element + bytes, uint8_t{0});
-        element[bytes - 2] = static_cast<uint8_t>(bf16), element[bytes - 1] = static_cast<uint8_t>(bf16 >> 8);
+        element[bytes - 2] = static_cast<uint8_t>(bf16),
+                        element[bytes - 1] = static_cast<uint8_t>(bf16 >> 8);
       }
     };
     fill(3, 0x7FC0);     // NaN
@@ -277,7 +303,8 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
     EXPECT_EQ(own.buffers().status->nonfinite_rows, 4u);
     for (size_t i = 0; i < expected.size(); ++i)
       ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i / 528 << " " << i % 528;
-    const auto nonfinite = std::count_if(actual.begin(), actual.end(), [](float x) { return !std::isfinite(x); });
+    const auto nonfinite =
+        std::count_if(actual.begin(), actual.end(), [](float x) { return !std::isfinite(x); });
     const auto outputs = static_cast<uint64_t>(nonfinite);
     EXPECT_EQ(own.buffers().status->nonfinite_outputs, outputs);
     EXPECT_EQ(plain.buffers().status->nonfinite_outputs, outputs);
@@ -288,7 +315,8 @@ TEST_F(Sm90SmallLayer, RowsThatAreNotFiniteAreCounted) {
 
 // With batch_invariant a token has the same bits in every configuration.
 TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
+  for (ActivationFormat format :
+       {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8}) {
     Case spec = Sm90Layer::spec({4, 2, 700, Routing::kUniform}, format);
     spec.options.batch_invariant = true;
     const auto data = must(make_case(spec));
@@ -301,12 +329,14 @@ TEST_F(Sm90Layer, BatchInvariantBitsInEveryConfiguration) {
       first.spec.tokens = tokens;
       const std::vector<uint8_t> actual = all.run(first);
       ASSERT_EQ(actual.size(), static_cast<size_t>(tokens) * row_bytes);
-      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin())) << tokens << " " << to_string(format);
+      EXPECT_TRUE(std::equal(actual.begin(), actual.end(), expected.begin()))
+          << tokens << " " << to_string(format);
     }
   }
 }
 
-// Accumulators stand 2^19 below their values until the epilogue: far below 1 they are subnormal there, and still count.
+// Accumulators stand 2^19 below their values until the epilogue: far below 1 they are subnormal
+// there, and still count.
 TEST_F(Sm90Layer, TinyIntermediatesCount) {
   Case spec = Sm90Layer::spec({4, 2, 14, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.router_weight = RouterWeight::kBeforeDown;

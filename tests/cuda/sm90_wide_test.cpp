@@ -30,7 +30,8 @@ class Sm90WideTiles : public testing::Test {
   }
 };
 
-// A batch that gives each local expert of a rank so many rows, which lie apart; a few tokens more are another rank's.
+// A batch that gives each local expert of a rank so many rows, which lie apart; a few tokens more
+// are another rank's.
 CaseData batch_with_rows(Case spec, const std::vector<int64_t>& rows) {
   constexpr int64_t kStep = 7;
   const auto experts = static_cast<int64_t>(rows.size());
@@ -72,9 +73,11 @@ struct ListedTiles {
   }
 };
 
-// A run of a narrow configuration that may take the wide one, on experts with so many rows: its outputs, and that the list
-// is of the kind that the sum of rows asks for, with each row in one tile, the widest first where they are wide.
-void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows, ActivationFormat format) {
+// A run of a narrow configuration that may take the wide one, on experts with so many rows: its
+// outputs, and that the list is of the kind that the sum of rows asks for, with each row in one
+// tile, the widest first where they are wide.
+void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows,
+                  ActivationFormat format) {
   const int64_t n = sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;
   spec.options.activation_format = format;
   const CaseData data = batch_with_rows(spec, expert_rows);
@@ -84,7 +87,8 @@ void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows
   const auto expected = to_floats(plain.run(data), data.spec.out_dtype);
   const std::vector<uint8_t> bytes = own.run(data);
   const auto actual = to_floats(bytes, data.spec.out_dtype);
-  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), data.spec.tokens, data.spec.options.hidden_size),
+  EXPECT_EQ(broken_limit(compare(expected.data(), actual.data(), data.spec.tokens,
+                                 data.spec.options.hidden_size),
                          layer_limits(data.config, data.spec.tokens)),
             "");
   EXPECT_EQ(own.broken_guard(), -1);
@@ -107,16 +111,19 @@ void expect_right(Case spec, int config, const std::vector<int64_t>& expert_rows
   }
   EXPECT_EQ(found, expert_rows);
   ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
-  EXPECT_EQ(difference(own.run_steps(data), bytes, data.spec.out_dtype, data.spec.options.hidden_size), "");
+  EXPECT_EQ(
+      difference(own.run_steps(data), bytes, data.spec.out_dtype, data.spec.options.hidden_size),
+      "");
 }
 
-// Few and many rows, whose sums lie far from the bound. Of the many, an expert has several tiles and others have few rows
-// or none. K is long enough for wide tiles to be split along it.
+// Few and many rows, whose sums lie far from the bound. Of the many, an expert has several tiles
+// and others have few rows or none. K is long enough for wide tiles to be split along it.
 TEST_F(Sm90WideTiles, AgreeWithThePlainKernels) {
   Case spec = ragged_case({4, 2, 1, Routing::kUniform}, ActivationFormat::kBf16);
   spec.options.hidden_size = 1808;
   spec.options.intermediate_size = 144;
-  for (ActivationFormat format : {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8})
+  for (ActivationFormat format :
+       {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8})
     for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config)
       expect_right(spec, config, {9, 33, 0, 133, 1}, format);
 }
@@ -126,8 +133,10 @@ TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
   spec.options.hidden_size = 272;
   spec.options.intermediate_size = 144;
   for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config) {
-    const int64_t bound = 4 * sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;  // of four experts
-    EXPECT_EQ(cuda::max_narrow_rows(4, sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n), bound);
+    const int64_t bound =
+        4 * sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;  // of four experts
+    EXPECT_EQ(cuda::max_narrow_rows(4, sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n),
+              bound);
     expect_right(spec, config, {bound - 9, 0, 7, 2}, ActivationFormat::kBf16);
     expect_right(spec, config, {bound - 9, 1, 7, 2}, ActivationFormat::kBf16);
     expect_right(spec, config, {0, 0, 0, 0}, ActivationFormat::kBf16);

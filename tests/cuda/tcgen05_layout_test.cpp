@@ -33,7 +33,8 @@ TEST(Tcgen05Rows, OffsetsCoverTheStage) {
     std::set<int> codes, scales;
     const int atoms = sm100::atoms_of(gemm.tile_n);
     for (int row = 0; row < gemm.tile_n; ++row) {
-      for (int c = 0; c < sm100::kRowVecs; ++c) EXPECT_TRUE(codes.insert(sm100::row_codes_offset(row, c)).second);
+      for (int c = 0; c < sm100::kRowVecs; ++c)
+        EXPECT_TRUE(codes.insert(sm100::row_codes_offset(row, c)).second);
       for (int step = 0; step < sm100::kBlockSteps; ++step)
         EXPECT_TRUE(scales.insert(sm100::row_scales_offset(row, step, atoms)).second);
     }
@@ -42,7 +43,8 @@ TEST(Tcgen05Rows, OffsetsCoverTheStage) {
   }
 }
 
-// Eight rows of 16 bytes at the same k, which the tensor cores read at once, are in 128 bytes of different banks.
+// Eight rows of 16 bytes at the same k, which the tensor cores read at once, are in 128 bytes of
+// different banks.
 TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
   for (int row = 0; row < cuda::kTileRows; row += 8)
     for (int c = 0; c < sm100::kRowVecs; ++c) {
@@ -58,17 +60,22 @@ TEST(Tcgen05Tile, EightRowsHaveNoBankConflict) {
 
 // ---- a model of the tensor cores, by the tables of the PTX manual
 
-// Byte of a row, K-major, of an operand whose first row begins at `start` of the bytes (a multiple of the swizzle's period,
-// or 32 k further): rows of 64 or 128 bytes, in whose addresses bits 4.. are XORed with those from 7 on.
-uint8_t operand_byte(const std::vector<uint8_t>& bytes, int start, int row_bytes, int row, int byte) {
+// Byte of a row, K-major, of an operand whose first row begins at `start` of the bytes (a multiple
+// of the swizzle's period, or 32 k further): rows of 64 or 128 bytes, in whose addresses bits 4..
+// are XORed with those from 7 on.
+uint8_t operand_byte(const std::vector<uint8_t>& bytes, int start, int row_bytes, int row,
+                     int byte) {
   const int address = start + row * row_bytes + byte;
   return bytes[static_cast<size_t>(address ^ (address >> 7 & (row_bytes / 16 - 1)) << 4)];
 }
-// 32 lanes of four columns after tcgen05.cp.32x128b: the scales of row r are in lane r % 32 of column r / 32.
+// 32 lanes of four columns after tcgen05.cp.32x128b: the scales of row r are in lane r % 32 of
+// column r / 32.
 std::array<uint8_t, 4> scales_of_row(const std::vector<uint8_t>& bytes, int atoms, int row) {
   std::array<uint8_t, 4> scales;
   const int column = row / 32, lane = row % 32;
-  std::memcpy(scales.data(), bytes.data() + atoms + column / 4 * sm100::kAtomBytes + lane * 16 + column % 4 * 4, 4);
+  std::memcpy(scales.data(),
+              bytes.data() + atoms + column / 4 * sm100::kAtomBytes + lane * 16 + column % 4 * 4,
+              4);
   return scales;
 }
 
@@ -94,16 +101,20 @@ TEST(Tcgen05Tile, TheTensorCoresMultiplyWhatWasPacked) {
       const int tile = k / 128 * kTileBytes, within = k % 128;
       put_code(tiles, tile + sm100::weight_codes_offset(row, within / 32), k,
                weights[static_cast<size_t>(row * kK + k)]);
-      tiles[static_cast<size_t>(tile + sm100::weight_scales_offset(row, within / 64) + within % 64 / 16)] =
+      tiles[static_cast<size_t>(tile + sm100::weight_scales_offset(row, within / 64) +
+                                within % 64 / 16)] =
           weight_scales[static_cast<size_t>(row * kBlocks + k / 16)];
     }
   for (int token = 0; token < kTokens; ++token)
     for (int k = 0; k < kK; ++k) {
-      put_code(codes, sm100::row_codes_offset(token, k / 32), k, x[static_cast<size_t>(token * kK + k)]);
+      put_code(codes, sm100::row_codes_offset(token, k / 32), k,
+               x[static_cast<size_t>(token * kK + k)]);
       scales[static_cast<size_t>(sm100::row_scales_offset(token, k / 64, atoms) + k % 64 / 16)] =
           x_scales[static_cast<size_t>(token * kBlocks + k / 16)];
     }
-  const auto nibble = [](uint8_t byte, int k) { return double{e2m1_to_float(byte >> k % 2 * 4 & 15)}; };
+  const auto nibble = [](uint8_t byte, int k) {
+    return double{e2m1_to_float(byte >> k % 2 * 4 & 15)};
+  };
   for (int row = 0; row < kRows; row += 3)
     for (int token = 0; token < kTokens; token += 5) {
       double sum = 0, expected = 0;  // multiples of 2^-20 below 2^34: exact
@@ -113,14 +124,18 @@ TEST(Tcgen05Tile, TheTensorCoresMultiplyWhatWasPacked) {
                    b = scales_of_row(scales, sm100::row_scales_offset(0, step, atoms), token);
         for (int k = 0; k < 64; ++k)
           sum +=
-              nibble(operand_byte(tiles, tile + step % 2 * sm100::kStepBytes, sm100::kWeightRowBytes, row, k / 2), k) *
-              nibble(operand_byte(codes, step * sm100::kStepBytes, sm100::kRowBytes, token, k / 2), k) *
-              e4m3_to_float(a[static_cast<size_t>(k / 16)]) * e4m3_to_float(b[static_cast<size_t>(k / 16)]);
+              nibble(operand_byte(tiles, tile + step % 2 * sm100::kStepBytes,
+                                  sm100::kWeightRowBytes, row, k / 2),
+                     k) *
+              nibble(operand_byte(codes, step * sm100::kStepBytes, sm100::kRowBytes, token, k / 2),
+                     k) *
+              e4m3_to_float(a[static_cast<size_t>(k / 16)]) *
+              e4m3_to_float(b[static_cast<size_t>(k / 16)]);
       }
       for (int k = 0; k < kK; ++k) {
         const auto w = static_cast<size_t>(row * kK + k), t = static_cast<size_t>(token * kK + k);
-        expected += double{e2m1_to_float(weights[w])} * e2m1_to_float(x[t]) * e4m3_to_float(weight_scales[w / 16]) *
-                    e4m3_to_float(x_scales[t / 16]);
+        expected += double{e2m1_to_float(weights[w])} * e2m1_to_float(x[t]) *
+                    e4m3_to_float(weight_scales[w / 16]) * e4m3_to_float(x_scales[t / 16]);
       }
       ASSERT_EQ(sum, expected) << row << " " << token;
     }

@@ -1,4 +1,5 @@
-// How ranks find each other's devices: by addresses that mean the same in every process, and whether one reaches another.
+// How ranks find each other's devices: by addresses that mean the same in every process, and
+// whether one reaches another.
 #include <cuda_runtime.h>
 
 #include <set>
@@ -14,7 +15,8 @@ using testing::MatchesRegex;
 class CudaTopology : public testing::Test {
  protected:
   void SetUp() override {
-    if (const auto device = device_facts("cuda:0"); !device.ok()) GTEST_SKIP() << device.status().message();
+    if (const auto device = device_facts("cuda:0"); !device.ok())
+      GTEST_SKIP() << device.status().message();
   }
   const DeviceTopology& topology = *device_topology(DeviceKind::kCuda);
 };
@@ -41,7 +43,8 @@ TEST_F(CudaTopology, WhatIsNotThereIsNotVisible) {
     const auto reach = must(topology.reach(0, address));
     EXPECT_EQ(*reach, PeerReach::kNotVisible) << address;
   }
-  EXPECT_THAT(topology.pci_address(gpus()).status().message(), HasSubstr("cudaDeviceGetPCIBusId: "));
+  EXPECT_THAT(topology.pci_address(gpus()).status().message(),
+              HasSubstr("cudaDeviceGetPCIBusId: "));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "left for whoever asks next";
 }
 

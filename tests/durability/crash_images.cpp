@@ -36,7 +36,8 @@ void apply(const Change& change, Names& names) {
   } else if (change.kind == Change::kRemove) {
     names.erase(change.name);
   } else {
-    // The new name may reach the disk although the old one's creation did not: a rename is one change.
+    // The new name may reach the disk although the old one's creation did not: a rename is one
+    // change.
     names.erase(change.name);
     names[change.to] = change.file;
   }
@@ -90,7 +91,9 @@ class Disk {
         EXPECT_EQ(parent(call.path), parent(call.to)) << "a rename across folders is not modelled";
         change({Change::kRename, leaf(call.path), leaf(call.to), number_of(call.path)}, call.path);
         return;
-      case CallKind::kUnlink: change({Change::kRemove, leaf(call.path), "", kFolder}, call.path); return;
+      case CallKind::kUnlink:
+        change({Change::kRemove, leaf(call.path), "", kFolder}, call.path);
+        return;
       case CallKind::kMakeFolder:
         folders_[call.path];
         change({Change::kAdd, leaf(call.path), "", kFolder}, call.path);
@@ -106,10 +109,14 @@ class Disk {
   }
 
  private:
-  static std::string parent(const std::string& path) { return fs::path(path).parent_path().string(); }
+  static std::string parent(const std::string& path) {
+    return fs::path(path).parent_path().string();
+  }
   static std::string leaf(const std::string& path) { return fs::path(path).filename().string(); }
 
-  void change(Change one, const std::string& path) { folders_[parent(path)].changes.push_back(std::move(one)); }
+  void change(Change one, const std::string& path) {
+    folders_[parent(path)].changes.push_back(std::move(one));
+  }
 
   int64_t number_of(const std::string& path) const {
     const Folder& folder = folders_.at(parent(path));
@@ -181,12 +188,14 @@ Image image_of_all(const Image& before, const std::vector<RecordedCall>& calls) 
   return disk.image(Lost::kNothing);
 }
 
-std::vector<Image> crash_images(const Image& before, const std::vector<RecordedCall>& calls, size_t count) {
+std::vector<Image> crash_images(const Image& before, const std::vector<RecordedCall>& calls,
+                                size_t count) {
   Disk disk(before);
   for (size_t i = 0; i < count; ++i) disk.apply_call(calls[i]);
-  std::vector<Image> images = {disk.image(Lost::kNothing), disk.image(Lost::kNames), disk.image(Lost::kBytes),
-                               disk.image(Lost::kZeros)};
-  for (uint64_t seed = 0; seed < 16; ++seed) images.push_back(disk.image(Lost::kAny, seed * 7919 + count));
+  std::vector<Image> images = {disk.image(Lost::kNothing), disk.image(Lost::kNames),
+                               disk.image(Lost::kBytes), disk.image(Lost::kZeros)};
+  for (uint64_t seed = 0; seed < 16; ++seed)
+    images.push_back(disk.image(Lost::kAny, seed * 7919 + count));
   return images;
 }
 

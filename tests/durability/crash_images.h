@@ -1,4 +1,5 @@
-// What a folder may hold after a power loss: every state that a file system is free to leave between two syncs.
+// What a folder may hold after a power loss: every state that a file system is free to leave
+// between two syncs.
 #pragma once
 
 #include <cstdint>
@@ -15,12 +16,15 @@ using Image = Files;
 Image read_image(const std::filesystem::path& folder);
 void write_image(const Image& image, const std::filesystem::path& folder);
 
-// The folder as `calls` leave it, with nothing lost: equal to read_image() where the record misses no call.
+// The folder as `calls` leave it, with nothing lost: equal to read_image() where the record misses
+// no call.
 Image image_of_all(const Image& before, const std::vector<RecordedCall>& calls);
 
-// The images of a crash behind the first `count` calls. A file's bytes may be lost from its last sync on: all of them,
-// or replaced by zeros. Names may be lost from their folder's last sync on: all of them, none, or any of them. First
-// comes the image that lost nothing, then the one that lost all that it could.
-std::vector<Image> crash_images(const Image& before, const std::vector<RecordedCall>& calls, size_t count);
+// The images of a crash behind the first `count` calls. A file's bytes may be lost from its last
+// sync on: all of them, or replaced by zeros. Names may be lost from their folder's last sync on:
+// all of them, none, or any of them. First comes the image that lost nothing, then the one that
+// lost all that it could.
+std::vector<Image> crash_images(const Image& before, const std::vector<RecordedCall>& calls,
+                                size_t count);
 
 }  // namespace nvfp4_moe::internal::test

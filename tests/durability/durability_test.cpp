@@ -1,5 +1,5 @@
-// What a power loss leaves, at every moment of a run: a rerun finishes with the same bytes, and once a run has said
-// that it is done nothing can be lost any more.
+// What a power loss leaves, at every moment of a run: a rerun finishes with the same bytes, and
+// once a run has said that it is done nothing can be lost any more.
 #include <functional>
 #include <set>
 
@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 using namespace test;
 
 // The calls of one run of `work` in a folder that holds `before`. The record must miss none.
-std::vector<RecordedCall> record(const Image& before, const fs::path& folder, const std::function<void()>& work) {
+std::vector<RecordedCall> record(const Image& before, const fs::path& folder,
+                                 const std::function<void()>& work) {
   write_image(before, folder);
   std::vector<RecordedCall> calls;
   {
@@ -39,17 +40,20 @@ Image of_out(const Image& image) {
   return out;
 }
 
-// Crashes at every call of a quantize that begins with `before`; returns the images from which a rerun was needed.
+// Crashes at every call of a quantize that begins with `before`; returns the images from which a
+// rerun was needed.
 std::vector<Image> crash_everywhere(const SmallModel& model, const Image& before) {
   std::vector<Image> unfinished;
   std::set<Image> seen;
   const TempDir run;
-  const std::vector<RecordedCall> calls = record(
-      before, run.file("disk"), [&] { EXPECT_OK(quantize_checkpoint(model.in, run.file("disk/out"), model.options)); });
+  const std::vector<RecordedCall> calls = record(before, run.file("disk"), [&] {
+    EXPECT_OK(quantize_checkpoint(model.in, run.file("disk/out"), model.options));
+  });
   for (size_t count = 0; count <= calls.size(); ++count) {
     for (const Image& image : crash_images(before, calls, count)) {
       if (count == calls.size()) {
-        EXPECT_THAT(differing(of_out(image), model.expected), testing::IsEmpty()) << "said to be done, and lost";
+        EXPECT_THAT(differing(of_out(image), model.expected), testing::IsEmpty())
+            << "said to be done, and lost";
       }
       const bool first_seen = seen.insert(image).second;
       attacked(first_seen || count == calls.size() ? 1 : 0);
@@ -86,7 +90,8 @@ ATTACK_TEST(kPowerCuts, Durability, WhatIsOnDiskIsNotMadeAgain) {
   QuantizeOptions options = model.options;
   options.progress = [&](const Progress& p) { return (steps = p.done) < p.total - 1; };
   const std::vector<RecordedCall> calls = record({}, run.file("disk"), [&] {
-    EXPECT_EQ(quantize_checkpoint(model.in, run.file("disk/out"), options).status().code(), Code::kCancelled);
+    EXPECT_EQ(quantize_checkpoint(model.in, run.file("disk/out"), options).status().code(),
+              Code::kCancelled);
   });
   const Image lost = crash_images({}, calls, calls.size())[1];
   attacked();
@@ -95,7 +100,8 @@ ATTACK_TEST(kPowerCuts, Durability, WhatIsOnDiskIsNotMadeAgain) {
   const auto result = quantize_checkpoint(model.in, again.file("disk/out"), model.options);
   ASSERT_OK(result);
   EXPECT_GE(result->resumed_shards, 2);
-  for (const std::string& note : result->notes) EXPECT_EQ(note.find("no measurements"), std::string::npos) << note;
+  for (const std::string& note : result->notes)
+    EXPECT_EQ(note.find("no measurements"), std::string::npos) << note;
 }
 
 ATTACK_TEST(kPowerCuts, Durability, OtherWritersLoseNothingOnceTheyAreDone) {
@@ -113,8 +119,11 @@ ATTACK_TEST(kPowerCuts, Durability, OtherWritersLoseNothingOnceTheyAreDone) {
   };
   const std::string quantized = run.file("quantized");
   ASSERT_OK(quantize_checkpoint(model.in, quantized, model.options));
-  done("scales", [&](const std::string& out) { EXPECT_OK(write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}})); });
-  done("synthesized", [](const std::string& out) { EXPECT_OK(synthesize_checkpoint(out, small_sizes())); });
+  done("scales", [&](const std::string& out) {
+    EXPECT_OK(write_input_scales(quantized, out, {{0, {0.5f, 0.25f}}}));
+  });
+  done("synthesized",
+       [](const std::string& out) { EXPECT_OK(synthesize_checkpoint(out, small_sizes())); });
 }
 
 // One file that is replaced: the old content or the new at every moment, the new one at the end.
@@ -130,15 +139,19 @@ ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
       for (const Image& image : crash_images(before, calls, count)) {
         attacked();
         ASSERT_TRUE(image.contains("x")) << what << ": the name is lost after call " << count;
-        EXPECT_TRUE(image.at("x") == after || (image.at("x") == "old content" && count < calls.size()))
+        EXPECT_TRUE(image.at("x") == after ||
+                    (image.at("x") == "old content" && count < calls.size()))
             << what << " after call " << count;
         old += image.at("x") == "old content";
-        EXPECT_TRUE(count < calls.size() || image.size() == 1) << what << ": a temporary file stays";
+        EXPECT_TRUE(count < calls.size() || image.size() == 1)
+            << what << ": a temporary file stays";
       }
     }
     EXPECT_GT(old, 2u);
   };
-  check("text", [](const std::string& path) { EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n'))); });
+  check("text", [](const std::string& path) {
+    EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n')));
+  });
   check("safetensors", [](const std::string& path) {
     write_tensors(path, {tensor("t", DType::kU8, {5000}, std::vector<uint8_t>(5000, 7))});
   });

@@ -37,7 +37,8 @@ State& state() {
 }
 
 bool below(const std::string& folder, const std::string& path) {
-  return !folder.empty() && path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
+  return !folder.empty() && path.starts_with(folder) &&
+         (path.size() == folder.size() || path[folder.size()] == '/');
 }
 
 std::string absolute(const char* path) {
@@ -48,7 +49,8 @@ std::string absolute(const char* path) {
 
 std::string path_of(int fd) {
   char path[4096];
-  const ssize_t size = ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path);
+  const ssize_t size =
+      ::readlink(("/proc/self/fd/" + std::to_string(fd)).c_str(), path, sizeof path);
   return size < 0 ? "" : std::string(path, static_cast<size_t>(size));
 }
 
@@ -140,8 +142,8 @@ int synced(int fd) {
   }
   const auto file = s.open.find(fd);
   if (file != s.open.end())
-    record({file->second.file < 0 ? CallKind::kSyncFolder : CallKind::kSync, file->second.path, "", file->second.file,
-            0, ""});
+    record({file->second.file < 0 ? CallKind::kSyncFolder : CallKind::kSync, file->second.path, "",
+            file->second.file, 0, ""});
   return 0;
 }
 
@@ -225,7 +227,8 @@ ssize_t write(int fd, const void* data, size_t size) {
   const auto file = s.open.find(fd);
   if (written > 0 && !s.folder.empty() && file != s.open.end()) {
     const auto end = static_cast<uint64_t>(::lseek(fd, 0, SEEK_CUR));
-    record({CallKind::kWrite, file->second.path, "", file->second.file, end - static_cast<uint64_t>(written),
+    record({CallKind::kWrite, file->second.path, "", file->second.file,
+            end - static_cast<uint64_t>(written),
             std::string(static_cast<const char*>(data), static_cast<size_t>(written))});
   }
   errno = reason;
@@ -239,7 +242,8 @@ int ftruncate(int fd, off_t size) {
   const int result = function(fd, size);
   const auto file = s.open.find(fd);
   if (result == 0 && !s.folder.empty() && file != s.open.end())
-    record({CallKind::kTruncate, file->second.path, "", file->second.file, static_cast<uint64_t>(size), ""});
+    record({CallKind::kTruncate, file->second.path, "", file->second.file,
+            static_cast<uint64_t>(size), ""});
   return result;
 }
 

@@ -1,8 +1,10 @@
-// The calls by which this process writes below a folder, recorded as they come; and faults put into them.
+// The calls by which this process writes below a folder, recorded as they come; and faults put into
+// them.
 //
-// recorded_calls.cpp defines open, write, fsync, rename and their like for the whole executable: a call of the library
-// or of the C++ runtime comes there first. Nothing is synced for real: what a crash would keep is computed from the
-// record (crash_images.h), and a test need not wait for disks.
+// recorded_calls.cpp defines open, write, fsync, rename and their like for the whole executable: a
+// call of the library or of the C++ runtime comes there first. Nothing is synced for real: what a
+// crash would keep is computed from the record (crash_images.h), and a test need not wait for
+// disks.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +15,16 @@
 
 namespace nvfp4_moe::internal::test {
 
-enum class CallKind { kCreate, kWrite, kTruncate, kSync, kSyncFolder, kRename, kUnlink, kMakeFolder };
+enum class CallKind {
+  kCreate,
+  kWrite,
+  kTruncate,
+  kSync,
+  kSyncFolder,
+  kRename,
+  kUnlink,
+  kMakeFolder
+};
 
 struct RecordedCall {
   CallKind kind;

@@ -31,9 +31,10 @@ ATTACK_TEST(kWriteErrors, WriteErrors, AreToldAndLeaveNothingBehind) {
     const char* reason;
   };
   for (const Case& c :
-       {Case{"open", ENOSPC, "No space left on device"}, Case{"write", ENOSPC, "No space left on device"},
-        Case{"write", EIO, "Input/output error"}, Case{"fsync", EIO, "Input/output error"},
-        Case{"rename", EIO, "Input/output error"}, Case{"close", EDQUOT, "Disk quota exceeded"}}) {
+       {Case{"open", ENOSPC, "No space left on device"},
+        Case{"write", ENOSPC, "No space left on device"}, Case{"write", EIO, "Input/output error"},
+        Case{"fsync", EIO, "Input/output error"}, Case{"rename", EIO, "Input/output error"},
+        Case{"close", EDQUOT, "Disk quota exceeded"}}) {
     int64_t failed = 0;
     for (int64_t number = 0;; ++number) {
       const TempDir run;
@@ -54,7 +55,8 @@ ATTACK_TEST(kWriteErrors, WriteErrors, AreToldAndLeaveNothingBehind) {
       EXPECT_THAT(temporary_files(out), testing::IsEmpty()) << c.call << " " << number;
       if (read_image(run.path()).contains("out/") && read_image(out) != model.expected) {
         EXPECT_OK(quantize_checkpoint(model.in, out, model.options));
-        EXPECT_THAT(differing(read_image(out), model.expected), testing::IsEmpty()) << c.call << " " << number;
+        EXPECT_THAT(differing(read_image(out), model.expected), testing::IsEmpty())
+            << c.call << " " << number;
       }
       if (HasFailure()) return;
     }
@@ -64,7 +66,8 @@ ATTACK_TEST(kWriteErrors, WriteErrors, AreToldAndLeaveNothingBehind) {
 
 ATTACK_TEST(kWriteErrors, WriteErrors, ShortAndInterruptedWritesAreGoneOnWith) {
   const SmallModel model;
-  for (const Fault& fault : {Fault{"write", 0, 1 << 20, 0}, Fault{"write", 1, 1, EINTR}, Fault{"fsync", 0, 1, EINTR}}) {
+  for (const Fault& fault :
+       {Fault{"write", 0, 1 << 20, 0}, Fault{"write", 1, 1, EINTR}, Fault{"fsync", 0, 1, EINTR}}) {
     const TempDir run;
     const InjectedFault injected(run.path(), fault);
     ASSERT_OK(quantize_checkpoint(model.in, run.file("out"), model.options));

@@ -1,4 +1,5 @@
-// What is proposed for a load: legal, the same for the same load, and even enough; measured on runs, too.
+// What is proposed for a load: legal, the same for the same load, and even enough; measured on
+// runs, too.
 #include "parallel/balance.h"
 
 #include <algorithm>
@@ -18,10 +19,12 @@ TEST(Balance, ImbalanceIsTheHeaviestRankOverAnEvenOne) {
   EXPECT_EQ(imbalance(std::vector<uint64_t>{4, 4, 0, 0}, two), 2);
   EXPECT_EQ(imbalance(std::vector<uint64_t>{3, 3, 1, 1}, two), 1.5);
   EXPECT_EQ(imbalance(std::vector<uint64_t>{0, 0, 0, 0}, two), 1);
-  EXPECT_EQ(imbalance(std::vector<uint64_t>{8, 0, 0}, *Placement::of_map(3, 2, {0, 1, 0, 2})), 1);  // half on each
+  EXPECT_EQ(imbalance(std::vector<uint64_t>{8, 0, 0}, *Placement::of_map(3, 2, {0, 1, 0, 2})),
+            1);  // half on each
 }
 
-// Every rank's experts chosen by nobody but one's, evenly and by Zipf's law: that rank does all the work.
+// Every rank's experts chosen by nobody but one's, evenly and by Zipf's law: that rank does all the
+// work.
 std::vector<uint64_t> hot_rank(int64_t experts, int world, int rank, bool zipf) {
   std::vector<uint64_t> load(static_cast<size_t>(experts));
   const int64_t first = rank * experts / world, end = (rank + 1) * experts / world;
@@ -34,12 +37,15 @@ TEST(Balance, AHotRankComesWithinAFifthOfEven) {
   for (const int world : {2, 4, 8, 16}) {
     for (const int64_t experts : {64, 256, 384}) {
       for (const bool zipf : {false, true}) {
-        // Zipf's first expert has more than a rank's part by itself: it takes slots beyond one an expert.
-        // So do chosen experts that ranks cannot share out: 24 on 16.
+        // Zipf's first expert has more than a rank's part by itself: it takes slots beyond one an
+        // expert. So do chosen experts that ranks cannot share out: 24 on 16.
         const int64_t chosen = experts / world;
-        const int64_t slots = chosen + (zipf ? std::max<int64_t>(2, world / 4) : chosen % world == 0 ? 0 : 1);
+        const int64_t slots = chosen + (zipf                  ? std::max<int64_t>(2, world / 4)
+                                        : chosen % world == 0 ? 0
+                                                              : 1);
         if (chosen < world && !zipf) continue;  // fewer chosen experts than ranks
-        SCOPED_TRACE(std::to_string(experts) + " experts on " + std::to_string(world) + (zipf ? ", zipf" : ", even"));
+        SCOPED_TRACE(std::to_string(experts) + " experts on " + std::to_string(world) +
+                     (zipf ? ", zipf" : ", even"));
         const std::vector<uint64_t> load = hot_rank(experts, world, world - 1, zipf);
         EXPECT_EQ(imbalance(load, *Placement::contiguous(experts, world)), world);
         const auto proposed = must(propose_placement(load, world, slots));
@@ -59,7 +65,8 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
     const int world = static_cast<int>(1 + random.below(8));
     const int64_t experts = world + random.below(24);
     const int64_t least = (experts + world - 1) / world;
-    const int64_t slots = least + random.below(experts - least + 1);  // up to every expert on every rank
+    const int64_t slots =
+        least + random.below(experts - least + 1);  // up to every expert on every rank
     std::vector<uint64_t> load(static_cast<size_t>(experts));
     for (uint64_t& count : load)
       count = static_cast<uint64_t>(random.below(5) == 0 ? random.below(100000) : random.below(50));
@@ -71,7 +78,8 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
       std::iota(order.begin(), order.end(), 0);
       for (int64_t i = experts - 1; i > 0; --i)
         std::swap(order[static_cast<size_t>(i)], order[static_cast<size_t>(random.below(i + 1))]);
-      for (int64_t slot = 0; slot < slots * world; ++slot) map.push_back(order[static_cast<size_t>(slot % experts)]);
+      for (int64_t slot = 0; slot < slots * world; ++slot)
+        map.push_back(order[static_cast<size_t>(slot % experts)]);
       const auto placement = must(Placement::of_map(experts, world, map));
       best = std::min(best, imbalance(load, *placement));
     }
@@ -80,7 +88,8 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
       EXPECT_LE(imbalance(load, *proposed), 1 + 1e-9) << "every expert is on every rank";
     }
   }
-  EXPECT_LE(worst, 1.1);  // a heuristic: of these loads the worst is 1.06 of the best that was found
+  EXPECT_LE(worst,
+            1.1);  // a heuristic: of these loads the worst is 1.06 of the best that was found
   RecordProperty("worst", std::to_string(worst));
 }
 
@@ -88,7 +97,8 @@ TEST(Balance, SlotsThatHoldTooFewOrTooManyAreRefused) {
   const std::vector<uint64_t> load(8, 1);
   EXPECT_THAT(propose_placement(load, 4, 1).status().message(), HasSubstr("expected 2 to 8"));
   EXPECT_THAT(propose_placement(load, 4, 9).status().message(), HasSubstr("expected 2 to 8"));
-  EXPECT_THAT(propose_placement(load, 9, 2).status().message(), HasSubstr("an expert for each of 9 ranks"));
+  EXPECT_THAT(propose_placement(load, 9, 2).status().message(),
+              HasSubstr("an expert for each of 9 ranks"));
 }
 
 // The rows that each rank multiplies in a run, by what it counts of their blocks.
@@ -97,8 +107,10 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   Case spec = sized_case(16, 2, 64, 48, 4096);
   auto data = must(make_case(spec));
   for (int64_t token = 0; token < spec.tokens; ++token)
-    for (int64_t k = 0; k < 2; ++k) data->set_id(token, k, (data->id(token, k) % 4) % (k + 3));  // 0 most, 3 least
-  std::vector<int64_t> map;  // the contiguous placement and one more slot a rank, of the next rank's first expert
+    for (int64_t k = 0; k < 2; ++k)
+      data->set_id(token, k, (data->id(token, k) % 4) % (k + 3));  // 0 most, 3 least
+  std::vector<int64_t>
+      map;  // the contiguous placement and one more slot a rank, of the next rank's first expert
   for (int64_t rank = 0; rank < kWorld; ++rank) {
     for (int64_t e = 0; e < 4; ++e) map.push_back(rank * 4 + e);
     map.push_back((rank * 4 + 5) % 16);
@@ -108,7 +120,8 @@ TEST(Balance, AHotRankIsEvenAfterRearranging) {
   std::vector<uint8_t> first_out(data->out_bytes()), second_out(data->out_bytes());
   on_ranks(Over::kThreads, kWorld, kCaseTimeout, [&](Exchange& exchange) {
     const LayerSource source = source_of(*data);
-    const auto layer = must(open_over_ranks(data->config, source, options_of(*data), options, borrowed(exchange)));
+    const auto layer =
+        must(open_over_ranks(data->config, source, options_of(*data), options, borrowed(exchange)));
     PoisonedWorkspace workspace((*layer)->workspace_bytes());
     const auto tokens = tokens_of(Tokens::kEven, spec.tokens, exchange.rank(), kWorld);
     const auto run = [&](std::vector<uint8_t>& out) {
@@ -163,7 +176,8 @@ TEST(Placements, ByRule) {
       expect_whole(*Placement::contiguous(experts, world));
       expect_whole(round_robin(experts, world));
     }
-  EXPECT_THAT(Placement::contiguous(3, 4).status().message(), HasSubstr("an expert for each of 4 ranks"));
+  EXPECT_THAT(Placement::contiguous(3, 4).status().message(),
+              HasSubstr("an expert for each of 4 ranks"));
   EXPECT_THAT(Placement::contiguous(3, 0).status().message(), HasSubstr("got 0"));
 }
 

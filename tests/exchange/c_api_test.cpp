@@ -1,4 +1,5 @@
-// Expert parallel through the C and C++ interfaces: exchanges, layers over them, and what is refused.
+// Expert parallel through the C and C++ interfaces: exchanges, layers over them, and what is
+// refused.
 
 #include <atomic>
 #include <cstring>
@@ -28,7 +29,8 @@ struct CRank {
 };
 
 // Calls body(rank, exchange) on a thread for each rank.
-void on_c_ranks(int world, const std::function<void(int, std::optional<nvfp4_moe::Exchange>&)>& body) {
+void on_c_ranks(int world,
+                const std::function<void(int, std::optional<nvfp4_moe::Exchange>&)>& body) {
   const nvfp4_moe::ThreadGroup group(world);
   on_threads(world, [&](int rank) {
     std::optional<nvfp4_moe::Exchange> exchange(std::in_place, group.get(), rank, world);
@@ -58,11 +60,12 @@ TEST(CExpertParallel, GivesTheBitsOfOneRank) {
       part.topk_weights = batch.weights.data() + first * 2;
       const nvfp4_moe::Workspace workspace(layer.workspace_bytes(part.tokens));
       layer.run(part, workspace);
-      outs[static_cast<size_t>(rank)].assign(batch.out.begin(), batch.out.begin() + part.tokens * 64);
+      outs[static_cast<size_t>(rank)].assign(batch.out.begin(),
+                                             batch.out.begin() + part.tokens * 64);
       EXPECT_EQ(layer.status(workspace).bad_expert_ids, 0u);
       EXPECT_GT(layer.status(workspace).hidden_blocks, 0u);
-      EXPECT_THAT(layer.describe(),
-                  HasSubstr(redundant ? "\"placement\":\"0,2,3|1,3,0\"" : "\"placement\":\"0,1|2,3\""));
+      EXPECT_THAT(layer.describe(), HasSubstr(redundant ? "\"placement\":\"0,2,3|1,3,0\""
+                                                        : "\"placement\":\"0,1|2,3\""));
       EXPECT_THAT(layer.describe(), HasSubstr("\"num_experts\":4,"));
       layer.run(part, workspace);  // a rank that were closed here would end the other's first run
     });
@@ -104,7 +107,8 @@ TEST(CExpertParallel, WeightsOfASlotAreReplacedAndUnpackedWhereTheyAre) {
     EXPECT_EQ(codes, mine.c.tiny.experts[static_cast<size_t>(2 * rank)].gate.codes);
     TinyBatch batch(tiny_options(), 3);
     const auto c = c_batch(batch);
-    EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"), NVFP4_MOE_STATUS_UNSUPPORTED);
+    EXPECT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &c, 0, "/tmp/unused"),
+              NVFP4_MOE_STATUS_UNSUPPORTED);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("repro"));
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(3));
     layer.run(c, workspace);  // also waits for the other rank's failures above
@@ -117,19 +121,23 @@ TEST(CExpertParallel, WhatOneRankGetsWrongReachesAll) {
     const char* text;
     std::function<void(CRank&)> change;
   } wrongs[] = {
-      {"rank 1: expert_parallel.combine: expected 0 to 1, got 2", [](CRank& r) { r.parallel.combine = 2; }},
+      {"rank 1: expert_parallel.combine: expected 0 to 1, got 2",
+       [](CRank& r) { r.parallel.combine = 2; }},
       {"rank 1: expert_parallel.reserved", [](CRank& r) { r.parallel.reserved = 1; }},
       {"rank 1: expert_parallel.slots", [](CRank& r) { r.parallel.slots = 4; }},
       {"rank 1: expert_parallel.slots", [&](CRank& r) { r.parallel.expert_of_slot = map; }},
       {"rank 1: expert_parallel.slots",
        [&](CRank& r) { r.parallel.expert_of_slot = map, r.parallel.slots = INT64_MAX; }},
-      {"rank 1: placement: slot 3", [&](CRank& r) { r.parallel.expert_of_slot = map, r.parallel.slots = 4; }},
+      {"rank 1: placement: slot 3",
+       [&](CRank& r) { r.parallel.expert_of_slot = map, r.parallel.slots = 4; }},
       {"rank 1: capacity", [](CRank& r) { r.parallel.capacity = -1; }},
       {"rank 1: options: expected neither", [](CRank& r) { r.c.options.cache_directory = "/tmp"; }},
       {"rank 1: expert range", [](CRank& r) { r.c.options.expert_count = 2; }},
       {"rank 1: top_k", [](CRank& r) { r.c.config.top_k = 0; }},
-      {"config of rank 1: expected top_k 2 as on rank 0, got 1", [](CRank& r) { r.c.config.top_k = 1; }},
-      {"rank 1: gate_codes: expected a pointer", [](CRank& r) { r.c.tensors.gate_codes = nullptr; }},
+      {"config of rank 1: expected top_k 2 as on rank 0, got 1",
+       [](CRank& r) { r.c.config.top_k = 1; }},
+      {"rank 1: gate_codes: expected a pointer",
+       [](CRank& r) { r.c.tensors.gate_codes = nullptr; }},
       {"rank 1: expert 3: down block scale", [](CRank& r) { r.c.arrays[5].back() = 0xFF; }},
   };
   for (const auto& wrong : wrongs) {
@@ -161,7 +169,8 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: batch"));
     }
     uint64_t load[4];
-    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, rank == 1 ? 5 : 4), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), load, rank == 1 ? 5 : 4),
+              NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 1: num_experts: expected 4, got 5"));
     EXPECT_EQ(nvfp4_moe_layer_expert_load(layer.get(), rank == 1 ? nullptr : load, 4),
               NVFP4_MOE_STATUS_INVALID_ARGUMENT);
@@ -171,8 +180,8 @@ TEST(CExpertParallel, WhatOneRankGetsWrongInACallReachesAll) {
   });
 }
 
-int32_t unreachable(void* user, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms, char* error,
-                    size_t error_bytes) {
+int32_t unreachable(void* user, const void*, const int64_t*, void*, const int64_t*,
+                    int64_t timeout_ms, char* error, size_t error_bytes) {
   *static_cast<int64_t*>(user) = timeout_ms;
   std::strncpy(error, "rank 7 is down", error_bytes);
   return 1;
@@ -186,7 +195,8 @@ TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
     exchange = reinterpret_cast<nvfp4_moe_exchange*>(1);
   };
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 0, &exchange),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("all_to_all_v");
   int64_t timeout_ms = 0;
   callbacks.user = &timeout_ms;
@@ -197,13 +207,17 @@ TEST(CExchange, ArgumentsAndFailuresOfTheHost) {
   EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, 50, &exchange), NVFP4_MOE_STATUS_IO);
   refused("rank 7 is down");
   EXPECT_EQ(timeout_ms, 50);
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 2, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 2, 2, 0, &exchange),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("rank: expected 0 to 1");
-  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, -1, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(&callbacks, 0, 2, -1, &exchange),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("timeout_ms");
-  EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_connect(nullptr, 0, 2, 0, &exchange),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("callbacks");
-  EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_thread_group_join(nullptr, 0, 2, 0, &exchange),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   refused("group");
   nvfp4_moe_thread_group* group = reinterpret_cast<nvfp4_moe_thread_group*>(1);
   EXPECT_EQ(nvfp4_moe_thread_group_create(0, &group), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
@@ -265,7 +279,8 @@ TEST(CExpertParallel, OfACheckpointGivesTheBitsOfOneRank) {
     nvfp4_moe_layer* none = nullptr;
     EXPECT_NE(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), tiny.kLayer, nullptr, &mine, &none),
               NVFP4_MOE_STATUS_OK);
-    EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: options: expected neither cache_directory nor a slice"));
+    EXPECT_THAT(nvfp4_moe_last_error(),
+                HasSubstr("rank 0: options: expected neither cache_directory nor a slice"));
   });
   EXPECT_TRUE(same_bits(outs, whole.out));
 }
@@ -290,12 +305,14 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
     const std::vector<uint64_t> load = layer.expert_load(sizes.num_experts);
     std::vector<uint64_t> expected(load.size());
     for (const int32_t id : batch.ids)
-      if (id >= 0 && id < sizes.num_experts) expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
+      if (id >= 0 && id < sizes.num_experts)
+        expected[static_cast<size_t>(id)] += 2;  // both ranks have the batch
     EXPECT_EQ(load, expected);
     layer.reset_expert_load();
     EXPECT_EQ(layer.expert_load(sizes.num_experts), std::vector<uint64_t>(load.size()));
 
-    const std::vector<int64_t> proposed = nvfp4_moe::propose_placement(load, 2, sizes.num_experts / 2);
+    const std::vector<int64_t> proposed =
+        nvfp4_moe::propose_placement(load, 2, sizes.num_experts / 2);
     for (const std::vector<int64_t>& placement : {proposed, backwards}) {
       layer.rearrange(placement, checkpoint, 1);
       layer.run(c_batch(batch), workspace);
@@ -314,14 +331,19 @@ TEST(CExpertParallel, ALoadsProposalIsTakenInPlace) {
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
     };
     const bool wrong = rank == 1;
-    refused(nvfp4_moe_layer_rearrange(handle, wrong ? nullptr : backwards.data(), slots, checkpoint.get(), 1),
+    refused(nvfp4_moe_layer_rearrange(handle, wrong ? nullptr : backwards.data(), slots,
+                                      checkpoint.get(), 1),
             "rank 1: expert_of_slot");
-    refused(nvfp4_moe_layer_rearrange(handle, backwards.data(), wrong ? 3 : slots, checkpoint.get(), 1),
-            "rank 1: slots: expected");
-    refused(nvfp4_moe_layer_rearrange(handle, backwards.data(), slots, checkpoint.get(), wrong ? 99 : 1), "rank 1: ");
+    refused(
+        nvfp4_moe_layer_rearrange(handle, backwards.data(), wrong ? 3 : slots, checkpoint.get(), 1),
+        "rank 1: slots: expected");
+    refused(nvfp4_moe_layer_rearrange(handle, backwards.data(), slots, checkpoint.get(),
+                                      wrong ? 99 : 1),
+            "rank 1: ");
     std::vector<int64_t> twice = backwards;
     if (wrong) twice[0] = twice[1];
-    refused(nvfp4_moe_layer_rearrange(handle, twice.data(), slots, checkpoint.get(), 1), "rank 1: placement");
+    refused(nvfp4_moe_layer_rearrange(handle, twice.data(), slots, checkpoint.get(), 1),
+            "rank 1: placement");
     layer.run(c_batch(batch), workspace);
     EXPECT_TRUE(same_bits(batch.out, before));
   });
@@ -336,8 +358,10 @@ TEST(CExpertParallel, LayersOfOneRankHaveNoLoadAndNoPlacement) {
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("expected one over an exchange"));
   EXPECT_EQ(nvfp4_moe_layer_reset_expert_load(layer.get()), NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_EQ(nvfp4_moe_layer_expert_load(nullptr, load, 4), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange(nullptr, slots, 4, nullptr, 0),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_propose_placement(nullptr, 4, 2, 2, slots),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_propose_placement(load, 0, 2, 2, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 2, 1, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_propose_placement(load, 4, 0, 1, slots), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
@@ -348,14 +372,17 @@ TEST(CExchange, DevicesThatAreNoneAreRefusedByName) {
   ASSERT_EQ(nvfp4_moe_thread_group_create(1, &group), NVFP4_MOE_STATUS_OK);
   nvfp4_moe::Exchange alone(group, 0, 1);
   nvfp4_moe_thread_group_close(group);
-  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), nullptr, nullptr, nullptr),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
-  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr), NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_exchange_use_nccl(alone.get(), "cpu", nullptr, nullptr),
+            NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: nccl: expected a device cuda:N, got cpu"));
   EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: device"));
   EXPECT_EQ(nvfp4_moe_exchange_use_peers(alone.get(), "cpu"), NVFP4_MOE_STATUS_UNSUPPORTED);
-  EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
+  EXPECT_THAT(nvfp4_moe_last_error(),
+              HasSubstr("rank 0: peers: expected a device cuda:N, got cpu"));
   EXPECT_EQ(nvfp4_moe_exchange_use_peers(nullptr, "cpu"), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 

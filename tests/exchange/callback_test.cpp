@@ -13,11 +13,12 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody anything.
+// A host's all_to_all_v that is held in a call until it is let go, and has no way to tell anybody
+// anything.
 struct HeldHost {
   std::atomic<bool> holds{false}, is_in{false};
-  static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t*, int64_t,
-                          char*, size_t) {
+  static int all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,
+                          const int64_t*, int64_t, char*, size_t) {
     auto& self = *static_cast<HeldHost*>(user);
     std::memcpy(recv, send, static_cast<size_t>(send_bytes[0]));
     self.is_in = true;
@@ -28,7 +29,8 @@ struct HeldHost {
 
 TEST(Exchange, AnAbortDuringACallIsWhatLaterCallsReturn) {
   HeldHost host;
-  const auto exchange = must(connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, kLong));
+  const auto exchange =
+      must(connect_callbacks({&host, HeldHost::all_to_all_v, nullptr}, 0, 1, kLong));
   host.holds = true;
   host.is_in = false;
   std::thread caller([&] { EXPECT_OK((*exchange)->barrier()); });

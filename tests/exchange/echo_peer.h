@@ -1,5 +1,6 @@
-// Rank 1 of a world of two, as rank 0's callbacks see it: it sends what rank 0 itself would send in its place, and a test or a
-// fuzzer changes it. So every message of an opening and of a run fits, until it is changed. Without GoogleTest, for fuzz targets.
+// Rank 1 of a world of two, as rank 0's callbacks see it: it sends what rank 0 itself would send in
+// its place, and a test or a fuzzer changes it. So every message of an opening and of a run fits,
+// until it is changed. Without GoogleTest, for fuzz targets.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +29,8 @@ struct EchoPeer {
     const int64_t echoed = size < send_bytes[0] ? size : send_bytes[0];
     if (echoed > 0) std::memcpy(received, own, static_cast<size_t>(echoed));
     constexpr int32_t kRank = 1;
-    if (self.calls == 0) std::memcpy(received + sizeof(uint64_t), &kRank, sizeof(kRank));  // its handshake
+    if (self.calls == 0)
+      std::memcpy(received + sizeof(uint64_t), &kRank, sizeof(kRank));  // its handshake
     if (self.change) self.change(self.calls, {received, static_cast<size_t>(size)});
     ++self.calls;
     return 0;

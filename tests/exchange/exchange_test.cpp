@@ -1,4 +1,5 @@
-// What ranks say to each other, over threads and over a host's functions: bytes, sums, agreement, and every way to fail.
+// What ranks say to each other, over threads and over a host's functions: bytes, sums, agreement,
+// and every way to fail.
 #include "exchange/exchange.h"
 
 #include <bit>
@@ -23,13 +24,18 @@ struct World {
 };
 class Exchanges : public testing::TestWithParam<World> {
  protected:
-  void on_all(const std::function<void(Exchange&)>& body) { on_ranks(GetParam().over, GetParam().ranks, kLong, body); }
+  void on_all(const std::function<void(Exchange&)>& body) {
+    on_ranks(GetParam().over, GetParam().ranks, kLong, body);
+  }
 };
 
 class SeveralRanks : public Exchanges {};
 
-// The byte that `from` sends to `to` at position i: a mix in which another sender, receiver or place is another byte.
-std::byte letter(int from, int to, int64_t i) { return static_cast<std::byte>((from * 31 + to * 7 + i * 13) % 251); }
+// The byte that `from` sends to `to` at position i: a mix in which another sender, receiver or
+// place is another byte.
+std::byte letter(int from, int to, int64_t i) {
+  return static_cast<std::byte>((from * 31 + to * 7 + i * 13) % 251);
+}
 int64_t block_bytes(int from, int to) { return (from * 5 + to * 3) % 11; }  // 0 among them
 
 TEST_P(Exchanges, AllToAllGivesEachRankWhatEachHasForIt) {
@@ -42,7 +48,8 @@ TEST_P(Exchanges, AllToAllGivesEachRankWhatEachHasForIt) {
         send_bytes.push_back(block_bytes(me, r) + round);
         recv_bytes.push_back(block_bytes(r, me) + round);
         for (int64_t i = 0; i < send_bytes.back(); ++i) send.push_back(letter(me, r, i + round));
-        for (int64_t i = 0; i < recv_bytes.back(); ++i) expected.push_back(letter(r, me, i + round));
+        for (int64_t i = 0; i < recv_bytes.back(); ++i)
+          expected.push_back(letter(r, me, i + round));
       }
       std::vector<std::byte> recv(expected.size() + 1, std::byte{0xEE});
       ASSERT_OK(exchange.all_to_all_v(send.data(), send_bytes, recv.data(), recv_bytes));
@@ -117,7 +124,8 @@ TEST_P(Exchanges, APollIsNoSecondCall) {
     std::thread watch([&] {
       while (!ends.load() && seen.ok()) {
         seen = exchange.poll();
-        std::this_thread::sleep_for(std::chrono::microseconds(10));  // polling without a pause keeps all others out
+        std::this_thread::sleep_for(
+            std::chrono::microseconds(10));  // polling without a pause keeps all others out
       }
     });
     Status called;
@@ -126,7 +134,8 @@ TEST_P(Exchanges, APollIsNoSecondCall) {
     watch.join();
     EXPECT_OK(called);
     EXPECT_OK(seen);
-    EXPECT_OK(exchange.barrier());  // a rank that leaves before another has polled is reported to it
+    EXPECT_OK(
+        exchange.barrier());  // a rank that leaves before another has polled is reported to it
   });
 }
 
@@ -134,7 +143,8 @@ TEST_P(Exchanges, AgreeGivesTheLowestFailureToAllAndGoesOn) {
   on_all([](Exchange& exchange) {
     EXPECT_OK(exchange.agree({}));
     const int last = exchange.world() - 1;
-    const Status mine = exchange.rank() == last ? bad_input("expert 7: expected a scale") : Status();
+    const Status mine =
+        exchange.rank() == last ? bad_input("expert 7: expected a scale") : Status();
     const Status agreed = exchange.agree(mine);
     EXPECT_EQ(agreed.code(), Code::kBadInput);
     EXPECT_EQ(agreed.message(), "rank " + std::to_string(last) + ": expert 7: expected a scale");
@@ -153,10 +163,12 @@ TEST_P(Exchanges, ValuesThatDifferAreNamedOnEveryRank) {
       return;
     }
     EXPECT_EQ(differs.code(), Code::kInvalidArgument);
-    EXPECT_EQ(differs.message(), "config of rank " + std::to_string(last) + ": expected top_k 8 as on rank 0, got 4");
+    EXPECT_EQ(differs.message(),
+              "config of rank " + std::to_string(last) + ": expected top_k 8 as on rank 0, got 4");
     Exchange::Facts facts{{"top_k", "8"}};
     if (exchange.rank() == last) facts.push_back({"capacity", "3"});
-    EXPECT_THAT(exchange.check_same("config", facts).message(), HasSubstr("expected 1 values as on rank 0, got 2"));
+    EXPECT_THAT(exchange.check_same("config", facts).message(),
+                HasSubstr("expected 1 values as on rank 0, got 2"));
     EXPECT_OK(exchange.barrier());
   });
 }
@@ -164,7 +176,8 @@ TEST_P(Exchanges, ValuesThatDifferAreNamedOnEveryRank) {
 TEST_P(SeveralRanks, ARankThatAbortsEndsAllAtOnce) {
   const double took = seconds_of([&] {
     on_all([](Exchange& exchange) {
-      if (exchange.rank() == 1) return exchange.abort(bad_input("expert 3: expected 64 columns, got 48"));
+      if (exchange.rank() == 1)
+        return exchange.abort(bad_input("expert 3: expected 64 columns, got 48"));
       const Status ended = exchange.barrier();
       EXPECT_FALSE(ended.ok());
       EXPECT_THAT(ended.message(), HasSubstr("rank 1: expert 3: expected 64 columns, got 48"));
@@ -178,8 +191,9 @@ TEST_P(SeveralRanks, ARankThatLeavesIsNamedOnAllOthersAtOnce) {
   const double took = seconds_of([&] {
     on_all([](Exchange& exchange) {
       if (exchange.rank() == 1) return;  // its exchange goes
-      const Status ended = exchange.all_to_all_v(nullptr, std::vector<int64_t>(static_cast<size_t>(exchange.world())),
-                                                 nullptr, std::vector<int64_t>(static_cast<size_t>(exchange.world())));
+      const Status ended = exchange.all_to_all_v(
+          nullptr, std::vector<int64_t>(static_cast<size_t>(exchange.world())), nullptr,
+          std::vector<int64_t>(static_cast<size_t>(exchange.world())));
       EXPECT_THAT(ended.message(), HasSubstr("expected rank 1, got none: it has left"));
     });
   });
@@ -218,18 +232,22 @@ TEST_P(Exchanges, ArgumentsAreRefusedBeforeAnythingIsSent) {
     const auto world = static_cast<size_t>(exchange.world());
     std::vector<int64_t> sizes(world);
     std::vector<std::byte> bytes(8);
-    EXPECT_THAT(exchange.all_to_all_v(bytes.data(), std::vector<int64_t>(world + 1), bytes.data(), sizes),
-                Refused(Code::kInvalidArgument, "send_bytes"));
+    EXPECT_THAT(
+        exchange.all_to_all_v(bytes.data(), std::vector<int64_t>(world + 1), bytes.data(), sizes),
+        Refused(Code::kInvalidArgument, "send_bytes"));
     sizes[0] = -1;
-    EXPECT_THAT(exchange.all_to_all_v(bytes.data(), std::vector<int64_t>(world), bytes.data(), sizes),
-                Refused(Code::kInvalidArgument, "got -1"));
+    EXPECT_THAT(
+        exchange.all_to_all_v(bytes.data(), std::vector<int64_t>(world), bytes.data(), sizes),
+        Refused(Code::kInvalidArgument, "got -1"));
     sizes[0] = 4;
     EXPECT_THAT(exchange.all_to_all_v(nullptr, sizes, bytes.data(), sizes),
                 Refused(Code::kInvalidArgument, "send: expected a pointer"));
     EXPECT_THAT(exchange.all_reduce(bytes.data(), 1, DType::kF16),
                 Refused(Code::kInvalidArgument, "expected F32 or BF16, got F16"));
-    EXPECT_THAT(exchange.all_reduce(bytes.data(), -1, DType::kF32), Refused(Code::kInvalidArgument, "count"));
-    EXPECT_THAT(exchange.all_gather(bytes.data(), -1, bytes.data()), Refused(Code::kInvalidArgument, "bytes"));
+    EXPECT_THAT(exchange.all_reduce(bytes.data(), -1, DType::kF32),
+                Refused(Code::kInvalidArgument, "count"));
+    EXPECT_THAT(exchange.all_gather(bytes.data(), -1, bytes.data()),
+                Refused(Code::kInvalidArgument, "bytes"));
     EXPECT_OK(exchange.barrier());
   });
 }
@@ -238,13 +256,15 @@ std::string world_name(const testing::TestParamInfo<World>& info) {
   return std::string(name_of(info.param.over)) + "_" + std::to_string(info.param.ranks);
 }
 INSTANTIATE_TEST_SUITE_P(All, Exchanges,
-                         testing::Values(World{Over::kThreads, 1}, World{Over::kThreads, 2}, World{Over::kThreads, 3},
-                                         World{Over::kThreads, 8}, World{Over::kCallbacks, 1},
-                                         World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}),
+                         testing::Values(World{Over::kThreads, 1}, World{Over::kThreads, 2},
+                                         World{Over::kThreads, 3}, World{Over::kThreads, 8},
+                                         World{Over::kCallbacks, 1}, World{Over::kCallbacks, 2},
+                                         World{Over::kCallbacks, 4}),
                          world_name);
 INSTANTIATE_TEST_SUITE_P(All, SeveralRanks,
-                         testing::Values(World{Over::kThreads, 2}, World{Over::kThreads, 3}, World{Over::kThreads, 8},
-                                         World{Over::kCallbacks, 2}, World{Over::kCallbacks, 4}),
+                         testing::Values(World{Over::kThreads, 2}, World{Over::kThreads, 3},
+                                         World{Over::kThreads, 8}, World{Over::kCallbacks, 2},
+                                         World{Over::kCallbacks, 4}),
                          world_name);
 
 TEST(ThreadGroups, AnotherWorldIsRefusedByNameOnEveryRank) {
@@ -276,7 +296,8 @@ TEST(ThreadGroups, WorldsAndTimeoutsOutsideTheirRangeAreRefused) {
   EXPECT_FALSE(ThreadGroup::make(kMostRanks + 1).ok());
   EXPECT_FALSE((*ThreadGroup::make(2))->join(2, 2, kShort).ok());
   EXPECT_FALSE((*ThreadGroup::make(2))->join(-1, 2, kShort).ok());
-  EXPECT_THAT((*ThreadGroup::make(1))->join(0, 1, Timeout{0}).status().message(), HasSubstr("timeout"));
+  EXPECT_THAT((*ThreadGroup::make(1))->join(0, 1, Timeout{0}).status().message(),
+              HasSubstr("timeout"));
 }
 
 TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
@@ -290,10 +311,13 @@ TEST(ThreadGroups, DifferentOperationsAreRefusedOnAll) {
   });
 }
 
-// A host's function that says it is done and has moved nothing, or brought the bytes of another world.
-int brings(void* user, const void*, const int64_t*, void* recv, const int64_t* recv_bytes, int64_t, char*, size_t) {
+// A host's function that says it is done and has moved nothing, or brought the bytes of another
+// world.
+int brings(void* user, const void*, const int64_t*, void* recv, const int64_t* recv_bytes, int64_t,
+           char*, size_t) {
   const auto* bytes = static_cast<const std::vector<std::byte>*>(user);
-  if (!bytes->empty()) std::memcpy(recv, bytes->data(), static_cast<size_t>(recv_bytes[0] + recv_bytes[1]));
+  if (!bytes->empty())
+    std::memcpy(recv, bytes->data(), static_cast<size_t>(recv_bytes[0] + recv_bytes[1]));
   return 0;
 }
 
@@ -313,26 +337,33 @@ TEST(Callbacks, AHandshakeOfAnotherLibraryWorldOrVersionIsRefused) {
     std::memcpy(bytes.data(), handshakes, sizeof(handshakes));
     return connect_callbacks({&bytes, brings, nullptr}, 0, 2, kShort).status().message();
   };
-  EXPECT_THAT(refusal(), HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
+  EXPECT_THAT(refusal(),
+              HasSubstr("expected rank 1 of a world of 2 in place 1, got rank 1 of a world of 4"));
   handshakes[1].world = 2;
-  std::memset(handshakes[1].version, '9', sizeof(handshakes[1].version));  // which does not even end
-  EXPECT_EQ(refusal(), "exchange: expected nvfp4-moe 1.2.3 on rank 1 as on rank 0, got " + std::string(23, '9'));
+  std::memset(handshakes[1].version, '9',
+              sizeof(handshakes[1].version));  // which does not even end
+  EXPECT_EQ(refusal(), "exchange: expected nvfp4-moe 1.2.3 on rank 1 as on rank 0, got " +
+                           std::string(23, '9'));
 }
 
-int fails(void*, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms, char* error, size_t size) {
-  const std::string text = "no route to rank 3 in " + std::to_string(timeout_ms) + " ms" + std::string(size, '!');
+int fails(void*, const void*, const int64_t*, void*, const int64_t*, int64_t timeout_ms,
+          char* error, size_t size) {
+  const std::string text =
+      "no route to rank 3 in " + std::to_string(timeout_ms) + " ms" + std::string(size, '!');
   text.copy(error, size);  // fills the array and ends with no 0, which the library must survive
   return 1;
 }
-int fails_without_a_word(void*, const void*, const int64_t*, void*, const int64_t*, int64_t, char*, size_t) {
+int fails_without_a_word(void*, const void*, const int64_t*, void*, const int64_t*, int64_t, char*,
+                         size_t) {
   return 42;
 }
 
 TEST(Callbacks, AFailureCarriesTheHostsWords) {
   const Status status = connect_callbacks({nullptr, fails, nullptr}, 0, 2, kShort).status();
   EXPECT_THAT(status, Refused(Code::kIo, "exchange: handshake: no route to rank 3 in 200 ms!!!"));
-  EXPECT_THAT(connect_callbacks({nullptr, fails_without_a_word, nullptr}, 0, 2, kShort).status().message(),
-              HasSubstr("handshake: code 42 of the caller's function"));
+  EXPECT_THAT(
+      connect_callbacks({nullptr, fails_without_a_word, nullptr}, 0, 2, kShort).status().message(),
+      HasSubstr("handshake: code 42 of the caller's function"));
   EXPECT_THAT(connect_callbacks({nullptr, nullptr, nullptr}, 0, 2, kShort).status().message(),
               HasSubstr("all_to_all_v: expected a function, got null"));
 }

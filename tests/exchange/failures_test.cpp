@@ -1,4 +1,5 @@
-// A layer over several ranks that cannot open or run: every rank ends with the cause, and goes on where it can.
+// A layer over several ranks that cannot open or run: every rank ends with the cause, and goes on
+// where it can.
 
 #include <atomic>
 #include <functional>
@@ -27,22 +28,24 @@ struct Arguments {
   LayerOptions options;
   ExpertParallelOptions parallel;
 };
-std::vector<std::string> opened(int world, const std::function<void(int rank, Arguments&)>& change) {
+std::vector<std::string> opened(int world,
+                                const std::function<void(int rank, Arguments&)>& change) {
   std::vector<std::string> messages(static_cast<size_t>(world));
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     Arguments arguments{made(small()), {}, {}, {}};
     arguments.source = source_of(arguments.data);
     arguments.options = options_of(arguments.data);
     change(exchange.rank(), arguments);
-    const auto layer = open_over_ranks(arguments.data.config, arguments.source, arguments.options, arguments.parallel,
-                                       borrowed(exchange));
+    const auto layer = open_over_ranks(arguments.data.config, arguments.source, arguments.options,
+                                       arguments.parallel, borrowed(exchange));
     messages[static_cast<size_t>(exchange.rank())] = layer.status().message();
     EXPECT_OK(exchange.barrier());
   });
   return messages;
 }
 
-std::vector<std::string> opened(int world, int changed, const std::function<void(Arguments&)>& change) {
+std::vector<std::string> opened(int world, int changed,
+                                const std::function<void(Arguments&)>& change) {
   return opened(world, [&](int rank, Arguments& arguments) {
     if (rank == changed) change(arguments);
   });
@@ -63,8 +66,10 @@ TEST(ParallelOpen, ConfigsThatDifferAreNamedOnEveryRank) {
   EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.parallel.capacity = 5; }),
               Each("config of rank 2: expected capacity 0 as on rank 0, got 5"));
   EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.parallel.placement = round_robin(8, 3); }),
-              Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got 0,3,6|1,4,7|2,5,0"));
-  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.source.scales.hidden = 0.5f; }), Each(HasSubstr("hidden input_scale")));
+              Each("config of rank 2: expected placement 0,1|2,3,4|5,6,7 as on rank 0, got "
+                   "0,3,6|1,4,7|2,5,0"));
+  EXPECT_THAT(opened(3, 2, [](Arguments& a) { a.source.scales.hidden = 0.5f; }),
+              Each(HasSubstr("hidden input_scale")));
   EXPECT_THAT(opened(3, 2, [](Arguments&) {}), Each(""));
 }
 
@@ -72,20 +77,30 @@ TEST(ParallelOpen, ARankThatCannotLoadEndsAllWithItsMessage) {
   EXPECT_THAT(opened(3, 1,
                      [](Arguments& a) {
                        a.source.expert = [](int64_t expert) -> Result<LoadedExpert> {
-                         return bad_input("expert " + std::to_string(expert) + ": expected its file, got none");
+                         return bad_input("expert " + std::to_string(expert) +
+                                          ": expected its file, got none");
                        };
                      }),
               Each("rank 1: expert 2: expected its file, got none"));
-  EXPECT_THAT(
-      opened(2, 1,
-             [](Arguments& a) { a.source.expert = [](int64_t) -> Result<LoadedExpert> { throw std::bad_alloc(); }; }),
-      Each(HasSubstr("rank 1: out of memory")));
-  EXPECT_THAT(opened(2, 0, [](Arguments& a) { a.options.backend = "nonesuch"; }), Each(HasSubstr("rank 0: backend")));
+  EXPECT_THAT(opened(2, 1,
+                     [](Arguments& a) {
+                       a.source.expert = [](int64_t) -> Result<LoadedExpert> {
+                         throw std::bad_alloc();
+                       };
+                     }),
+              Each(HasSubstr("rank 1: out of memory")));
+  EXPECT_THAT(opened(2, 0, [](Arguments& a) { a.options.backend = "nonesuch"; }),
+              Each(HasSubstr("rank 0: backend")));
 }
 
 TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
-  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.options.range = {0, 4}; }), Each(HasSubstr("rank 1: expert range")));
-  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.options.device = "cuda:0"; }), Each(HasSubstr("rank 1: device")));
+  EXPECT_THAT(opened(2, 1,
+                     [](Arguments& a) {
+                       a.options.range = {0, 4};
+                     }),
+              Each(HasSubstr("rank 1: expert range")));
+  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.options.device = "cuda:0"; }),
+              Each(HasSubstr("rank 1: device")));
   EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.capacity = 13; }),
               Each(HasSubstr("capacity: expected at most")));
   EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.capacity = -1; }),
@@ -96,8 +111,9 @@ TEST(ParallelOpen, OptionsThatCannotBeAreRefusedOnAll) {
                        a.parallel.capacity = 1;
                      }),
               Each(HasSubstr("expected 0 with all_reduce")));
-  EXPECT_THAT(opened(2, 1, [](Arguments& a) { a.parallel.placement = *Placement::contiguous(8, 4); }),
-              Each(HasSubstr("rank 1: placement: expected one of 8 experts on 2 ranks")));
+  EXPECT_THAT(
+      opened(2, 1, [](Arguments& a) { a.parallel.placement = *Placement::contiguous(8, 4); }),
+      Each(HasSubstr("rank 1: placement: expected one of 8 experts on 2 ranks")));
   EXPECT_THAT(opened(2, [](int, Arguments& a) { a.options.limits.max_tokens = int64_t{1} << 60; }),
               Each(HasSubstr("rank 0: max_tokens")));
 }
@@ -121,7 +137,8 @@ void on_layers(int world, const CaseData& data, const ExpertParallelOptions& par
                const std::function<void(OpenRank&)>& body) {
   on_ranks(Over::kThreads, world, kCaseTimeout, [&](Exchange& exchange) {
     const LayerSource source = source_of(data);
-    const auto layer = must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
+    const auto layer =
+        must(open_over_ranks(data.config, source, options_of(data), parallel, borrowed(exchange)));
     OpenRank rank{exchange, data, **layer, PoisonedWorkspace((*layer)->workspace_bytes()), {}};
     body(rank);
     (void)exchange.barrier();  // broken where a test breaks it
@@ -139,7 +156,8 @@ TEST(ParallelRun, ARankWithAWrongBatchEndsTheRunOnAllAndNoLater) {
       });
       EXPECT_EQ(status.code(), Code::kInvalidArgument);
       EXPECT_EQ(status.message(), "rank 1: hidden: expected a pointer, got null");
-      EXPECT_EQ(rank.out, std::vector<uint8_t>(rank.out.size(), 0xFF)) << "out is written by a run that fails";
+      EXPECT_EQ(rank.out, std::vector<uint8_t>(rank.out.size(), 0xFF))
+          << "out is written by a run that fails";
       EXPECT_OK(rank.run());
 
       status = rank.run([&](Batch& batch) {
@@ -158,7 +176,8 @@ TEST(ParallelRun, TokenCountsThatDifferAreNamedUnderAllReduce) {
   const CaseData data = made(small());
   const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_layers(3, data, options, [&](OpenRank& rank) {
-    const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 2 ? 5 : 12; });
+    const Status status =
+        rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 2 ? 5 : 12; });
     EXPECT_EQ(status.message(), "tokens of rank 2: expected 12 as on rank 0, got 5");
     EXPECT_OK(rank.run());
   });
@@ -171,9 +190,11 @@ TEST(ParallelRun, MoreTokensThanTheCapacityAreReportedOnAllAndNoneIsDropped) {
   const int64_t expert = data.id(0, 0) >= 0 ? data.id(0, 0) : data.id(0, 1);
   ExpertParallelOptions options = with_capacity(11);
   on_layers(4, data, options, [&](OpenRank& rank) {
-    const Status status = rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 3 ? 12 : 4; });
-    EXPECT_EQ(status.message(), "capacity: expected at least 12 tokens, which rank 3 has for rank " +
-                                    std::to_string(expert / 2) + ", got 11");
+    const Status status =
+        rank.run([&](Batch& batch) { batch.tokens = rank.exchange.rank() == 3 ? 12 : 4; });
+    EXPECT_EQ(status.message(),
+              "capacity: expected at least 12 tokens, which rank 3 has for rank " +
+                  std::to_string(expert / 2) + ", got 11");
     EXPECT_EQ(rank.out, std::vector<uint8_t>(rank.out.size(), 0xFF));
     EXPECT_OK(rank.run([](Batch& batch) { batch.tokens = 11; }));
   });
@@ -202,7 +223,8 @@ TEST(ParallelRun, LogitsAreDeclinedByName) {
   const CaseData data = made(small());
   on_layers(2, data, {}, [&](OpenRank& rank) {
     const auto* const some = reinterpret_cast<const SelectExperts*>(&data);  // not read
-    EXPECT_THAT(rank.run([&](Batch& batch) { batch.selection = some; }).message(), HasSubstr("rank 0: selection"));
+    EXPECT_THAT(rank.run([&](Batch& batch) { batch.selection = some; }).message(),
+                HasSubstr("rank 0: selection"));
   });
 }
 
@@ -214,11 +236,13 @@ TEST(ParallelRun, ASharedExpertsWeightsAreTakenWhereTheyAreRead) {
   const ExpertParallelOptions options = combined_by(CombineBy::kAllReduce);
   on_layers(2, data, options, [&](OpenRank& rank) {
     EXPECT_OK(rank.run());  // given on both, read on rank 0
-    EXPECT_EQ(rank.layer.weights().config->shared_intermediate_size, rank.exchange.rank() == 0 ? 32 : 0);
+    EXPECT_EQ(rank.layer.weights().config->shared_intermediate_size,
+              rank.exchange.rank() == 0 ? 32 : 0);
   });
 }
 
-// Logical experts on other slots, by replacing packed experts in place: what a fresh open packs, byte for byte.
+// Logical experts on other slots, by replacing packed experts in place: what a fresh open packs,
+// byte for byte.
 TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
   const CaseData data = made(small());
   const Placement before = redundant(8, 4);
@@ -238,12 +262,14 @@ TEST(ParallelRearrange, GivesTheBytesOfAFreshLayerAndTheBitsOfTheOldOne) {
     ASSERT_OK(rank.run());
     EXPECT_EQ(rank.out, expected);
 
-    const auto other = must(open_over_ranks(data.config, source, options_of(data), fresh, borrowed(rank.exchange)));
+    const auto other = must(
+        open_over_ranks(data.config, source, options_of(data), fresh, borrowed(rank.exchange)));
     const PackedWeights &a = rank.layer.weights(), &b = (*other)->weights();
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
     EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0);
     EXPECT_EQ(a.tensor_scales, b.tensor_scales);
-    for (int64_t slot = 0; slot < before.slots(); ++slot) moved += before.expert_of(slot) != after->expert_of(slot);
+    for (int64_t slot = 0; slot < before.slots(); ++slot)
+      moved += before.expert_of(slot) != after->expert_of(slot);
   });
   EXPECT_GT(moved.load(), 0);
 }
@@ -252,8 +278,10 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
   const CaseData data = made(small());
   for (const bool memory : {false, true})
     on_layers(2, data, {}, [&](OpenRank& rank) {
-      EXPECT_THAT(ranks_of(rank.layer).rearrange(*Placement::contiguous(8, 4), {}).message(), HasSubstr("on 2 ranks"));
-      EXPECT_THAT(ranks_of(rank.layer).rearrange(redundant(8, 2), {}).message(), HasSubstr("slots on rank 0"));
+      EXPECT_THAT(ranks_of(rank.layer).rearrange(*Placement::contiguous(8, 4), {}).message(),
+                  HasSubstr("on 2 ranks"));
+      EXPECT_THAT(ranks_of(rank.layer).rearrange(redundant(8, 2), {}).message(),
+                  HasSubstr("slots on rank 0"));
       LayerSource source = source_of(data);
       if (rank.exchange.rank() == 1)
         source.expert = [&](int64_t) -> Result<LoadedExpert> {
@@ -267,8 +295,9 @@ TEST(ParallelRearrange, ARankThatCannotLoadEndsAll) {
     });
 }
 
-// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a run, to the byte. Before
-// it each rank says 512 bytes of header and a pair of int64 for each rank to each other.
+// Two ranks, 12 tokens each, every id an expert of the other rank: what goes over the wire in a
+// run, to the byte. Before it each rank says 512 bytes of header and a pair of int64 for each rank
+// to each other.
 TEST(ParallelRun, TheWireCarriesCodesAndScales) {
   const struct Format {
     ActivationFormat format;
@@ -279,7 +308,8 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
                  {ActivationFormat::kBf16, 128 + 1}};
   for (const Format& format : formats) {
     for (const int64_t capacity : {0, 12, 24}) {
-      SCOPED_TRACE(std::string(to_string(format.format)) + ", capacity " + std::to_string(capacity));
+      SCOPED_TRACE(std::string(to_string(format.format)) + ", capacity " +
+                   std::to_string(capacity));
       Case spec = small();
       spec.options.activation_format = format.format;
       CaseData data = made(spec);
@@ -293,14 +323,16 @@ TEST(ParallelRun, TheWireCarriesCodesAndScales) {
         const LayerSource source = source_of(mine);
         LayerOptions limits = options_of(mine);
         limits.limits.max_tokens = 24;  // no more is sent for it
-        const auto layer = must(open_over_ranks(mine.config, source, limits, options, borrowed((*called)->exchange())));
+        const auto layer = must(
+            open_over_ranks(mine.config, source, limits, options, borrowed((*called)->exchange())));
         PoisonedWorkspace workspace((*layer)->workspace_bytes());
         std::vector<uint8_t> out(mine.out_bytes());
         const int64_t before = (*called)->sent_bytes();
-        ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(), workspace.size_bytes()));
-        const int64_t packet =
-            ((format.activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 * 16;  // and 2 slots, 2 weights
-        const int64_t rows = 12 * 2 * 64 * 2;                                // of bf16
+        ASSERT_OK((*layer)->run(slice_of(mine, 0, 12, out.data()), workspace.data(),
+                                workspace.size_bytes()));
+        const int64_t packet = ((format.activation_bytes + 3) / 4 * 4 + 2 * 8 + 15) / 16 *
+                               16;             // and 2 slots, 2 weights
+        const int64_t rows = 12 * 2 * 64 * 2;  // of bf16
         EXPECT_EQ((*called)->sent_bytes() - before, 512 + 2 * 16 + 12 * packet + rows);
         EXPECT_OK((*called)->exchange().barrier());
       });
@@ -315,7 +347,8 @@ TEST(ParallelLoad, CountsAssignmentsOfAllRanks) {
   std::vector<uint64_t> expected(8);
   for (int64_t token = 0; token < 40; ++token)
     for (int64_t k = 0; k < 2; ++k)
-      if (const int64_t id = data.id(token, k); id >= 0 && id < 8) ++expected[static_cast<size_t>(id)];
+      if (const int64_t id = data.id(token, k); id >= 0 && id < 8)
+        ++expected[static_cast<size_t>(id)];
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     const ExpertParallelOptions options = combined_by(combine);
     on_layers(4, data, options, [&](OpenRank& rank) {

@@ -45,11 +45,13 @@ int first_that_is_not_refused(Exchange& exchange) {
   float value = 0;
   int call = 0;
   for (const Status& status :
-       {exchange.poll(), exchange.barrier(), exchange.agree({}), exchange.agree(Status(Code::kIo, "mine")),
-        exchange.all_gather(&one, sizeof(one), to), exchange.all_reduce(&value, 1, DType::kF32),
-        exchange.all_to_all_v(from, bytes, to, bytes), exchange.check_same("config", {{"top_k", "8"}})}) {
+       {exchange.poll(), exchange.barrier(), exchange.agree({}),
+        exchange.agree(Status(Code::kIo, "mine")), exchange.all_gather(&one, sizeof(one), to),
+        exchange.all_reduce(&value, 1, DType::kF32), exchange.all_to_all_v(from, bytes, to, bytes),
+        exchange.check_same("config", {{"top_k", "8"}})}) {
     ++call;
-    if (status.code() != Code::kUnsupported || status.message().find("forked") == std::string::npos) return call;
+    if (status.code() != Code::kUnsupported || status.message().find("forked") == std::string::npos)
+      return call;
   }
   return 0;
 }
@@ -62,7 +64,8 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
     connect_ranks(over, ranks);
     if (HasFatalFailure()) return;
     EXPECT_EQ(in_forked_child([&] {
-                if (const int call = first_that_is_not_refused(ranks[0].exchange()); call != 0) return call;
+                if (const int call = first_that_is_not_refused(ranks[0].exchange()); call != 0)
+                  return call;
                 ranks[0].exchange().abort(Status(Code::kIo, "of a child"));
                 ranks.clear();
                 return 0;
@@ -78,8 +81,8 @@ ATTACK_TEST(kForks, ForkedExchange, RefusesEveryCallAndSaysNothingInItsParentsNa
   }
 }
 
-// The other rank detects the parent's end, which a child's copies of the connections would hide: of one that drops the
-// exchange, and of one that knows nothing of it.
+// The other rank detects the parent's end, which a child's copies of the connections would hide: of
+// one that drops the exchange, and of one that knows nothing of it.
 ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
   for (const Over over : {Over::kCallbacks}) {
     for (const bool drops : {false, true}) {
@@ -95,17 +98,20 @@ ATTACK_TEST(kForks, ForkedExchange, AChildHidesNoEndOfItsParent) {
         EXPECT_EQ(::read(forked[0], &word, 1), 1);
         ranks[0] = {};
         const Deadline deadline(Timeout{5000});
-        while (ranks[1].exchange().poll().ok() && !deadline.passed()) std::this_thread::sleep_for(Timeout{5});
-        EXPECT_EQ(ranks[1].exchange().poll().message(), "exchange: expected rank 0, got none: it has left");
+        while (ranks[1].exchange().poll().ok() && !deadline.passed())
+          std::this_thread::sleep_for(Timeout{5});
+        EXPECT_EQ(ranks[1].exchange().poll().message(),
+                  "exchange: expected rank 0, got none: it has left");
         EXPECT_EQ(::write(received[1], &word, 1), 1);
       });
       // The child is there until the parent has received.
-      EXPECT_EQ(in_forked_child([&] {
-                  if (drops) ranks.clear();
-                  char word = 1;
-                  return ::write(forked[1], &word, 1) == 1 && ::read(received[0], &word, 1) == 1 ? 0 : 1;
-                }),
-                0);
+      EXPECT_EQ(
+          in_forked_child([&] {
+            if (drops) ranks.clear();
+            char word = 1;
+            return ::write(forked[1], &word, 1) == 1 && ::read(received[0], &word, 1) == 1 ? 0 : 1;
+          }),
+          0);
       parent.join();
       for (const int end : {forked[0], forked[1], received[0], received[1]}) ::close(end);
     }

@@ -1,4 +1,5 @@
-// A layer over several ranks against one rank's: equal bits by all-to-all, within a derived bound by all-reduce.
+// A layer over several ranks against one rank's: equal bits by all-to-all, within a derived bound
+// by all-reduce.
 
 #include <array>
 #include <cmath>
@@ -16,13 +17,15 @@ namespace {
 
 class Parallel : public BackendTest {
  protected:
-  // One case in `stride` of those that hold all experts, at least as many as ranks. batch_invariant: bits are compared
-  // across batches.
+  // One case in `stride` of those that hold all experts, at least as many as ranks.
+  // batch_invariant: bits are compared across batches.
   void for_cases(int stride, const std::function<void(const CaseData&)>& body) {
     int64_t seen = 0, used = 0;
     std::set<ActivationFormat> formats;
     for (Case spec : case_table()) {
-      if (spec.range.count != spec.options.num_experts || spec.options.num_experts < 4 || spec.tokens > 65) continue;
+      if (spec.range.count != spec.options.num_experts || spec.options.num_experts < 4 ||
+          spec.tokens > 65)
+        continue;
       if (++seen % stride != 0) continue;
       SCOPED_TRACE(spec.name);
       spec.options.batch_invariant = true;
@@ -44,17 +47,19 @@ class Parallel : public BackendTest {
 
 // The ways in which a world of several ranks may hold the experts.
 std::vector<std::pair<const char*, Placement>> placements(int64_t experts, int world) {
-  std::vector<std::pair<const char*, Placement>> all{{"contiguous", *Placement::contiguous(experts, world)},
-                                                     {"round robin", round_robin(experts, world)}};
+  std::vector<std::pair<const char*, Placement>> all{
+      {"contiguous", *Placement::contiguous(experts, world)},
+      {"round robin", round_robin(experts, world)}};
   if (experts % world == 0 && world > 1) all.emplace_back("redundant", redundant(experts, world));
   return all;
 }
 
 // What a rank counts for its own tokens and experts; added up it is what one rank counts.
 std::array<uint64_t, 11> counts(const RunStatus& s) {
-  return {s.bad_expert_ids,      s.nonfinite_tokens,  s.nonfinite_rows,      s.hidden_blocks,
-          s.hidden_saturated,    s.hidden_zeroed,     s.intermediate_blocks, s.intermediate_saturated,
-          s.intermediate_zeroed, s.nonfinite_weights, s.nonfinite_outputs};
+  return {s.bad_expert_ids,      s.nonfinite_tokens,       s.nonfinite_rows,
+          s.hidden_blocks,       s.hidden_saturated,       s.hidden_zeroed,
+          s.intermediate_blocks, s.intermediate_saturated, s.intermediate_zeroed,
+          s.nonfinite_weights,   s.nonfinite_outputs};
 }
 
 TEST_P(Parallel, AllToAllGivesTheBitsAndCountsOfOneRank) {
@@ -113,21 +118,26 @@ TEST_P(Parallel, RowsOfARedundantExpertAreDividedAmongItsRanks) {
   };
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     const uint64_t of_row = 48 / 16;
-    EXPECT_THAT(blocks(kTokens, -1, combine), Each(kTokens / 2 * of_row)) << to_string(combine) << ", always first";
-    EXPECT_THAT(blocks(1, 1, combine), Each(of_row)) << to_string(combine) << ", one token's two experts";
+    EXPECT_THAT(blocks(kTokens, -1, combine), Each(kTokens / 2 * of_row))
+        << to_string(combine) << ", always first";
+    EXPECT_THAT(blocks(1, 1, combine), Each(of_row))
+        << to_string(combine) << ", one token's two experts";
   }
 }
 
 TEST_P(Parallel, AllToAllOfOneToManyTokensOfEveryRouting) {
-  constexpr std::array kFormats = {ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block,
-                                   ActivationFormat::kFp8};
-  size_t turn = 0;  // 7 routings, so that each token count runs with all formats and each routing with most
+  constexpr std::array kFormats = {ActivationFormat::kNvfp4, ActivationFormat::kBf16,
+                                   ActivationFormat::kInt8Block, ActivationFormat::kFp8};
+  size_t turn =
+      0;  // 7 routings, so that each token count runs with all formats and each routing with most
   for (const int64_t tokens : {1, 2, 5, 64, 511, 8192}) {
-    for (const Routing routing : {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
-                                  Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
+    for (const Routing routing :
+         {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,
+          Routing::kPartlyNone, Routing::kAllNone, Routing::kBadIds}) {
       const ActivationFormat format = kFormats[turn++ % kFormats.size()];
       const auto data = must(make_case(sized(tokens, routing, format)));
-      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " + to_string(format));
+      SCOPED_TRACE(std::string(to_string(routing)) + " of " + std::to_string(tokens) + ", " +
+                   to_string(format));
       const ParallelRun run = run_parallel(backend(), *data, 4, {});
       EXPECT_THAT(run.messages, Each(""));
       EXPECT_EQ(same(*data, CaseRun(backend(), *data).run(*data), run.out), "");
@@ -143,14 +153,16 @@ std::vector<double> sums_of_magnitudes(const CaseRun& run, const CaseData& data)
   const DType dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   const auto row = [&](const void* rows, int64_t index) {
     std::vector<float> values(static_cast<size_t>(hidden));
-    to_floats(static_cast<const std::byte*>(rows) + index * hidden * bits(dtype) / 8, dtype, hidden, values.data());
+    to_floats(static_cast<const std::byte*>(rows) + index * hidden * bits(dtype) / 8, dtype, hidden,
+              values.data());
     return values;
   };
   std::vector<double> sums(static_cast<size_t>(data.spec.tokens * hidden));
   for (int64_t token = 0; token < data.spec.tokens; ++token) {
     const auto add = [&](const std::vector<float>& values, double weight) {
       for (int64_t i = 0; i < hidden; ++i)
-        sums[static_cast<size_t>(token * hidden + i)] += std::fabs(weight * double{values[static_cast<size_t>(i)]});
+        sums[static_cast<size_t>(token * hidden + i)] +=
+            std::fabs(weight * double{values[static_cast<size_t>(i)]});
     };
     for (int64_t at = token * options.top_k; at < (token + 1) * options.top_k; ++at) {
       if (buffers.row_of_assignment[at] < 0) continue;
@@ -160,14 +172,16 @@ std::vector<double> sums_of_magnitudes(const CaseRun& run, const CaseData& data)
     }
     if (buffers.shared.experts > 0)
       add(row(buffers.shared.rows_out, token),
-          data.shared_weights.empty() ? 1.0 : double{data.shared_weights[static_cast<size_t>(token)]});
+          data.shared_weights.empty() ? 1.0
+                                      : double{data.shared_weights[static_cast<size_t>(token)]});
   }
   return sums;
 }
 
-// One rank adds n = top_k (+ 1) products, one rounding each; n ranks add the same products in parts, and then the parts:
-// each within (roundings) u S of the exact sum, S being the sum of magnitudes and u = 2^-24. Their difference is at most
-// (2 n + world - 1) u S, times 1 + 2^-16 for the terms of higher order.
+// One rank adds n = top_k (+ 1) products, one rounding each; n ranks add the same products in
+// parts, and then the parts: each within (roundings) u S of the exact sum, S being the sum of
+// magnitudes and u = 2^-24. Their difference is at most (2 n + world - 1) u S, times 1 + 2^-16 for
+// the terms of higher order.
 TEST_P(Parallel, AllReduceAgreesWithinOneMoreSum) {
   double worst = 0;
   for_cases(9, [&](const CaseData& original) {
@@ -176,7 +190,8 @@ TEST_P(Parallel, AllReduceAgreesWithinOneMoreSum) {
     CaseRun one(backend(), data);
     const std::vector<float> expected = to_floats(one.run(data), DType::kF32);
     const std::vector<double> magnitudes = sums_of_magnitudes(one, data);
-    const auto products = static_cast<double>(data.spec.options.top_k + (one.buffers().shared.experts > 0 ? 1 : 0));
+    const auto products =
+        static_cast<double>(data.spec.options.top_k + (one.buffers().shared.experts > 0 ? 1 : 0));
     for (const int world : {1, 2, 4}) {
       for (const auto& [name, placement] : placements(data.spec.options.num_experts, world)) {
         SCOPED_TRACE(std::string(name) + " on " + std::to_string(world));
@@ -190,7 +205,8 @@ TEST_P(Parallel, AllReduceAgreesWithinOneMoreSum) {
             ASSERT_EQ(std::isfinite(expected[i]), std::isfinite(actual[i])) << i;
             continue;
           }
-          const double bound = (2 * products + world - 1) * 0x1p-24 * (1 + 0x1p-16) * magnitudes[i] + 0x1p-149;
+          const double bound =
+              (2 * products + world - 1) * 0x1p-24 * (1 + 0x1p-16) * magnitudes[i] + 0x1p-149;
           const double error = std::fabs(double{expected[i]} - double{actual[i]});
           ASSERT_LE(error, bound) << i << ": " << expected[i] << " and " << actual[i];
           if (world == 1) {
@@ -237,13 +253,15 @@ TEST_P(Parallel, AHostsFunctionsGiveTheSameBits) {
   for (const CombineBy combine : {CombineBy::kAllToAll, CombineBy::kAllReduce}) {
     const ExpertParallelOptions options = combined_by(combine);
     const ParallelRun threads = run_parallel(backend(), *data, 4, options);
-    const ParallelRun callbacks = run_parallel(backend(), *data, 4, options, Tokens::kEven, Over::kCallbacks);
+    const ParallelRun callbacks =
+        run_parallel(backend(), *data, 4, options, Tokens::kEven, Over::kCallbacks);
     EXPECT_THAT(callbacks.messages, Each(""));
     EXPECT_EQ(threads.out, callbacks.out);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Hosts, Parallel, testing::ValuesIn(host_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

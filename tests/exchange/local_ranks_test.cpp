@@ -118,8 +118,9 @@ TEST(RanksProgress, AddsTheRanksUpAndNamesWhoSaidSo) {
   EXPECT_TRUE(progress.of_rank(1)(step(2, "expert 7")));
   lines.stop();
   EXPECT_FALSE(progress.of_rank(0)(step(2, "expert 4")));
-  EXPECT_EQ(lines.all(), (std::vector<std::string>{"load 1/8 rank 0: expert 3", "load 3/16 rank 1: expert 7",
-                                                   "load 4/16 rank 0: expert 4"}));
+  EXPECT_EQ(lines.all(),
+            (std::vector<std::string>{"load 1/8 rank 0: expert 3", "load 3/16 rank 1: expert 7",
+                                      "load 4/16 rank 0: expert 4"}));
   const ProgressFn nobody;
   RanksProgress quiet(*ranks, nobody);
   EXPECT_TRUE(quiet.of_rank(0)(step(1, "expert 3")));

@@ -15,7 +15,9 @@
 
 namespace nvfp4_moe::internal::test {
 
-inline std::string library(const char* variant = "") { return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so"; }
+inline std::string library(const char* variant = "") {
+  return std::string(NVFP4_MOE_FAKE_NCCL) + variant + ".so";
+}
 
 template <class Function>
 Function of_fake(const char* name) {
@@ -45,7 +47,8 @@ inline NcclOptions fake() {
 }
 
 // Every rank of a world with NCCL, over a host's functions as processes are.
-inline void on_devices(int world, Timeout timeout, const std::function<void(Exchange&, DeviceTransport&)>& body,
+inline void on_devices(int world, Timeout timeout,
+                       const std::function<void(Exchange&, DeviceTransport&)>& body,
                        const NcclOptions& options = fake(), Over over = Over::kCallbacks) {
   on_ranks(over, world, timeout, [&](Exchange& exchange) {
     auto device = must(connect_nccl(exchange, options));
@@ -63,12 +66,14 @@ struct Blocks {
       send_bytes.push_back(r == 2 ? 0 : me + 1);
       recv_bytes.push_back(me == 2 ? 0 : r + 1);
       send.insert(send.end(), static_cast<size_t>(send_bytes.back()), static_cast<std::byte>(me));
-      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()), static_cast<std::byte>(r));
+      expected.insert(expected.end(), static_cast<size_t>(recv_bytes.back()),
+                      static_cast<std::byte>(r));
     }
     recv.resize(expected.size() + 1, std::byte{0xEE});
   }
   AllToAll call(Timeout timeout) {
-    return {"all_to_all_v", send.data(), send_bytes.data(), recv.data(), recv_bytes.data(), timeout};
+    return {"all_to_all_v", send.data(),       send_bytes.data(),
+            recv.data(),    recv_bytes.data(), timeout};
   }
   std::vector<int64_t> send_bytes, recv_bytes;
   std::vector<std::byte> send, recv, expected;

@@ -1,4 +1,5 @@
-// How NCCL's transport ends: what it waits for, which is never a graph, and what its end is to work that was done before.
+// How NCCL's transport ends: what it waits for, which is never a graph, and what its end is to work
+// that was done before.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +14,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// A rank that leaves after its last run does not harm what the others received from it. Replays of graphs get an error.
+// A rank that leaves after its last run does not harm what the others received from it. Replays of
+// graphs get an error.
 TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
   for (const bool captured : {false, true}) {
     std::atomic<int> made{0};
@@ -25,7 +27,8 @@ TEST(NcclEnd, AFailureBehindFinishedWorkIsNoneOfThatWork) {
           ASSERT_OK(exchange.barrier());
           if (exchange.rank() == 0) return;
           comes_true([&] { return !device.state().ok(); });
-          EXPECT_THAT(device.state().message(), HasSubstr("expected rank 0, got none: it has left"));
+          EXPECT_THAT(device.state().message(),
+                      HasSubstr("expected rank 0, got none: it has left"));
           EXPECT_EQ(device.state_of_work().message(), captured ? device.state().message() : "");
         },
         with_events(made, true));
@@ -39,7 +42,8 @@ Status capture(Exchange& exchange, DeviceTransport& device) {
 }
 
 // Two ranks that drop their communicators behind `body` while graphs hold them.
-void while_graphs_hold_them(Over over, const std::function<void(Exchange&, DeviceTransport&)>& body) {
+void while_graphs_hold_them(Over over,
+                            const std::function<void(Exchange&, DeviceTransport&)>& body) {
   {
     const Setting graphs("graphs");
     on_ranks(over, 2, kLong, [&](Exchange& exchange) {
@@ -71,12 +75,15 @@ TEST(NcclEnd, AbortingDoesNotWaitForGraphs) {
                 5);
     }
     EXPECT_TRUE(comes_true([&] { return !device.state().ok(); })) << "the watch waits";
-    EXPECT_LT(seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }), 5);
+    EXPECT_LT(
+        seconds_of([&] { EXPECT_THAT(capture(exchange, device).message(), HasSubstr("over")); }),
+        5);
   });
   EXPECT_THAT(calls(), EndsWith("abort\nabort\n"));
 }
 
-// The watch polls every 50 ms. A communicator that is destroyed waits for the other ranks, one of which may be stopped.
+// The watch polls every 50 ms. A communicator that is destroyed waits for the other ranks, one of
+// which may be stopped.
 TEST(NcclEnd, AnExchangeThatHasFailedIsAbortedHoweverSoonItIsDropped) {
   {
     const Setting never_ends("graphs");
@@ -111,7 +118,8 @@ TEST(NcclEnd, WhatWasNeverCapturedEndsWithItsExchange) {
   later.join();
 }
 
-// A process ends with its code while a graph that nobody drops holds a communicator, and while one is about to end.
+// A process ends with its code while a graph that nobody drops holds a communicator, and while one
+// is about to end.
 TEST(NcclEnd, AProcessEndsWhileAGraphHoldsACommunicator) {
   for (const bool dropped : {false, true}) {
     const pid_t child = ::fork();
@@ -150,7 +158,9 @@ void drop_the_graph_at_last() {
 }
 
 TEST(NcclEnd, AProcessWaitsForACommunicatorThatEndsAtLast) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, where the library has registered nothing yet
+  GTEST_FLAG_SET(
+      death_test_style,
+      "threadsafe");  // a process of its own, where the library has registered nothing yet
   EXPECT_EXIT(drop_the_graph_at_last(), testing::ExitedWithCode(0), "");
 }
 

@@ -1,4 +1,5 @@
-// NCCL's transport over its test double: which calls it makes, what it moves, and every way in which it ends.
+// NCCL's transport over its test double: which calls it makes, what it moves, and every way in
+// which it ends.
 #include "exchange/nccl.h"
 
 #include <dlfcn.h>
@@ -53,7 +54,8 @@ TEST(Nccl, SumsOverAllRanks) {
       EXPECT_EQ(floats[i], static_cast<float>(3 * i + 3));
       EXPECT_EQ(bf16_to_float(halves[i]), static_cast<float>(3 * (i % 8) + 3));
     }
-    EXPECT_THAT(device.all_reduce(halves.data(), 1, DType::kF16, nullptr).message(), HasSubstr("got F16"));
+    EXPECT_THAT(device.all_reduce(halves.data(), 1, DType::kF16, nullptr).message(),
+                HasSubstr("got F16"));
     ASSERT_OK(exchange.barrier());
   });
 }
@@ -96,17 +98,21 @@ TEST(Nccl, ALibraryThatIsMissingTooOldOrLacksAFunctionIsNamedOnEveryRank) {
   const auto on_rank_1 = [](const std::string& path) {
     return refused(3, [&](int rank) { return of_library(rank == 1 ? path : library()); });
   };
-  EXPECT_THAT(on_rank_1("libnonesuch.so.2"), Each(AllOf(HasSubstr("rank 1: nccl: expected libnonesuch.so.2 as the "),
-                                                        HasSubstr("cannot open shared object file"))));
-  EXPECT_THAT(on_rank_1(library("_old")), Each(AllOf(HasSubstr("rank 1: nccl: "), HasSubstr("libfake_nccl_old.so"),
-                                                     EndsWith("expected version 2.18.0 or later, got 2.17.5"))));
+  EXPECT_THAT(on_rank_1("libnonesuch.so.2"),
+              Each(AllOf(HasSubstr("rank 1: nccl: expected libnonesuch.so.2 as the "),
+                         HasSubstr("cannot open shared object file"))));
+  EXPECT_THAT(on_rank_1(library("_old")),
+              Each(AllOf(HasSubstr("rank 1: nccl: "), HasSubstr("libfake_nccl_old.so"),
+                         EndsWith("expected version 2.18.0 or later, got 2.17.5"))));
   EXPECT_THAT(on_rank_1(library("_partial")),
-              Each(AllOf(HasSubstr("rank 1: nccl: "), EndsWith("(2.28.9): expected function ncclRecv, got none"))));
+              Each(AllOf(HasSubstr("rank 1: nccl: "),
+                         EndsWith("(2.28.9): expected function ncclRecv, got none"))));
 }
 
 // One copy in a process: what is loaded already is found by NCCL's own name, wherever it lies.
 TEST(Nccl, TheCopyThatTheProcessHasIsTaken) {
-  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr) GTEST_SKIP() << "this process has an NCCL already";
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD) != nullptr)
+    GTEST_SKIP() << "this process has an NCCL already";
   ASSERT_NE(dlopen(library("_named").c_str(), RTLD_NOW), nullptr) << dlerror();
   const auto found = must(NcclLibrary::open());
   EXPECT_THAT((*found)->path, HasSubstr("libfake_nccl_named.so"));
@@ -124,12 +130,14 @@ TEST(Nccl, ARankWhoseCommunicatorFailsEndsAllWithItsMessage) {
   {
     const Setting stalls("stall init", 3);
     const double took = seconds_of([&] {
-      EXPECT_THAT(refused(3, fakes, kNcclShort), Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
+      EXPECT_THAT(refused(3, fakes, kNcclShort),
+                  Each(HasSubstr("expected a communicator of 3 ranks within 600 ms")));
     });
     EXPECT_LT(took, 10);
   }
   const Setting fails("fail id");
-  EXPECT_THAT(refused(2, fakes), Each("rank 0: nccl: ncclGetUniqueId: internal error (as a test asked for)"));
+  EXPECT_THAT(refused(2, fakes),
+              Each("rank 0: nccl: ncclGetUniqueId: internal error (as a test asked for)"));
 }
 
 TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
@@ -164,13 +172,17 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
     messages[static_cast<size_t>(exchange.rank())] =
         connect_nccl(exchange, given(1 - exchange.rank())).status().message();
   });
-  EXPECT_THAT(messages, Each(HasSubstr("rank 0: nccl: communicator: expected rank 0 of a world of 2, got rank 1")));
+  EXPECT_THAT(
+      messages,
+      Each(HasSubstr("rank 0: nccl: communicator: expected rank 0 of a world of 2, got rank 1")));
   on_ranks(Over::kThreads, 1, kLong, [&](Exchange& exchange) {
-    EXPECT_THAT(connect_nccl(exchange, given(0)).status().message(), HasSubstr("got rank 0 of a world of 2"));
+    EXPECT_THAT(connect_nccl(exchange, given(0)).status().message(),
+                HasSubstr("got rank 0 of a world of 2"));
   });
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    EXPECT_THAT(connect_nccl(exchange, exchange.rank() == 0 ? given(0) : fake()).status().message(),
-                HasSubstr("nccl of rank 1: expected communicator given as on rank 0, got made here"));
+    EXPECT_THAT(
+        connect_nccl(exchange, exchange.rank() == 0 ? given(0) : fake()).status().message(),
+        HasSubstr("nccl of rank 1: expected communicator given as on rank 0, got made here"));
   });
   EXPECT_EQ(communicators(), 2);
   for (const NcclCommunicator comm : comms) (*nccl)->destroy(comm);
@@ -178,7 +190,8 @@ TEST(Nccl, ACallersCommunicatorIsUsedAndLeftAlone) {
 
 TEST(Nccl, ACallThatFailsEndsAllRanks) {
   std::atomic<bool> failed{false};
-  std::optional<Blocks> of_rank[2];  // until the communicators have ended, whose threads write to them
+  std::optional<Blocks>
+      of_rank[2];  // until the communicators have ended, whose threads write to them
   on_devices(2, kLong, [&](Exchange& exchange, DeviceTransport& device) {
     ASSERT_OK(exchange.barrier());
     Blocks& blocks = of_rank[exchange.rank()].emplace(exchange);
@@ -210,10 +223,10 @@ TEST(Nccl, ARankThatNeverComesEndsTheCallByItsTimeout) {
         return;
       }
       blocks.emplace(exchange);
-      EXPECT_EQ(
-          device.all_to_all_v(blocks->call(kNcclShort), nullptr).message(),
-          "nccl: expected all_to_all_v to be done within 1200 ms, got no end: a rank has stopped, or has come with "
-          "another call");
+      EXPECT_EQ(device.all_to_all_v(blocks->call(kNcclShort), nullptr).message(),
+                "nccl: expected all_to_all_v to be done within 1200 ms, got no end: a rank has "
+                "stopped, or has come with "
+                "another call");
       over = true;
     });
   });
@@ -238,7 +251,8 @@ TEST(Nccl, WorkThatTheDeviceDoesNotEndIsEndedByTheWatch) {
   EXPECT_EQ(made, 0) << "events are left";
 }
 
-// An event that was reached is the next call's: a run makes none once the longest queue has been seen.
+// An event that was reached is the next call's: a run makes none once the longest queue has been
+// seen.
 TEST(Nccl, EventsAreUsedAgain) {
   std::atomic<int> made{0};
   on_devices(
@@ -264,7 +278,8 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
     static const Setting* error = nullptr;
     if (exchange.rank() == 0) error = new Setting("async error");
     comes_true([&] { return !device.state().ok(); });
-    EXPECT_THAT(device.state().message(), HasSubstr("ncclCommGetAsyncError: remote process exited"));
+    EXPECT_THAT(device.state().message(),
+                HasSubstr("ncclCommGetAsyncError: remote process exited"));
     ++ended;
     comes_true([] { return ended == 2; });
     if (exchange.rank() == 0) delete error;
@@ -272,7 +287,8 @@ TEST(Nccl, WhatNcclReportsLaterEndsAll) {
 }
 
 // A rank of three, in a process of its own: one call after the other until one fails.
-Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank, const std::function<void(int call)>& each) {
+Status run_until_it_fails(const std::shared_ptr<Board>& board, int rank,
+                          const std::function<void(int call)>& each) {
   std::optional<Blocks> blocks;  // until the communicator has ended, whose threads write to them
   BoardRank end(board, rank, 3);
   auto exchange = end.connect(kLong);

@@ -28,8 +28,10 @@ inline Batch slice_of(const CaseData& data, int64_t first, int64_t count, uint8_
   const int64_t hidden = data.spec.options.hidden_size, top_k = data.spec.options.top_k;
   const auto bytes = [](int64_t values, DType dtype) { return values * bits(dtype) / 8; };
   batch.tokens = count;
-  batch.hidden = static_cast<const std::byte*>(batch.hidden) + bytes(first * hidden, batch.hidden_dtype);
-  batch.topk_ids = static_cast<const std::byte*>(batch.topk_ids) + bytes(first * top_k, batch.ids_dtype);
+  batch.hidden =
+      static_cast<const std::byte*>(batch.hidden) + bytes(first * hidden, batch.hidden_dtype);
+  batch.topk_ids =
+      static_cast<const std::byte*>(batch.topk_ids) + bytes(first * top_k, batch.ids_dtype);
   batch.topk_weights += first * top_k;
   if (batch.shared_weights != nullptr) batch.shared_weights += first;
   batch.out = out + bytes(first * hidden, batch.out_dtype);
@@ -46,7 +48,8 @@ class PoisonedWorkspace {
   }
   ~PoisonedWorkspace() {
     for (const std::byte* at = base_ + size_bytes_; at < storage_.data() + storage_.size(); ++at)
-      if (*at != kPoisonByte) ADD_FAILURE() << "written " << at - base_ - size_bytes_ << " bytes behind the workspace";
+      if (*at != kPoisonByte)
+        ADD_FAILURE() << "written " << at - base_ - size_bytes_ << " bytes behind the workspace";
   }
   std::byte* data() { return base_; }
   size_t size_bytes() const { return size_bytes_; }
@@ -93,8 +96,8 @@ inline LayerOptions options_of(const CaseData& data) {
 }
 
 inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, int world,
-                                const ExpertParallelOptions& parallel, Tokens tokens = Tokens::kEven,
-                                Over over = Over::kThreads) {
+                                const ExpertParallelOptions& parallel,
+                                Tokens tokens = Tokens::kEven, Over over = Over::kThreads) {
   ParallelRun run;
   const bool reduce = parallel.combine == CombineBy::kAllReduce;
   run.out.assign(data.out_bytes(), 0xFF);
@@ -104,25 +107,30 @@ inline ParallelRun run_parallel(const Backend& backend, const CaseData& data, in
   on_ranks(over, world, kCaseTimeout, [&](Exchange& exchange) {
     const auto rank = static_cast<size_t>(exchange.rank());
     const LayerSource source = source_of(data);
-    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel, borrowed(exchange));
+    const auto layer = open_over_ranks_on(backend, data.config, source, options_of(data), parallel,
+                                          borrowed(exchange));
     if (!layer.ok()) {
       run.messages[rank] = layer.status().message();
       return;
     }
-    const auto [first, count] =
-        reduce ? std::pair(int64_t{0}, data.spec.tokens) : tokens_of(tokens, data.spec.tokens, exchange.rank(), world);
+    const auto [first, count] = reduce
+                                    ? std::pair(int64_t{0}, data.spec.tokens)
+                                    : tokens_of(tokens, data.spec.tokens, exchange.rank(), world);
     PoisonedWorkspace workspace((*layer)->workspace_bytes(count));
-    const Batch batch = slice_of(data, first, count, reduce ? run.outs[rank].data() : run.out.data());
+    const Batch batch =
+        slice_of(data, first, count, reduce ? run.outs[rank].data() : run.out.data());
     const Status status = (*layer)->run(batch, workspace.data(), workspace.size_bytes());
     run.messages[rank] = status.message();
-    if (status.ok()) run.statuses[rank] = *(*layer)->status(workspace.data(), workspace.size_bytes());
+    if (status.ok())
+      run.statuses[rank] = *(*layer)->status(workspace.data(), workspace.size_bytes());
     EXPECT_OK(exchange.barrier());  // a rank that leaves would end those behind it
   });
   if (reduce) run.out = run.outs[0];
   return run;
 }
 
-// Every expert twice, on ranks next to each other: experts of contiguous placements, then those of the next rank.
+// Every expert twice, on ranks next to each other: experts of contiguous placements, then those of
+// the next rank.
 inline Placement redundant(int64_t experts, int world) {
   std::vector<int64_t> map;
   for (int rank = 0; rank < world; ++rank)
@@ -133,11 +141,13 @@ inline Placement redundant(int64_t experts, int world) {
   return *Placement::of_map(experts, world, map);
 }
 
-// Rank r holds experts r, r + world, r + 2 world, ... and, if it would hold one fewer than rank 0, expert 0 as well.
+// Rank r holds experts r, r + world, r + 2 world, ... and, if it would hold one fewer than rank 0,
+// expert 0 as well.
 inline Placement round_robin(int64_t experts, int world) {
   std::vector<int64_t> map;
   for (int rank = 0; rank < world; ++rank)
-    for (int64_t first = 0; first < experts; first += world) map.push_back(first + rank < experts ? first + rank : 0);
+    for (int64_t first = 0; first < experts; first += world)
+      map.push_back(first + rank < experts ? first + rank : 0);
   return *Placement::of_map(experts, world, map);
 }
 

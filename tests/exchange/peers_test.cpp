@@ -32,12 +32,10 @@ struct Counts {
 class DeviceDouble : public PeerDevice {
  public:
   struct Answers {
-    std::function<Result<std::string>(int index)> pci_address = [](int index) -> Result<std::string> {
-      return address_of(index);
-    };
-    std::function<Result<PeerReach>(int index, const std::string& address)> reach = [](int, const std::string&) {
-      return Result<PeerReach>(PeerReach::kYes);
-    };
+    std::function<Result<std::string>(int index)> pci_address =
+        [](int index) -> Result<std::string> { return address_of(index); };
+    std::function<Result<PeerReach>(int index, const std::string& address)> reach =
+        [](int, const std::string&) { return Result<PeerReach>(PeerReach::kYes); };
     Status enable, open;
   };
   static std::string address_of(int index) { return "0000:0" + std::to_string(index) + ":00.0"; }
@@ -47,7 +45,9 @@ class DeviceDouble : public PeerDevice {
 
   int index() const override { return index_; }
   Result<std::string> pci_address() override { return answers_.pci_address(index_); }
-  Result<PeerReach> reach(const std::string& address) override { return answers_.reach(index_, address); }
+  Result<PeerReach> reach(const std::string& address) override {
+    return answers_.reach(index_, address);
+  }
   Result<Buffer> allocate_zeros(int64_t size_bytes) override {
     ++counts_.allocations;
     auto* const bytes = new std::byte[static_cast<size_t>(size_bytes)]();
@@ -72,7 +72,8 @@ class DeviceDouble : public PeerDevice {
   Result<PeerControl> control(const PeerControl* control) override {
     auto& seen = const_cast<PeerControl&>(*control);
     PeerControl copy{};
-    for (int rank = 0; rank < kMostPeers; ++rank) copy.taken[rank] = std::atomic_ref<uint64_t>(seen.taken[rank]).load();
+    for (int rank = 0; rank < kMostPeers; ++rank)
+      copy.taken[rank] = std::atomic_ref<uint64_t>(seen.taken[rank]).load();
     copy.dispatch_of_rows = std::atomic_ref<uint64_t>(seen.dispatch_of_rows).load();
     copy.stop = std::atomic_ref<uint32_t>(seen.stop).load();
     return copy;
@@ -97,12 +98,14 @@ class DeviceDouble : public PeerDevice {
 };
 
 // What connect_peers says on each rank, as "CODE message"; the exchange has to go on behind it.
-std::vector<std::string> refused(int world, const std::function<DeviceDouble::Answers(int rank)>& answers) {
+std::vector<std::string> refused(int world,
+                                 const std::function<DeviceDouble::Answers(int rank)>& answers) {
   Counts counts;
   std::vector<std::string> messages(static_cast<size_t>(world));
   on_ranks(Over::kThreads, world, kLong, [&](Exchange& exchange) {
     const int rank = exchange.rank();
-    const auto peers = connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, answers(rank)));
+    const auto peers =
+        connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, answers(rank)));
     messages[static_cast<size_t>(rank)] =
         std::string(to_string(peers.status().code())) + " " + peers.status().message();
     EXPECT_OK(exchange.barrier());
@@ -118,8 +121,8 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
   std::vector<PeerMemory::Region> regions(kWorld);
   on_ranks(Over::kThreads, kWorld, kLong, [&](Exchange& exchange) {
     const int rank = exchange.rank();
-    auto connected =
-        must(connect_peers(exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers())));
+    auto connected = must(connect_peers(
+        exchange, std::make_unique<DeviceDouble>(rank, counts, DeviceDouble::Answers())));
     PeerMemory& peers = **connected;
     EXPECT_EQ(peers.describe(), "peers");
     EXPECT_EQ(peers.link().rank, rank);
@@ -128,7 +131,8 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
     for (const int64_t size_bytes : {100, 5000000, 100}) {
       const auto region = must(peers.reserve(PeerRegion::kRows, size_bytes));
       EXPECT_GE(region->size_bytes, size_bytes);
-      for (int64_t i = 0; i < size_bytes; i += 99999) EXPECT_EQ(region->addresses.of_rank[rank][i], std::byte{0});
+      for (int64_t i = 0; i < size_bytes; i += 99999)
+        EXPECT_EQ(region->addresses.of_rank[rank][i], std::byte{0});
       regions[static_cast<size_t>(rank)] = *region;
       ASSERT_OK(exchange.barrier());
       for (int other = 0; other < kWorld; ++other) {
@@ -137,7 +141,8 @@ TEST(Peers, EachReachesTheMemoryOfAll) {
       }
       ASSERT_OK(exchange.barrier());
     }
-    EXPECT_EQ(counts.allocations, kWorld * 3) << "control, and both sizes of rows: graphs hold the smaller one";
+    EXPECT_EQ(counts.allocations, kWorld * 3)
+        << "control, and both sizes of rows: graphs hold the smaller one";
     EXPECT_OK(peers.state());
     ASSERT_OK(exchange.barrier());
   });
@@ -154,28 +159,35 @@ ATTACK_TEST(kReceivedPackets, Peers, AnAddressThatNobodyOfferedIsRefused) {
     EchoPeer peer;
     bool changes = false;
     peer.change = [&](int64_t, std::span<std::byte> received) {
-      if (changes && received.size() == kOffer) std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
+      if (changes && received.size() == kOffer)
+        std::memcpy(received.data() + sizeof(PeerHandle), &address, 8);
     };
-    const auto exchange = must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong));
+    const auto exchange =
+        must(connect_callbacks({&peer, EchoPeer::all_to_all_v, nullptr}, 0, 2, kLong));
     const auto connect = [&] {
-      return connect_peers(**exchange, std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers())).status();
+      return connect_peers(**exchange,
+                           std::make_unique<DeviceDouble>(0, counts, DeviceDouble::Answers()))
+          .status();
     };
     EXPECT_OK(connect());
     changes = true;
-    EXPECT_THAT(connect().message(), HasSubstr("of rank 1, got an address that no rank of this process has offered"));
+    EXPECT_THAT(connect().message(),
+                HasSubstr("of rank 1, got an address that no rank of this process has offered"));
   }
 }
 
 TEST(Peers, DevicesWithoutPeerAccessAreBothNamed) {
   DeviceDouble::Answers apart;
   apart.reach = [](int index, const std::string& address) -> Result<PeerReach> {
-    return index == 1 && address == DeviceDouble::address_of(2) ? PeerReach::kNoAccess : PeerReach::kYes;
+    return index == 1 && address == DeviceDouble::address_of(2) ? PeerReach::kNoAccess
+                                                                : PeerReach::kYes;
   };
-  EXPECT_THAT(
-      refused(3, [&](int) { return apart; }),
-      Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:2 "
-           "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's topology, ACS or a virtual "
-           "machine forbids it (nvidia-smi topo -p2p r)"));
+  EXPECT_THAT(refused(3, [&](int) { return apart; }),
+              Each("unsupported rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach "
+                   "the memory of cuda:2 "
+                   "(0000:02:00.0) of rank 2, got no peer access: the kind of the GPUs, PCIe's "
+                   "topology, ACS or a virtual "
+                   "machine forbids it (nvidia-smi topo -p2p r)"));
 }
 
 // By what CUDA says where it has no other words, on whichever rank it says so.
@@ -188,11 +200,16 @@ TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
     });
   };
   const std::string both =
-      "rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:0 (0000:00:00.0) of rank 0, "
+      "rank 1: peers: expected cuda:1 (0000:01:00.0) of rank 1 to reach the memory of cuda:0 "
+      "(0000:00:00.0) of rank 0, "
       "got ";
-  EXPECT_THAT(on_rank_1([](auto& answers) { answers.enable = Status(Code::kInternal, "enable: too many peers"); }),
+  EXPECT_THAT(on_rank_1([](auto& answers) {
+                answers.enable = Status(Code::kInternal, "enable: too many peers");
+              }),
               Each("unsupported " + both + "enable: too many peers"));
-  EXPECT_THAT(on_rank_1([](auto& answers) { answers.enable = Status(Code::kOutOfMemory, "enable: no memory"); }),
+  EXPECT_THAT(on_rank_1([](auto& answers) {
+                answers.enable = Status(Code::kOutOfMemory, "enable: no memory");
+              }),
               Each("out of memory " + both + "enable: no memory"));
   EXPECT_THAT(on_rank_1([](auto& answers) {
                 answers.reach = [](int, const std::string&) -> Result<PeerReach> {
@@ -201,7 +218,9 @@ TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
               }),
               Each("internal error rank 1: cudaDeviceCanAccessPeer: driver shutting down"));
   EXPECT_THAT(on_rank_1([](auto& answers) {
-                answers.pci_address = [](int) -> Result<std::string> { return unsupported("no address"); };
+                answers.pci_address = [](int) -> Result<std::string> {
+                  return unsupported("no address");
+                };
               }),
               Each("unsupported rank 1: no address"));
 }
@@ -210,9 +229,12 @@ TEST(Peers, ADeviceThatFailsIsNamedOnEveryRank) {
 TEST(Peers, ADeviceThatIsNotVisibleIsNoRefusal) {
   Counts counts;
   DeviceDouble::Answers hidden;
-  hidden.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
+  hidden.reach = [](int, const std::string&) -> Result<PeerReach> {
+    return PeerReach::kNotVisible;
+  };
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    EXPECT_OK(connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, hidden)));
+    EXPECT_OK(
+        connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, hidden)));
     EXPECT_OK(exchange.barrier());
   });
 }
@@ -224,7 +246,8 @@ Status between_processes(const DeviceDouble::Answers& answers) {
     Counts counts;
     BoardRank end(board, rank, 2);
     NVFP4_MOE_ASSIGN(const auto exchange, end.connect(kLong));
-    const Status status = connect_peers(*exchange, std::make_unique<DeviceDouble>(0, counts, answers)).status();
+    const Status status =
+        connect_peers(*exchange, std::make_unique<DeviceDouble>(0, counts, answers)).status();
     NVFP4_MOE_TRY(exchange->barrier());
     if (counts.opened != 0 || counts.allocations != 0) return check_failed("memory is left");
     return status;
@@ -246,23 +269,25 @@ TEST(Peers, MemoryOfAnotherProcessThatDoesNotOpenNamesBothDevices) {
   DeviceDouble::Answers fails;
   fails.open = Status(Code::kInternal, "cudaIpcOpenMemHandle: mapping of buffer object failed");
   const std::string message =
-      "rank 0: peers: expected cuda:0 (0000:00:00.0) of rank 0 to reach the memory of cuda:0 (0000:00:00.0) of rank 1, "
+      "rank 0: peers: expected cuda:0 (0000:00:00.0) of rank 0 to reach the memory of cuda:0 "
+      "(0000:00:00.0) of rank 1, "
       "got cudaIpcOpenMemHandle: mapping of buffer object failed";
   const Status visible = between_processes(fails);
   EXPECT_EQ(visible.message(), message);
   EXPECT_EQ(visible.code(), Code::kUnsupported);
   fails.reach = [](int, const std::string&) -> Result<PeerReach> { return PeerReach::kNotVisible; };
-  EXPECT_EQ(
-      between_processes(fails).message(),
-      message + ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another container)");
+  EXPECT_EQ(between_processes(fails).message(),
+            message +
+                ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or "
+                "another container)");
 }
 
 // That rank 1 has taken its last packets, which nothing on its device waits for.
 TEST(Peers, MemoryStaysUntilTheOthersHaveWrittenToItLast) {
   Counts counts;
   on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-    auto peers =
-        connect_peers(exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers()));
+    auto peers = connect_peers(
+        exchange, std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers()));
     ASSERT_OK(peers);
     ASSERT_OK(exchange.barrier());
     if (exchange.rank() == 0) {
@@ -288,7 +313,8 @@ TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
   Counts counts;
   for (const bool by_state : {false, true})
     on_ranks(Over::kThreads, 2, kLong, [&](Exchange& exchange) {
-      auto device = std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
+      auto device =
+          std::make_unique<DeviceDouble>(exchange.rank(), counts, DeviceDouble::Answers());
       const DeviceDouble& kernels = *device;
       auto peers = must(connect_peers(exchange, std::move(device)));
       ASSERT_OK(exchange.barrier());
@@ -297,7 +323,8 @@ TEST(Peers, AStatusThatFindsALateRankEndsTheWaitsOfAll) {
         EXPECT_THAT((by_state ? (*peers)->state() : (*peers)->state_of_work()).message(),
                     HasSubstr("expected rank 1 on the device"));
       } else {
-        EXPECT_THAT(exchange.barrier().message(), HasSubstr("rank 0: peers: expected rank 1 on the device"));
+        EXPECT_THAT(exchange.barrier().message(),
+                    HasSubstr("rank 0: peers: expected rank 1 on the device"));
       }
     });
 }
@@ -314,7 +341,8 @@ TEST(Peers, ARankThatIsLateEndsTheWaitsOfAll) {
     if (exchange.rank() == 0) std::atomic_ref<uint32_t>(kernels.words->late).store(1 + 2);
     comes_true([&] { return !(*peers)->state().ok(); });
     const std::string late =
-        "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has come with another call";
+        "peers: expected rank 2 on the device within 20000 ms, got none: it has stopped, or has "
+        "come with another call";
     EXPECT_EQ((*peers)->state().message(), exchange.rank() == 0 ? late : "rank 0: " + late);
     // What a rank's device has done is worth nothing where it has waited in vain, there alone.
     EXPECT_EQ((*peers)->state_of_work().message(), exchange.rank() == 0 ? late : "");

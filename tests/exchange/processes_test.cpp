@@ -1,4 +1,5 @@
-// Ranks poll each other's processes: ends and failures are reported without a call, and what keeps a rank from polling.
+// Ranks poll each other's processes: ends and failures are reported without a call, and what keeps
+// a rank from polling.
 #include "exchange/processes.h"
 
 #include <signal.h>
@@ -33,18 +34,22 @@ void on_board(int world, const std::function<void(Exchange& exchange, BoardRank&
   const auto board = Board::make();
   std::vector<std::unique_ptr<BoardRank>> ranks;
   std::vector<std::unique_ptr<Exchange>> exchanges(static_cast<size_t>(world));
-  for (int rank = 0; rank < world; ++rank) ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
+  for (int rank = 0; rank < world; ++rank)
+    ranks.push_back(std::make_unique<BoardRank>(board, rank, world));
   on_threads(world, [&](int rank) {
     auto exchange = must(ranks[static_cast<size_t>(rank)]->connect(kLong));
     exchanges[static_cast<size_t>(rank)] = std::move(*exchange);
   });
   for (const auto& exchange : exchanges) ASSERT_NE(exchange, nullptr);
-  on_threads(world, [&](int rank) { body(*exchanges[static_cast<size_t>(rank)], *ranks[static_cast<size_t>(rank)]); });
+  on_threads(world, [&](int rank) {
+    body(*exchanges[static_cast<size_t>(rank)], *ranks[static_cast<size_t>(rank)]);
+  });
 }
 
-// A child that is a rank. It writes a byte once it is connected, then makes no call: exits with 0 once it polls what is part of
-// `expected`.
-pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected, const std::string& expected) {
+// A child that is a rank. It writes a byte once it is connected, then makes no call: exits with 0
+// once it polls what is part of `expected`.
+pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int connected,
+                 const std::string& expected) {
   const pid_t child = ::fork();
   if (child != 0) return child;
   ::alarm(30);
@@ -53,16 +58,21 @@ pid_t start_rank(const std::shared_ptr<Board>& board, int rank, int world, int c
   if (!exchange.ok() || !(*exchange)->can_poll().ok()) ::_exit(3);
   if (::write(connected, &rank, 1) != 1) ::_exit(4);
   const std::string seen = polled(**exchange, kLong);
-  ::_exit(seen.find(expected) != std::string::npos && seen.find("got none: it has left") != std::string::npos ? 0 : 1);
+  ::_exit(seen.find(expected) != std::string::npos &&
+                  seen.find("got none: it has left") != std::string::npos
+              ? 0
+              : 1);
 }
 
-// Processes 1 to world - 1 beside this one, rank 0; `killed` are, once all are connected. What this rank polls.
+// Processes 1 to world - 1 beside this one, rank 0; `killed` are, once all are connected. What this
+// rank polls.
 void kill_ranks(int world, const std::vector<int>& killed, const std::string& expected) {
   const auto board = Board::make();
   std::array<int, 2> connected{};
   ASSERT_EQ(::pipe(connected.data()), 0);
   std::vector<pid_t> children(1, -1);
-  for (int rank = 1; rank < world; ++rank) children.push_back(start_rank(board, rank, world, connected[1], expected));
+  for (int rank = 1; rank < world; ++rank)
+    children.push_back(start_rank(board, rank, world, connected[1], expected));
   ::close(connected[1]);  // a child that ends before is read as an end
   BoardRank end(board, 0, world);
   auto exchange = must(end.connect(kLong));
@@ -71,13 +81,15 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
   for (int rank = 1; rank < world; ++rank) ASSERT_EQ(::read(connected[0], &word, 1), 1);
   EXPECT_OK((*exchange)->poll());
   for (const int rank : killed) ::kill(children[static_cast<size_t>(rank)], SIGKILL);
-  const double took = seconds_of(
-      [&] { EXPECT_THAT(polled(**exchange), AllOf(HasSubstr(expected), HasSubstr("got none: it has left"))); });
+  const double took = seconds_of([&] {
+    EXPECT_THAT(polled(**exchange), AllOf(HasSubstr(expected), HasSubstr("got none: it has left")));
+  });
   EXPECT_LT(took, 1);
   EXPECT_THAT((*exchange)->barrier().message(), HasSubstr(expected));
   for (int rank = 1; rank < world; ++rank) {
     int exit = 0;
-    EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0), children[static_cast<size_t>(rank)]);
+    EXPECT_EQ(::waitpid(children[static_cast<size_t>(rank)], &exit, 0),
+              children[static_cast<size_t>(rank)]);
     const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
     // One of several may have seen another one's end before its own.
     if (!was_killed || exit != 0 || killed.size() == 1) {
@@ -88,10 +100,13 @@ void kill_ranks(int world, const std::vector<int>& killed, const std::string& ex
 }
 
 TEST(Processes, AKilledOneIsNamedByAllOthersWithoutACall) {
-  for (const int killed : {1, 2, 3}) kill_ranks(4, {killed}, "expected rank " + std::to_string(killed));
+  for (const int killed : {1, 2, 3})
+    kill_ranks(4, {killed}, "expected rank " + std::to_string(killed));
 }
 
-TEST(Processes, OfSeveralKilledOnesOneIsNamed) { kill_ranks(5, {1, 3, 4}, "exchange: expected rank "); }
+TEST(Processes, OfSeveralKilledOnesOneIsNamed) {
+  kill_ranks(5, {1, 3, 4}, "exchange: expected rank ");
+}
 
 // by_a_call: else no rank makes any.
 void stop_a_rank(bool by_a_call, const std::string& expected) {
@@ -121,10 +136,14 @@ void stop_a_rank(bool by_a_call, const std::string& expected) {
   EXPECT_EQ(::waitpid(child, &exit, 0), child);
 }
 
-TEST(Processes, ARankThatIsStoppedIsNamedByACallsTimeout) { stop_a_rank(true, "no bytes of rank 1"); }
+TEST(Processes, ARankThatIsStoppedIsNamedByACallsTimeout) {
+  stop_a_rank(true, "no bytes of rank 1");
+}
 
 TEST(Processes, ARankThatIsStoppedIsNamedWithoutACall) {
-  stop_a_rank(false, "exchange: expected rank 1 to run, got a process that was stopped for 500 ms (SIGSTOP)");
+  stop_a_rank(
+      false,
+      "exchange: expected rank 1 to run, got a process that was stopped for 500 ms (SIGSTOP)");
 }
 
 TEST(Processes, ARankThatLeavesAfterItsLastCallFailsNoCallOfOthers) {
@@ -148,7 +167,8 @@ TEST(Processes, AnAbortIsPolledThoughTheHostHasNone) {
   on_board(3, [](Exchange& exchange, BoardRank&) {
     EXPECT_OK(exchange.poll());
     EXPECT_OK(exchange.barrier());
-    if (exchange.rank() == 2) return exchange.abort(Status(Code::kCancelled, "stopped by its user"));
+    if (exchange.rank() == 2)
+      return exchange.abort(Status(Code::kCancelled, "stopped by its user"));
     EXPECT_EQ(polled(exchange), "rank 2: stopped by its user");
     EXPECT_EQ(exchange.barrier().code(), Code::kCancelled);
   });
@@ -184,14 +204,16 @@ TEST(Processes, AHostsFunctionNeedNotKnowWhoseEndMadeItFail) {
     auto exchange = must(end.connect(kLong));
     EXPECT_OK((*exchange)->barrier());
     if (rank == 1) {
-      std::this_thread::sleep_for(Timeout{50});  // the other one's call has failed by then, and waits for the cause
+      std::this_thread::sleep_for(
+          Timeout{50});  // the other one's call has failed by then, and waits for the cause
       exchange->reset();
       while (!over) std::this_thread::sleep_for(Timeout{1});
       return;
     }
     end.fails = true;
     EXPECT_EQ((*exchange)->barrier().message(),
-              "exchange: barrier: code 42 of the caller's function; exchange: expected rank 1, got none: it has left");
+              "exchange: barrier: code 42 of the caller's function; exchange: expected rank 1, got "
+              "none: it has left");
     over = true;
   });
 }

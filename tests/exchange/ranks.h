@@ -44,14 +44,16 @@ inline const char* name_of(Over over) {
   return kNames[static_cast<int>(over)];
 }
 
-// An exchange over a host's functions, the host being one over threads: what a caller's own communication is to the
-// library.
+// An exchange over a host's functions, the host being one over threads: what a caller's own
+// communication is to the library.
 class CalledBack {
  public:
-  static Result<std::unique_ptr<CalledBack>> connect(ThreadGroup& group, int rank, int world, Timeout timeout) {
+  static Result<std::unique_ptr<CalledBack>> connect(ThreadGroup& group, int rank, int world,
+                                                     Timeout timeout) {
     auto self = std::make_unique<CalledBack>();
     NVFP4_MOE_ASSIGN(self->host_, group.join(rank, world, timeout));
-    NVFP4_MOE_ASSIGN(self->exchange_, connect_callbacks({self.get(), all_to_all_v, abort}, rank, world, timeout));
+    NVFP4_MOE_ASSIGN(self->exchange_,
+                     connect_callbacks({self.get(), all_to_all_v, abort}, rank, world, timeout));
     return self;
   }
   Exchange& exchange() { return *exchange_; }
@@ -64,7 +66,8 @@ class CalledBack {
     auto& self = *static_cast<CalledBack*>(user);
     Exchange& host = *self.host_;
     const auto world = static_cast<size_t>(host.world());
-    for (int rank = 0; rank < host.world(); ++rank) self.sent_bytes_ += rank == host.rank() ? 0 : send_bytes[rank];
+    for (int rank = 0; rank < host.world(); ++rank)
+      self.sent_bytes_ += rank == host.rank() ? 0 : send_bytes[rank];
     const Status status = host.all_to_all_v(send, {send_bytes, world}, recv, {recv_bytes, world});
     error[status.message().copy(error, error_bytes - 1)] = 0;
     return status.ok() ? 0 : 1;
@@ -77,7 +80,8 @@ class CalledBack {
 };
 
 // Calls body(exchange) on each rank of a world of its own. The exchange goes when body returns.
-inline void on_ranks(Over over, int world, Timeout timeout, const std::function<void(Exchange&)>& body) {
+inline void on_ranks(Over over, int world, Timeout timeout,
+                     const std::function<void(Exchange&)>& body) {
   const auto group = must(ThreadGroup::make(world));
   on_threads(world, [&](int rank) {
     if (over == Over::kThreads) {
@@ -90,7 +94,8 @@ inline void on_ranks(Over over, int world, Timeout timeout, const std::function<
 
 // Whether it comes true in time.
 inline bool comes_true(const std::function<bool()>& there) {
-  for (const Deadline deadline(kLong); !there() && !deadline.passed();) std::this_thread::sleep_for(Timeout{5});
+  for (const Deadline deadline(kLong); !there() && !deadline.passed();)
+    std::this_thread::sleep_for(Timeout{5});
   return there();
 }
 

@@ -9,7 +9,8 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-// Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four experts.
+// Calls body(rank, layer, arrays) on a thread for each of two ranks of the tiny layer's four
+// experts.
 void on_two_ranks(const std::function<void(int, nvfp4_moe::Layer&, CLayer&)>& body) {
   const nvfp4_moe::ThreadGroup group(2);
   on_threads(2, [&](int rank) {
@@ -29,7 +30,8 @@ TEST(CRearrangeArrays, GiveTheBitsOfAFreshOpen) {
     const nvfp4_moe::Workspace workspace(layer.workspace_bytes(5));
     layer.run(c_batch(batch), workspace);
     const std::vector<float> before = batch.out;
-    for (const std::vector<int64_t>& placement : std::vector<std::vector<int64_t>>{{3, 1, 2, 0}, {0, 1, 2, 3}}) {
+    for (const std::vector<int64_t>& placement :
+         std::vector<std::vector<int64_t>>{{3, 1, 2, 0}, {0, 1, 2, 3}}) {
       layer.rearrange(placement, c.tensors);
       layer.run(c_batch(batch), workspace);
       EXPECT_TRUE(same_bits(batch.out, before));
@@ -60,9 +62,10 @@ TEST(CRearrangeArrays, WhatOneRankGetsWrongReachesAllAndNothingChanges) {
     const bool wrong = rank == 1;
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     const std::vector<int64_t> backwards{3, 2, 1, 0}, twice{3, 3, 1, 0};
-    const auto refused = [&](const int64_t* slots, int64_t count, const nvfp4_moe_layer_tensors* tensors,
-                             const char* message) {
-      EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, count, tensors), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+    const auto refused = [&](const int64_t* slots, int64_t count,
+                             const nvfp4_moe_layer_tensors* tensors, const char* message) {
+      EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, count, tensors),
+                NVFP4_MOE_STATUS_INVALID_ARGUMENT);
       EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(message));
     };
     refused(wrong ? nullptr : backwards.data(), 4, &c.tensors, "rank 1: expert_of_slot");
@@ -92,7 +95,8 @@ TEST(CRearrangeArrays, AnIllegalExpertEndsTheExchangeByName) {
     const std::vector<int64_t> backwards{3, 2, 1, 0};
     auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
     for (int call = 0; call < 2; ++call) {
-      EXPECT_NE(nvfp4_moe_layer_rearrange_tensors(handle, backwards.data(), 4, rank == 1 ? &broken : &c.tensors),
+      EXPECT_NE(nvfp4_moe_layer_rearrange_tensors(handle, backwards.data(), 4,
+                                                  rank == 1 ? &broken : &c.tensors),
                 NVFP4_MOE_STATUS_OK);
       EXPECT_THAT(nvfp4_moe_last_error(), StartsWith("rank 1: slot 3, expert 0"));
     }
@@ -104,8 +108,10 @@ TEST(CRearrangeArrays, LayersOfOneRankHaveNoSlots) {
   const nvfp4_moe::Layer layer = c.open();
   const int64_t slots[4] = {0, 1, 2, 3};
   auto* const handle = const_cast<nvfp4_moe_layer*>(layer.get());
-  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors), NVFP4_MOE_STATUS_UNSUPPORTED);
-  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(nullptr, slots, 4, &c.tensors), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(handle, slots, 4, &c.tensors),
+            NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_rearrange_tensors(nullptr, slots, 4, &c.tensors),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

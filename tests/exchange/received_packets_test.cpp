@@ -1,4 +1,5 @@
-// Whatever another rank sends of a run, in each place of its messages: a failure by name, or that rank's own tokens' bits.
+// Whatever another rank sends of a run, in each place of its messages: a failure by name, or that
+// rank's own tokens' bits.
 
 #include <array>
 #include <cstdint>
@@ -47,7 +48,8 @@ struct Received {
 class RankZero {
  public:
   RankZero(const Backend& backend, const CaseData& data, int64_t capacity) : data_(data) {
-    auto connected = connect_callbacks({&peer_, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
+    auto connected =
+        connect_callbacks({&peer_, EchoPeer::all_to_all_v, nullptr}, 0, 2, kCaseTimeout);
     EXPECT_OK(connected);
     ExpertParallelOptions options = with_capacity(capacity);
     const LayerSource source = source_of(data);
@@ -66,7 +68,8 @@ class RankZero {
     };
     result.out.assign(data_.out_bytes(), 0xFF);
     PoisonedWorkspace workspace(layer_->workspace_bytes(kTokens));
-    result.status = layer_->run(data_.batch(result.out.data()), workspace.data(), workspace.size_bytes());
+    result.status =
+        layer_->run(data_.batch(result.out.data()), workspace.data(), workspace.size_bytes());
     expect_said(result.status);
     return result;
   }
@@ -83,8 +86,8 @@ void put(std::span<std::byte> received, size_t at, uint32_t word) {
 
 class ReceivedPackets : public BackendTest {};
 
-// A scale, a slot, a count or a row's number in each place: memory is safe (under sanitizers), and this rank's own tokens have the
-// bits that they have without it, or the run fails.
+// A scale, a slot, a count or a row's number in each place: memory is safe (under sanitizers), and
+// this rank's own tokens have the bits that they have without it, or the run fails.
 ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherTokensAlone) {
   constexpr size_t kPlaces = 320;  // more than a packet of any format
   for (const auto& [format, capacity] :
@@ -99,15 +102,19 @@ ATTACK_TEST_P(kReceivedPackets, ReceivedPackets, AnyNumberInAnyPlaceLeavesOtherT
     ASSERT_EQ(std::ssize(clean.sizes), kMessages);
     for (int64_t message = 0; message < kMessages; ++message)
       for (size_t at = 0; at < clean.sizes[static_cast<size_t>(message)]; at += 4) {
-        // Exchange counts are a number of tokens, a code and whether the stream is captured, the text of a failure, and counts.
+        // Exchange counts are a number of tokens, a code and whether the stream is captured, the
+        // text of a failure, and counts.
         if (message == kCounts ? at >= 16 && at < 512 : at >= kPlaces) continue;
-        for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0xFFFFFFFFu, 0x80000000u, 0x7F7FFFFFu, 2u}) {
+        for (const uint32_t word :
+             {kInfinity, kNaN, kDenormal, 0xFFFFFFFFu, 0x80000000u, 0x7F7FFFFFu, 2u}) {
           attacked();
-          const Received received = rank->run([&, message = message](int64_t of, std::span<std::byte> bytes) {
-            if (of == message) put(bytes, at, word);
-          });
+          const Received received =
+              rank->run([&, message = message](int64_t of, std::span<std::byte> bytes) {
+                if (of == message) put(bytes, at, word);
+              });
           if (received.status.ok()) {
-            EXPECT_EQ(received.out, clean.out) << "message " << message << ", byte " << at << ", " << word;
+            EXPECT_EQ(received.out, clean.out)
+                << "message " << message << ", byte " << at << ", " << word;
           } else {
             rank = std::make_unique<RankZero>(backend(), data, capacity);
           }
@@ -121,11 +128,13 @@ TEST(ReceivedPacket, ScalesThatNoQuantizerWritesFailByName) {
   for (const Backend* backend : runnable_backends()) {
     if (declines(*backend, data.config)) continue;
     for (const uint32_t word : {kInfinity, kNaN, kDenormal, 0x80000001u, 0u}) {
-      const Received received = RankZero(*backend, data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
-        if (message == kPackets) put(bytes, 64, word);  // behind the codes
-      });
+      const Received received =
+          RankZero(*backend, data, 0).run([&](int64_t message, std::span<std::byte> bytes) {
+            if (message == kPackets) put(bytes, 64, word);  // behind the codes
+          });
       EXPECT_THAT(received.status.message(),
-                  HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number from 2^-116, got "));
+                  HasSubstr("token 0 from rank 1: dispatch: block scale: expected a finite number "
+                            "from 2^-116, got "));
     }
   }
 }
@@ -135,22 +144,26 @@ TEST(ReceivedPacket, ARanksOwnExchangeCountsComeBackAsTheyWere) {
   struct Host : EchoPeer {
     bool spoils = false;
     static int32_t all_to_all_v(void* user, const void* send, const int64_t* send_bytes, void* recv,
-                                const int64_t* recv_bytes, int64_t timeout, char* error, size_t size) {
-      const int32_t code = EchoPeer::all_to_all_v(user, send, send_bytes, recv, recv_bytes, timeout, error, size);
+                                const int64_t* recv_bytes, int64_t timeout, char* error,
+                                size_t size) {
+      const int32_t code =
+          EchoPeer::all_to_all_v(user, send, send_bytes, recv, recv_bytes, timeout, error, size);
       if (static_cast<Host*>(user)->spoils) static_cast<char*>(recv)[0] = 99;
       return code;
     }
   } host;
-  auto connected = must(connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout));
+  auto connected =
+      must(connect_callbacks({&host, Host::all_to_all_v, nullptr}, 0, 2, kCaseTimeout));
   const LayerSource source = source_of(data);
-  const auto layer =
-      open_over_ranks(data.config, source, options_of(data), {}, std::shared_ptr<Exchange>(std::move(*connected)));
+  const auto layer = open_over_ranks(data.config, source, options_of(data), {},
+                                     std::shared_ptr<Exchange>(std::move(*connected)));
   ASSERT_OK(layer);
   host.spoils = true;
   std::vector<uint8_t> out(data.out_bytes());
   PoisonedWorkspace workspace((*layer)->workspace_bytes(kTokens));
-  EXPECT_THAT((*layer)->run(data.batch(out.data()), workspace.data(), workspace.size_bytes()).message(),
-              HasSubstr("exchange counts: expected this rank's own bytes back"));
+  EXPECT_THAT(
+      (*layer)->run(data.batch(out.data()), workspace.data(), workspace.size_bytes()).message(),
+      HasSubstr("exchange counts: expected this rank's own bytes back"));
 }
 
 ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRanks) {
@@ -161,9 +174,11 @@ ATTACK_TEST(kReceivedPackets, ReceivedPacket, CountsBelowZeroAreRefusedOnAllRank
         ExchangeCounts exchange_counts(2, 3);
         const bool lies = exchange.rank() == 1;
         const int64_t counts[3] = {4, lies && !tokens ? wrong : 5, 6};
-        const Status status = exchange_counts.gather(exchange, lies && tokens ? wrong : 7, {}, false, counts);
+        const Status status =
+            exchange_counts.gather(exchange, lies && tokens ? wrong : 7, {}, false, counts);
         EXPECT_EQ(status.code(), Code::kIo);
-        EXPECT_EQ(status.message(), "exchange counts of rank 1: expected counts from 0, got " + std::to_string(wrong));
+        EXPECT_EQ(status.message(), "exchange counts of rank 1: expected counts from 0, got " +
+                                        std::to_string(wrong));
       });
     }
   }
@@ -176,7 +191,9 @@ TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
     const char* text;
   } cases[] = {
       {2, 2, 4, ""},
-      {2, 3, 4, "exchange counts of rank 1: expected at most 2 tokens for rank 0, of 2 rows each, got 3 and 4 rows"},
+      {2, 3, 4,
+       "exchange counts of rank 1: expected at most 2 tokens for rank 0, of 2 rows each, got 3 and "
+       "4 rows"},
       {2, 2, 5, "got 2 and 5 rows"},
       {2, 0, 1, "got 0 and 1 rows"},
       {2, 2, INT64_MAX, "rows"},
@@ -186,13 +203,15 @@ TEST(PacketCounts, NumbersThatCannotBeAreNamedWithTheirRank) {
       PacketCounts sizes(2, INT64_MAX, false, 2);
       const bool first = exchange.rank() == 0;
       const std::array<int64_t, 4> counts = {first ? 1 : one.tokens, first ? 2 : one.rows, 0, 0};
-      const Status status = sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false, counts);
+      const Status status =
+          sizes.gather(exchange, first ? 1 : one.tokens_of_rank_1, {}, false, counts);
       EXPECT_EQ(status.ok(), *one.text == 0);
       EXPECT_THAT(status.message(), HasSubstr(one.text));
     });
 }
 
-INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, testing::ValuesIn(host_backends()), hardware_test_name<Backend>);
+INSTANTIATE_TEST_SUITE_P(Hosts, ReceivedPackets, testing::ValuesIn(host_backends()),
+                         hardware_test_name<Backend>);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -1,4 +1,5 @@
-// Ranks that opened other weights, another layer, with another backend or library: none of them forms a world.
+// Ranks that opened other weights, another layer, with another backend or library: none of them
+// forms a world.
 
 #include <filesystem>
 #include <functional>
@@ -26,32 +27,35 @@ Checkpoint built(const TempDir& folder, const std::string& name, const BuilderOp
 }
 
 // Each rank's failure to open `layer(rank)` of its checkpoint.
-std::vector<std::string> opened(const std::vector<const Checkpoint*>& checkpoints, const std::vector<int64_t>& layers) {
+std::vector<std::string> opened(const std::vector<const Checkpoint*>& checkpoints,
+                                const std::vector<int64_t>& layers) {
   std::vector<std::string> messages(checkpoints.size());
-  on_ranks(Over::kThreads, static_cast<int>(checkpoints.size()), kCaseTimeout, [&](Exchange& exchange) {
-    const auto rank = static_cast<size_t>(exchange.rank());
-    LayerOptions options;
-    options.limits.max_tokens = 4;
-    options.executor = &serial_executor();
-    const auto layer =
-        open_checkpoint_over_ranks(*checkpoints[rank], layers[rank], {}, options, {}, borrowed(exchange));
-    messages[rank] = layer.status().message();
-    EXPECT_OK(exchange.barrier());
-  });
+  on_ranks(Over::kThreads, static_cast<int>(checkpoints.size()), kCaseTimeout,
+           [&](Exchange& exchange) {
+             const auto rank = static_cast<size_t>(exchange.rank());
+             LayerOptions options;
+             options.limits.max_tokens = 4;
+             options.executor = &serial_executor();
+             const auto layer = open_checkpoint_over_ranks(*checkpoints[rank], layers[rank], {},
+                                                           options, {}, borrowed(exchange));
+             messages[rank] = layer.status().message();
+             EXPECT_OK(exchange.barrier());
+           });
   return messages;
 }
 
-std::string differ(const std::string& what, const Checkpoint& first, int64_t first_layer, const Checkpoint& other,
-                   int64_t other_layer) {
-  return "config of rank 1: expected " + what + *weights_id(first, first_layer) + " as on rank 0, got " +
-         *weights_id(other, other_layer);
+std::string differ(const std::string& what, const Checkpoint& first, int64_t first_layer,
+                   const Checkpoint& other, int64_t other_layer) {
+  return "config of rank 1: expected " + what + *weights_id(first, first_layer) +
+         " as on rank 0, got " + *weights_id(other, other_layer);
 }
 
 TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
   for (const bool stacked : {false, true}) {
     const TempDir folder;
-    BuilderOptions options{.model_type = "qwen3_moe",
-                           .format = stacked ? SourceFormat::kModelOptStacked : SourceFormat::kModelOpt};
+    BuilderOptions options{
+        .model_type = "qwen3_moe",
+        .format = stacked ? SourceFormat::kModelOptStacked : SourceFormat::kModelOpt};
     const Checkpoint one = built(folder, "one", options), copy = built(folder, "copy", options);
     options.seed = 2;
     const Checkpoint other = built(folder, "other", options);
@@ -62,10 +66,12 @@ TEST(SameWeights, AnotherCheckpointIsRefusedWithBothHashes) {
 
 TEST(SameWeights, TheSameStackReadInAnotherOrderIsRefused) {
   const TempDir folder;
-  const Checkpoint one = built(folder, "one", {.model_type = "qwen3_moe", .format = SourceFormat::kModelOptStacked});
-  const auto up_first =
-      must(Checkpoint::open((folder.path() / "one").string(), {.gate_up_order = GateUpOrder::kUpFirst}));
-  EXPECT_THAT(opened({&one, &*up_first}, {1, 1}), Each(differ("hash of weights ", one, 1, *up_first, 1)));
+  const Checkpoint one =
+      built(folder, "one", {.model_type = "qwen3_moe", .format = SourceFormat::kModelOptStacked});
+  const auto up_first = must(
+      Checkpoint::open((folder.path() / "one").string(), {.gate_up_order = GateUpOrder::kUpFirst}));
+  EXPECT_THAT(opened({&one, &*up_first}, {1, 1}),
+              Each(differ("hash of weights ", one, 1, *up_first, 1)));
 }
 
 // One expert that differs: the last one, of which rank 0 reads nothing.
@@ -96,11 +102,14 @@ TEST(SameWeights, AnotherCheckpointIsNoSourceToRearrangeFrom) {
     LayerOptions options;
     options.limits.max_tokens = 4;
     options.executor = &serial_executor();
-    const auto layer = must(open_checkpoint_over_ranks(one, 1, {}, options, {}, borrowed(exchange)));
+    const auto layer =
+        must(open_checkpoint_over_ranks(one, 1, {}, options, {}, borrowed(exchange)));
     const std::vector<int64_t> backwards{7, 6, 5, 4, 3, 2, 1, 0};
-    EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, other, 1).message(),
-                HasSubstr("rank 0: weights: expected those that the layer was opened with, of hash"));
-    EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, one, 0).message(), HasSubstr("got those of layer 0"));
+    EXPECT_THAT(
+        ranks_of(**layer).rearrange_checkpoint(backwards, other, 1).message(),
+        HasSubstr("rank 0: weights: expected those that the layer was opened with, of hash"));
+    EXPECT_THAT(ranks_of(**layer).rearrange_checkpoint(backwards, one, 0).message(),
+                HasSubstr("got those of layer 0"));
     EXPECT_OK(ranks_of(**layer).rearrange_checkpoint(backwards, one, 1));
     EXPECT_OK(exchange.barrier());
   });
@@ -115,7 +124,8 @@ TEST(SameBackend, AnotherBackendIsRefused) {
     LayerOptions options = options_of(*data);
     options.backend = rank == 0 ? "reference" : "cpu";
     const LayerSource source = source_of(*data);
-    messages[rank] = open_over_ranks(data->config, source, options, {}, borrowed(exchange)).status().message();
+    messages[rank] =
+        open_over_ranks(data->config, source, options, {}, borrowed(exchange)).status().message();
     EXPECT_OK(exchange.barrier());
   });
   EXPECT_THAT(messages, Each("config of rank 1: expected backend reference as on rank 0, got cpu"));

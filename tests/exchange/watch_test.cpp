@@ -1,4 +1,5 @@
-// The thread that watches what a device does: when it polls, what ends by a failure, and who is informed.
+// The thread that watches what a device does: when it polls, what ends by a failure, and who is
+// informed.
 #include "exchange/watch.h"
 
 #include <algorithm>
@@ -86,7 +87,8 @@ TEST(Watch, WhatTheDeviceSaysEndsAllRanks) {
       const Status state = device.state_once_failed();
       EXPECT_THAT(state.message(), exchange.rank() == 1 ? "late" : "rank 1: late");
       EXPECT_EQ(state.code(), Code::kIo);
-      for (++received; received < 3;) std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
+      for (++received; received < 3;)
+        std::this_thread::sleep_for(Timeout{5});  // before any of them leaves
       EXPECT_EQ(exchange.barrier().message(), "rank 1: late");
       const Watch::Lock lock = device.watch.lock();
       EXPECT_THAT(device.ended, ElementsAre(state.message()));
@@ -101,7 +103,8 @@ TEST(Watch, ARankThatLeavesEndsTheOthers) {
       ASSERT_OK(exchange.barrier());
       if (exchange.rank() == 1) return;
       Watching device(exchange);
-      EXPECT_THAT(device.state_once_failed().message(), HasSubstr("expected rank 1, got none: it has left"));
+      EXPECT_THAT(device.state_once_failed().message(),
+                  HasSubstr("expected rank 1, got none: it has left"));
       const Watch::Lock lock = device.watch.lock();
       EXPECT_EQ(device.ended.size(), 1u);
     });
@@ -132,7 +135,8 @@ TEST(Watch, TheFirstFailureStays) {
       EXPECT_EQ(device.state().code(), Code::kUnsupported);
       EXPECT_THAT(device.ended, ElementsAre("first"));
     }
-    EXPECT_EQ(exchange.rank() == 0 ? "rank 0: first" : device.state_once_failed().message(), "rank 0: first");
+    EXPECT_EQ(exchange.rank() == 0 ? "rank 0: first" : device.state_once_failed().message(),
+              "rank 0: first");
   });
 }
 

@@ -17,41 +17,51 @@ namespace {
 template <class Ours, class Theirs>
 int64_t first_difference(const Ours& ours, const Theirs& theirs) {
   std::atomic<int64_t> first{-1};
-  make_thread_pool()->parallel_for(int64_t{1} << 32, int64_t{1} << 20, [&](int64_t begin, int64_t end) {
-    for (int64_t bits = begin; bits < end; ++bits) {
-      const auto x = std::bit_cast<float>(static_cast<uint32_t>(bits));
-      if (ours(x) == theirs(x)) continue;
-      int64_t none = -1;
-      first.compare_exchange_strong(none, bits);
-      return;
-    }
-  });
+  make_thread_pool()->parallel_for(
+      int64_t{1} << 32, int64_t{1} << 20, [&](int64_t begin, int64_t end) {
+        for (int64_t bits = begin; bits < end; ++bits) {
+          const auto x = std::bit_cast<float>(static_cast<uint32_t>(bits));
+          if (ours(x) == theirs(x)) continue;
+          int64_t none = -1;
+          first.compare_exchange_strong(none, bits);
+          return;
+        }
+      });
   return first;
 }
 
 TEST(CudaCodecLong, EveryFloatToE2m1) {
-  EXPECT_EQ(first_difference([](float x) { return unsigned{e2m1_from_float(x)}; },
-                             [](float x) { return unsigned{__nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest)}; }),
-            -1);
+  EXPECT_EQ(
+      first_difference(
+          [](float x) { return unsigned{e2m1_from_float(x)}; },
+          [](float x) { return unsigned{__nv_cvt_float_to_fp4(x, __NV_E2M1, cudaRoundNearest)}; }),
+      -1);
 }
 
 TEST(CudaCodecLong, EveryFloatToE4m3) {
   EXPECT_EQ(first_difference([](float x) { return unsigned{e4m3_from_float(x)}; },
-                             [](float x) { return unsigned{__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)}; }),
+                             [](float x) {
+                               return unsigned{__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3)};
+                             }),
             -1);
 }
 
 TEST(CudaCodecLong, EveryFloatToBf16) {
   EXPECT_EQ(first_difference(
                 [](float x) { return std::isnan(x) ? 0u : unsigned{bf16_from_float(x)}; },
-                [](float x) { return std::isnan(x) ? 0u : unsigned{__bfloat16_as_ushort(__float2bfloat16_rn(x))}; }),
+                [](float x) {
+                  return std::isnan(x) ? 0u
+                                       : unsigned{__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+                }),
             -1);
 }
 
 TEST(CudaCodecLong, EveryFloatToFp16) {
   EXPECT_EQ(
       first_difference([](float x) { return std::isnan(x) ? 0u : unsigned{fp16_from_float(x)}; },
-                       [](float x) { return std::isnan(x) ? 0u : unsigned{__half_as_ushort(__float2half_rn(x))}; }),
+                       [](float x) {
+                         return std::isnan(x) ? 0u : unsigned{__half_as_ushort(__float2half_rn(x))};
+                       }),
       -1);
 }
 

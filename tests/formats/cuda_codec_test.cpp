@@ -28,7 +28,8 @@ void expect_same_float(float x) {
 
 void expect_same_double(double x) {
   ASSERT_EQ(e2m1_from_double(x), cuda_e2m1(x)) << x;
-  if (std::isnan(x)) return;  // CUDA keeps a NaN's sign from double but not from float; ours drops it in both
+  if (std::isnan(x))
+    return;  // CUDA keeps a NaN's sign from double but not from float; ours drops it in both
   ASSERT_EQ(e4m3_from_double(x), cuda_e4m3(x)) << x;
   ASSERT_EQ(bf16_from_double(x), __bfloat16_as_ushort(__double2bfloat16(x))) << x;
   ASSERT_EQ(fp16_from_double(x), __half_as_ushort(__double2half(x))) << x;
@@ -38,7 +39,9 @@ TEST(CudaCodec, DecodesEveryCode) {
   for (unsigned code = 0; code < 16; ++code) {
     const auto c = static_cast<__nv_fp4_storage_t>(code);
     const __half half(__nv_cvt_fp4_to_halfraw(c, __NV_E2M1));
-    EXPECT_EQ(std::bit_cast<uint32_t>(e2m1_to_float(c)), std::bit_cast<uint32_t>(__half2float(half))) << code;
+    EXPECT_EQ(std::bit_cast<uint32_t>(e2m1_to_float(c)),
+              std::bit_cast<uint32_t>(__half2float(half)))
+        << code;
   }
   for (unsigned byte = 0; byte < 256; ++byte) {
     const auto b = static_cast<__nv_fp8_storage_t>(byte);
@@ -74,7 +77,8 @@ TEST(CudaCodec, EncodesAllBf16AndTheirNeighbours) {
     const auto x = std::bit_cast<float>(bits << 16);
     for (const float value :
          {x, std::bit_cast<float>((bits << 16) | 1u), std::bit_cast<float>((bits << 16) | 0x8000u),
-          std::bit_cast<float>((bits << 16) | 0x7FFFu), std::bit_cast<float>((bits << 16) | 0x8001u)})
+          std::bit_cast<float>((bits << 16) | 0x7FFFu),
+          std::bit_cast<float>((bits << 16) | 0x8001u)})
       expect_same_float(value);
     expect_same_double(static_cast<double>(x));
   }
@@ -86,9 +90,11 @@ TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
       const double mid = grid->midpoint(i);
       for (const double s : {1.0, -1.0}) {
         const auto x = static_cast<float>(s * mid);
-        for (const float value : {x, std::nextafter(x, 0.0f), std::nextafter(x, 2 * x)}) expect_same_float(value);
+        for (const float value : {x, std::nextafter(x, 0.0f), std::nextafter(x, 2 * x)})
+          expect_same_float(value);
         const double d = s * mid;
-        for (const double value : {d, std::nextafter(d, 0.0), std::nextafter(d, 2 * d), d * (1 + 0x1p-30)})
+        for (const double value :
+             {d, std::nextafter(d, 0.0), std::nextafter(d, 2 * d), d * (1 + 0x1p-30)})
           expect_same_double(value);
       }
     }
@@ -97,7 +103,8 @@ TEST(CudaCodec, EncodesEveryBoundaryAndItsNeighbours) {
 
 TEST(CudaCodec, EncodesASampleOfAllPatterns) {
   uint32_t bits = 0;
-  for (int n = 0; n < (1 << 20); ++n, bits += 0x9E3779B1u) expect_same_float(std::bit_cast<float>(bits));
+  for (int n = 0; n < (1 << 20); ++n, bits += 0x9E3779B1u)
+    expect_same_float(std::bit_cast<float>(bits));
   uint64_t pattern = 0;
   for (int n = 0; n < (1 << 18); ++n, pattern += 0x9E3779B97F4A7C15u) {
     expect_same_double(std::bit_cast<double>(pattern));

@@ -1,4 +1,5 @@
-// dequantize and convert_to_fp8 against plain double code with comparison-based rounding (formats/grid.h).
+// dequantize and convert_to_fp8 against plain double code with comparison-based rounding
+// (formats/grid.h).
 #include "core/dequantize.h"
 
 #include <cmath>
@@ -18,7 +19,8 @@ struct Matrix {
 };
 
 // Random bytes, rows padded with poison that must not be read: 0xFF is not a legal scale.
-Matrix random_matrix(int64_t rows, int64_t cols, float tensor_scale, uint32_t seed, int64_t padding = 0) {
+Matrix random_matrix(int64_t rows, int64_t cols, float tensor_scale, uint32_t seed,
+                     int64_t padding = 0) {
   std::mt19937 random(seed);
   Matrix m;
   const int64_t codes_stride = cols / 2 + padding;
@@ -38,17 +40,20 @@ Matrix random_matrix(int64_t rows, int64_t cols, float tensor_scale, uint32_t se
 double exact_value(const Nvfp4View& view, int64_t r, int64_t c) {
   const uint8_t byte = view.codes[r * view.codes_stride + c / 2];
   const unsigned code = c % 2 == 0 ? byte & 15u : byte >> 4;
-  const double magnitude = e2m1_grid().magnitudes[code & 7] *
-                           e4m3_grid().magnitudes[view.block_scales[r * view.scales_stride + c / 16]] *
-                           view.tensor_scale;
+  const double magnitude =
+      e2m1_grid().magnitudes[code & 7] *
+      e4m3_grid().magnitudes[view.block_scales[r * view.scales_stride + c / 16]] *
+      view.tensor_scale;
   return (code & 8) != 0 ? -magnitude : magnitude;
 }
 
 unsigned rounded(const Grid& grid, double value, double denominator, unsigned sign) {
-  return static_cast<unsigned>(grid.round_quotient(std::fabs(value), denominator)) | (std::signbit(value) ? sign : 0);
+  return static_cast<unsigned>(grid.round_quotient(std::fabs(value), denominator)) |
+         (std::signbit(value) ? sign : 0);
 }
 
-constexpr float kTensorScales[] = {1.0f, 0.0123f, 0x1.fffffep-3f, 3e35f, 1e-38f, 0x1p-149f, 0.0f, 1e-5f};
+constexpr float kTensorScales[] = {1.0f,   0.0123f,   0x1.fffffep-3f, 3e35f,
+                                   1e-38f, 0x1p-149f, 0.0f,           1e-5f};
 
 TEST(Dequantize, RoundsTheExactProductOnce) {
   for (const float tensor_scale : kTensorScales) {
@@ -60,7 +65,8 @@ TEST(Dequantize, RoundsTheExactProductOnce) {
     ASSERT_OK(dequantize(m.view, DType::kF16, fp16.data()));
     ASSERT_OK(dequantize(m.view, DType::kF32, fp32.data()));
     for (size_t i = 0; i < count; ++i) {
-      const double value = exact_value(m.view, static_cast<int64_t>(i) / 4096, static_cast<int64_t>(i) % 4096);
+      const double value =
+          exact_value(m.view, static_cast<int64_t>(i) / 4096, static_cast<int64_t>(i) % 4096);
       ASSERT_EQ(bf16[i], rounded(bf16_grid(), value, 1.0, 0x8000)) << value;
       ASSERT_EQ(fp16[i], rounded(fp16_grid(), value, 1.0, 0x8000)) << value;
       ASSERT_EQ(fp32[i], static_cast<float>(value)) << value;
@@ -71,7 +77,8 @@ TEST(Dequantize, RoundsTheExactProductOnce) {
 
 TEST(ConvertToFp8, MatchesPlainCodePerBlock) {
   for (const float tensor_scale : kTensorScales) {
-    for (const Fp8Scaling scaling : {Fp8Scaling{0, 0}, Fp8Scaling{128, 128}, Fp8Scaling{1, 16}, Fp8Scaling{7, 40}}) {
+    for (const Fp8Scaling scaling :
+         {Fp8Scaling{0, 0}, Fp8Scaling{128, 128}, Fp8Scaling{1, 16}, Fp8Scaling{7, 40}}) {
       const Matrix m = random_matrix(131, 272, tensor_scale, 2, 1);
       const bool whole = scaling.block_rows == 0;
       const int64_t block_rows = whole ? m.view.rows : scaling.block_rows;
@@ -93,9 +100,11 @@ TEST(ConvertToFp8, MatchesPlainCodePerBlock) {
       }
       for (int64_t r = 0; r < m.view.rows; ++r)
         for (int64_t c = 0; c < m.view.cols; ++c) {
-          const double scale = scales[static_cast<size_t>(r / block_rows * grid_cols + c / block_cols)];
+          const double scale =
+              scales[static_cast<size_t>(r / block_rows * grid_cols + c / block_cols)];
           const double value = exact_value(m.view, r, c);
-          ASSERT_EQ(out[static_cast<size_t>(r * m.view.cols + c)], rounded(e4m3_grid(), value, scale, 0x80))
+          ASSERT_EQ(out[static_cast<size_t>(r * m.view.cols + c)],
+                    rounded(e4m3_grid(), value, scale, 0x80))
               << value << " scale " << scale;
         }
     }
@@ -121,15 +130,18 @@ TEST(Dequantize, RefusesWhatItCannotRead) {
             "dequantize: expected BF16, F16 or F32, got F8_E4M3");
   for (const uint8_t bad : std::initializer_list<uint8_t>{0x7F, 0x80, 0xFF}) {
     m.scales[5] = bad;
-    const std::string message = "row 2 block scale 1: expected an E4M3 byte 0..126, got " + std::to_string(int{bad});
+    const std::string message =
+        "row 2 block scale 1: expected an E4M3 byte 0..126, got " + std::to_string(int{bad});
     EXPECT_EQ(dequantize(m.view, DType::kF32, out.data()).message(), "dequantize: " + message);
-    EXPECT_EQ(convert_to_fp8(m.view, {}, bytes.data(), scales.data()).message(), "convert_to_fp8: " + message);
+    EXPECT_EQ(convert_to_fp8(m.view, {}, bytes.data(), scales.data()).message(),
+              "convert_to_fp8: " + message);
     EXPECT_EQ(dequantize(m.view, DType::kF32, out.data()).code(), Code::kBadInput);
   }
   m.scales[5] = 0;
   EXPECT_OK(dequantize(m.view, DType::kF32, out.data()));
   for (const Fp8Scaling& scaling : {Fp8Scaling{128, 0}, Fp8Scaling{0, 128}, Fp8Scaling{-1, -1}})
-    EXPECT_EQ(convert_to_fp8(m.view, scaling, bytes.data(), scales.data()).code(), Code::kInvalidArgument);
+    EXPECT_EQ(convert_to_fp8(m.view, scaling, bytes.data(), scales.data()).code(),
+              Code::kInvalidArgument);
   Nvfp4View view = m.view;
   view.cols = 24;
   EXPECT_FALSE(dequantize(view, DType::kF32, out.data()).ok());

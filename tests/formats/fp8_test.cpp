@@ -28,20 +28,25 @@ TEST(Fp8Weights, ShiftsAreTheLeastThatFit) {
   EXPECT_EQ(fp8_weight_shift(126), kFp8MostShift);
 }
 
-// Every code under every block scale that a matrix of each shift may have: the nearest of all E4M3 numbers.
+// Every code under every block scale that a matrix of each shift may have: the nearest of all E4M3
+// numbers.
 TEST(Fp8Weights, AreRoundedOnce) {
   for (int largest = 1; largest < 127; ++largest) {
     const int shift = fp8_weight_shift(static_cast<uint8_t>(largest));
     for (int byte = 0; byte <= largest; ++byte)
       for (int code = 0; code < 16; ++code) {
         const double exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -shift);
-        const uint8_t rounded = fp8_weight(static_cast<uint8_t>(code), static_cast<uint8_t>(byte), shift);
+        const uint8_t rounded =
+            fp8_weight(static_cast<uint8_t>(code), static_cast<uint8_t>(byte), shift);
         ASSERT_EQ(rounded >> 7, std::signbit(exact)) << code << " " << byte << " " << shift;
         const int magnitude = rounded & 127;
-        const auto error = [&](int other) { return std::fabs(oracle_e4m3(other) - std::fabs(exact)); };
+        const auto error = [&](int other) {
+          return std::fabs(oracle_e4m3(other) - std::fabs(exact));
+        };
         for (const int other : {magnitude - 1, magnitude + 1}) {
           if (other < 0 || other > 126) continue;
-          ASSERT_TRUE(error(magnitude) < error(other) || (error(magnitude) == error(other) && magnitude % 2 == 0))
+          ASSERT_TRUE(error(magnitude) < error(other) ||
+                      (error(magnitude) == error(other) && magnitude % 2 == 0))
               << code << " " << byte << " " << shift;
         }
       }
@@ -53,11 +58,14 @@ TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
   for (const int64_t cols : {16, 80, 256, 496}) {  // a count holds 15 blocks
     for (const int least : {0, 1, 40, 100}) {
       const int64_t rows = 37;
-      std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)), scales(static_cast<size_t>(rows * cols / 16));
+      std::vector<uint8_t> codes(static_cast<size_t>(rows * cols / 2)),
+          scales(static_cast<size_t>(rows * cols / 16));
       for (uint8_t& byte : codes) byte = static_cast<uint8_t>(random());
       for (uint8_t& byte : scales)
         byte = static_cast<uint8_t>(
-            least == 0 ? 0 : least + static_cast<int>(random() % (127u - static_cast<unsigned>(least))));
+            least == 0
+                ? 0
+                : least + static_cast<int>(random() % (127u - static_cast<unsigned>(least))));
       const Nvfp4View whole = Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, rows, cols);
       const OracleFp8Weights expected = oracle_fp8_weights(whole);
       EXPECT_EQ(measure_fp8_weights(whole), (Fp8Weights{expected.shift, expected.inexact}));
@@ -68,10 +76,11 @@ TEST(Fp8Weights, AreMeasuredOverRowsWithAStride) {
       std::vector<uint8_t> part_codes, part_scales;
       for (int64_t r = 0; r < rows; ++r) {
         part_codes.insert(part_codes.end(), part.row_codes(r), part.row_codes(r) + part.cols / 2);
-        part_scales.insert(part_scales.end(), part.row_scales(r), part.row_scales(r) + part.cols / 16);
+        part_scales.insert(part_scales.end(), part.row_scales(r),
+                           part.row_scales(r) + part.cols / 16);
       }
-      const auto copy =
-          oracle_fp8_weights(Nvfp4View::contiguous(part_codes.data(), part_scales.data(), 1.0f, rows, part.cols));
+      const auto copy = oracle_fp8_weights(
+          Nvfp4View::contiguous(part_codes.data(), part_scales.data(), 1.0f, rows, part.cols));
       EXPECT_EQ(measure_fp8_weights(part), (Fp8Weights{copy.shift, copy.inexact}));
     }
   }

@@ -1,8 +1,10 @@
-// The oracle of the format tests: a number format as the plain list of its magnitudes, and rounding by comparison.
+// The oracle of the format tests: a number format as the plain list of its magnitudes, and rounding
+// by comparison.
 //
-// round() finds the neighbours of a magnitude in the list and compares it with their midpoint; round_quotient()
-// compares a numerator with midpoint * denominator instead of dividing. Both comparisons are exact in double for the
-// significands used here (at most 31 bits), so nothing is rounded before the decision. Shares no code with src/core.
+// round() finds the neighbours of a magnitude in the list and compares it with their midpoint;
+// round_quotient() compares a numerator with midpoint * denominator instead of dividing. Both
+// comparisons are exact in double for the significands used here (at most 31 bits), so nothing is
+// rounded before the decision. Shares no code with src/core.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +16,16 @@ namespace nvfp4_moe::internal::test {
 
 struct Grid {
   std::vector<double> magnitudes;  // ascending; the index is the bit pattern without its sign
-  bool saturates = true;           // else: past the midpoint to `overflow` lies Inf, whose pattern is the next index
+  bool saturates =
+      true;  // else: past the midpoint to `overflow` lies Inf, whose pattern is the next index
   double overflow = 0;
 
   size_t max_index() const { return magnitudes.size() - 1; }
 
   // Boundary between index i and i + 1; at it the even index wins.
-  double midpoint(size_t i) const { return (magnitudes[i] + (i == max_index() ? overflow : magnitudes[i + 1])) / 2; }
+  double midpoint(size_t i) const {
+    return (magnitudes[i] + (i == max_index() ? overflow : magnitudes[i + 1])) / 2;
+  }
 
   // The index for numerator / denominator, both >= 0, denominator > 0.
   size_t round_quotient(double numerator, double denominator) const {
@@ -38,14 +43,16 @@ struct Grid {
   size_t round(double magnitude) const { return round_quotient(magnitude, 1.0); }
 };
 
-// A binary format with `exponent_bits`, `mantissa_bits` and exponent bias `bias`, patterns 0..patterns-1 finite.
+// A binary format with `exponent_bits`, `mantissa_bits` and exponent bias `bias`, patterns
+// 0..patterns-1 finite.
 inline Grid make_grid(int mantissa_bits, int bias, unsigned patterns) {
   Grid grid;
   for (unsigned p = 0; p < patterns; ++p) {
     const int exponent = static_cast<int>(p >> mantissa_bits);
     const unsigned mantissa = p & ((1u << mantissa_bits) - 1);
     const double significand = mantissa + (exponent > 0 ? std::ldexp(1.0, mantissa_bits) : 0.0);
-    grid.magnitudes.push_back(std::ldexp(significand, std::max(exponent, 1) - bias - mantissa_bits));
+    grid.magnitudes.push_back(
+        std::ldexp(significand, std::max(exponent, 1) - bias - mantissa_bits));
   }
   const double last = grid.magnitudes.back();
   grid.overflow = last + (last - grid.magnitudes[grid.magnitudes.size() - 2]);

@@ -25,7 +25,8 @@ struct Quantized {
   }
 };
 
-// A row whose blocks lie anywhere from subnormal to the largest numbers; some hold zeros, some one element alone.
+// A row whose blocks lie anywhere from subnormal to the largest numbers; some hold zeros, some one
+// element alone.
 std::vector<float> row_of(DType dtype, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;
@@ -53,7 +54,8 @@ TEST(Int8Block, IsTheContractsDefinition) {
       const OracleRow oracle = oracle_quantize_int8({x.begin(), x.end()});
       ASSERT_TRUE(q.finite);
       for (size_t i = 0; i < x.size(); ++i)
-        ASSERT_EQ(double{q.scales[i / 16]} * q.codes[i], oracle.values[i]) << to_string(dtype) << " " << x[i];
+        ASSERT_EQ(double{q.scales[i / 16]} * q.codes[i], oracle.values[i])
+            << to_string(dtype) << " " << x[i];
       EXPECT_EQ(q.counts.blocks, oracle.blocks);
       EXPECT_EQ(q.counts.zero_scales, oracle.zeroed);
       EXPECT_EQ(q.counts.saturated_scales + q.counts.saturated_codes, 0u);
@@ -61,8 +63,8 @@ TEST(Int8Block, IsTheContractsDefinition) {
   }
 }
 
-// Of every seventh float of a binade, and of every bf16: the largest element has code 127, with its sign, so nothing
-// needs a clamp.
+// Of every seventh float of a binade, and of every bf16: the largest element has code 127, with its
+// sign, so nothing needs a clamp.
 TEST(Int8Block, TheLargestElementIs127) {
   const auto check = [](float amax) {
     std::vector<float> x(16, 0.0f);
@@ -116,8 +118,9 @@ TEST(Int8Block, ZerosAndTinyBlocksHaveTheLeastScale) {
 }
 
 TEST(Int8Block, ARowWithNanOrInfIsNanThroughout) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
     std::vector<float> x(32, 1.0f);
     x[20] = bad;
     const Quantized q(x);

@@ -36,9 +36,12 @@ Row compat(const std::vector<float>& x, float scale) { return run(quantize_row_c
 
 float bf16(unsigned bits) { return std::bit_cast<float>(bits << 16); }
 
-uint8_t signed_code(size_t magnitude, float x) { return static_cast<uint8_t>(magnitude | (std::signbit(x) ? 8u : 0u)); }
+uint8_t signed_code(size_t magnitude, float x) {
+  return static_cast<uint8_t>(magnitude | (std::signbit(x) ? 8u : 0u));
+}
 
-// All finite non-negative bf16 as the only value of a block: its byte is the exact RNE of amax/(6 s), at every s.
+// All finite non-negative bf16 as the only value of a block: its byte is the exact RNE of amax/(6
+// s), at every s.
 TEST(ExactMode, EveryBf16AmaxGivesTheExactlyRoundedScale) {
   for (const int k : {-126, -60, -9, -1, 0, 1, 7, 40}) {
     const double s = std::ldexp(1.0, k);
@@ -74,8 +77,8 @@ TEST(ExactMode, NeighboursOfTheSixthFail) {
   EXPECT_EQ(std::bit_cast<uint32_t>(1.0f / 6.0f), 0x3E2AAAABu);
 }
 
-// All (E4M3 scale, bf16 x) pairs that can occur in a block: x up to the largest bf16 amax that rounds to that scale.
-// The quotient in float decides as the exact quotient does.
+// All (E4M3 scale, bf16 x) pairs that can occur in a block: x up to the largest bf16 amax that
+// rounds to that scale. The quotient in float decides as the exact quotient does.
 TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
   std::vector<unsigned> largest(127, 0);
   for (unsigned bits = 1; bits <= 0x4528; ++bits)  // 0x4528 is 2688
@@ -94,7 +97,8 @@ TEST(ExactMode, EveryPairOfScaleAndBf16GivesTheExactlyRoundedCode) {
     for (size_t i = 0; i < x.size(); ++i) {
       ASSERT_EQ(row.scales[i / 16], byte);
       const double a = std::fabs(static_cast<double>(x[i]));
-      ASSERT_EQ(row.codes[i], signed_code(e2m1_grid().round_quotient(a, v), x[i])) << "x " << x[i] << " v " << v;
+      ASSERT_EQ(row.codes[i], signed_code(e2m1_grid().round_quotient(a, v), x[i]))
+          << "x " << x[i] << " v " << v;
     }
     pairs += static_cast<int64_t>(x.size());
   }
@@ -137,8 +141,10 @@ TEST(ExactMode, FollowsItsFloatOperationsOnFp32) {
       const size_t byte = e4m3_grid().round(static_cast<double>(sixth));
       ASSERT_EQ(row.scales[block], byte);
       for (size_t i = block * 16; i < block * 16 + 16; ++i) {
-        const volatile float quotient = (x[i] / s) / static_cast<float>(e4m3_grid().magnitudes[byte]);
-        const size_t magnitude = byte == 0 ? 0 : e2m1_grid().round(std::fabs(static_cast<double>(quotient)));
+        const volatile float quotient =
+            (x[i] / s) / static_cast<float>(e4m3_grid().magnitudes[byte]);
+        const size_t magnitude =
+            byte == 0 ? 0 : e2m1_grid().round(std::fabs(static_cast<double>(quotient)));
         ASSERT_EQ(row.codes[i], byte == 0 ? 0 : signed_code(magnitude, x[i]));
       }
     }
@@ -179,8 +185,9 @@ TEST(ExactMode, CountsWhatItSaturates) {
 }
 
 TEST(ExactMode, NonfiniteRowsAreFlaggedAndZero) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
-                          std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
+        std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
     for (const size_t where : {0u, 17u, 47u}) {
       std::vector<float> x(48, 1.0f);
       x[where] = bad;
@@ -198,13 +205,15 @@ TEST(ExactMode, NonfiniteRowsAreFlaggedAndZero) {
 TEST(ExactMode, ZerosAndDenormals) {
   const Row zeros = exact(std::vector<float>(32, -0.0f), 1.0f);
   EXPECT_TRUE(zeros.finite);
-  EXPECT_EQ(zeros.codes, std::vector<uint8_t>(32, 0)) << "a zero scale zeroes the codes, -0 included";
+  EXPECT_EQ(zeros.codes, std::vector<uint8_t>(32, 0))
+      << "a zero scale zeroes the codes, -0 included";
   EXPECT_EQ(zeros.counts.zero_scales, 0u);
   // amax 2^-140 under the smallest scale: 2^-14 / 6 rounds to 0.
   const Row tiny = exact(std::vector<float>(16, 0x1p-140f), 0x1p-126f);
   EXPECT_EQ(tiny.scales[0], 0);
   EXPECT_EQ(tiny.counts.zero_scales, 1u);
-  // Denormal values that still get a scale: 2^-129 = 2^-126 * 2^-3; v = RNE(2^-3/6) and code of 2^-3/v.
+  // Denormal values that still get a scale: 2^-129 = 2^-126 * 2^-3; v = RNE(2^-3/6) and code of
+  // 2^-3/v.
   const Row denormal = exact(std::vector<float>(16, 0x1p-129f), 0x1p-126f);
   const size_t byte = e4m3_grid().round_quotient(0x1p-3, 6.0);
   EXPECT_EQ(denormal.scales[0], byte);
@@ -212,7 +221,8 @@ TEST(ExactMode, ZerosAndDenormals) {
   // The largest floats and scales stay defined.
   const Row huge = exact(std::vector<float>(16, -std::numeric_limits<float>::max()), 0x1p127f);
   EXPECT_EQ(huge.scales[0],
-            e4m3_grid().round_quotient(static_cast<double>(std::numeric_limits<float>::max()), 6 * 0x1p127));
+            e4m3_grid().round_quotient(static_cast<double>(std::numeric_limits<float>::max()),
+                                       6 * 0x1p127));
 }
 
 TEST(DynamicTokenScale, IsTheSmallestPowerOfTwoThatHolds) {
@@ -226,7 +236,8 @@ TEST(DynamicTokenScale, IsTheSmallestPowerOfTwoThatHolds) {
   for (unsigned bits = 1; bits < 0x7F80; ++bits) check(bf16(bits));
   for (int k = -126; k <= 116; ++k) {
     const float edge = std::ldexp(2688.0f, k);
-    for (const float amax : {edge, std::nextafter(edge, 0.0f), std::nextafter(edge, 3e38f)}) check(amax);
+    for (const float amax : {edge, std::nextafter(edge, 0.0f), std::nextafter(edge, 3e38f)})
+      check(amax);
   }
   for (uint32_t bits = 1; bits < 0x7F800000u; bits += 99991) check(std::bit_cast<float>(bits));
   check(std::numeric_limits<float>::denorm_min());
@@ -269,7 +280,9 @@ TEST(RowAmax, MaximumNanAndInf) {
 }
 
 // tensor_scale of mode static.
-Result<float> rounded_up(float x) { return static_row_scale(ActivationFormat::kNvfp4, "scale", x, 1.0f); }
+Result<float> rounded_up(float x) {
+  return static_row_scale(ActivationFormat::kNvfp4, "scale", x, 1.0f);
+}
 
 TEST(PowersOfTwo, RoundUpAndRecognise) {
   for (int k = -126; k <= 127; ++k) {
@@ -287,8 +300,9 @@ TEST(PowersOfTwo, RoundUpAndRecognise) {
   EXPECT_EQ(rounded_up(1e-40f).value(), 0x1p-126f);
   EXPECT_EQ(rounded_up(3e38f).status().message(),
             "scale: expected a row scale of at most 2^127, got 3.00000001e+38 times 1");
-  for (const float no : {0.0f, -1.0f, -2.0f, 3.0f, 0x1p-127f, std::numeric_limits<float>::infinity(),
-                         std::numeric_limits<float>::quiet_NaN()})
+  for (const float no :
+       {0.0f, -1.0f, -2.0f, 3.0f, 0x1p-127f, std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()})
     EXPECT_FALSE(is_power_of_two(no)) << no;
 }
 
@@ -304,10 +318,13 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
     std::vector<float> x(16);
     const float size = spread(random);
     for (float& value : x) value = bf16_to_float(bf16_from_float(normal(random) * size));
-    // Every other scale puts amax beside a boundary of E4M3, where the order of the multiplications decides the byte.
+    // Every other scale puts amax beside a boundary of E4M3, where the order of the multiplications
+    // decides the byte.
     const float beside =
-        row_amax(x) / static_cast<float>(6.0 * e4m3_grid().midpoint(static_cast<size_t>(random() % 126)));
-    const float input_scale = trial % 2 == 0 && beside > 0 ? beside : 0.37f * spread(random) / 2688.0f;
+        row_amax(x) /
+        static_cast<float>(6.0 * e4m3_grid().midpoint(static_cast<size_t>(random() % 126)));
+    const float input_scale =
+        trial % 2 == 0 && beside > 0 ? beside : 0.37f * spread(random) / 2688.0f;
     const Row row = compat(x, input_scale);
     const volatile float global = 1.0f / input_scale;
     float amax = 0;
@@ -328,7 +345,8 @@ TEST(CompatMode, FollowsTheOrderOfOperations) {
     const volatile float factor = 1.0f / product;
     for (size_t i = 0; i < 16; ++i) {
       const volatile float quotient = x[i] * factor;
-      const size_t magnitude = byte == 0 ? 0 : e2m1_grid().round(std::fabs(static_cast<double>(quotient)));
+      const size_t magnitude =
+          byte == 0 ? 0 : e2m1_grid().round(std::fabs(static_cast<double>(quotient)));
       ASSERT_EQ(row.codes[i], byte == 0 ? 0 : signed_code(magnitude, x[i])) << x[i];
     }
   }

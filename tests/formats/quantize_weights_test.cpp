@@ -1,6 +1,7 @@
-// The weight quantizer against two plain re-implementations of the contract, written here: exact (comparison of
-// amax with boundary * 6s and of |x| with boundary * v s) and literal (divide in double, round once). That all three
-// agree shows at once that the fast path is right and that a double division never rounds onto a boundary.
+// The weight quantizer against two plain re-implementations of the contract, written here: exact
+// (comparison of amax with boundary * 6s and of |x| with boundary * v s) and literal (divide in
+// double, round once). That all three agree shows at once that the fast path is right and that a
+// double division never rounds onto a boundary.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -22,12 +23,13 @@ struct Quantized {
   double sum_sq_error = 0;
 };
 
-Quantized quantize(const std::vector<float>& x, int64_t rows, float s, ScaleSearch search = ScaleSearch::kMax) {
+Quantized quantize(const std::vector<float>& x, int64_t rows, float s,
+                   ScaleSearch search = ScaleSearch::kMax) {
   Quantized q;
   std::vector<uint8_t> packed(x.size() / 2, 0xAA);
   q.scales.assign(x.size() / 16, 0xAA);
-  EXPECT_OK(quantize_weights(x, rows, static_cast<int64_t>(x.size()) / rows, s, search, packed.data(), q.scales.data(),
-                             q.counts, &q.sum_sq, &q.sum_sq_error));
+  EXPECT_OK(quantize_weights(x, rows, static_cast<int64_t>(x.size()) / rows, s, search,
+                             packed.data(), q.scales.data(), q.counts, &q.sum_sq, &q.sum_sq_error));
   for (const uint8_t byte : packed) {
     q.codes.push_back(byte & 15);
     q.codes.push_back(byte >> 4);
@@ -39,7 +41,8 @@ uint8_t code_of(float x, size_t byte, double s) {
   if (byte == 0) return 0;
   const double a = std::fabs(static_cast<double>(x));
   const size_t magnitude = e2m1_grid().round_quotient(a, e4m3_grid().magnitudes[byte] * s);
-  EXPECT_EQ(magnitude, e2m1_grid().round(a / (e4m3_grid().magnitudes[byte] * s))) << "division moved a boundary";
+  EXPECT_EQ(magnitude, e2m1_grid().round(a / (e4m3_grid().magnitudes[byte] * s)))
+      << "division moved a boundary";
   return static_cast<uint8_t>(magnitude | (std::signbit(x) ? 8u : 0u));
 }
 
@@ -75,9 +78,10 @@ void expect_matches_plain(const std::vector<float>& x, int64_t rows, float s) {
     counts.saturated_scales += amax > 2688.0 * s;
     counts.zero_scales += amax > 0 && byte == 0;
     for (size_t i = 0; i < 16; ++i) {
-      ASSERT_EQ(q.codes[b * 16 + i], code_of(block[i], byte, s)) << block[i] << " byte " << byte << " s " << s;
-      counts.saturated_codes +=
-          byte != 0 && std::fabs(static_cast<double>(block[i])) > 6.0 * e4m3_grid().magnitudes[byte] * s;
+      ASSERT_EQ(q.codes[b * 16 + i], code_of(block[i], byte, s))
+          << block[i] << " byte " << byte << " s " << s;
+      counts.saturated_codes += byte != 0 && std::fabs(static_cast<double>(block[i])) >
+                                                 6.0 * e4m3_grid().magnitudes[byte] * s;
       sum_sq += static_cast<double>(block[i]) * block[i];
     }
     sum_sq_error += error_of(block, byte, s);
@@ -96,7 +100,8 @@ std::vector<float> normals(size_t count, uint32_t seed, float size, bool as_bf16
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, size);
   std::vector<float> x(count);
-  for (float& value : x) value = as_bf16 ? bf16_to_float(bf16_from_float(normal(random))) : normal(random);
+  for (float& value : x)
+    value = as_bf16 ? bf16_to_float(bf16_from_float(normal(random))) : normal(random);
   return x;
 }
 
@@ -119,20 +124,24 @@ TEST(QuantizeWeights, MatchesPlainUnderAnyScale) {
       const float size = wide(random);
       for (size_t i = 0; i < 16; ++i) x[b + i] = normal(random) * size;
     }
-    const float s = std::ldexp(static_cast<float>(random() % 0xFFFFFF + 1), -24 - static_cast<int>(random() % 20));
+    const float s = std::ldexp(static_cast<float>(random() % 0xFFFFFF + 1),
+                               -24 - static_cast<int>(random() % 20));
     expect_matches_plain(x, 4, s);
   }
 }
 
-// Values placed on every boundary t * v * s (where that is a float) and one ulp to each side, for every scale byte.
+// Values placed on every boundary t * v * s (where that is a float) and one ulp to each side, for
+// every scale byte.
 TEST(QuantizeWeights, MatchesPlainOnEveryBoundary) {
   std::mt19937 random(4);
-  for (const float s : {1.0f, 0x1p-20f, 0x1.fffffep-9f, 0x1.555556p-3f, 0.0123f, 0x1.000002p5f, 3.0f}) {
+  for (const float s :
+       {1.0f, 0x1p-20f, 0x1.fffffep-9f, 0x1.555556p-3f, 0.0123f, 0x1.000002p5f, 3.0f}) {
     std::vector<float> x;
     for (size_t byte = 1; byte < 127; ++byte) {
       std::vector<float> values;
       for (size_t i = 0; i < 7; ++i) {
-        const auto at = static_cast<float>(e2m1_grid().midpoint(i) * e4m3_grid().magnitudes[byte] * s);
+        const auto at =
+            static_cast<float>(e2m1_grid().midpoint(i) * e4m3_grid().magnitudes[byte] * s);
         values.insert(values.end(), {at, std::nextafter(at, 0.0f), -std::nextafter(at, 3e38f)});
       }
       std::shuffle(values.begin(), values.end(), random);
@@ -154,7 +163,8 @@ TEST(QuantizeWeights, MatchesPlainOnEveryScaleBoundary) {
     for (size_t i = 0; i < 126; ++i) {
       const auto at = static_cast<float>(e4m3_grid().midpoint(i) * 6.0 * s);
       for (const float amax : {at, std::nextafter(at, 0.0f), std::nextafter(at, 3e38f)}) {
-        for (int j = 0; j < 16; ++j) x.push_back(j == 5 ? -amax : amax * static_cast<float>(j) / 16.0f);
+        for (int j = 0; j < 16; ++j)
+          x.push_back(j == 5 ? -amax : amax * static_cast<float>(j) / 16.0f);
       }
     }
     expect_matches_plain(x, 1, s);
@@ -166,7 +176,8 @@ TEST(QuantizeWeights, MatchesPlainAtTheEndsOfFloat) {
   constexpr float kDenorm = std::numeric_limits<float>::denorm_min();
   std::vector<float> x;
   for (const float size : {kMax, 1.0f, 0x1p-126f, 0x1p-140f, kDenorm, 0.0f})
-    for (int i = 0; i < 16; ++i) x.push_back((i % 2 != 0 ? -size : size) * (static_cast<float>(i + 1) / 16.0f));
+    for (int i = 0; i < 16; ++i)
+      x.push_back((i % 2 != 0 ? -size : size) * (static_cast<float>(i + 1) / 16.0f));
   for (const float s : {kDenorm, 3 * kDenorm, 0x1p-126f, 1e-30f, 1.0f, 1e30f, kMax / 2688.0f, kMax})
     expect_matches_plain(x, 2, s);
 }
@@ -187,12 +198,14 @@ TEST(QuantizeWeights, RefusesNonfiniteWeightsByPlace) {
   std::vector<uint8_t> codes(48), scales(6);
   QuantizeCounts counts;
   x[2 * 32 + 7] = std::numeric_limits<float>::infinity();
-  const Status inf = quantize_weights(x, 3, 32, 1.0f, ScaleSearch::kMax, codes.data(), scales.data(), counts);
+  const Status inf =
+      quantize_weights(x, 3, 32, 1.0f, ScaleSearch::kMax, codes.data(), scales.data(), counts);
   EXPECT_EQ(inf.code(), Code::kBadInput);
   EXPECT_EQ(inf.message(), "row 2 column 7: expected a finite weight, got inf");
   EXPECT_EQ(counts.nonfinite_rows, 1u);
   x[32] = std::numeric_limits<float>::quiet_NaN();
-  const Status nan = quantize_weights(x, 3, 32, 1.0f, ScaleSearch::kMse, codes.data(), scales.data(), counts);
+  const Status nan =
+      quantize_weights(x, 3, 32, 1.0f, ScaleSearch::kMse, codes.data(), scales.data(), counts);
   EXPECT_EQ(nan.message(), "row 1 column 0: expected a finite weight, got nan");
 }
 
@@ -201,13 +214,15 @@ TEST(QuantizeWeights, RefusesShapesAndScales) {
   std::vector<uint8_t> codes(32), scales(4);
   QuantizeCounts counts;
   const auto status = [&](int64_t rows, int64_t cols, float s) {
-    return quantize_weights(x, rows, cols, s, ScaleSearch::kMax, codes.data(), scales.data(), counts);
+    return quantize_weights(x, rows, cols, s, ScaleSearch::kMax, codes.data(), scales.data(),
+                            counts);
   };
   EXPECT_OK(status(2, 32, 1.0f));
   EXPECT_OK(status(0, 32, 1.0f));
   for (const Status& refused :
-       {status(2, 24, 1.0f), status(-1, 32, 1.0f), status(3, 32, 1.0f), status(int64_t{1} << 62, 64, 1.0f),
-        status(2, 32, 0.0f), status(2, 32, -1.0f), status(2, 32, std::numeric_limits<float>::infinity()),
+       {status(2, 24, 1.0f), status(-1, 32, 1.0f), status(3, 32, 1.0f),
+        status(int64_t{1} << 62, 64, 1.0f), status(2, 32, 0.0f), status(2, 32, -1.0f),
+        status(2, 32, std::numeric_limits<float>::infinity()),
         status(2, 32, std::numeric_limits<float>::quiet_NaN())}) {
     EXPECT_THAT(refused, Refused(Code::kInvalidArgument, "expected"));
   }
@@ -219,9 +234,10 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
   for (uint32_t seed = 0; seed < 40; ++seed) {
     const std::vector<float> x = normals(1024, 100 + seed, 1.0f, seed % 2 == 0);
     // Some seeds saturate (small s), some make subnormal and zero scales (large s).
-    const float s = tensor_scale_from_amax(static_cast<double>(amax_of(x))) * (seed % 5 == 0   ? 0.25f
-                                                                               : seed % 5 == 1 ? 200000.0f
-                                                                                               : 1.0f);
+    const float s =
+        tensor_scale_from_amax(static_cast<double>(amax_of(x))) * (seed % 5 == 0   ? 0.25f
+                                                                   : seed % 5 == 1 ? 200000.0f
+                                                                                   : 1.0f);
     const Quantized mse = quantize(x, 2, s, ScaleSearch::kMse);
     const Quantized max = quantize(x, 2, s, ScaleSearch::kMax);
     EXPECT_LE(mse.sum_sq_error, max.sum_sq_error);
@@ -240,7 +256,8 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
         for (const size_t candidate : {low, high}) {
           const double error = error_of(block, candidate, s);
           if (error < best) winners.clear();
-          if (error <= best && (winners.empty() || max_choice != winners[0])) winners.push_back(candidate);
+          if (error <= best && (winners.empty() || max_choice != winners[0]))
+            winners.push_back(candidate);
           best = std::min(best, error);
         }
       }
@@ -249,14 +266,15 @@ TEST(QuantizeWeights, MseSearchTakesTheBestNeighbour) {
         ASSERT_EQ(mse.scales[b], max_choice) << "ties go to the max choice";
       }
       better += mse.scales[b] != max_choice;
-      for (size_t i = 0; i < 16; ++i) ASSERT_EQ(mse.codes[b * 16 + i], code_of(block[i], mse.scales[b], s));
+      for (size_t i = 0; i < 16; ++i)
+        ASSERT_EQ(mse.codes[b * 16 + i], code_of(block[i], mse.scales[b], s));
     }
   }
   EXPECT_GT(better, 500);
 }
 
-// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With 8 = 4 * 2 alone the candidates are
-// 8/6 rounded and 2: here the second is strictly better.
+// 12 = 6 * 2 = 4 * 3: no error under either scale, so the max choice 2 stays. With 8 = 4 * 2 alone
+// the candidates are 8/6 rounded and 2: here the second is strictly better.
 TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
   std::vector<float> x(16, 0.0f);
   x[3] = 12.0f;
@@ -265,7 +283,8 @@ TEST(QuantizeWeights, MseTiesGoToTheMaxChoice) {
   const Quantized q = quantize(x, 1, 1.0f, ScaleSearch::kMse);
   EXPECT_EQ(q.scales[0], 0x40);
   EXPECT_EQ(q.sum_sq_error, 0.0);
-  EXPECT_EQ(quantize(x, 1, 1.0f, ScaleSearch::kMax).scales[0], e4m3_grid().round_quotient(8.0, 6.0));
+  EXPECT_EQ(quantize(x, 1, 1.0f, ScaleSearch::kMax).scales[0],
+            e4m3_grid().round_quotient(8.0, 6.0));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The 128x4 layout: a bijection with zero padding, both ways, and per-expert bases that never overlap.
+// The 128x4 layout: a bijection with zero padding, both ways, and per-expert bases that never
+// overlap.
 #include "core/scale_layout.h"
 
 #include <random>
@@ -12,8 +13,9 @@ namespace {
 struct Shape {
   int64_t rows, scale_cols;
 };
-constexpr Shape kShapes[] = {{1, 1},   {1, 4},   {128, 4},  {127, 3},  {129, 5},  {128, 1},  {256, 8},
-                             {300, 7}, {1, 448}, {513, 12}, {31, 192}, {384, 48}, {1000, 13}};
+constexpr Shape kShapes[] = {{1, 1},    {1, 4},    {128, 4},  {127, 3}, {129, 5},
+                             {128, 1},  {256, 8},  {300, 7},  {1, 448}, {513, 12},
+                             {31, 192}, {384, 48}, {1000, 13}};
 
 TEST(ScaleLayout, OffsetsAreABijectionOntoThePaddedMatrix) {
   for (const auto& [rows, cols] : kShapes) {
@@ -31,7 +33,8 @@ TEST(ScaleLayout, OffsetsAreABijectionOntoThePaddedMatrix) {
   }
 }
 
-// The layout built as nested boxes, instead of by shifts: tile row, tile column, row % 32, row / 32 % 4, column % 4.
+// The layout built as nested boxes, instead of by shifts: tile row, tile column, row % 32, row / 32
+// % 4, column % 4.
 TEST(ScaleLayout, MatchesItsPicture) {
   for (const auto& [rows, cols] : kShapes) {
     int64_t offset = 0;
@@ -40,7 +43,8 @@ TEST(ScaleLayout, MatchesItsPicture) {
         for (int64_t line = 0; line < 32; ++line)
           for (int64_t group = 0; group < 4; ++group)
             for (int64_t col = 0; col < 4; ++col)
-              ASSERT_EQ(swizzled_scale_offset(tile_row + group * 32 + line, tile_col + col, cols), offset++);
+              ASSERT_EQ(swizzled_scale_offset(tile_row + group * 32 + line, tile_col + col, cols),
+                        offset++);
     EXPECT_EQ(offset, swizzled_scale_bytes(rows, cols));
   }
 }
@@ -73,14 +77,16 @@ TEST(ScaleLayout, SwizzleAndBackWithStridesAndZeroPadding) {
   }
 }
 
-// `rows` rows over `experts` experts, skewed at random: empty experts, one expert with everything, even shares.
+// `rows` rows over `experts` experts, skewed at random: empty experts, one expert with everything,
+// even shares.
 std::vector<int64_t> random_offsets(std::mt19937& random, int64_t experts, int64_t rows) {
   std::vector<int64_t> offsets(static_cast<size_t>(experts) + 1, 0);
   const int kind = static_cast<int>(random() % 3);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t e = kind == 0   ? static_cast<int64_t>(random()) % experts
                       : kind == 1 ? experts / 2
-                                  : static_cast<int64_t>(random()) % (1 + static_cast<int64_t>(random()) % experts);
+                                  : static_cast<int64_t>(random()) %
+                                        (1 + static_cast<int64_t>(random()) % experts);
     ++offsets[static_cast<size_t>(e) + 1];
   }
   for (size_t e = 0; e < static_cast<size_t>(experts); ++e) offsets[e + 1] += offsets[e];
@@ -129,7 +135,8 @@ TEST(ExpertScaleRows, SwizzlePutsEveryRowInItsExpertsSlot) {
       std::vector<uint8_t> alone(static_cast<size_t>(swizzled_scale_bytes(count, cols)));
       swizzle_scales(linear.data() + first * cols, cols, count, cols, alone.data());
       const int64_t base = expert_scale_row(first, e) * round_up(cols, 4);
-      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), swizzled.begin() + base)) << "expert " << e;
+      ASSERT_TRUE(std::equal(alone.begin(), alone.end(), swizzled.begin() + base))
+          << "expert " << e;
     }
   }
 }

@@ -1,6 +1,7 @@
-// kSweep, and weighted errors, against an exhaustive search written here: every one of the 126 positive E4M3 scales, each
-// code by comparison with midpoints, errors in double. The library tries a part of the scales and in float; that both
-// choose the same byte shows that the part holds the best one and that float never decides what it cannot.
+// kSweep, and weighted errors, against an exhaustive search written here: every one of the 126
+// positive E4M3 scales, each code by comparison with midpoints, errors in double. The library tries
+// a part of the scales and in float; that both choose the same byte shows that the part holds the
+// best one and that float never decides what it cannot.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -20,13 +21,14 @@ struct Result {
   double sum_sq_error = 0;
 };
 
-Result quantized(const std::vector<float>& x, float s, ScaleSearch search, const std::vector<float>& weights) {
+Result quantized(const std::vector<float>& x, float s, ScaleSearch search,
+                 const std::vector<float>& weights) {
   Result r;
   r.codes.resize(x.size() / 2);
   r.scales.resize(x.size() / kBlock);
   QuantizeCounts counts;
-  EXPECT_OK(quantize_weights(x, 1, static_cast<int64_t>(x.size()), s, search, r.codes.data(), r.scales.data(), counts,
-                             nullptr, &r.sum_sq_error, weights));
+  EXPECT_OK(quantize_weights(x, 1, static_cast<int64_t>(x.size()), s, search, r.codes.data(),
+                             r.scales.data(), counts, nullptr, &r.sum_sq_error, weights));
   return r;
 }
 
@@ -34,7 +36,8 @@ double error_of(const float* x, size_t byte, double s, const float* weights) {
   double sum = 0;
   for (size_t i = 0; i < kBlock; ++i) {
     const double unit = e4m3_grid().magnitudes[byte] * s, a = std::fabs(static_cast<double>(x[i]));
-    const double error = a - (byte == 0 ? 0.0 : e2m1_grid().magnitudes[e2m1_grid().round_quotient(a, unit)] * unit);
+    const double error =
+        a - (byte == 0 ? 0.0 : e2m1_grid().magnitudes[e2m1_grid().round_quotient(a, unit)] * unit);
     sum += weights == nullptr ? error * error : error * error * static_cast<double>(weights[i]);
   }
   return sum;
@@ -46,16 +49,19 @@ double amax_of(const float* x) {
   return amax;
 }
 
-size_t max_scale(const float* x, double s) { return e4m3_grid().round_quotient(amax_of(x), 6.0 * s); }
+size_t max_scale(const float* x, double s) {
+  return e4m3_grid().round_quotient(amax_of(x), 6.0 * s);
+}
 
-// All positive scales; ties to the scale of kMax, then to the smallest. With weights none that clips and has a larger
-// error without weights than the scale of kMax.
+// All positive scales; ties to the scale of kMax, then to the smallest. With weights none that
+// clips and has a larger error without weights than the scale of kMax.
 size_t exhaustive(const float* x, double s, const float* weights) {
   size_t best = max_scale(x, s);
   const double of_max = error_of(x, best, s, nullptr);
   double least = error_of(x, best, s, weights);
   for (size_t byte = 1; byte < 127; ++byte) {
-    const bool clips = amax_of(x) > 6.0 * s * e4m3_grid().magnitudes[std::min<size_t>(byte + 1, 126)];
+    const bool clips =
+        amax_of(x) > 6.0 * s * e4m3_grid().magnitudes[std::min<size_t>(byte + 1, 126)];
     if (weights != nullptr && clips && error_of(x, byte, s, nullptr) > of_max) continue;
     const double error = error_of(x, byte, s, weights);
     if (error < least) best = byte, least = error;
@@ -70,7 +76,8 @@ size_t best_neighbour(const float* x, double s, const float* weights) {
   for (const double reach : {6.0, 4.0}) {
     size_t low = 0;
     while (low < 126 && e4m3_grid().magnitudes[low + 1] <= amax / (reach * s)) ++low;
-    const size_t high = e4m3_grid().magnitudes[low] < amax / (reach * s) && low < 126 ? low + 1 : low;
+    const size_t high =
+        e4m3_grid().magnitudes[low] < amax / (reach * s) && low < 126 ? low + 1 : low;
     for (const size_t byte : {low, high}) {
       const double error = error_of(x, byte, s, weights);
       if (error < least) best = byte, least = error;
@@ -94,7 +101,9 @@ std::vector<float> data(Data kind, size_t count, uint32_t seed) {
       case Data::kHeavy: x[i] = student(random); break;
       case Data::kOutlier: x[i] = normal(random) * (random() % 16 == 0 ? 40.0f : 1.0f); break;
       // Halves: many blocks that several scales hold exactly, or equally badly.
-      case Data::kGrid: x[i] = static_cast<float>(static_cast<int>(random() % 25) - 12) * 0.5f; break;
+      case Data::kGrid:
+        x[i] = static_cast<float>(static_cast<int>(random() % 25) - 12) * 0.5f;
+        break;
       case Data::kFew: x[i] = random() % 6 == 0 ? std::fabs(normal(random)) + 0.5f : 0.0f; break;
       case Data::kData: break;
     }
@@ -123,8 +132,8 @@ std::vector<float> weights_of(Weights kind, const std::vector<float>& x, uint32_
   return w;
 }
 
-void expect_exhaustive(const std::vector<float>& x, float s, const std::vector<float>& weights, const std::string& what,
-                       size_t* moved = nullptr) {
+void expect_exhaustive(const std::vector<float>& x, float s, const std::vector<float>& weights,
+                       const std::string& what, size_t* moved = nullptr) {
   const Result sweep = quantized(x, s, ScaleSearch::kSweep, weights);
   for (size_t b = 0; b < x.size() / kBlock; ++b) {
     const float* block = x.data() + b * kBlock;
@@ -135,12 +144,15 @@ void expect_exhaustive(const std::vector<float>& x, float s, const std::vector<f
     const double unit = e4m3_grid().magnitudes[best] * static_cast<double>(s);
     for (size_t i = 0; i < kBlock && best != 0; ++i) {
       const uint8_t code = sweep.codes[(b * kBlock + i) / 2] >> (i % 2 * 4) & 15;
-      ASSERT_EQ(code & 7u, e2m1_grid().round_quotient(std::fabs(static_cast<double>(block[i])), unit)) << what;
+      ASSERT_EQ(code & 7u,
+                e2m1_grid().round_quotient(std::fabs(static_cast<double>(block[i])), unit))
+          << what;
     }
   }
 }
 
-// Tensor scales under which blocks lie all over E4M3: as usual, saturated, among the least scales, and below them.
+// Tensor scales under which blocks lie all over E4M3: as usual, saturated, among the least scales,
+// and below them.
 TEST(ScaleSweep, IsTheBestOfAllScales) {
   for (int kind = 0; kind < static_cast<int>(Data::kData); ++kind) {
     for (int weighted = 0; weighted < static_cast<int>(Weights::kWeights); ++weighted) {
@@ -151,18 +163,18 @@ TEST(ScaleSweep, IsTheBestOfAllScales) {
         const float usual = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
         const float factors[] = {1.0f,    1.0f,      1.7f,      0.3f,      0.07f,     0x1p-9f,
                                  0x1p12f, 0x1.3p15f, 0x1.7p16f, 0x1.1p17f, 0x1.9p19f, 0x1p-60f};
-        expect_exhaustive(
-            x, usual * factors[seed], w,
-            "data " + std::to_string(kind) + ", weights " + std::to_string(weighted) + ", seed " + std::to_string(seed),
-            &moved);
+        expect_exhaustive(x, usual * factors[seed], w,
+                          "data " + std::to_string(kind) + ", weights " + std::to_string(weighted) +
+                              ", seed " + std::to_string(seed),
+                          &moved);
       }
       EXPECT_GT(moved, 100u) << "data " << kind << ", weights " << weighted << ": kMax would do";
     }
   }
 }
 
-// Blocks that no argument of ours had in mind: every element anywhere among the midpoints and grid values of some scale
-// of E4M3, so that ties, and scales at both ends of the sweep, win.
+// Blocks that no argument of ours had in mind: every element anywhere among the midpoints and grid
+// values of some scale of E4M3, so that ties, and scales at both ends of the sweep, win.
 TEST(ScaleSweep, IsTheBestWhereScalesTie) {
   std::mt19937 random(5);
   size_t lowest = 0, highest = 0;
@@ -173,7 +185,8 @@ TEST(ScaleSweep, IsTheBestWhereScalesTie) {
     const size_t top = 1 + random() % 7;
     for (float& value : x) {
       const size_t i = random() % (top + 1);
-      value = static_cast<float>((random() % 2 == 0 ? e2m1_grid().magnitudes[i] : e2m1_grid().midpoint(i)) * unit);
+      value = static_cast<float>(
+          (random() % 2 == 0 ? e2m1_grid().magnitudes[i] : e2m1_grid().midpoint(i)) * unit);
     }
     expect_exhaustive(x, 1.0f, {}, "trial " + std::to_string(trial));
     const double amax = static_cast<double>(row_amax(x));
@@ -187,7 +200,8 @@ TEST(ScaleSweep, IsTheBestWhereScalesTie) {
   EXPECT_GT(highest, 50u);
 }
 
-// Far beyond 448 the largest element is lost under any scale, and the others may want less than 448.
+// Far beyond 448 the largest element is lost under any scale, and the others may want less than
+// 448.
 TEST(ScaleSweep, SaturatedBlocksMayWantLess) {
   std::vector<float> x(kBlock, 6.0f * 416);
   x[9] = 3600.0f;
@@ -200,9 +214,11 @@ TEST(ScaleSweep, HoldsAtTheEndsOfFloat) {
   constexpr float kDenorm = std::numeric_limits<float>::denorm_min();
   std::vector<float> x;
   for (const float size : {kMax, 1.0f, 0x1p-126f, 0x1p-140f, kDenorm, 0.0f})
-    for (int i = 0; i < 16; ++i) x.push_back((i % 2 != 0 ? -size : size) * (static_cast<float>(i * i + 1) / 256.0f));
+    for (int i = 0; i < 16; ++i)
+      x.push_back((i % 2 != 0 ? -size : size) * (static_cast<float>(i * i + 1) / 256.0f));
   const std::vector<float> w = weights_of(Weights::kWide, x, 3);
-  for (const float s : {kDenorm, 3 * kDenorm, 0x1p-126f, 1e-30f, 1.0f, 1e30f, kMax / 2688.0f, kMax}) {
+  for (const float s :
+       {kDenorm, 3 * kDenorm, 0x1p-126f, 1e-30f, 1.0f, 1e30f, kMax / 2688.0f, kMax}) {
     expect_exhaustive(x, s, {}, "unweighted");
     expect_exhaustive(x, s, w, "weighted");
   }
@@ -244,7 +260,8 @@ TEST(WeightedScales, EqualWeightsChangeNothing) {
   }
 }
 
-// A channel that was quiet where the weights come from may hold the largest element: it is not clipped away.
+// A channel that was quiet where the weights come from may hold the largest element: it is not
+// clipped away.
 TEST(WeightedScales, KeepOutliersOfQuietChannels) {
   std::vector<float> x = data(Data::kNormal, kBlock, 12), w(kBlock, 1.0f);
   x[5] = 30.0f;
@@ -253,7 +270,8 @@ TEST(WeightedScales, KeepOutliersOfQuietChannels) {
   const Result weighted = quantized(x, s, ScaleSearch::kSweep, w);
   EXPECT_GE(6.0f * e4m3_to_float(weighted.scales[0]) * s, 30.0f * 0.9f);
   EXPECT_LE(error_of(x.data(), weighted.scales[0], static_cast<double>(s), w.data()),
-            error_of(x.data(), max_scale(x.data(), static_cast<double>(s)), static_cast<double>(s), w.data()));
+            error_of(x.data(), max_scale(x.data(), static_cast<double>(s)), static_cast<double>(s),
+                     w.data()));
 }
 
 TEST(WeightedScales, MseTakesTheBestNeighbourByWeightedError) {
@@ -265,7 +283,8 @@ TEST(WeightedScales, MseTakesTheBestNeighbourByWeightedError) {
     const Result mse = quantized(x, s, ScaleSearch::kMse, w);
     for (size_t b = 0; b < x.size() / kBlock; ++b) {
       const float* block = x.data() + b * kBlock;
-      ASSERT_EQ(mse.scales[b], best_neighbour(block, static_cast<double>(s), w.data() + b * kBlock)) << b;
+      ASSERT_EQ(mse.scales[b], best_neighbour(block, static_cast<double>(s), w.data() + b * kBlock))
+          << b;
       moved += mse.scales[b] != best_neighbour(block, static_cast<double>(s), nullptr);
     }
   }
@@ -281,8 +300,8 @@ TEST(WeightedScales, AreOfColumns) {
   const float s = tensor_scale_from_amax(static_cast<double>(row_amax(x)));
   std::vector<uint8_t> codes(x.size() / 2), scales(x.size() / kBlock);
   QuantizeCounts counts;
-  ASSERT_OK(quantize_weights(x, 2, static_cast<int64_t>(row.size()), s, ScaleSearch::kSweep, codes.data(),
-                             scales.data(), counts, nullptr, nullptr, w));
+  ASSERT_OK(quantize_weights(x, 2, static_cast<int64_t>(row.size()), s, ScaleSearch::kSweep,
+                             codes.data(), scales.data(), counts, nullptr, nullptr, w));
   const Result one = quantized(row, s, ScaleSearch::kSweep, w);
   for (size_t b = 0; b < one.scales.size(); ++b) {
     EXPECT_EQ(scales[b], one.scales[b]);
@@ -295,7 +314,8 @@ TEST(WeightedScales, AreRefusedByName) {
   std::vector<uint8_t> codes(kBlock), scales(2);
   QuantizeCounts counts;
   const auto status = [&](ScaleSearch search, const std::vector<float>& weights) {
-    return quantize_weights(x, 2, kBlock, 1.0f, search, codes.data(), scales.data(), counts, nullptr, nullptr, weights);
+    return quantize_weights(x, 2, kBlock, 1.0f, search, codes.data(), scales.data(), counts,
+                            nullptr, nullptr, weights);
   };
   std::vector<float> w(kBlock, 1.0f);
   EXPECT_OK(status(ScaleSearch::kSweep, w));
@@ -303,12 +323,13 @@ TEST(WeightedScales, AreRefusedByName) {
             "channel_weights: expected search mse or sweep, since max compares no errors, got max");
   EXPECT_EQ(status(ScaleSearch::kSweep, std::vector<float>(kBlock + 1, 1.0f)).message(),
             "channel_weights: expected one for each of 16 columns, got 17");
-  for (const float wrong : {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+  for (const float wrong :
+       {-1.0f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     w[7] = wrong;
     const Status refused = status(ScaleSearch::kMse, w);
     EXPECT_EQ(refused.code(), Code::kInvalidArgument);
-    EXPECT_EQ(refused.message(),
-              "channel_weights: expected finite numbers of at least 0, got " + std::to_string(wrong) + " for column 7");
+    EXPECT_EQ(refused.message(), "channel_weights: expected finite numbers of at least 0, got " +
+                                     std::to_string(wrong) + " for column 7");
   }
 }
 

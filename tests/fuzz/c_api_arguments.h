@@ -1,5 +1,6 @@
-// Arguments for the C interface, drawn from fuzz bytes: numbers around every limit, and arrays and structs whose memory
-// is exactly as large as the call says, so that AddressSanitizer sees the first byte read or written beyond it.
+// Arguments for the C interface, drawn from fuzz bytes: numbers around every limit, and arrays and
+// structs whose memory is exactly as large as the call says, so that AddressSanitizer sees the
+// first byte read or written beyond it.
 #pragma once
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -19,7 +20,9 @@ class Arguments {
   bool more() { return provider_.remaining_bytes() > 0; }
   int pick(int count) { return provider_.ConsumeIntegralInRange<int>(0, count - 1); }
   // True once in 2^odds: deviations are rare enough that calls get past several checks.
-  bool rarely(int odds = 4) { return provider_.ConsumeIntegralInRange<int>(0, (1 << odds) - 1) == 1; }
+  bool rarely(int odds = 4) {
+    return provider_.ConsumeIntegralInRange<int>(0, (1 << odds) - 1) == 1;
+  }
 
   // Numbers that no check may let through as a size of memory, and those around zero.
   int64_t bad_size() {
@@ -43,8 +46,12 @@ class Arguments {
     static constexpr const char* kNames[] = {"cuda:0", "cuda:7", "cuda", "cuda:", "cpu", nullptr};
     return kNames[pick(6)];
   }
-  int32_t enumerator(int count) { return rarely() ? provider_.ConsumeIntegral<int32_t>() : pick(count); }
-  int64_t in(int64_t low, int64_t high) { return provider_.ConsumeIntegralInRange<int64_t>(low, high); }
+  int32_t enumerator(int count) {
+    return rarely() ? provider_.ConsumeIntegral<int32_t>() : pick(count);
+  }
+  int64_t in(int64_t low, int64_t high) {
+    return provider_.ConsumeIntegralInRange<int64_t>(low, high);
+  }
 
   float number() {
     static constexpr float kSpecial[] = {0.0f,
@@ -68,7 +75,8 @@ class Arguments {
   float scale() { return rarely(3) ? number() : 1.0f / static_cast<float>(1 << pick(12)); }
 
   const char* backend() {
-    static constexpr const char* kNames[] = {nullptr, "auto", "cpu", "reference", "", "none", "\xFF\n"};
+    static constexpr const char* kNames[] = {nullptr, "auto", "cpu",   "reference",
+                                             "",      "none", "\xFF\n"};
     return kNames[pick(static_cast<int>(std::size(kNames)))];
   }
 
@@ -76,7 +84,8 @@ class Arguments {
   uint8_t* bytes(int64_t size, uint8_t mask = 0xFF) {
     const auto seed = provider_.ConsumeBytes<uint8_t>(static_cast<size_t>(in(1, 24)));
     return fill(size, [&](size_t i) {
-      return static_cast<uint8_t>((seed.empty() ? i * 37 : seed[i % seed.size()] + i / seed.size() * 11) & mask);
+      return static_cast<uint8_t>(
+          (seed.empty() ? i * 37 : seed[i % seed.size()] + i / seed.size() * 11) & mask);
     });
   }
   // Block scales: valid bytes except, rarely, anything.
@@ -103,7 +112,8 @@ class Arguments {
     return rarely(5) ? nullptr : pointer;
   }
 
-  // The struct in memory of struct_size bytes: mostly its own size, else cut short (an older header's) or longer.
+  // The struct in memory of struct_size bytes: mostly its own size, else cut short (an older
+  // header's) or longer.
   template <class T>
   T* structure(T value) {
     if (rarely(6)) return nullptr;
@@ -114,7 +124,8 @@ class Arguments {
       tail = rarely(2) ? 1 : 0;
     }
     // The size itself is always there to be read.
-    auto* memory = fill(static_cast<int64_t>(std::max(size, sizeof(size_t))), [&](size_t) { return tail; });
+    auto* memory =
+        fill(static_cast<int64_t>(std::max(size, sizeof(size_t))), [&](size_t) { return tail; });
     std::memcpy(memory, &value, std::min(size, sizeof(T)));
     std::memcpy(memory, &size, sizeof(size));
     return reinterpret_cast<T*>(memory);

@@ -1,8 +1,10 @@
-// The C interface with arguments of every kind: struct sizes, null pointers, enums, sizes, ids and dtypes out of range.
+// The C interface with arguments of every kind: struct sizes, null pointers, enums, sizes, ids and
+// dtypes out of range.
 //
-// One input is a list of calls on at most one layer and one linear. Arrays are as large as the sizes that are passed
-// with them say, or the sizes are impossible: a caller who lies about his memory cannot be guarded against. Checked
-// beside crashes and leaks: codes are known ones, every failure has a one-line text, and leaves no handle behind.
+// One input is a list of calls on at most one layer and one linear. Arrays are as large as the
+// sizes that are passed with them say, or the sizes are impossible: a caller who lies about his
+// memory cannot be guarded against. Checked beside crashes and leaks: codes are known ones, every
+// failure has a one-line text, and leaves no handle behind.
 // Long because every function of the interface has its call.
 #include <unistd.h>
 
@@ -37,12 +39,14 @@ void check_text(nvfp4_moe_status code, char* text) {
 }
 
 // A host's threads that are not threads: pieces in reverse order.
-void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void*) {
+void lent_parallel_for(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
+                       void*) {
   for (int64_t begin = (count - 1) / grain * grain; begin >= 0; begin -= grain)
     body(context, begin, std::min(begin + grain, count));
 }
 
-// Options of an older header may end between `progress` and `progress_user`: then there is no number to stop at.
+// Options of an older header may end between `progress` and `progress_user`: then there is no
+// number to stop at.
 int32_t cancel_at(const nvfp4_moe_progress* progress, void* user) {
   return user != nullptr && progress->done < *static_cast<const int64_t*>(user) ? 1 : 0;
 }
@@ -88,7 +92,8 @@ class Session {
     c.intermediate_size = 16 * a_.in(1, 3);
     c.shared_intermediate_size = a_.pick(4) == 0 ? 16 * a_.in(1, 2) : 0;
     c.activation = a_.enumerator(5);
-    const bool limited = c.activation != NVFP4_MOE_ACTIVATION_SWIGLU && c.activation != NVFP4_MOE_ACTIVATION_RELU2;
+    const bool limited =
+        c.activation != NVFP4_MOE_ACTIVATION_SWIGLU && c.activation != NVFP4_MOE_ACTIVATION_RELU2;
     c.swiglu_limit = limited ? 7.0f : 0.0f;
     if (a_.rarely(3)) c.swiglu_limit = a_.number();
     if (a_.rarely(3)) c.swiglu_alpha = a_.number();
@@ -107,7 +112,8 @@ class Session {
   // Any sizes: for calls that take no arrays.
   nvfp4_moe_config any_config() {
     nvfp4_moe_config c = small_config();
-    for (int64_t* size : {&c.num_experts, &c.top_k, &c.hidden_size, &c.intermediate_size, &c.shared_intermediate_size})
+    for (int64_t* size : {&c.num_experts, &c.top_k, &c.hidden_size, &c.intermediate_size,
+                          &c.shared_intermediate_size})
       if (a_.rarely(2)) *size = a_.rarely(1) ? a_.bad_size() : a_.any_int64() >> a_.pick(56);
     return c;
   }
@@ -125,7 +131,8 @@ class Session {
     if (a_.rarely()) o.cache_directory = "/nonexistent/cache";
     o.parallel_for = lent_parallel_for;
     o.threads = a_.rarely() ? a_.enumerator(3) : 1;
-    if (o.threads > 4 && o.threads <= 4096) o.threads = 4097;  // a pool of thousands of threads is legal, and slow
+    if (o.threads > 4 && o.threads <= 4096)
+      o.threads = 4097;  // a pool of thousands of threads is legal, and slow
     if (a_.rarely()) o.parallel_for = nullptr;
     if (o.parallel_for == nullptr && o.threads == 0) o.threads = 1;
     if (a_.rarely(3)) {
@@ -153,8 +160,9 @@ class Session {
     size_t workspace = 0;
     size_t packed = 0;
     char** out = a_.maybe(&text);
-    const nvfp4_moe_status code = nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(),
-                                                 out, a_.maybe(&workspace), a_.maybe(&packed));
+    const nvfp4_moe_status code =
+        nvfp4_moe_plan(a_.structure(config), a_.structure(options), a_.scale(), a_.scale(), out,
+                       a_.maybe(&workspace), a_.maybe(&packed));
     check_text_or_null(code, out, text);
   }
 
@@ -207,26 +215,30 @@ class Session {
     t.down_codes = a_.maybe(a_.bytes(experts * values / 2 * stride_factor));
     t.down_block_scales = a_.maybe(a_.block_scales(experts * values / 16 * stride_factor));
     t.down_tensor_scales = a_.maybe(a_.floats(experts));
-    for (const auto& [stride, one] :
-         {std::pair{&t.gate_up_codes_stride, values / 2}, std::pair{&t.gate_up_scales_stride, values / 16},
-          std::pair{&t.down_codes_stride, values / 2}, std::pair{&t.down_scales_stride, values / 16}}) {
+    for (const auto& [stride, one] : {std::pair{&t.gate_up_codes_stride, values / 2},
+                                      std::pair{&t.gate_up_scales_stride, values / 16},
+                                      std::pair{&t.down_codes_stride, values / 2},
+                                      std::pair{&t.down_scales_stride, values / 16}}) {
       *stride = a_.pick(2) == 0 ? 0 : one * stride_factor;
       if (a_.rarely(5)) *stride = a_.in(0, one - 1);
       if (a_.rarely(5)) *stride = -a_.in(1, one);
     }
     if (config.shared_intermediate_size > 0 ? !a_.rarely() : a_.rarely())
-      t.shared = a_.structure(expert(config, std::max<int64_t>(config.shared_intermediate_size, 16)));
+      t.shared =
+          a_.structure(expert(config, std::max<int64_t>(config.shared_intermediate_size, 16)));
     t.hidden_scale = a_.scale();
     t.intermediate_scale = a_.scale();
     // Sizes that cannot be: the arrays must not be touched.
     if (a_.rarely()) {
-      int64_t* sizes[] = {&config.top_k, &config.hidden_size, &config.intermediate_size, &config.num_experts};
+      int64_t* sizes[] = {&config.top_k, &config.hidden_size, &config.intermediate_size,
+                          &config.num_experts};
       *sizes[a_.pick(4)] = -a_.in(0, 64);
     }
     nvfp4_moe_layer* opened = nullptr;
     nvfp4_moe_layer** out = a_.maybe(&opened);
     const nvfp4_moe_config* given = a_.structure(config);
-    const nvfp4_moe_status code = nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
+    const nvfp4_moe_status code =
+        nvfp4_moe_layer_open_tensors(given, a_.structure(t), a_.structure(options), out);
     const bool ok = check(code);
     if (out != nullptr) REQUIRE(ok == (opened != nullptr));
     if (opened == nullptr) return;
@@ -271,9 +283,11 @@ class Session {
     const nvfp4_moe_batch* batch = a_.structure(b);
 
     size_t size = 0;
-    // Of the tokens, or of as many as the layer takes: it may have been opened with a smaller limit.
+    // Of the tokens, or of as many as the layer takes: it may have been opened with a smaller
+    // limit.
     int64_t most = std::min(tokens, kMaxTokens);
-    while (layer_ != nullptr && !check(nvfp4_moe_layer_workspace_bytes(layer_, most, &size))) REQUIRE(most-- > 0);
+    while (layer_ != nullptr && !check(nvfp4_moe_layer_workspace_bytes(layer_, most, &size)))
+      REQUIRE(most-- > 0);
     void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
     std::memset(memory, 0xA5, size);
     char* workspace = static_cast<char*>(memory);
@@ -281,13 +295,14 @@ class Session {
     if (a_.rarely(5)) workspace = nullptr;
     size_t given = size;
     if (a_.rarely()) given = static_cast<size_t>(a_.in(0, static_cast<int64_t>(size)));
-    const bool ran = check(
-        nvfp4_moe_layer_run(layer_, batch, workspace, given, a_.rarely(5) ? static_cast<void*>(&cancel_) : nullptr));
+    const bool ran = check(nvfp4_moe_layer_run(
+        layer_, batch, workspace, given, a_.rarely(5) ? static_cast<void*>(&cancel_) : nullptr));
     if (ran || a_.rarely()) {
       nvfp4_moe_run_status* status = a_.structure(nvfp4_moe_run_status{});
       if (ran) check(nvfp4_moe_layer_run_status(layer_, workspace, given, status));
     }
-    if (ran && a_.rarely()) check(nvfp4_moe_layer_write_repro(layer_, batch, a_.pick(2), "/nonexistent/x.safetensors"));
+    if (ran && a_.rarely())
+      check(nvfp4_moe_layer_write_repro(layer_, batch, a_.pick(2), "/nonexistent/x.safetensors"));
     std::free(memory);
   }
 
@@ -297,7 +312,8 @@ class Session {
     check_text_or_null(nvfp4_moe_layer_describe(layer_, out), out, json);
     char* run_json = nullptr;
     char** run_out = a_.maybe(&run_json);
-    check_text_or_null(nvfp4_moe_layer_describe_run(layer_, a_.in(-1, kMaxTokens + 1), run_out), run_out, run_json);
+    check_text_or_null(nvfp4_moe_layer_describe_run(layer_, a_.in(-1, kMaxTokens + 1), run_out),
+                       run_out, run_json);
     size_t bytes = 0;
     check(nvfp4_moe_layer_workspace_bytes(layer_, a_.in(-1, kMaxTokens + 1), a_.maybe(&bytes)));
     check(nvfp4_moe_layer_run_status(layer_, nullptr, 0, a_.structure(nvfp4_moe_run_status{})));
@@ -312,10 +328,11 @@ class Session {
   void replace() {
     if (layer_ == nullptr && !a_.rarely()) return;
     const int64_t which = local_expert();
-    const int64_t inner =
-        which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size : config_.intermediate_size;
+    const int64_t inner = which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size
+                                                           : config_.intermediate_size;
     if (a_.rarely())
-      check(nvfp4_moe_layer_replace_expert_on_stream(layer_, which, a_.structure(expert(config_, inner)), nullptr));
+      check(nvfp4_moe_layer_replace_expert_on_stream(
+          layer_, which, a_.structure(expert(config_, inner)), nullptr));
     else
       check(nvfp4_moe_layer_replace_expert(layer_, which, a_.structure(expert(config_, inner))));
   }
@@ -323,8 +340,8 @@ class Session {
   void unpack() {
     if (layer_ == nullptr && !a_.rarely()) return;
     const int64_t which = local_expert();
-    const int64_t inner =
-        which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size : config_.intermediate_size;
+    const int64_t inner = which == NVFP4_MOE_SHARED_EXPERT ? config_.shared_intermediate_size
+                                                           : config_.intermediate_size;
     const int64_t values = config_.hidden_size * inner;
     nvfp4_moe_expert_out e{};
     e.gate_codes = a_.maybe(a_.zeros(values / 2));
@@ -377,10 +394,12 @@ class Session {
     if (a_.rarely()) b.tokens = -1;
     size_t size = 0;
     if (linear_ != nullptr)
-      REQUIRE(check(nvfp4_moe_linear_workspace_bytes(linear_, std::clamp<int64_t>(b.tokens, 0, kMaxTokens), &size)));
+      REQUIRE(check(nvfp4_moe_linear_workspace_bytes(
+          linear_, std::clamp<int64_t>(b.tokens, 0, kMaxTokens), &size)));
     void* memory = std::aligned_alloc(256, (size + 511) / 256 * 256);
     char* workspace = static_cast<char*>(memory) + (a_.rarely() ? 1 : 0);
-    check(nvfp4_moe_linear_run(linear_, a_.structure(b), a_.maybe(workspace), a_.rarely() ? size / 2 : size, nullptr));
+    check(nvfp4_moe_linear_run(linear_, a_.structure(b), a_.maybe(workspace),
+                               a_.rarely() ? size / 2 : size, nullptr));
     char* json = nullptr;
     check_text(nvfp4_moe_linear_describe(linear_, &json), json);
     std::free(memory);
@@ -389,8 +408,12 @@ class Session {
   void quantize() {
     const int64_t rows = a_.in(0, 5);
     const int64_t cols = 16 * a_.in(0, 4);
-    const int64_t said_rows = a_.rarely() ? -a_.in(1, 9) : a_.rarely(5) ? std::numeric_limits<int64_t>::max() : rows;
-    const int64_t said_cols = a_.rarely() ? -a_.in(1, 99) : a_.rarely(5) ? a_.in(1, 15) + cols - 16 : cols;
+    const int64_t said_rows = a_.rarely()    ? -a_.in(1, 9)
+                              : a_.rarely(5) ? std::numeric_limits<int64_t>::max()
+                                             : rows;
+    const int64_t said_cols = a_.rarely()    ? -a_.in(1, 99)
+                              : a_.rarely(5) ? a_.in(1, 15) + cols - 16
+                                             : cols;
     const int32_t dtype = a_.enumerator(6);
     const void* x = a_.maybe(a_.bytes(rows * cols * 8));
     uint8_t* codes = a_.maybe(a_.zeros(rows * cols / 2));
@@ -399,15 +422,17 @@ class Session {
     const int which = a_.pick(6);
     if (which == 0) {
       float tensor_scale = a_.pick(2) == 0 ? 0.0f : a_.scale();
-      check(nvfp4_moe_quantize(x, dtype, said_rows, said_cols, a_.enumerator(2), a_.maybe(&tensor_scale), codes, scales,
-                               counts));
+      check(nvfp4_moe_quantize(x, dtype, said_rows, said_cols, a_.enumerator(2),
+                               a_.maybe(&tensor_scale), codes, scales, counts));
     } else if (which == 1) {
-      check(nvfp4_moe_quantize_dynamic_token(x, dtype, said_rows, said_cols, codes, scales, a_.maybe(a_.floats(rows)),
-                                             counts));
+      check(nvfp4_moe_quantize_dynamic_token(x, dtype, said_rows, said_cols, codes, scales,
+                                             a_.maybe(a_.floats(rows)), counts));
     } else if (which == 2) {
-      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(a_.floats(1)), codes, scales, counts));
+      check(nvfp4_moe_quantize_static(x, dtype, said_rows, said_cols, a_.maybe(a_.floats(1)), codes,
+                                      scales, counts));
     } else if (which == 3) {
-      check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales, counts));
+      check(nvfp4_moe_quantize_compat(x, dtype, said_rows, said_cols, a_.scale(), codes, scales,
+                                      counts));
     } else if (which == 4) {
       auto* int8_codes = reinterpret_cast<int8_t*>(a_.maybe(a_.zeros(rows * cols)));
       check(nvfp4_moe_quantize_int8_block(x, dtype, said_rows, said_cols, int8_codes,
@@ -426,10 +451,12 @@ class Session {
     if (which == 0) {
       const int64_t bytes = nvfp4_moe_swizzled_bytes(rows, cols);
       REQUIRE(bytes >= rows * cols);
-      check(nvfp4_moe_swizzle_scales(a_.maybe(a_.bytes(rows * cols)), said, cols, a_.maybe(a_.zeros(bytes))));
+      check(nvfp4_moe_swizzle_scales(a_.maybe(a_.bytes(rows * cols)), said, cols,
+                                     a_.maybe(a_.zeros(bytes))));
     } else if (which == 1) {
       const int64_t bytes = nvfp4_moe_swizzled_bytes(rows, cols);
-      check(nvfp4_moe_unswizzle_scales(a_.maybe(a_.bytes(bytes)), said, cols, a_.maybe(a_.zeros(rows * cols))));
+      check(nvfp4_moe_unswizzle_scales(a_.maybe(a_.bytes(bytes)), said, cols,
+                                       a_.maybe(a_.zeros(rows * cols))));
     } else if (which == 2) {
       check(nvfp4_moe_pack_codes(a_.maybe(a_.bytes(rows, a_.pick(2) == 0 ? 0x0F : 0x1F)), said,
                                  a_.maybe(a_.zeros(rows / 2))));
@@ -439,8 +466,9 @@ class Session {
       const int64_t block_rows = a_.rarely(2) ? a_.in(-1, 200) : 0;
       const int64_t block_cols = a_.rarely(2) ? a_.in(-1, 200) : 0;
       const int64_t count = nvfp4_moe_fp8_scale_count(rows, k, block_rows, block_cols);
-      check(nvfp4_moe_convert_to_fp8(a_.maybe(a_.bytes(rows * k / 2)), a_.maybe(a_.block_scales(rows * k / 16)),
-                                     a_.scale(), said, k, block_rows, block_cols, a_.maybe(a_.zeros(rows * k)),
+      check(nvfp4_moe_convert_to_fp8(a_.maybe(a_.bytes(rows * k / 2)),
+                                     a_.maybe(a_.block_scales(rows * k / 16)), a_.scale(), said, k,
+                                     block_rows, block_cols, a_.maybe(a_.zeros(rows * k)),
                                      a_.maybe(a_.floats(std::max<int64_t>(count, 0)))));
     } else {  // only numbers go in
       const auto any = [&] { return a_.rarely(1) ? a_.bad_size() : a_.any_int64(); };
@@ -452,7 +480,8 @@ class Session {
     }
   }
 
-  // Indices from -1 to count, one beyond the legal ones at either end, rarely anything; of 8 bytes unless I32.
+  // Indices from -1 to count, one beyond the legal ones at either end, rarely anything; of 8 bytes
+  // unless I32.
   uint8_t* indices(int64_t size, int64_t count, nvfp4_moe_dtype dtype) {
     uint8_t* memory = a_.zeros(size * 8);
     const int64_t first = a_.in(0, 200), step = a_.in(0, 9);
@@ -480,7 +509,8 @@ class Session {
     c.logits = a_.maybe(a_.zeros(tokens * experts * 4));
     if (a_.rarely()) c.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
     const nvfp4_moe_router_gemm_call* call = a_.structure(c);
-    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.device(), call, nullptr) : nvfp4_moe_router_gemm(call));
+    check(a_.rarely(5) ? nvfp4_moe_device_router_gemm(a_.device(), call, nullptr)
+                       : nvfp4_moe_router_gemm(call));
   }
 
   void select_experts() {
@@ -499,17 +529,20 @@ class Session {
     if (a_.rarely(2)) c.routed_scaling_factor = a_.number();
     c.correction_bias = a_.pick(2);
     c.hash_routing = a_.pick(3) == 0 ? 1 : 0;
-    if (c.hash_routing == 1 && !a_.rarely(2)) c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
+    if (c.hash_routing == 1 && !a_.rarely(2))
+      c.correction_bias = 0, c.num_expert_group = 0, c.scoring = 1;
     c.reserved = a_.rarely(6) ? 1 : 0;
     const nvfp4_moe_router_config* given = a_.structure(c);
-    // The arrays are of the config that the library reads: what an older header's struct lacks is zero.
+    // The arrays are of the config that the library reads: what an older header's struct lacks is
+    // zero.
     nvfp4_moe_router_config read{};
     size_t size = 0;
     if (given != nullptr) std::memcpy(&size, given, sizeof(size));
     std::memcpy(&read, &c, std::min(size, sizeof(c)));
 
     nvfp4_moe_router_batch b{};
-    const int64_t tokens = a_.in(0, 4), experts = read.num_experts, k = std::max<int64_t>(read.top_k, 0);
+    const int64_t tokens = a_.in(0, 4), experts = read.num_experts,
+                  k = std::max<int64_t>(read.top_k, 0);
     b.tokens = tokens;
     b.logits_stride = a_.pick(2) == 0 ? 0 : experts + a_.in(0, 3);
     b.logits_dtype = a_.enumerator(4);
@@ -531,8 +564,9 @@ class Session {
     if (a_.rarely()) b.tokens = a_.rarely(1) ? -1 : int64_t{1} << a_.in(31, 62);
     if (a_.rarely(5)) b.logits_stride = -a_.in(1, 9);
     const nvfp4_moe_router_batch* batch = a_.structure(b);
-    const bool done = check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.device(), given, batch, nullptr)
-                                         : nvfp4_moe_select_experts(given, batch));
+    const bool done =
+        check(a_.rarely(5) ? nvfp4_moe_device_select_experts(a_.device(), given, batch, nullptr)
+                           : nvfp4_moe_select_experts(given, batch));
     if (!done || batch == nullptr) return;
     nvfp4_moe_router_batch seen{};
     std::memcpy(&size, batch, sizeof(size));
@@ -548,7 +582,8 @@ class Session {
   }
 
   void files() {
-    static constexpr const char* kPaths[] = {nullptr, "", "/", "/dev/null", "/nonexistent", "\xFF\n", "/proc/self/mem"};
+    static constexpr const char* kPaths[] = {
+        nullptr, "", "/", "/dev/null", "/nonexistent", "\xFF\n", "/proc/self/mem"};
     const char* path = kPaths[a_.pick(static_cast<int>(std::size(kPaths)))];
     nvfp4_moe_checkpoint* checkpoint = nullptr;
     nvfp4_moe_checkpoint** out = a_.maybe(&checkpoint);

@@ -1,10 +1,11 @@
-// Bytes as a file of the packed cache: it is taken if and only if it is, byte for byte, the file that its own scales
-// and payload make.
+// Bytes as a file of the packed cache: it is taken if and only if it is, byte for byte, the file
+// that its own scales and payload make.
 //
-// An input is the file without its padding: a byte of flags, header (88), scales (3 sets), payload (64), and then
-// changes, three bytes each: a position and a value to put there, anywhere in the file. Flag 1 puts the right sizes and
-// key into the header, flag 2 the right payload hash, flag 4 the right head hash, so that the fuzzer need not invert
-// hashes; flag 8 takes the input as the file as it stands.
+// An input is the file without its padding: a byte of flags, header (88), scales (3 sets), payload
+// (64), and then changes, three bytes each: a position and a value to put there, anywhere in the
+// file. Flag 1 puts the right sizes and key into the header, flag 2 the right payload hash, flag 4
+// the right head hash, so that the fuzzer need not invert hashes; flag 8 takes the input as the
+// file as it stands.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -36,7 +37,8 @@ void fix(std::vector<std::byte>& file, uint8_t flags) {
     header.payload_offset = kHead;
     header.payload_bytes = kPayload;
   }
-  if ((flags & 2) != 0) header.payload_hash = cache_payload_hash(file.data() + kHead, kPayload, serial_executor());
+  if ((flags & 2) != 0)
+    header.payload_hash = cache_payload_hash(file.data() + kHead, kPayload, serial_executor());
   std::memcpy(file.data(), &header, sizeof(header));
   if ((flags & 4) != 0) {
     header.head_hash = cache_head_hash({file.begin(), file.begin() + kHead});
@@ -50,7 +52,8 @@ bool is_whole(const std::vector<std::byte>& file) {
   fix(expected, 7);
   float scales[kSets * 3];
   std::memcpy(scales, file.data() + kCachePage, sizeof(scales));
-  const bool legal = std::all_of(scales, scales + kSets * 3, [](float s) { return std::isfinite(s) && s >= 0; });
+  const bool legal =
+      std::all_of(scales, scales + kSets * 3, [](float s) { return std::isfinite(s) && s >= 0; });
   return legal && expected == file;
 }
 
@@ -71,7 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     file.resize(kHead + kPayload);
     const auto take = [&](size_t offset, size_t count) {
       count = std::min(count, size);
-      std::copy_n(reinterpret_cast<const std::byte*>(data), count, file.begin() + static_cast<ptrdiff_t>(offset));
+      std::copy_n(reinterpret_cast<const std::byte*>(data), count,
+                  file.begin() + static_cast<ptrdiff_t>(offset));
       data += count;
       size -= count;
     };
@@ -79,11 +83,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     take(kCachePage, kSets * sizeof(TensorScales));
     take(kHead, kPayload);
     fix(file, flags);
-    for (; size >= 3; data += 3, size -= 3) file[(data[0] | data[1] << 8) % file.size()] = std::byte{data[2]};
+    for (; size >= 3; data += 3, size -= 3)
+      file[(data[0] | data[1] << 8) % file.size()] = std::byte{data[2]};
   }
   fuzz::write_file(path, {reinterpret_cast<const char*>(file.data()), file.size()});
 
-  const auto mapped = read_cache_file(*folder, "layer.packed", {kKey, kSets, kPayload, false}, serial_executor());
+  const auto mapped =
+      read_cache_file(*folder, "layer.packed", {kKey, kSets, kPayload, false}, serial_executor());
   REQUIRE(mapped.ok() == is_whole(file));
   if (mapped.ok()) {
     REQUIRE(mapped->payload.size_bytes() == kPayload && mapped->scales.size() == kSets);

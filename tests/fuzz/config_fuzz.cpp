@@ -1,4 +1,5 @@
-// Text as config.json and hf_quant_config.json, cut at the first line "---"; and as JSON alone, against nlohmann.
+// Text as config.json and hf_quant_config.json, cut at the first line "---"; and as JSON alone,
+// against nlohmann.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -33,7 +34,8 @@ void compare_with_nlohmann(std::string_view text) {
   REQUIRE(!describe_json(*strict).empty());
 }
 
-// With Python's numbers the same and more: no other text changes its value, and what is written is JSON.
+// With Python's numbers the same and more: no other text changes its value, and what is written is
+// JSON.
 void compare_with_python_numbers(std::string_view text) {
   JsonLimits limits;
   limits.max_depth = 16;
@@ -62,21 +64,25 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     check_status(info.status());
     return 0;
   }
-  // What is accepted can be made into a layer's config or is refused there with a reason: no value slips through.
+  // What is accepted can be made into a layer's config or is refused there with a reason: no value
+  // slips through.
   REQUIRE(!info->family.empty() && !info->model_type.empty());
-  REQUIRE(info->options.num_experts > 0 && info->options.top_k > 0 && info->options.hidden_size > 0 &&
-          info->options.intermediate_size > 0);
+  REQUIRE(info->options.num_experts > 0 && info->options.top_k > 0 &&
+          info->options.hidden_size > 0 && info->options.intermediate_size > 0);
   int64_t before = -1;
   for (const int64_t layer : info->layers) {
     REQUIRE(layer > before);
     before = layer;
   }
-  // Targets and globs of the file are matched against names: in bounded time, with a result or a reason.
-  for (const char* module : {"model.layers.3.mlp.experts.17.down_proj", "layers.0.ffn.shared_experts.w1"}) {
+  // Targets and globs of the file are matched against names: in bounded time, with a result or a
+  // reason.
+  for (const char* module :
+       {"model.layers.3.mlp.experts.17.down_proj", "layers.0.ffn.shared_experts.w1"}) {
     const auto scheme = info->quantization->of(module);
     if (!scheme.ok()) check_status(scheme.status());
     if (scheme.ok() && !scheme->refusal.ok()) check_status(scheme->refusal);
-    if (const Status rotated = info->quantization->rotation_of(module); !rotated.ok()) check_status(rotated);
+    if (const Status rotated = info->quantization->rotation_of(module); !rotated.ok())
+      check_status(rotated);
   }
   const auto made = MoeConfig::make(info->options);
   REQUIRE(made.ok() || !made.status().message().empty());

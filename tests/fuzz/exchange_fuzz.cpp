@@ -1,7 +1,9 @@
-// What another rank may say, and the C interface of exchanges, placements and rearranging with arguments of every kind.
+// What another rank may say, and the C interface of exchanges, placements and rearranging with
+// arguments of every kind.
 //
-// One input is what another rank sends of a layer's runs, changed in some places; or a list of calls on a layer over a world of one
-// rank, where no call can wait for anybody. Checked besides crashes and leaks: codes are known ones, every failure has a text of one line, and nothing takes
+// One input is what another rank sends of a layer's runs, changed in some places; or a list of
+// calls on a layer over a world of one rank, where no call can wait for anybody. Checked besides
+// crashes and leaks: codes are known ones, every failure has a text of one line, and nothing takes
 // longer than its timeout.
 #include <algorithm>
 #include <cstring>
@@ -35,8 +37,8 @@ bool check(nvfp4_moe_status code) {
 
 constexpr int64_t kExperts = 3, kTopK = 2, kHidden = 32, kInner = 16, kTokens = 4;
 
-int32_t copy_own_block(void* user, const void* send, const int64_t* send_bytes, void* recv, const int64_t*, int64_t,
-                       char* error, size_t error_bytes) {
+int32_t copy_own_block(void* user, const void* send, const int64_t* send_bytes, void* recv,
+                       const int64_t*, int64_t, char* error, size_t error_bytes) {
   if (*static_cast<int*>(user) == 1) {
     std::strncpy(error, "no\nluck", error_bytes - 1);
     return 7;
@@ -47,7 +49,8 @@ int32_t copy_own_block(void* user, const void* send, const int64_t* send_bytes, 
 
 class Calls {
  public:
-  explicit Calls(Arguments& a, nvfp4_moe_exchange* exchange = nullptr) : a_(a), exchange_(exchange) {}
+  explicit Calls(Arguments& a, nvfp4_moe_exchange* exchange = nullptr)
+      : a_(a), exchange_(exchange) {}
   ~Calls() {
     nvfp4_moe_layer_close(layer_);
     nvfp4_moe_exchange_close(exchange_);
@@ -79,7 +82,8 @@ class Calls {
       callbacks.all_to_all_v = a_.rarely(4) ? nullptr : copy_own_block;
       // A host's function copies one block: no world but of one.
       const bool one = rank == 0 && world == 1;
-      check(nvfp4_moe_exchange_connect(one ? a_.structure(callbacks) : nullptr, rank, world, timeout, out));
+      check(nvfp4_moe_exchange_connect(one ? a_.structure(callbacks) : nullptr, rank, world,
+                                       timeout, out));
       return;
     }
     nvfp4_moe_thread_group* group = nullptr;
@@ -90,7 +94,8 @@ class Calls {
 
   std::vector<int64_t> slots() {
     std::vector<int64_t> slots(static_cast<size_t>(a_.in(0, 6)));
-    for (size_t i = 0; i < slots.size(); ++i) slots[i] = a_.rarely(4) ? a_.any_int64() : static_cast<int64_t>(i) % 3;
+    for (size_t i = 0; i < slots.size(); ++i)
+      slots[i] = a_.rarely(4) ? a_.any_int64() : static_cast<int64_t>(i) % 3;
     return slots;
   }
 
@@ -137,7 +142,9 @@ class Calls {
     options.expert_parallel = a_.structure(parallel);
     nvfp4_moe_layer* opened = nullptr;
     config.struct_size = sizeof(config);
-    if (!check(nvfp4_moe_layer_open_tensors(&config, a_.structure(tensors()), a_.structure(options), &opened))) return;
+    if (!check(nvfp4_moe_layer_open_tensors(&config, a_.structure(tensors()), a_.structure(options),
+                                            &opened)))
+      return;
     nvfp4_moe_layer_close(layer_);
     layer_ = opened;
   }
@@ -149,7 +156,8 @@ class Calls {
     if (!check(nvfp4_moe_layer_workspace_bytes(layer_, tokens, &workspace_bytes))) return;
     if (workspace_bytes > (size_t{64} << 20)) return;  // of a capacity that is legal, and large
     std::vector<uint8_t> memory(workspace_bytes + 256, 0xFF);
-    auto* const workspace = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
+    auto* const workspace =
+        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     std::vector<int32_t> ids(static_cast<size_t>(tokens * kTopK));
     for (int32_t& id : ids) id = a_.rarely(2) ? static_cast<int32_t>(a_.any_int64()) : a_.pick(3);
     std::vector<uint16_t> out(static_cast<size_t>(tokens * kHidden));
@@ -171,13 +179,15 @@ class Calls {
       case 1:
       case 2: return run();
       case 3:
-        check(nvfp4_moe_layer_expert_load(a_.maybe(layer_), a_.maybe(load), a_.rarely() ? a_.bad_size() : kExperts));
+        check(nvfp4_moe_layer_expert_load(a_.maybe(layer_), a_.maybe(load),
+                                          a_.rarely() ? a_.bad_size() : kExperts));
         check(nvfp4_moe_layer_reset_expert_load(a_.maybe(layer_)));
         return;
       case 4: {
         const std::vector<int64_t> placement = slots();
         const int64_t count = a_.rarely() ? a_.bad_size() : static_cast<int64_t>(placement.size());
-        // A caller who lies about his memory cannot be guarded against: a count that the layer takes is there.
+        // A caller who lies about his memory cannot be guarded against: a count that the layer
+        // takes is there.
         if (count > static_cast<int64_t>(placement.size()) && count <= 64) return;
         check(nvfp4_moe_layer_rearrange_tensors(a_.maybe(layer_), a_.maybe(placement.data()), count,
                                                 a_.structure(tensors())));
@@ -195,7 +205,8 @@ class Calls {
         if (a_.rarely())
           check(nvfp4_moe_exchange_use_peers(exchange_, a_.maybe("cpu")));
         else
-          check(nvfp4_moe_exchange_use_nccl(exchange_, a_.maybe("cpu"), a_.rarely() ? "none.so" : nullptr, nullptr));
+          check(nvfp4_moe_exchange_use_nccl(exchange_, a_.maybe("cpu"),
+                                            a_.rarely() ? "none.so" : nullptr, nullptr));
     }
   }
 
@@ -205,7 +216,8 @@ class Calls {
   nvfp4_moe_layer* layer_ = nullptr;
 };
 
-// Runs of a layer whose rank 1 sends what rank 0 would, but for some words: from the opening on, or of the runs alone.
+// Runs of a layer whose rank 1 sends what rank 0 would, but for some words: from the opening on, or
+// of the runs alone.
 void take_a_peers_packets(Arguments& a) {
   test::EchoPeer peer;
   const bool from_the_start = a.rarely(2);

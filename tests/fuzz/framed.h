@@ -1,5 +1,5 @@
-// A safetensors file from header text: the length in front, and as much data behind as the text's last offset names (up
-// to a limit), so that a fuzzer need not find those numbers.
+// A safetensors file from header text: the length in front, and as much data behind as the text's
+// last offset names (up to a limit), so that a fuzzer need not find those numbers.
 #pragma once
 
 #include <cctype>
@@ -15,7 +15,9 @@ inline uint64_t largest_number(const std::string& text) {
   uint64_t largest = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     uint64_t number = 0;
-    for (; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) && number <= kMaxData; ++i)
+    for (;
+         i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) && number <= kMaxData;
+         ++i)
       number = number * 10 + static_cast<uint64_t>(text[i] - '0');
     if (number <= kMaxData && number > largest) largest = number;
   }

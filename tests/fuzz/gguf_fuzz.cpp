@@ -1,8 +1,9 @@
-// Bytes as a GGUF file: header parse, the properties of what it accepts, a walk over the file's tensors, and the model that
-// its metadata makes of them: findings, statistics, and the first expert of each layer.
+// Bytes as a GGUF file: header parse, the properties of what it accepts, a walk over the file's
+// tensors, and the model that its metadata makes of them: findings, statistics, and the first
+// expert of each layer.
 //
-// The data that a header names stands behind it (up to a limit) as a byte that is a code and a scale, so that the fuzzer
-// need not write it.
+// The data that a header names stands behind it (up to a limit) as a byte that is a code and a
+// scale, so that the fuzzer need not write it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,7 +34,8 @@ void check_header(const GgufHeader& header, uint64_t file_size) {
     covered = info.end;
   }
   REQUIRE(header.data_offset <= file_size && covered <= file_size - header.data_offset);
-  for (const auto& [key, value] : header.metadata) REQUIRE(!key.empty() && !describe(value).empty());
+  for (const auto& [key, value] : header.metadata)
+    REQUIRE(!key.empty() && !describe(value).empty());
 }
 
 void check_model(const std::string& path) {

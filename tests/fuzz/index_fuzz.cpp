@@ -1,5 +1,5 @@
-// Bytes as model.safetensors.index.json beside two shards: what is accepted names the shards' tensors, each in the file
-// that holds it, and no file of another folder.
+// Bytes as model.safetensors.index.json beside two shards: what is accepted names the shards'
+// tensors, each in the file that holds it, and no file of another folder.
 #include <cstdint>
 #include <string>
 
@@ -19,8 +19,9 @@ struct Model {
                      fuzz::framed(R"({"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                                   R"("y":{"dtype":"F32","shape":[],"data_offsets":[4,8]}})",
                                   'a'));
-    fuzz::write_file(directory.file("b.safetensors"),
-                     fuzz::framed(R"({"z":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})", 'b'));
+    fuzz::write_file(
+        directory.file("b.safetensors"),
+        fuzz::framed(R"({"z":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}})", 'b'));
     fuzz::write_file(directory.file("broken.safetensors"), "no header");
   }
 };
@@ -29,7 +30,8 @@ struct Model {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Model model;
-  fuzz::write_file(model.directory.file("model.safetensors.index.json"), {reinterpret_cast<const char*>(data), size});
+  fuzz::write_file(model.directory.file("model.safetensors.index.json"),
+                   {reinterpret_cast<const char*>(data), size});
   const auto index = TensorIndex::open(model.directory.path());
   if (!index.ok()) {
     REQUIRE(index.status().code() == Code::kBadInput);

@@ -1,4 +1,5 @@
-// Text as the plan file of an unfinished quantize: refused with one line, or read, written and read again as the same.
+// Text as the plan file of an unfinished quantize: refused with one line, or read, written and read
+// again as the same.
 #include <cstdint>
 #include <string_view>
 
@@ -31,6 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   REQUIRE(again->shards == plan->shards && again->experts.size() == plan->experts.size());
   // Against the work of a run, which never matches: the answer is one line too.
   const QuantizePlan other;
-  if (const Status differs = check_same_work(other, *plan); !differs.ok()) check_line(differs, Code::kInvalidArgument);
+  if (const Status differs = check_same_work(other, *plan); !differs.ok())
+    check_line(differs, Code::kInvalidArgument);
   return 0;
 }

@@ -1,5 +1,5 @@
-// Bytes as a repro file: read, run on the reference and on the CPU backend, and compared. What is wrong with it is a
-// Status, and what is right runs.
+// Bytes as a repro file: read, run on the reference and on the CPU backend, and compared. What is
+// wrong with it is a Status, and what is right runs.
 //
 // An input that begins with '{' is header text (fuzz/framed.h), any other a file as it stands.
 #include <cstdint>

@@ -1,4 +1,5 @@
-// REQUIRE(condition): what a fuzz target checks beyond "does not crash". Stops so that libFuzzer keeps the input.
+// REQUIRE(condition): what a fuzz target checks beyond "does not crash". Stops so that libFuzzer
+// keeps the input.
 #pragma once
 
 #include <cstdio>

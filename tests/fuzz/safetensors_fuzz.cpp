@@ -1,7 +1,9 @@
-// Bytes as a safetensors file: header parse, the properties of what it accepts, and a walk over the file's tensors.
+// Bytes as a safetensors file: header parse, the properties of what it accepts, and a walk over the
+// file's tensors.
 //
-// An input that begins with '{' is header text: the length is put in front and as much data behind as its last offset
-// names (up to a limit), so that the fuzzer need not find those numbers. Any other input is a file as it stands.
+// An input that begins with '{' is header text: the length is put in front and as much data behind
+// as its last offset names (up to a limit), so that the fuzzer need not find those numbers. Any
+// other input is a file as it stands.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,19 +43,23 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   REQUIRE(assign_offsets(tensors).ok());
   const Result<std::string> written = header_bytes(tensors, header.metadata);
   REQUIRE(written.ok() && written->size() % 8 == 0);
-  const auto again = parse_safetensors_header(std::as_bytes(std::span(*written)), written->size() + covered);
-  REQUIRE(again.ok() && again->tensors.size() == header.tensors.size() && again->metadata == header.metadata);
+  const auto again =
+      parse_safetensors_header(std::as_bytes(std::span(*written)), written->size() + covered);
+  REQUIRE(again.ok() && again->tensors.size() == header.tensors.size() &&
+          again->metadata == header.metadata);
   for (const TensorInfo& info : again->tensors) {
-    bool found = false;  // tensors without bytes may change places with others that begin where they do
+    bool found =
+        false;  // tensors without bytes may change places with others that begin where they do
     for (const TensorInfo& before : header.tensors)
-      found |= before.name == info.name && before.dtype == info.dtype && before.shape == info.shape &&
-               before.begin == info.begin;
+      found |= before.name == info.name && before.dtype == info.dtype &&
+               before.shape == info.shape && before.begin == info.begin;
     REQUIRE(found);
     if (header.tensors.size() > 64) break;
   }
 }
 
-// The file: every tensor is found by name, may be asked for in advance, and is read to its last byte.
+// The file: every tensor is found by name, may be asked for in advance, and is read to its last
+// byte.
 void walk_file(const std::string& bytes) {
   const int fd = memfd_create("safetensors_fuzz", MFD_CLOEXEC);
   REQUIRE(fd >= 0 && write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));

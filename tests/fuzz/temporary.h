@@ -33,7 +33,8 @@ class TemporaryDirectory {
 
 inline void write_file(const std::string& path, std::string_view bytes) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  REQUIRE(file >= 0 && write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  REQUIRE(file >= 0 &&
+          write(file, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   close(file);
 }
 

@@ -33,7 +33,8 @@ TEST(GgufBlocks, Nvfp4HasFourScalesAndThenEightBytesForEachSixteen) {
     for (int64_t e = 0; e < 64; ++e) {
       const int64_t sixteen = e / 16;
       const int64_t place = e % 16;
-      ASSERT_EQ(scales[static_cast<size_t>(b * 4 + sixteen)], blocks[static_cast<size_t>(b * 36 + sixteen)]);
+      ASSERT_EQ(scales[static_cast<size_t>(b * 4 + sixteen)],
+                blocks[static_cast<size_t>(b * 36 + sixteen)]);
       const uint8_t byte = blocks[static_cast<size_t>(b * 36 + 4 + sixteen * 8 + place % 8)];
       ASSERT_EQ(code_at(codes, b * 64 + e), place < 8 ? byte & 15 : byte >> 4) << b << " " << e;
     }

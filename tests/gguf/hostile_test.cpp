@@ -1,4 +1,5 @@
-// Hostile GGUF files: a table of wrong ones, every truncation of a good one, and every byte of its header disturbed.
+// Hostile GGUF files: a table of wrong ones, every truncation of a good one, and every byte of its
+// header disturbed.
 #include <set>
 
 #include "checkpoint/checkpoint.h"
@@ -10,10 +11,13 @@
 namespace nvfp4_moe::internal::test {
 namespace {
 
-std::span<const std::byte> as_bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> as_bytes(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 void expect_presentable(const Status& status) {
-  EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kUnsupported) << status.message();
+  EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kUnsupported)
+      << status.message();
   EXPECT_LE(status.message().size(), 800u) << status.message();
   for (const char c : status.message()) {
     const auto byte = static_cast<unsigned char>(c);
@@ -40,7 +44,8 @@ struct Case {
 
 std::vector<Case> cases() {
   std::vector<Case> out;
-  const auto file = [&](const std::string& name, std::string bytes, std::vector<std::string> words) {
+  const auto file = [&](const std::string& name, std::string bytes,
+                        std::vector<std::string> words) {
     out.push_back({name, std::move(bytes), std::move(words)});
   };
   // One tensor of four floats, changed by `edit`.
@@ -51,15 +56,16 @@ std::vector<Case> cases() {
     edit(builder);
     file(name, builder.bytes(), std::move(words));
   };
-  const auto pair = [&](const std::string& name, const std::string& key, uint32_t type, const std::string& bytes,
-                        std::vector<std::string> words) {
+  const auto pair = [&](const std::string& name, const std::string& key, uint32_t type,
+                        const std::string& bytes, std::vector<std::string> words) {
     edited(
         name, [&](GgufBuilder& b) { b.raw(key, type, bytes); }, std::move(words));
   };
-  const auto shaped = [&](const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
-                          std::vector<std::string> words) {
+  const auto shaped = [&](const std::string& name, const std::vector<uint64_t>& shape,
+                          uint32_t type, std::vector<std::string> words) {
     edited(
-        name, [&](GgufBuilder& b) { b.tensors()[0].shape = shape, b.tensors()[0].type = type; }, std::move(words));
+        name, [&](GgufBuilder& b) { b.tensors()[0].shape = shape, b.tensors()[0].type = type; },
+        std::move(words));
   };
 
   file("empty", "", {"magic", "cut off"});
@@ -70,62 +76,91 @@ std::vector<Case> cases() {
   edited("version_0", [](GgufBuilder& b) { b.version = 0; }, {"version 2 or 3", "got 0"});
   edited("version_1", [](GgufBuilder& b) { b.version = 1; }, {"version 2 or 3", "got 1"});
   edited("version_4", [](GgufBuilder& b) { b.version = 4; }, {"version 2 or 3", "got 4"});
-  edited("big_endian", [](GgufBuilder& b) { b.version = 3u << 24; }, {"little-endian", "big-endian"});
-  file("tensors_all_ones", "GGUF" + le32(3) + le64(~uint64_t{0}) + le64(0), {"tensors", "18446744073709551615"});
-  file("pairs_all_ones", "GGUF" + le32(3) + le64(0) + le64(~uint64_t{0}), {"metadata pairs", "18446744073709551615"});
-  edited("tensors_that_are_not_there", [](GgufBuilder& b) { b.more_tensors = 1 << 20; }, {"at most 1048576 tensors"});
+  edited("big_endian", [](GgufBuilder& b) { b.version = 3u << 24; },
+         {"little-endian", "big-endian"});
+  file("tensors_all_ones", "GGUF" + le32(3) + le64(~uint64_t{0}) + le64(0),
+       {"tensors", "18446744073709551615"});
+  file("pairs_all_ones", "GGUF" + le32(3) + le64(0) + le64(~uint64_t{0}),
+       {"metadata pairs", "18446744073709551615"});
+  edited("tensors_that_are_not_there", [](GgufBuilder& b) { b.more_tensors = 1 << 20; },
+         {"at most 1048576 tensors"});
   edited("a_tensor_that_is_not_there", [](GgufBuilder& b) { b.more_tensors = 1; }, {"tensor"});
   edited("pairs_that_are_not_there", [](GgufBuilder& b) { b.more_pairs = 1; }, {"header"});
 
-  file("key_all_ones", "GGUF" + le32(3) + le64(0) + le64(1) + le64(~uint64_t{0}), {"key", "cut off"});
+  file("key_all_ones", "GGUF" + le32(3) + le64(0) + le64(1) + le64(~uint64_t{0}),
+       {"key", "cut off"});
   pair("key_empty", "", 4, le32(1), {"keys of 1 to 65535 bytes", "got 0"});
-  pair("key_too_long", std::string(65536, 'k'), 4, le32(1), {"keys of 1 to 65535 bytes", "got 65536"});
+  pair("key_too_long", std::string(65536, 'k'), 4, le32(1),
+       {"keys of 1 to 65535 bytes", "got 65536"});
   pair("key_bad_utf8", "a\xFF", 4, le32(1), {"metadata 'a\\xFF'", "invalid UTF-8"});
   pair("key_twice", "general.architecture", 8, gguf_text("x"), {"'general.architecture'", "twice"});
   pair("value_type_13", "k", 13, le32(1), {"metadata 'k'", "value type from 0 to 12", "got 13"});
   pair("value_type_all_ones", "k", ~0u, le32(1), {"metadata 'k'", "4294967295"});
-  pair("text_all_ones", "k", 8, le64(~uint64_t{0}), {"metadata 'k'", "18446744073709551615", "cut off"});
-  pair("array_of_arrays", "k", 9, le32(9) + le64(1) + le32(4) + le64(0), {"metadata 'k'", "elements of type 9"});
+  pair("text_all_ones", "k", 8, le64(~uint64_t{0}),
+       {"metadata 'k'", "18446744073709551615", "cut off"});
+  pair("array_of_arrays", "k", 9, le32(9) + le64(1) + le32(4) + le64(0),
+       {"metadata 'k'", "elements of type 9"});
   pair("array_of_unknown", "k", 9, le32(77) + le64(1), {"metadata 'k'", "elements of type 77"});
-  pair("array_all_ones", "k", 9, le32(4) + le64(~uint64_t{0}), {"metadata 'k'", "elements in what is left"});
-  pair("array_overflows", "k", 9, le32(12) + le64(uint64_t{1} << 61), {"metadata 'k'", "elements in what is left"});
-  pair("array_of_strings_all_ones", "k", 9, le32(8) + le64(~uint64_t{0}), {"metadata 'k'", "strings in what is left"});
-  pair("array_of_strings_cut", "k", 9, le32(8) + le64(1) + le64(uint64_t{1} << 40), {"metadata 'k'", "cut off"});
-  pair("alignment_zero", "general.alignment", 4, le32(0), {"general.alignment", "power of two", "got 0"});
-  pair("alignment_three", "general.alignment", 4, le32(3), {"general.alignment", "power of two", "got 3"});
-  pair("alignment_huge", "general.alignment", 4, le32(1u << 31), {"general.alignment", "power of two"});
-  pair("alignment_text", "general.alignment", 8, gguf_text("32"), {"general.alignment", "got '32'"});
+  pair("array_all_ones", "k", 9, le32(4) + le64(~uint64_t{0}),
+       {"metadata 'k'", "elements in what is left"});
+  pair("array_overflows", "k", 9, le32(12) + le64(uint64_t{1} << 61),
+       {"metadata 'k'", "elements in what is left"});
+  pair("array_of_strings_all_ones", "k", 9, le32(8) + le64(~uint64_t{0}),
+       {"metadata 'k'", "strings in what is left"});
+  pair("array_of_strings_cut", "k", 9, le32(8) + le64(1) + le64(uint64_t{1} << 40),
+       {"metadata 'k'", "cut off"});
+  pair("alignment_zero", "general.alignment", 4, le32(0),
+       {"general.alignment", "power of two", "got 0"});
+  pair("alignment_three", "general.alignment", 4, le32(3),
+       {"general.alignment", "power of two", "got 3"});
+  pair("alignment_huge", "general.alignment", 4, le32(1u << 31),
+       {"general.alignment", "power of two"});
+  pair("alignment_text", "general.alignment", 8, gguf_text("32"),
+       {"general.alignment", "got '32'"});
   pair("alignment_negative", "general.alignment", 5, le32(~0u), {"general.alignment", "got -1"});
 
-  edited("name_empty", [](GgufBuilder& b) { b.tensors()[0].name = ""; }, {"a name of 1 to 4096 bytes", "got 0"});
-  edited("name_too_long", [](GgufBuilder& b) { b.tensors()[0].name = std::string(4097, 'n'); }, {"got 4097"});
-  edited("name_bad_utf8", [](GgufBuilder& b) { b.tensors()[0].name = "\xC0\xAF"; }, {"invalid UTF-8"});
-  edited("name_twice", [](GgufBuilder& b) { b.tensor("x", {1}, 0, "1234"); }, {"tensor 'x'", "twice"});
+  edited("name_empty", [](GgufBuilder& b) { b.tensors()[0].name = ""; },
+         {"a name of 1 to 4096 bytes", "got 0"});
+  edited("name_too_long", [](GgufBuilder& b) { b.tensors()[0].name = std::string(4097, 'n'); },
+         {"got 4097"});
+  edited("name_bad_utf8", [](GgufBuilder& b) { b.tensors()[0].name = "\xC0\xAF"; },
+         {"invalid UTF-8"});
+  edited("name_twice", [](GgufBuilder& b) { b.tensor("x", {1}, 0, "1234"); },
+         {"tensor 'x'", "twice"});
   shaped("five_dimensions", {1, 1, 1, 2, 2}, 0, {"tensor 'x'", "at most 4 dimensions", "got 5"});
   shaped("dimension_2_63", {uint64_t{1} << 63, 2}, 0, {"tensor 'x'", "9223372036854775808"});
-  shaped("overflow_to_zero", {uint64_t{1} << 32, uint64_t{1} << 32}, 0, {"tensor 'x'", "overflows"});
-  shaped("overflow_beside_zero", {uint64_t{1} << 32, uint64_t{1} << 32, 0}, 0, {"tensor 'x'", "overflows"});
+  shaped("overflow_to_zero", {uint64_t{1} << 32, uint64_t{1} << 32}, 0,
+         {"tensor 'x'", "overflows"});
+  shaped("overflow_beside_zero", {uint64_t{1} << 32, uint64_t{1} << 32, 0}, 0,
+         {"tensor 'x'", "overflows"});
   shaped("overflow_in_bytes", {uint64_t{1} << 59, 2}, 28, {"tensor 'x'"});
   shaped("far_past_the_end", {uint64_t{1} << 58, 2}, 0, {"tensor 'x'", "cut off"});
   shaped("type_4", {2, 2}, 4, {"tensor 'x'", "ggml type with a known size", "got 4"});
   shaped("type_all_ones", {2, 2}, ~0u, {"tensor 'x'", "4294967295"});
-  shaped("no_whole_block", {2, 96}, GgufBuilder::kNvfp4, {"tensor 'x'", "whole blocks of 64", "NVFP4", "(2, 96)"});
-  shaped("scalar_of_blocks", {}, GgufBuilder::kMxfp4, {"tensor 'x'", "whole blocks of 32", "MXFP4"});
+  shaped("no_whole_block", {2, 96}, GgufBuilder::kNvfp4,
+         {"tensor 'x'", "whole blocks of 64", "NVFP4", "(2, 96)"});
+  shaped("scalar_of_blocks", {}, GgufBuilder::kMxfp4,
+         {"tensor 'x'", "whole blocks of 32", "MXFP4"});
   shaped("larger_than_its_data", {1, 64}, GgufBuilder::kF32, {"tensor 'x'", "cut off"});
-  shaped("smaller_than_its_data", {0, 2}, GgufBuilder::kF32, {"data: expected 0 to 0 bytes", "got 32"});
+  shaped("smaller_than_its_data", {0, 2}, GgufBuilder::kF32,
+         {"data: expected 0 to 0 bytes", "got 32"});
   edited("offset_unaligned", [](GgufBuilder& b) { b.tensors()[0].offset = 4; },
          {"multiple of the alignment 32", "got 4"});
-  edited("offset_2_63", [](GgufBuilder& b) { b.tensors()[0].offset = INT64_MAX - 31; }, {"tensor 'x'", "offset"});
+  edited("offset_2_63", [](GgufBuilder& b) { b.tensors()[0].offset = INT64_MAX - 31; },
+         {"tensor 'x'", "offset"});
   edited("hole_at_the_start", [](GgufBuilder& b) { b.tensors()[0].offset = 32; },
          {"tensor 'x'", "expected 0", "got 32"});
-  edited("overlap", [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 0; },
+  edited("overlap",
+         [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 0; },
          {"tensor 'y'", "expected 32", "got 0"});
-  edited("hole_between", [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 64; },
+  edited("hole_between",
+         [](GgufBuilder& b) { b.tensor("y", {1}, 0, "1234"), b.tensors()[1].offset = 64; },
          {"tensor 'y'", "expected 32", "got 64"});
   GgufBuilder good;
   good.tensor("x", {2, 2}, GgufBuilder::kF32, std::string(16, 'x'));
   file("data_behind_the_end", good.bytes() + "x", {"data: expected 16 to 32 bytes", "got 33"});
-  file("git_lfs_pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", {"git lfs pull"});
+  file("git_lfs_pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+       {"git lfs pull"});
   return out;
 }
 
@@ -142,7 +177,8 @@ ATTACK_TEST(kHostileFiles, HostileGguf, IsRefusedInOneLineEach) {
     ASSERT_FALSE(opened.ok());
     expect_presentable(opened.status());
     EXPECT_THAT(opened.status().message(), StartsWith(path));
-    for (const std::string& word : hostile.words) EXPECT_THAT(opened.status().message(), HasSubstr(word));
+    for (const std::string& word : hostile.words)
+      EXPECT_THAT(opened.status().message(), HasSubstr(word));
     EXPECT_EQ(Checkpoint::open(path).status().message(), opened.status().message());
   }
   EXPECT_GE(names.size(), 50u);
@@ -165,7 +201,8 @@ TEST(HostileGguf, TheGoodFilesAreGood) {
     EXPECT_EQ(std::get<int64_t>(header->metadata.at("n")), 7);
     EXPECT_EQ(std::get<double>(header->metadata.at("r")), 1.5);
     EXPECT_TRUE(std::get<bool>(header->metadata.at("flag")));
-    EXPECT_EQ(std::get<std::vector<int64_t>>(header->metadata.at("array")), (std::vector<int64_t>{3, -1}));
+    EXPECT_EQ(std::get<std::vector<int64_t>>(header->metadata.at("array")),
+              (std::vector<int64_t>{3, -1}));
     EXPECT_EQ(std::get<GgufSkipped>(header->metadata.at("long")).count, 5000u);
     EXPECT_EQ(std::get<GgufSkipped>(header->metadata.at("words")).count, 2u);
     ASSERT_EQ(header->tensors.size(), 3u);
@@ -195,7 +232,8 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
   const auto whole = must(parse_gguf_header(as_bytes(good), good.size()));
   const uint64_t end = whole->data_offset + whole->tensors.back().end;
   for (size_t size = 0; size < good.size(); ++size) {
-    const std::string cut = good.substr(0, size);  // an allocation of its own: a read behind it is seen
+    const std::string cut =
+        good.substr(0, size);  // an allocation of its own: a read behind it is seen
     const auto header = parse_gguf_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_EQ(header.ok(), size >= end) << size;
@@ -252,7 +290,8 @@ TEST(HostileGguf, LongHeadersAreReadInSteps) {
   endless.raw("k", 8, le64(uint64_t{101} << 20));
   write_file(dir.file("endless.gguf"), endless.header());
   std::filesystem::resize_file(dir.file("endless.gguf"), uint64_t{200} << 20);
-  EXPECT_THAT(GgufFile::open(dir.file("endless.gguf")).status().message(), HasSubstr("at most 104857600 bytes"));
+  EXPECT_THAT(GgufFile::open(dir.file("endless.gguf")).status().message(),
+              HasSubstr("at most 104857600 bytes"));
 }
 
 }  // namespace

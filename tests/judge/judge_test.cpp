@@ -1,4 +1,5 @@
-// The judges are judged: a plausible result passes, every planted fault turns red and is named by its coordinates.
+// The judges are judged: a plausible result passes, every planted fault turns red and is named by
+// its coordinates.
 #include "judge/judge.h"
 
 #include <cmath>
@@ -25,10 +26,13 @@ MoeConfig config_of(ActivationFormat format) {
   return *MoeConfig::make(options);
 }
 
-// An output with the size of a layer's, and the same after errors of `relative` rms: what an honest kernel gives.
+// An output with the size of a layer's, and the same after errors of `relative` rms: what an honest
+// kernel gives.
 struct Pair {
   std::vector<float> expected, actual;
-  float& at(int64_t token, int64_t channel) { return actual[static_cast<size_t>(token * kChannels + channel)]; }
+  float& at(int64_t token, int64_t channel) {
+    return actual[static_cast<size_t>(token * kChannels + channel)];
+  }
   float& expected_at(int64_t token, int64_t channel) {
     return expected[static_cast<size_t>(token * kChannels + channel)];
   }
@@ -53,7 +57,9 @@ std::string judge(const Pair& pair, ActivationFormat format) {
 class Judge : public testing::TestWithParam<ActivationFormat> {
  protected:
   // A third of the batch limit: errors of this size are what the limit is for.
-  Pair honest_pair() { return honest(layer_limits(config_of(GetParam()), kTokens).relative_l2 / 3); }
+  Pair honest_pair() {
+    return honest(layer_limits(config_of(GetParam()), kTokens).relative_l2 / 3);
+  }
   std::string verdict(const Pair& pair) { return judge(pair, GetParam()); }
   // The fault turns an honest pair red.
   std::string planted(const std::function<void(Pair&)>& fault) {
@@ -67,7 +73,8 @@ class Judge : public testing::TestWithParam<ActivationFormat> {
 TEST_P(Judge, HonestErrorsPass) { EXPECT_EQ(verdict(honest_pair()), ""); }
 
 TEST_P(Judge, ErrorsOfTwiceTheLimitFail) {
-  EXPECT_THAT(verdict(honest(2 * layer_limits(config_of(GetParam()), kTokens).relative_l2)), HasSubstr("relative L2"));
+  EXPECT_THAT(verdict(honest(2 * layer_limits(config_of(GetParam()), kTokens).relative_l2)),
+              HasSubstr("relative L2"));
 }
 
 // Faults that turn a pair red, and what is said of them.
@@ -86,7 +93,8 @@ const Fault kFaults[] = {
        for (int64_t c = 0; c < kChannels; ++c) p.at(5, c) = -p.at(5, c);
      },
      "token 5"},
-    {"flipped sign of one element", [](Pair& p) { p.expected_at(11, 17) = 4.5f, p.at(11, 17) = -4.5f; },
+    {"flipped sign of one element",
+     [](Pair& p) { p.expected_at(11, 17) = 4.5f, p.at(11, 17) = -4.5f; },
      "token 11 channel 17: expected 4.5, got -4.5"},
     {"scale off by two",
      [](Pair& p) {
@@ -123,7 +131,8 @@ const Fault kFaults[] = {
     {"a number for NaN", [](Pair& p) { p.expected_at(6, 7) = kNan; }, "token 6 channel 7"},
     {"Inf for NaN", [](Pair& p) { p.expected_at(6, 7) = kNan, p.at(6, 7) = kInf; }},
     {"Inf for its negative", [](Pair& p) { p.expected_at(6, 7) = kInf, p.at(6, 7) = -kInf; }},
-    // The trap of a relative error that divides by a signed expectation: (actual - expected) / expected <= tolerance.
+    // The trap of a relative error that divides by a signed expectation: (actual - expected) /
+    // expected <= tolerance.
     {"both operands negative",
      [](Pair& p) {
        for (float& x : p.expected) x = -std::fabs(x) - 1;
@@ -174,7 +183,8 @@ TEST_P(Judge, WhatIsEqualHolds) {
 }
 
 TEST_P(Judge, SmallTokenIsHeldToATenthOfTheMeanNorm) {
-  // A token of next to nothing beside loud ones: a small absolute error passes, a loud one does not.
+  // A token of next to nothing beside loud ones: a small absolute error passes, a loud one does
+  // not.
   const auto shrink = [](Pair& p) {
     for (int64_t c = 0; c < kChannels; ++c) p.at(9, c) = p.expected_at(9, c) *= 1e-6f;
   };
@@ -191,9 +201,13 @@ TEST_P(Judge, SmallTokenIsHeldToATenthOfTheMeanNorm) {
 }
 
 TEST_P(Judge, NothingToCompareHolds) {
-  EXPECT_EQ(broken_limit(compare(nullptr, nullptr, 0, kChannels), layer_limits(config_of(GetParam()), 0)), "");
+  EXPECT_EQ(
+      broken_limit(compare(nullptr, nullptr, 0, kChannels), layer_limits(config_of(GetParam()), 0)),
+      "");
   const std::vector<float> zeros(16, 0.0f);
-  EXPECT_EQ(broken_limit(compare(zeros.data(), zeros.data(), 2, 8), layer_limits(config_of(GetParam()), 2)), "");
+  EXPECT_EQ(broken_limit(compare(zeros.data(), zeros.data(), 2, 8),
+                         layer_limits(config_of(GetParam()), 2)),
+            "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, Judge,
@@ -212,30 +226,38 @@ TEST(LayerLimits, MoreTokensTightenTheBatchAndLoosenTheWorstToken) {
 
 TEST(LayerLimits, WeightOnlyLimitsAreBf16Roundings) {
   const LayerLimits limits = layer_limits(config_of(ActivationFormat::kBf16), 64);
-  EXPECT_NEAR(limits.relative_l2, 4.08e-3, 1e-5);                     // sqrt(2/pi) 2^-7 / sqrt(7/3)
-  EXPECT_NEAR(limits.worst_token_l2, std::sqrt(3.0) * 0x1p-7, 1e-9);  // one ulp at each of three roundings
+  EXPECT_NEAR(limits.relative_l2, 4.08e-3, 1e-5);  // sqrt(2/pi) 2^-7 / sqrt(7/3)
+  EXPECT_NEAR(limits.worst_token_l2, std::sqrt(3.0) * 0x1p-7,
+              1e-9);  // one ulp at each of three roundings
   EXPECT_DOUBLE_EQ(limits.cosine, 1 - limits.relative_l2 * limits.relative_l2);
 }
 
 TEST(LayerLimits, Int8LiesBetweenTheOtherFormats) {
-  const auto limit = [](ActivationFormat format) { return layer_limits(config_of(format), 64).relative_l2; };
+  const auto limit = [](ActivationFormat format) {
+    return layer_limits(config_of(format), 64).relative_l2;
+  };
   EXPECT_GT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kBf16));
   EXPECT_LT(limit(ActivationFormat::kInt8Block), limit(ActivationFormat::kNvfp4) / 2);
-  // What int8_block itself costs against bf16 activations, 9e-3, is out of its limit: kernels cannot hide behind it.
+  // What int8_block itself costs against bf16 activations, 9e-3, is out of its limit: kernels
+  // cannot hide behind it.
   EXPECT_LT(limit(ActivationFormat::kInt8Block), 6e-3);
 }
 
 TEST(LayerLimits, Fp8HoldsHoppersSums) {
-  const auto limit = [](ActivationFormat format) { return layer_limits(config_of(format), 64).relative_l2; };
+  const auto limit = [](ActivationFormat format) {
+    return layer_limits(config_of(format), 64).relative_l2;
+  };
   EXPECT_GT(limit(ActivationFormat::kFp8), limit(ActivationFormat::kInt8Block));
-  // What fp8 itself costs against bf16 activations and unrounded weights, 3.4e-2 a GEMM, is out of its limit.
+  // What fp8 itself costs against bf16 activations and unrounded weights, 3.4e-2 a GEMM, is out of
+  // its limit.
   EXPECT_LT(limit(ActivationFormat::kFp8), 3.4e-2);
 }
 
 TEST(GemmBound, IsTheContractsFormula) {
   EXPECT_DOUBLE_EQ(gemm_bound(4096, 1, 3.0, 0.25), 257 * 0x1p-22 * 3.0 + 0.25);
   EXPECT_DOUBLE_EQ(gemm_bound(16, 4, 0.0, 0.5), 0.5);
-  EXPECT_DOUBLE_EQ(fp8_tensor_core_bound(80, 1, 3.0, 0.25), (34 * 3 * 0x1p-13 + 0x1p-22) * 3.0 + 0.25);
+  EXPECT_DOUBLE_EQ(fp8_tensor_core_bound(80, 1, 3.0, 0.25),
+                   (34 * 3 * 0x1p-13 + 0x1p-22) * 3.0 + 0.25);
   EXPECT_DOUBLE_EQ(fp8_tensor_core_bound(1 << 20, 0, 3.0, 0.5), 3.5);
 }
 

@@ -17,7 +17,8 @@ namespace {
 std::atomic<int64_t> allocations{0};
 }
 
-// Not inlined: the compiler would see malloc beside delete, and free beside new, and warn of a mismatch.
+// Not inlined: the compiler would see malloc beside delete, and free beside new, and warn of a
+// mismatch.
 [[gnu::noinline]] void* operator new(size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* p = std::malloc(size != 0 ? size : 1)) return p;
@@ -42,7 +43,8 @@ TEST_P(Allocation, NoneInsideARun) {
     test::CaseRun host(backend(), *data);
     std::vector<uint8_t> out(data->out_bytes());
     const Batch batch = host.place(data->batch(out.data()));
-    if (backend().memory != nullptr) EXPECT_OK(host.run_into(batch, serial_executor()));  // a driver's first launch
+    if (backend().memory != nullptr)
+      EXPECT_OK(host.run_into(batch, serial_executor()));  // a driver's first launch
     for (Executor* executor : {&serial_executor(), pool.get()}) {
       const int64_t before = allocations.load();
       const Status status = host.run_into(batch, *executor);

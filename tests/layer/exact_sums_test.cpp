@@ -1,10 +1,11 @@
-// Whole layers whose every sum is exact in fp32, in any order and however wide a tensor core adds: the output of every
-// backend has the reference's bits, from one row an expert to 150.
+// Whole layers whose every sum is exact in fp32, in any order and however wide a tensor core adds:
+// the output of every backend has the reference's bits, from one row an expert to 150.
 //
-// Columns of hidden come in pairs of one value, and the weights of gate and up in pairs (w, -w), so that all products
-// count and cancel. What is left of gate is 36 times a power of two, whose SiLU is itself in fp32; what is left of up is
-// twice one value of hidden. So the intermediate is 9 times a small power of two times an E2M1 value, which bf16 holds and
-// whose block scales E4M3 holds; the products of gemm2 are whole multiples of one step, their sums below 2^24 of them.
+// Columns of hidden come in pairs of one value, and the weights of gate and up in pairs (w, -w), so
+// that all products count and cancel. What is left of gate is 36 times a power of two, whose SiLU
+// is itself in fp32; what is left of up is twice one value of hidden. So the intermediate is 9
+// times a small power of two times an E2M1 value, which bf16 holds and whose block scales E4M3
+// holds; the products of gemm2 are whole multiples of one step, their sums below 2^24 of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,10 +27,12 @@ constexpr uint8_t kCodeOf1 = 2, kCodeOf3 = 5, kSign = 8;
 
 void set_code(Nvfp4Buffers& matrix, int64_t cols, int64_t row, int64_t col, uint8_t code) {
   uint8_t& pair = matrix.codes[static_cast<size_t>((row * cols + col) / 2)];
-  pair = col % 2 == 0 ? static_cast<uint8_t>((pair & 0xF0) | code) : static_cast<uint8_t>((pair & 0x0F) | code << 4);
+  pair = col % 2 == 0 ? static_cast<uint8_t>((pair & 0xF0) | code)
+                      : static_cast<uint8_t>((pair & 0x0F) | code << 4);
 }
 
-// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2, except the blocks of scale 1 if the caller puts its own.
+// (rows, kHidden) of pairs (w, -w) and scales of 1 or 2, except the blocks of scale 1 if the caller
+// puts its own.
 void fill_with_pairs(Nvfp4Buffers& matrix, int64_t rows, Random& random) {
   for (int64_t row = 0; row < rows; ++row)
     for (int64_t col = 0; col < kHidden; col += 2) {
@@ -37,7 +40,8 @@ void fill_with_pairs(Nvfp4Buffers& matrix, int64_t rows, Random& random) {
       set_code(matrix, kHidden, row, col, code);
       set_code(matrix, kHidden, row, col + 1, code ^ kSign);
     }
-  for (uint8_t& scale : matrix.block_scales) scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
+  for (uint8_t& scale : matrix.block_scales)
+    scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
 }
 
 void put_pair(Nvfp4Buffers& matrix, int64_t row, int64_t pair, uint8_t code) {
@@ -64,7 +68,8 @@ CaseData exact_case(ActivationFormat format, int64_t tokens) {
       put_pair(expert.up, row, 1 + row % (kHidden / 2 - 1), kCodeOf1);
     }
     for (uint8_t& codes : expert.down.codes) codes = static_cast<uint8_t>(random.below(256));
-    for (uint8_t& scale : expert.down.block_scales) scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
+    for (uint8_t& scale : expert.down.block_scales)
+      scale = static_cast<uint8_t>(0x38 + 8 * random.below(2));
     const float power = static_cast<float>(1 + e % 2);
     expert.scales = data.tensor_scales[static_cast<size_t>(e)] = {power, 0.5f, 0.25f * power};
   }
@@ -72,8 +77,10 @@ CaseData exact_case(ActivationFormat format, int64_t tokens) {
   for (int64_t t = 0; t < tokens; ++t)
     for (int64_t block = 0; block < kHidden / 16; ++block) {
       const double power = block == 0 ? 1 : 1 + static_cast<double>(random.below(2));
-      for (int64_t pair = 0; pair < 8; ++pair) {  // a 6 in each block: its scale is then a power of two
-        const double value = pair == 0 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
+      for (int64_t pair = 0; pair < 8;
+           ++pair) {  // a 6 in each block: its scale is then a power of two
+        const double value =
+            pair == 0 ? 6.0 : double{e2m1_to_float(static_cast<uint8_t>(random.below(16)))};
         hidden.insert(hidden.end(), 2, bf16_from_double(value * power));
       }
     }
@@ -99,7 +106,8 @@ TEST_P(ExactSums, LayersHaveTheReferencesBits) {
       EXPECT_EQ(own.broken_guard(), -1);
       // Every element has a value of its own, so that none can stand for another.
       const std::vector<float> values = test::to_floats(expected, DType::kF32);
-      EXPECT_GT(std::set<float>(values.begin(), values.end()).size(), std::min<size_t>(values.size() / 4, 2000));
+      EXPECT_GT(std::set<float>(values.begin(), values.end()).size(),
+                std::min<size_t>(values.size() / 4, 2000));
     }
 }
 

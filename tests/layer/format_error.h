@@ -13,9 +13,10 @@
 
 namespace nvfp4_moe::internal::test {
 
-// Rows and output in fp32, so that what shows is the format's error and no rounding after it; the same weights in every
-// format. 48 tokens of 512.
-inline std::vector<float> same_weights_in(const Backend& backend, ActivationFormat format, DataKind kind) {
+// Rows and output in fp32, so that what shows is the format's error and no rounding after it; the
+// same weights in every format. 48 tokens of 512.
+inline std::vector<float> same_weights_in(const Backend& backend, ActivationFormat format,
+                                          DataKind kind) {
   Case spec;
   spec.options = test::sizes_of(8, 2, 512, 256);
   spec.options.row_format = RowFormat::kFp32;
@@ -34,8 +35,10 @@ inline std::vector<float> same_weights_in(const Backend& backend, ActivationForm
 
 // Against hidden as it is: it is bf16, so that the bf16 layer multiplies it without rounding.
 inline double format_error(const Backend& backend, ActivationFormat format, DataKind kind) {
-  const std::vector<float> truth = same_weights_in(kReferenceBackend, ActivationFormat::kBf16, kind);
-  const Comparison c = compare(truth.data(), same_weights_in(backend, format, kind).data(), 48, 512);
+  const std::vector<float> truth =
+      same_weights_in(kReferenceBackend, ActivationFormat::kBf16, kind);
+  const Comparison c =
+      compare(truth.data(), same_weights_in(backend, format, kind).data(), 48, 512);
   EXPECT_EQ(c.nonfinite_mismatches, 0);
   return c.relative_l2;
 }

@@ -1,5 +1,5 @@
-// What fp8 is for: an error against activations and weights that are not rounded far below NVFP4's; and what its packing
-// tells.
+// What fp8 is for: an error against activations and weights that are not rounded far below NVFP4's;
+// and what its packing tells.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,14 +17,17 @@ namespace {
 
 class Fp8Layer : public test::BackendTest {
  protected:
-  bool declined() const { return test::declines(backend(), *MoeConfig::make(cases_named("fp8/").front().options)); }
+  bool declined() const {
+    return test::declines(backend(), *MoeConfig::make(cases_named("fp8/").front().options));
+  }
 };
 
-// E4M3 rounds every element by 2.6 % rms, whatever lies beside it. NVFP4 rounds a block's largest element less than that,
-// so that its lead is smaller where few elements have most of the norm.
+// E4M3 rounds every element by 2.6 % rms, whatever lies beside it. NVFP4 rounds a block's largest
+// element less than that, so that its lead is smaller where few elements have most of the norm.
 TEST_P(Fp8Layer, ErrsLessThanHalfOfNvfp4) {
   if (declined()) GTEST_SKIP() << backend().name << " declines fp8";
-  for (const auto& [kind, share] : {std::pair(DataKind::kNormal, 0.4), std::pair(DataKind::kOutliers, 0.5)}) {
+  for (const auto& [kind, share] :
+       {std::pair(DataKind::kNormal, 0.4), std::pair(DataKind::kOutliers, 0.5)}) {
     const double fp8 = test::format_error(backend(), ActivationFormat::kFp8, kind);
     const double nvfp4 = test::format_error(backend(), ActivationFormat::kNvfp4, kind);
     RecordProperty(std::string("fp8_relative_l2_") + to_string(kind), std::to_string(fp8));
@@ -50,7 +53,8 @@ TEST_P(Fp8Layer, PacksWhatTheContractSays) {
           {source.gate, packed.gate}, {source.up, packed.up}, {source.down, packed.down}};
       for (const auto& [view, fp8] : matrices) {
         const test::OracleFp8Weights expected = test::oracle_fp8_weights(view);
-        EXPECT_EQ(fp8, (Fp8Weights{expected.shift, expected.inexact})) << spec.name << " expert " << e;
+        EXPECT_EQ(fp8, (Fp8Weights{expected.shift, expected.inexact}))
+            << spec.name << " expert " << e;
         shifts.push_back(fp8.shift);
       }
     }

@@ -1,5 +1,5 @@
-// What int8_block is for, and what its reference promises: a small error against activations that are not quantized,
-// and sums that no spread of block scales can spoil.
+// What int8_block is for, and what its reference promises: a small error against activations that
+// are not quantized, and sums that no spread of block scales can spoil.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,26 +27,29 @@ TEST_P(Int8BlockLayer, ErrsAHundredTimesLessThanNvfp4) {
   EXPECT_LE(int8, 1e-4);
   EXPECT_GT(int8, 1e-5);  // less than this and nothing was quantized
   EXPECT_GE(nvfp4, 100 * int8);
-  // One channel in 32 twenty times larger: it takes the resolution of its own block and of no other.
+  // One channel in 32 twenty times larger: it takes the resolution of its own block and of no
+  // other.
   EXPECT_LE(nmse(ActivationFormat::kInt8Block, DataKind::kOutliers), 2.5e-4);
 }
 
 // y = W x with weights of one: the blocks' sums are 16 * 127 times their scales.
 std::vector<float> ones_times(const Backend& backend, const std::vector<float>& x) {
   const auto cols = static_cast<int64_t>(x.size());
-  const std::vector<uint8_t> codes(static_cast<size_t>(cols / 2), 0x22), scales(static_cast<size_t>(cols / 16), 0x38);
+  const std::vector<uint8_t> codes(static_cast<size_t>(cols / 2), 0x22),
+      scales(static_cast<size_t>(cols / 16), 0x38);
   LinearWeights weights;
   weights.rows = 1;
   weights.cols = cols;
   weights.activation_format = ActivationFormat::kInt8Block;
   weights.bytes = std::move(*backend.allocate(backend.linear_bytes(1, cols), 0, "packed weights"));
-  EXPECT_OK(backend.linear_pack(weights, Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, 1, cols)));
+  EXPECT_OK(backend.linear_pack(weights,
+                                Nvfp4View::contiguous(codes.data(), scales.data(), 1.0f, 1, cols)));
   const Buffer workspace = std::move(*allocate_pages(backend.linear_workspace_bytes(weights, 1)));
   std::vector<float> out(1);
   RunContext context;
   context.executor = &serial_executor();
-  EXPECT_OK(
-      backend.linear_run(weights, {1, x.data(), DType::kF32, out.data(), DType::kF32}, workspace.data(), context));
+  EXPECT_OK(backend.linear_run(weights, {1, x.data(), DType::kF32, out.data(), DType::kF32},
+                               workspace.data(), context));
   return out;
 }
 std::vector<float> blocks(const std::vector<float>& values) {
@@ -62,15 +65,16 @@ TEST(Int8BlockReference, CancelsExactlyOverEverySpread) {
       const float big = std::ldexp(1.37f, large), rest = std::ldexp(-1.91f, small);
       // In double the sum of these blocks is 0, or rest's last bits are gone, from 2^29 apart on.
       const double expected = 16.0 * -127 * static_cast<float>(std::fabs(rest) / 127.0f);
-      EXPECT_EQ(ones_times(kReferenceBackend, blocks({big, rest, -big, 0})).front(), static_cast<float>(expected))
+      EXPECT_EQ(ones_times(kReferenceBackend, blocks({big, rest, -big, 0})).front(),
+                static_cast<float>(expected))
           << large << " " << small;
     }
   }
 }
 
 TEST(Int8BlockReference, RoundsOnce) {
-  // 2^24 + 1 and a bit below: without the bit a tie that goes to 2^24, with it the next float. 127 * 16 = 2032 is no
-  // power of two, so the block of 2^24 is made of one element of each kind.
+  // 2^24 + 1 and a bit below: without the bit a tie that goes to 2^24, with it the next float. 127
+  // * 16 = 2032 is no power of two, so the block of 2^24 is made of one element of each kind.
   std::vector<float> x(64, 0.0f);
   x[0] = 127 * 0x1p17f;   // s = 2^17, code 127
   x[1] = 0x1p17f;         // code 1: 128 * 2^17 = 2^24 together

@@ -73,7 +73,7 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       {fixed_by(Activation::kSwigluStep, 7), {{}, 0.01f}, 0, 0x1p-5f},      // 49 / 2688 = 0.0182
       {fixed_by(Activation::kSwigluOai, 7), {{}, 0.01f}, 0, 0x1p-5f},       // 56 / 2688 = 2^-5.58
       {fixed_by(Activation::kSwigluOai, 9), {{}, 0.01f}, 0, 0x1p-4f},       // 90 / 2688 = 0.0335
-      {fixed_by(Activation::kSwigluClamped, 586), {}, 0, 0x1p7f},           // a block of 0.75 becomes 0
+      {fixed_by(Activation::kSwigluClamped, 586), {}, 0, 0x1p7f},  // a block of 0.75 becomes 0
       {fixed_by(Activation::kSwigluClamped, 478, Format::kFp8), {}, 0, 0x1p9f},
       {fixed_by(Activation::kSwigluClamped, 10, Format::kFp8), {}, 0, 0x1p-2f},  // 100 / 448
       // Weights only, and int8 blocks, have none.
@@ -81,9 +81,18 @@ TEST(ActivationScalesOfALayer, FollowOptionsAndCheckpoint) {
       {of(kDynamic, kInnerDynamic, Format::kInt8Block), {0.01f, 0.02f}, 0, 0},
       // Rows of fp8 hold 448 times their scale and not 2688 times it.
       {of(kDynamic, kInnerDynamic, Format::kFp8), {0.01f, 0.02f}, 0, 0},
-      {of(Scale::kStatic, Inner::kFixed, Format::kFp8), {0.01f, 0.02f}, 0x1p-4f, 16 * 0x1p-3f},  // 0.06, 0.12
-      {of(Scale::kStatic, kInnerDynamic, Format::kFp8), {sixth, {}}, 0x1p-2f, 0},  // fp32 rounds the sixth up ...
-      {of(Scale::kStatic, kInnerDynamic, Format::kFp8), {std::nextafter(sixth, 0.0f), {}}, 0x1p-3f, 0},
+      {of(Scale::kStatic, Inner::kFixed, Format::kFp8),
+       {0.01f, 0.02f},
+       0x1p-4f,
+       16 * 0x1p-3f},  // 0.06, 0.12
+      {of(Scale::kStatic, kInnerDynamic, Format::kFp8),
+       {sixth, {}},
+       0x1p-2f,
+       0},  // fp32 rounds the sixth up ...
+      {of(Scale::kStatic, kInnerDynamic, Format::kFp8),
+       {std::nextafter(sixth, 0.0f), {}},
+       0x1p-3f,
+       0},
       {of(Scale::kStatic, kInnerDynamic, Format::kFp8, 0x1p20f), {0x1p104f, {}}, 0x1p127f, 0},
   };
   for (const auto& c : cases) {
@@ -103,8 +112,8 @@ TEST(ActivationScalesOfALayer, AFixedOneComesFromTheCallerFirst) {
     }
 }
 
-// Whatever L: what the activation reaches is <= 2688 s, and not <= 2688 s/2. Below L = 0.2785 it is silu's minimum, found
-// here by a walk over g, that counts.
+// Whatever L: what the activation reaches is <= 2688 s, and not <= 2688 s/2. Below L = 0.2785 it is
+// silu's minimum, found here by a walk over g, that counts.
 TEST(ActivationScalesOfALayer, AFixedOneOfAClampIsTheLeastThatCannotSaturate) {
   double depth = 0;
   for (double g = -3; g < 0; g += 1e-4) depth = std::max(depth, -g / (1 + std::exp(-g)));
@@ -118,16 +127,21 @@ TEST(ActivationScalesOfALayer, AFixedOneOfAClampIsTheLeastThatCannotSaturate) {
   options.router_weight = RouterWeight::kBeforeDown;
   options.max_router_weight = 2.5f;
   EXPECT_EQ(resolved(options).intermediate, 0x1p-3f);  // 250 / 2688 = 0.093
-  options.max_router_weight = 0.5f;                    // a weight below one may still be one in another token
+  options.max_router_weight = 0.5f;  // a weight below one may still be one in another token
   EXPECT_EQ(resolved(options).intermediate, 0x1p-4f);
 }
 
 TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
-  const float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max();
-  const MoeOptions of_static = of(Scale::kStatic, kInnerDynamic), of_fixed = of(kDynamic, Inner::kFixed),
-                   of_compat = of(kDynamic, Inner::kCompat);
-  const auto of_headroom = [](Format format) { return of(Scale::kStatic, kInnerDynamic, format, 0x1p20f); };
-  const auto clamped = [](float limit, Format format) { return fixed_by(Activation::kSwigluClamped, limit, format); };
+  const float inf = std::numeric_limits<float>::infinity(),
+              most = std::numeric_limits<float>::max();
+  const MoeOptions of_static = of(Scale::kStatic, kInnerDynamic),
+                   of_fixed = of(kDynamic, Inner::kFixed), of_compat = of(kDynamic, Inner::kCompat);
+  const auto of_headroom = [](Format format) {
+    return of(Scale::kStatic, kInnerDynamic, format, 0x1p20f);
+  };
+  const auto clamped = [](float limit, Format format) {
+    return fixed_by(Activation::kSwigluClamped, limit, format);
+  };
   const struct {
     MoeOptions options;
     LayerScales given;
@@ -141,7 +155,8 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
       // Beyond a float.
       {of_headroom(Format::kNvfp4),
        {0x1.8p107f, {}},
-       "activation_scale static: gate/up input_scale x static_headroom: expected a row scale of at most 2^127, got "
+       "activation_scale static: gate/up input_scale x static_headroom: expected a row scale of at "
+       "most 2^127, got "
        "2.43388915e+32 times 1048576"},
       {of_headroom(Format::kNvfp4), {3e38f, {}}, "at most 2^127"},
       {of_headroom(Format::kFp8), {0x1p105f, {}}, "at most 2^127"},  // six times as much
@@ -153,8 +168,10 @@ TEST(ActivationScalesOfALayer, WhatGivesNoneIsDeclined) {
       // A limit that stands for "none" would make every h a 0.
       {clamped(1e19f, Format::kNvfp4),
        {},
-       "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, 9.99999996e+37, "
-       "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or take "
+       "intermediate_scale fixed: expected a swiglu_limit whose bound of the activation's output, "
+       "9.99999996e+37, "
+       "leaves values of 1 above 0, got swiglu_limit 9.99999998e+18; give intermediate_fixed, or "
+       "take "
        "intermediate_scale dynamic_token"},
       {clamped(most, Format::kNvfp4), {}, "swiglu_limit 3.40282347e+38"},  // its square is no float
       {clamped(587, Format::kNvfp4), {}, "leaves values of 1 above 0"},
@@ -177,7 +194,8 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
       const auto config = MoeConfig::make(options);
       ASSERT_OK(config);
       const ExpertRange range{2, 4};
-      const auto layout = WorkspaceLayout::of([&](Arena& arena) { layer_buffers(*config, range, 10, arena); }, 64);
+      const auto layout =
+          WorkspaceLayout::of([&](Arena& arena) { layer_buffers(*config, range, 10, arena); }, 64);
       std::vector<std::byte> storage(layout.total_bytes + 256);
       std::byte* base = storage.data() + (256 - reinterpret_cast<uintptr_t>(storage.data()) % 256);
       Arena arena(base, 64);
@@ -225,12 +243,14 @@ TEST(LayerLayout, PlacesWhatItMeasures) {
   }
 }
 
-// Both parts multiply the same arrays, unless the routed experts' are weighed and somebody reads the others.
+// Both parts multiply the same arrays, unless the routed experts' are weighed and somebody reads
+// the others.
 TEST(LayerLayout, OnInputAloneHasTwoHiddens) {
   MoeOptions options = small();
   options.top_k = 1;
   for (int64_t shared : {0, 32})
-    for (RouterWeight weight : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
+    for (RouterWeight weight :
+         {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
       options.shared_intermediate_size = shared;
       options.router_weight = weight;
       const bool on_input = weight == RouterWeight::kOnInput;

@@ -1,5 +1,6 @@
-// What a run counts of weights and outputs that are not finite, against a scan of its own inputs and of the bytes of out:
-// by every backend, under every router_weight, type of out and alignment of out, with one token and with thousands.
+// What a run counts of weights and outputs that are not finite, against a scan of its own inputs
+// and of the bytes of out: by every backend, under every router_weight, type of out and alignment
+// of out, with one token and with thousands.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +21,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity(), kQuietNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity(),
+                kQuietNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kBad[] = {kQuietNan, kInfinity, -kInfinity, -kQuietNan};
 
 // Experts 8 to 23 of 32 are here.
@@ -47,9 +49,11 @@ uint64_t nonfinite_weights(const CaseData& data) {
     for (int64_t k = 0; k < data.spec.options.top_k; ++k) {
       const int64_t id = data.id(t, k);
       const float value = data.topk_weights[static_cast<size_t>(t * data.spec.options.top_k + k)];
-      if (id >= range.first && id < range.first + range.count && !(std::fabs(value) < kInfinity)) ++count;
+      if (id >= range.first && id < range.first + range.count && !(std::fabs(value) < kInfinity))
+        ++count;
     }
-    const bool weighed = data.spec.options.shared_intermediate_size > 0 && !data.shared_weights.empty();
+    const bool weighed =
+        data.spec.options.shared_intermediate_size > 0 && !data.shared_weights.empty();
     if (weighed && !(std::fabs(data.shared_weights[static_cast<size_t>(t)]) < kInfinity)) ++count;
   }
   return count;
@@ -77,18 +81,21 @@ class NonfiniteCounts : public test::BackendTest {
     EXPECT_OK(layer.run_into(placed, serial_executor()));
     layer.fetch(placed, start);
     EXPECT_EQ(layer.broken_guard(), -1);
-    return {{out.begin() + static_cast<std::ptrdiff_t>(offset), out.end()}, *layer.buffers().status};
+    return {{out.begin() + static_cast<std::ptrdiff_t>(offset), out.end()},
+            *layer.buffers().status};
   }
   // Both counts of a run, against what is in its arrays.
   Output expect_counts(test::CaseRun& layer, const CaseData& data, int64_t elements = 0) {
     Output output = run(layer, data, elements);
     EXPECT_EQ(output.status.nonfinite_weights, nonfinite_weights(data));
-    EXPECT_EQ(output.status.nonfinite_outputs, nonfinite_elements(output.bytes, data.spec.out_dtype));
+    EXPECT_EQ(output.status.nonfinite_outputs,
+              nonfinite_elements(output.bytes, data.spec.out_dtype));
     return output;
   }
 };
 
-// Each assignment's weight by itself: no place is left out or counted twice, beyond those that are read at once too.
+// Each assignment's weight by itself: no place is left out or counted twice, beyond those that are
+// read at once too.
 TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
   for (const int64_t top_k : {1, 7, 8, 9, 16, 32})
     for (const RouterWeight mode : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown}) {
@@ -99,7 +106,8 @@ TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
       test::CaseRun layer(backend(), *data);
       ASSERT_TRUE(layer.ok());
       for (int64_t k = 0; k < top_k; ++k) {
-        SCOPED_TRACE(std::string(to_string(mode)) + " " + std::to_string(k) + " of " + std::to_string(top_k));
+        SCOPED_TRACE(std::string(to_string(mode)) + " " + std::to_string(k) + " of " +
+                     std::to_string(top_k));
         CaseData spoilt = *data;
         weight(spoilt, 1, k) = kBad[k % 4];
         const Output output = expect_counts(layer, spoilt);
@@ -110,32 +118,38 @@ TEST_P(NonfiniteCounts, EveryPlaceCountsOnce) {
     }
 }
 
-// Finite inputs: what of a run in fp32 lies beyond fp16 is what overflows in fp16, and nothing else counts.
+// Finite inputs: what of a run in fp32 lies beyond fp16 is what overflows in fp16, and nothing else
+// counts.
 TEST_P(NonfiniteCounts, OverflowOfFp16IsCounted) {
   for (const int64_t tokens : {1, 70}) {
     Case spec = spec_of(RouterWeight::kAfterDown, 2, tokens, DType::kF32);
     spec.options.row_format = RowFormat::kFp32;
     auto data = make_case(spec);
     ASSERT_OK(data);
-    for (int64_t t = 0; t < tokens; ++t) data->set_id(t, 0, 8 + t % 16), weight(*data, t, 0) = 60000.0f;
+    for (int64_t t = 0; t < tokens; ++t)
+      data->set_id(t, 0, 8 + t % 16), weight(*data, t, 0) = 60000.0f;
     test::CaseRun layer(backend(), *data);
     ASSERT_TRUE(layer.ok());
     const Output wide = expect_counts(layer, *data);
     EXPECT_EQ(wide.status.nonfinite_outputs, 0u);
     uint64_t beyond = 0;
-    for (const float value : test::to_floats(wide.bytes, DType::kF32)) beyond += std::fabs(value) >= 65520.0f;
+    for (const float value : test::to_floats(wide.bytes, DType::kF32))
+      beyond += std::fabs(value) >= 65520.0f;
     EXPECT_GT(beyond, 0u);
     EXPECT_LT(beyond, wide.bytes.size() / 4);
     data->spec.out_dtype = DType::kF16;
     for (const int64_t elements : {0, 1}) {
       const Output narrow = expect_counts(layer, *data, elements);
       EXPECT_EQ(narrow.status.nonfinite_outputs, beyond);
-      EXPECT_EQ(narrow.status.nonfinite_tokens + narrow.status.nonfinite_weights + narrow.status.nonfinite_rows, 0u);
+      EXPECT_EQ(narrow.status.nonfinite_tokens + narrow.status.nonfinite_weights +
+                    narrow.status.nonfinite_rows,
+                0u);
     }
   }
 }
 
-// One channel of each token lies between bf16's largest number and fp32's: finite as fp32, and Inf as bf16 stores it.
+// One channel of each token lies between bf16's largest number and fp32's: finite as fp32, and Inf
+// as bf16 stores it.
 TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
   Case spec = spec_of(RouterWeight::kAfterDown, 1, 5, DType::kF32);
   spec.options.row_format = RowFormat::kFp32;
@@ -147,7 +161,8 @@ TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
   const std::vector<float> rows = test::to_floats(run(layer, *data).bytes, DType::kF32);
   for (int64_t t = 0; t < spec.tokens; ++t) {
     float largest = 0;
-    for (int64_t c = 0; c < 80; ++c) largest = std::max(largest, std::fabs(rows[static_cast<size_t>(t * 80 + c)]));
+    for (int64_t c = 0; c < 80; ++c)
+      largest = std::max(largest, std::fabs(rows[static_cast<size_t>(t * 80 + c)]));
     weight(*data, t, 0) = 3.4e38f / largest;
   }
   ASSERT_EQ(nonfinite_weights(*data), 0u);
@@ -156,7 +171,8 @@ TEST_P(NonfiniteCounts, OutputsCountAsTheyAreStored) {
   for (const int64_t elements : {0, 1, 3})
     EXPECT_EQ(expect_counts(layer, *data, elements).status.nonfinite_outputs, 5u) << elements;
   // Further up the sum itself overflows, whatever out's type.
-  for (float& value : data->topk_weights) value = std::min(value * 2, std::numeric_limits<float>::max());
+  for (float& value : data->topk_weights)
+    value = std::min(value * 2, std::numeric_limits<float>::max());
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
     data->spec.out_dtype = dtype;
     EXPECT_GE(expect_counts(layer, *data).status.nonfinite_outputs, 5u) << to_string(dtype);
@@ -184,22 +200,27 @@ TEST_P(NonfiniteCounts, ANanTokenGivesAllItsOutputs) {
     }
 }
 
-// Anything anywhere, under every router_weight, in batches of one to thousands: ids of other ranks, -1 and ids of no expert
-// have no row here, and their weights do not count; the run after it, of what is clean, counts nothing, and one of no
-// tokens does not either.
+// Anything anywhere, under every router_weight, in batches of one to thousands: ids of other ranks,
+// -1 and ids of no expert have no row here, and their weights do not count; the run after it, of
+// what is clean, counts nothing, and one of no tokens does not either.
 TEST_P(NonfiniteCounts, RandomPlaces) {
   Random random(20);
   uint64_t all_weights = 0, all_outputs = 0;
   for (int round = 0; round < 60; ++round) {
-    const RouterWeight mode = std::vector{RouterWeight::kAfterDown, RouterWeight::kBeforeDown,
-                                          RouterWeight::kOnInput}[static_cast<size_t>(random.below(3))];
+    const RouterWeight mode =
+        std::vector{RouterWeight::kAfterDown, RouterWeight::kBeforeDown,
+                    RouterWeight::kOnInput}[static_cast<size_t>(random.below(3))];
     const int64_t tokens =
-        round == 0 ? 2100 : std::vector<int64_t>{1, 2, 17, 64, 65, 150}[static_cast<size_t>(random.below(6))];
+        round == 0
+            ? 2100
+            : std::vector<int64_t>{1, 2, 17, 64, 65, 150}[static_cast<size_t>(random.below(6))];
     const bool one = mode == RouterWeight::kOnInput || round == 0;
-    const int64_t top_k = one ? 1 : std::vector<int64_t>{1, 2, 5, 12}[static_cast<size_t>(random.below(4))];
+    const int64_t top_k =
+        one ? 1 : std::vector<int64_t>{1, 2, 5, 12}[static_cast<size_t>(random.below(4))];
     const DType dtypes[] = {DType::kBf16, DType::kF16, DType::kF32};
     Case spec = spec_of(mode, top_k, tokens, dtypes[static_cast<size_t>(random.below(3))]);
-    spec.options.activation_format = random.below(2) == 0 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
+    spec.options.activation_format =
+        random.below(2) == 0 ? ActivationFormat::kNvfp4 : ActivationFormat::kBf16;
     spec.options.row_format = random.below(2) == 0 ? RowFormat::kFp32 : RowFormat::kBf16;
     if (random.below(2) == 0) spec.options.shared_intermediate_size = 32;
     spec.shared_weights = spec.options.shared_intermediate_size > 0 && random.below(2) == 0;
@@ -207,8 +228,9 @@ TEST_P(NonfiniteCounts, RandomPlaces) {
     spec.routing = random.below(2) == 0 ? Routing::kBadIds : Routing::kPartlyNone;
     spec.data = random.below(4) == 0 ? DataKind::kNan : DataKind::kNormal;
     spec.seed = static_cast<uint64_t>(round) + 1;
-    SCOPED_TRACE("round " + std::to_string(round) + ": " + to_string(mode) + " top_k " + std::to_string(top_k) + ", " +
-                 std::to_string(tokens) + " tokens, " + to_string(spec.out_dtype));
+    SCOPED_TRACE("round " + std::to_string(round) + ": " + to_string(mode) + " top_k " +
+                 std::to_string(top_k) + ", " + std::to_string(tokens) + " tokens, " +
+                 to_string(spec.out_dtype));
     const auto made = make_case(spec);
     ASSERT_OK(made);
     CaseData data = *made;

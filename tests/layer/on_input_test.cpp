@@ -1,5 +1,5 @@
-// router_weight on_input, by what it is defined as: the routed experts get hidden times the weight as if it were hidden,
-// and the shared expert gets hidden.
+// router_weight on_input, by what it is defined as: the routed experts get hidden times the weight
+// as if it were hidden, and the shared expert gets hidden.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -71,7 +71,8 @@ class OnInput : public test::BackendTest {
   }
 };
 
-// Both numbers and their product are of hidden's dtype, and nothing else differs from a layer that gets the product.
+// Both numbers and their product are of hidden's dtype, and nothing else differs from a layer that
+// gets the product.
 TEST_P(OnInput, IsALayerOfWeightedHidden) {
   for_layers(0, [&](const CaseData& data) {
     CaseData by_hand = after_down(data);
@@ -80,7 +81,8 @@ TEST_P(OnInput, IsALayerOfWeightedHidden) {
     std::vector<float> x = test::to_floats(data.hidden, dtype);
     for (size_t i = 0; i < x.size(); ++i) {
       const float weight = narrow(data.topk_weights[i / static_cast<size_t>(hidden)], dtype);
-      const uint16_t half = dtype == DType::kBf16 ? bf16_from_float(x[i] * weight) : fp16_from_float(x[i] * weight);
+      const uint16_t half =
+          dtype == DType::kBf16 ? bf16_from_float(x[i] * weight) : fp16_from_float(x[i] * weight);
       const float whole = x[i] * weight;
       if (dtype == DType::kF32)
         std::memcpy(by_hand.hidden.data() + 4 * i, &whole, 4);
@@ -113,7 +115,8 @@ TEST_P(OnInput, TheSharedExpertGetsHiddenItself) {
   });
 }
 
-// A product that is not finite makes its token nonfinite, as hidden does; one that nobody multiplies is ignored.
+// A product that is not finite makes its token nonfinite, as hidden does; one that nobody
+// multiplies is ignored.
 TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
   for (const int64_t shared_size : {0, 96})
     for_layers(shared_size, [&](const CaseData& data) {
@@ -128,7 +131,8 @@ TEST_P(OnInput, AWeightThatIsNotFiniteSpoilsItsToken) {
         nan[static_cast<size_t>(t)] = data.id(t, 0) >= 0;
         expected += data.id(t, 0) >= 0;
       }
-      const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;  // and hidden that is NaN counts once
+      const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) /
+                           8;  // and hidden that is NaN counts once
       std::memset(spoilt.hidden.data(), 0xFF, width);
       if (!nan[0] && shared_size > 0) nan[0] = true, ++expected;
       const Output out = run(spoilt);

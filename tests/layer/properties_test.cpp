@@ -1,4 +1,5 @@
-// Properties that hold for every host backend, whatever its kernels: none of them knows what the numbers should be.
+// Properties that hold for every host backend, whatever its kernels: none of them knows what the
+// numbers should be.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,9 +25,10 @@ namespace {
 using test::CaseRun;
 
 // Row `from` of an array of rows becomes row `to` of another.
-void copy_row(const std::vector<uint8_t>& in, int64_t from, std::vector<uint8_t>& out, int64_t to, size_t row_bytes) {
-  std::memcpy(out.data() + static_cast<size_t>(to) * row_bytes, in.data() + static_cast<size_t>(from) * row_bytes,
-              row_bytes);
+void copy_row(const std::vector<uint8_t>& in, int64_t from, std::vector<uint8_t>& out, int64_t to,
+              size_t row_bytes) {
+  std::memcpy(out.data() + static_cast<size_t>(to) * row_bytes,
+              in.data() + static_cast<size_t>(from) * row_bytes, row_bytes);
 }
 size_t row_bytes(const std::vector<uint8_t>& array, int64_t tokens) {
   return tokens == 0 ? 0 : array.size() / static_cast<size_t>(tokens);
@@ -49,14 +51,17 @@ CaseData select_tokens(const CaseData& data, const std::vector<int64_t>& order) 
     for (int64_t k = 0; k < top_k; ++k)
       result.topk_weights[static_cast<size_t>(to * top_k + k)] =
           data.topk_weights[static_cast<size_t>(order[i] * top_k + k)];
-    if (!data.shared_weights.empty()) result.shared_weights[i] = data.shared_weights[static_cast<size_t>(order[i])];
+    if (!data.shared_weights.empty())
+      result.shared_weights[i] = data.shared_weights[static_cast<size_t>(order[i])];
   }
   return result;
 }
-std::vector<uint8_t> select_rows(const std::vector<uint8_t>& out, int64_t tokens, const std::vector<int64_t>& order) {
+std::vector<uint8_t> select_rows(const std::vector<uint8_t>& out, int64_t tokens,
+                                 const std::vector<int64_t>& order) {
   const size_t width = row_bytes(out, tokens);
   std::vector<uint8_t> result(order.size() * width);
-  for (size_t i = 0; i < order.size(); ++i) copy_row(out, order[i], result, static_cast<int64_t>(i), width);
+  for (size_t i = 0; i < order.size(); ++i)
+    copy_row(out, order[i], result, static_cast<int64_t>(i), width);
   return result;
 }
 
@@ -75,7 +80,8 @@ std::vector<int64_t> shuffled(int64_t count, uint64_t seed) {
 
 class Properties : public test::BackendTest {
  protected:
-  // A few cases of each choice; batch_invariant on, since most properties compare bits across batches.
+  // A few cases of each choice; batch_invariant on, since most properties compare bits across
+  // batches.
   void for_cases(const std::function<void(const CaseData&)>& body) {
     int64_t used = 0;
     for (Case spec : case_table()) {
@@ -106,7 +112,9 @@ class Properties : public test::BackendTest {
 TEST_P(Properties, TokenPermutationPermutesTheOutput) {
   for_cases([&](const CaseData& data) {
     const std::vector<int64_t> order = shuffled(data.spec.tokens, 5);
-    EXPECT_EQ(same(data, select_rows(run(data), data.spec.tokens, order), run(select_tokens(data, order))), "");
+    EXPECT_EQ(same(data, select_rows(run(data), data.spec.tokens, order),
+                   run(select_tokens(data, order))),
+              "");
   });
 }
 
@@ -114,7 +122,8 @@ TEST_P(Properties, SplitBatchIsTheWhole) {
   for_cases([&](const CaseData& data) {
     const int64_t half = data.spec.tokens / 3;
     std::vector<uint8_t> parts = run(select_tokens(data, range_of(0, half)));
-    const std::vector<uint8_t> rest = run(select_tokens(data, range_of(half, data.spec.tokens - half)));
+    const std::vector<uint8_t> rest =
+        run(select_tokens(data, range_of(half, data.spec.tokens - half)));
     parts.insert(parts.end(), rest.begin(), rest.end());
     EXPECT_EQ(same(data, run(data), parts), "");
   });
@@ -127,7 +136,8 @@ TEST_P(Properties, ExpertRelabellingChangesNothing) {
     const std::vector<int64_t> label = shuffled(experts, 11);
     CaseData relabelled = data;
     for (int64_t e = 0; e < experts; ++e) {
-      const auto to = static_cast<size_t>(label[static_cast<size_t>(e)]), from = static_cast<size_t>(e);
+      const auto to = static_cast<size_t>(label[static_cast<size_t>(e)]),
+                 from = static_cast<size_t>(e);
       relabelled.experts[to] = data.experts[from];
       relabelled.tensor_scales[to] = data.tensor_scales[from];
     }
@@ -141,7 +151,8 @@ TEST_P(Properties, ExpertRelabellingChangesNothing) {
 
 TEST_P(Properties, ChoiceOfWeightZeroIsNoChoice) {
   for_cases([&](const CaseData& data) {
-    if (data.spec.data == DataKind::kNan || data.spec.data == DataKind::kHuge) return;  // 0 * NaN is NaN
+    if (data.spec.data == DataKind::kNan || data.spec.data == DataKind::kHuge)
+      return;  // 0 * NaN is NaN
     CaseData zero = data, none = data;
     for (int64_t t = 0; t < data.spec.tokens; t += 2) {
       const int64_t k = t / 2 % data.spec.options.top_k;
@@ -164,7 +175,8 @@ TEST_P(Properties, DownTensorScaleTimesAPowerOfTwoScalesTheOutput) {
     for (float& value : expected) value *= 8;
     const std::vector<float> actual = test::to_floats(run(scaled), data.spec.out_dtype);
     for (size_t i = 0; i < expected.size(); ++i)
-      ASSERT_TRUE(expected[i] == actual[i] || (std::isnan(expected[i]) && std::isnan(actual[i]))) << i;
+      ASSERT_TRUE(expected[i] == actual[i] || (std::isnan(expected[i]) && std::isnan(actual[i])))
+          << i;
   });
 }
 
@@ -176,11 +188,13 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
     const int64_t victim = data.spec.tokens / 2;
     const size_t width = static_cast<size_t>(bits(data.spec.hidden_dtype)) / 8;
     // All ones: NaN in each of the three formats.
-    std::memset(spoilt.hidden.data() + static_cast<size_t>(victim * hidden + hidden / 3) * width, 0xFF, width);
+    std::memset(spoilt.hidden.data() + static_cast<size_t>(victim * hidden + hidden / 3) * width,
+                0xFF, width);
     bool has_row = data.spec.options.shared_intermediate_size > 0;
     for (int64_t k = 0; k < data.spec.options.top_k; ++k)
-      has_row = has_row || (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
-                            data.spec.range.local(data.id(victim, k)).has_value());
+      has_row = has_row ||
+                (data.id(victim, k) >= 0 && data.id(victim, k) < data.spec.options.num_experts &&
+                 data.spec.range.local(data.id(victim, k)).has_value());
     const std::vector<uint8_t> clean = run(data);
     CaseRun host(backend(), spoilt);
     const std::vector<uint8_t> out = host.run(spoilt);
@@ -192,7 +206,9 @@ TEST_P(Properties, NanTokenSpoilsOnlyItsRow) {
     }
     std::vector<int64_t> others = range_of(0, data.spec.tokens);
     others.erase(others.begin() + victim);
-    EXPECT_EQ(same(data, select_rows(clean, data.spec.tokens, others), select_rows(out, data.spec.tokens, others)), "");
+    EXPECT_EQ(same(data, select_rows(clean, data.spec.tokens, others),
+                   select_rows(out, data.spec.tokens, others)),
+              "");
   });
 }
 
@@ -234,11 +250,12 @@ TEST_P(Properties, FewerRealTokensThanCaptured) {
     for (int64_t t = real; t < data.spec.tokens; ++t)
       for (int64_t k = 0; k < data.spec.options.top_k; ++k) padded.set_id(t, k, -1);
     const std::vector<uint8_t> out = run(padded);
-    EXPECT_EQ(
-        same(data, run(select_tokens(data, range_of(0, real))), select_rows(out, data.spec.tokens, range_of(0, real))),
-        "");
+    EXPECT_EQ(same(data, run(select_tokens(data, range_of(0, real))),
+                   select_rows(out, data.spec.tokens, range_of(0, real))),
+              "");
     if (data.spec.options.shared_intermediate_size > 0) return;
-    for (float value : test::to_floats(select_rows(out, data.spec.tokens, range_of(real, 4)), data.spec.out_dtype))
+    for (float value : test::to_floats(select_rows(out, data.spec.tokens, range_of(real, 4)),
+                                       data.spec.out_dtype))
       ASSERT_EQ(value, 0);
   });
 }
@@ -259,7 +276,8 @@ TEST_P(Properties, ZeroTokensAreANoOp) {
 TEST_P(Properties, ExpertParallelSumsToTheWhole) {
   for_cases([&](const CaseData& whole_case) {
     Case spec = whole_case.spec;
-    if (spec.range.count != spec.options.num_experts || spec.options.shared_intermediate_size > 0) return;
+    if (spec.range.count != spec.options.num_experts || spec.options.shared_intermediate_size > 0)
+      return;
     if (spec.data == DataKind::kHuge) return;
     spec.out_dtype = DType::kF32;
     const auto data = make_case(spec);
@@ -286,19 +304,25 @@ TEST_P(Properties, ExpertParallelSumsToTheWhole) {
         continue;
       }
       double sum_abs = 0;
-      const auto token = static_cast<int64_t>(i) / hidden, channel = static_cast<int64_t>(i) % hidden;
+      const auto token = static_cast<int64_t>(i) / hidden,
+                 channel = static_cast<int64_t>(i) % hidden;
       for (int64_t k = 0; k < top_k; ++k) {
         const int64_t row = host.buffers().row_of_assignment[token * top_k + k];
         if (row < 0) continue;
         const int64_t at = row * hidden + channel;
         const float value =
             bf16_rows
-                ? std::bit_cast<float>(uint32_t{static_cast<const uint16_t*>(host.buffers().routed.rows_out)[at]} << 16)
+                ? std::bit_cast<float>(
+                      uint32_t{static_cast<const uint16_t*>(host.buffers().routed.rows_out)[at]}
+                      << 16)
                 : static_cast<const float*>(host.buffers().routed.rows_out)[at];
-        sum_abs += std::fabs(value * (weigh ? data->topk_weights[static_cast<size_t>(token * top_k + k)] : 1.0f));
+        sum_abs += std::fabs(
+            value * (weigh ? data->topk_weights[static_cast<size_t>(token * top_k + k)] : 1.0f));
       }
       // Each of the sums rounds at most top_k + ranks times, each time by 2^-24 of at most sum|p|.
-      ASSERT_LE(std::fabs(double{whole[i]} - sum[i]), static_cast<double>(2 * top_k + ranks) * 0x1p-24 * sum_abs) << i;
+      ASSERT_LE(std::fabs(double{whole[i]} - sum[i]),
+                static_cast<double>(2 * top_k + ranks) * 0x1p-24 * sum_abs)
+          << i;
     }
   });
 }

@@ -1,5 +1,5 @@
-// The committed layers that torch computed (tests/vectors/make_layer_vectors.py): the reference gives them bit for bit, every
-// other host backend within the limits of a whole layer.
+// The committed layers that torch computed (tests/vectors/make_layer_vectors.py): the reference
+// gives them bit for bit, every other host backend within the limits of a whole layer.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,7 +22,8 @@ constexpr int64_t kExperts = 4, kTopK = 2, kHidden = 128, kIntermediate = 80, kT
 
 class Vectors {
  public:
-  Vectors() : file_(SafetensorsFile::open(NVFP4_MOE_SOURCE_DIR "/tests/vectors/layers.safetensors")) {}
+  Vectors()
+      : file_(SafetensorsFile::open(NVFP4_MOE_SOURCE_DIR "/tests/vectors/layers.safetensors")) {}
   bool ok() const { return file_.ok(); }
   const Status& status() const { return file_.status(); }
 
@@ -67,8 +68,9 @@ class Vectors {
       };
       data.experts.push_back({matrix("gate"), matrix("up"), matrix("down"), {}, {}, {}, {}});
       const auto index = static_cast<size_t>(e);
-      data.tensor_scales.push_back(
-          {floats("gate.tensor_scale")[index], floats("up.tensor_scale")[index], floats("down.tensor_scale")[index]});
+      data.tensor_scales.push_back({floats("gate.tensor_scale")[index],
+                                    floats("up.tensor_scale")[index],
+                                    floats("down.tensor_scale")[index]});
     }
     return data;
   }
@@ -138,8 +140,11 @@ TEST_P(LayerVectors, AgreeWithTorch) {
       EXPECT_EQ(test::difference(expected, actual, DType::kBf16, kHidden), "");
       continue;
     }
-    const std::vector<float> e = test::to_floats(expected, DType::kBf16), a = test::to_floats(actual, DType::kBf16);
-    EXPECT_EQ(broken_limit(compare(e.data(), a.data(), kTokens, kHidden), layer_limits(data.config, kTokens)), "");
+    const std::vector<float> e = test::to_floats(expected, DType::kBf16),
+                             a = test::to_floats(actual, DType::kBf16);
+    EXPECT_EQ(broken_limit(compare(e.data(), a.data(), kTokens, kHidden),
+                           layer_limits(data.config, kTokens)),
+              "");
   }
 }
 

@@ -1,4 +1,5 @@
-// Whole layers: every backend against the reference within the derived limits, and wrong layers beyond them.
+// Whole layers: every backend against the reference within the derived limits, and wrong layers
+// beyond them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,9 +23,11 @@ std::vector<float> output(const Backend& backend, const CaseData& data) {
   return test::to_floats(host.run(data), data.spec.out_dtype);
 }
 
-std::string verdict(const CaseData& data, const std::vector<float>& expected, const std::vector<float>& actual) {
-  return broken_limit(compare(expected.data(), actual.data(), data.spec.tokens, data.spec.options.hidden_size),
-                      layer_limits(data.config, data.spec.tokens));
+std::string verdict(const CaseData& data, const std::vector<float>& expected,
+                    const std::vector<float>& actual) {
+  return broken_limit(
+      compare(expected.data(), actual.data(), data.spec.tokens, data.spec.options.hidden_size),
+      layer_limits(data.config, data.spec.tokens));
 }
 
 class WholeLayer : public test::BackendTest {};
@@ -47,10 +50,12 @@ void other_format(CaseData& data, int steps) {
   format = static_cast<ActivationFormat>((static_cast<int>(format) + steps) % 4);
 }
 
-// A layer that silently computes another named choice, or reads its weights wrongly, is out of limits.
+// A layer that silently computes another named choice, or reads its weights wrongly, is out of
+// limits.
 TEST(WrongLayer, IsOutOfLimits) {
-  const auto cases = {cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/"),
-                      cases_named("w4a8_clamped/e16_k4_h256_i128/"), cases_named("fp8_clamped/e16_k4_h256_i128/")};
+  const auto cases = {
+      cases_named("w4a4_clamped/e16_k4_h256_i128/"), cases_named("w4a16_clamped/e16_k4_h256_i128/"),
+      cases_named("w4a8_clamped/e16_k4_h256_i128/"), cases_named("fp8_clamped/e16_k4_h256_i128/")};
   const std::vector<std::pair<const char*, std::function<void(CaseData&)>>> faults = {
       {"swapped gate and up",
        [](CaseData& d) {
@@ -60,7 +65,8 @@ TEST(WrongLayer, IsOutOfLimits) {
        [](CaseData& d) {
          for (TensorScales& s : d.tensor_scales) s.up = s.gate;
        }},
-      {"reciprocal tensor scale", [](CaseData& d) { d.tensor_scales[1].down = 1 / d.tensor_scales[1].down; }},
+      {"reciprocal tensor scale",
+       [](CaseData& d) { d.tensor_scales[1].down = 1 / d.tensor_scales[1].down; }},
       {"nibbles swapped",
        [](CaseData& d) {
          for (ExpertBuffers& e : d.experts)
@@ -69,13 +75,15 @@ TEST(WrongLayer, IsOutOfLimits) {
       {"block scales one along",
        [](CaseData& d) {
          for (ExpertBuffers& e : d.experts)
-           std::rotate(e.gate.block_scales.begin(), e.gate.block_scales.begin() + 1, e.gate.block_scales.end());
+           std::rotate(e.gate.block_scales.begin(), e.gate.block_scales.begin() + 1,
+                       e.gate.block_scales.end());
        }},
       {"experts off by one",
        [](CaseData& d) { std::rotate(d.experts.begin(), d.experts.begin() + 1, d.experts.end()); }},
       {"router weights of the next token",
        [](CaseData& d) {
-         std::rotate(d.topk_weights.begin(), d.topk_weights.begin() + d.spec.options.top_k, d.topk_weights.end());
+         std::rotate(d.topk_weights.begin(), d.topk_weights.begin() + d.spec.options.top_k,
+                     d.topk_weights.end());
        }},
       {"no clamp", [](CaseData& d) { d.spec.options.swiglu_limit = 1e30f; }},
       {"swiglu_oai", [](CaseData& d) { d.spec.options.activation = Activation::kSwigluOai; }},

@@ -49,13 +49,15 @@ int64_t live_blocks() { return live; }
 }  // namespace nvfp4_moe::internal::test
 
 #if NVFP4_MOE_FAILING_MEMORY
-// The next definition of a function. dlsym may ask for memory, so it is called before anything fails.
+// The next definition of a function. dlsym may ask for memory, so it is called before anything
+// fails.
 template <class Function>
 static Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
-// What glibc's own functions are called where others have taken their names. Visible: shared libraries find them here.
+// What glibc's own functions are called where others have taken their names. Visible: shared
+// libraries find them here.
 #pragma GCC visibility push(default)
 extern "C" {
 void* __libc_malloc(size_t);
@@ -74,8 +76,12 @@ static void* none() {
 }
 
 void* malloc(size_t size) { return refuse() ? none() : given(__libc_malloc(size)); }
-void* calloc(size_t count, size_t size) { return refuse() ? none() : given(__libc_calloc(count, size)); }
-void* memalign(size_t alignment, size_t size) { return refuse() ? none() : given(__libc_memalign(alignment, size)); }
+void* calloc(size_t count, size_t size) {
+  return refuse() ? none() : given(__libc_calloc(count, size));
+}
+void* memalign(size_t alignment, size_t size) {
+  return refuse() ? none() : given(__libc_memalign(alignment, size));
+}
 void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
 int posix_memalign(void** out, size_t alignment, size_t size) {
   void* memory = memalign(alignment, size);
@@ -125,7 +131,8 @@ int munmap(void* address, size_t size) {
   if (result == 0) live.fetch_sub(1, std::memory_order_relaxed);
   return result;
 }
-int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, ThreadBody* body, void* argument) {
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, ThreadBody* body,
+                   void* argument) {
   find_next();
   return refuse() ? EAGAIN : real_pthread_create(thread, attributes, body, argument);
 }
@@ -137,16 +144,17 @@ static Main* real_main = nullptr;
 static int counted_main(int argc, char** argv, char** environment) {
   const char* at = std::getenv("NVFP4_MOE_FAIL_AT");
   if (at != nullptr)
-    nvfp4_moe::internal::test::fail_memory(std::atoll(at), std::getenv("NVFP4_MOE_FAIL_ALL") == nullptr
-                                                               ? nvfp4_moe::internal::test::Failing::kOne
-                                                               : nvfp4_moe::internal::test::Failing::kAllFrom);
+    nvfp4_moe::internal::test::fail_memory(std::atoll(at),
+                                           std::getenv("NVFP4_MOE_FAIL_ALL") == nullptr
+                                               ? nvfp4_moe::internal::test::Failing::kOne
+                                               : nvfp4_moe::internal::test::Failing::kAllFrom);
   return real_main(argc, argv, environment);
 }
-int __libc_start_main(Main* main, int argc, char** argv, void (*init)(), void (*fini)(), void (*loader_fini)(),
-                      void* stack_end) {
+int __libc_start_main(Main* main, int argc, char** argv, void (*init)(), void (*fini)(),
+                      void (*loader_fini)(), void* stack_end) {
   real_main = main;
-  return next<int(Main*, int, char**, void (*)(), void (*)(), void (*)(), void*)>("__libc_start_main")(
-      counted_main, argc, argv, init, fini, loader_fini, stack_end);
+  return next<int(Main*, int, char**, void (*)(), void (*)(), void (*)(), void*)>(
+      "__libc_start_main")(counted_main, argc, argv, init, fini, loader_fini, stack_end);
 }
 // Says whether a request was refused: the caller's way to know that a run is the last one.
 __attribute__((destructor)) static void tell() {

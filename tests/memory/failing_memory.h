@@ -1,8 +1,9 @@
-// Memory that fails on request: malloc and its like, mmap and thread creation, for everything in this process.
+// Memory that fails on request: malloc and its like, mmap and thread creation, for everything in
+// this process.
 //
-// failing_memory.cpp defines those functions. It is linked into this room's tests, and is a shared object of its own
-// that a child process preloads (NVFP4_MOE_FAIL_AT, NVFP4_MOE_FAIL_ALL). Sanitizers bring their own malloc: there it
-// defines nothing, and kFailingMemory is false.
+// failing_memory.cpp defines those functions. It is linked into this room's tests, and is a shared
+// object of its own that a child process preloads (NVFP4_MOE_FAIL_AT, NVFP4_MOE_FAIL_ALL).
+// Sanitizers bring their own malloc: there it defines nothing, and kFailingMemory is false.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ inline constexpr bool kFailingMemory = NVFP4_MOE_FAILING_MEMORY != 0;
 
 enum class Failing { kOne, kAllFrom };
 
-// From now on requests are counted from 1, and number `at` fails; under kAllFrom those after it fail too.
+// From now on requests are counted from 1, and number `at` fails; under kAllFrom those after it
+// fail too.
 void fail_memory(int64_t at, Failing failing);
 struct MemoryRequests {
   int64_t asked = 0;

@@ -13,7 +13,8 @@ ATTACK_TEST_P(kAllocations, MemoryFullSweep, EndsWellWhateverFails) {
   expect_clean_sweeps(GetParam(), {.every_to = 1, .step = 1});
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, MemoryFullSweep, testing::Range<size_t>(0, operation_count()), operation_name_of);
+INSTANTIATE_TEST_SUITE_P(Operations, MemoryFullSweep, testing::Range<size_t>(0, operation_count()),
+                         operation_name_of);
 
 #ifdef NVFP4_MOE_TOOL
 // A process each.

@@ -1,5 +1,6 @@
-// Every way into the library with one request for memory failing, or all from one on: kOutOfMemory or success, nothing
-// lost, no end of the process. Here the first requests of each operation and then a stride; the long tier tries all.
+// Every way into the library with one request for memory failing, or all from one on: kOutOfMemory
+// or success, nothing lost, no end of the process. Here the first requests of each operation and
+// then a stride; the long tier tries all.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,7 +19,9 @@ namespace {
 
 TEST(Memory, TheToolSeesWhatItIsFor) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
-  const auto result = [](const std::function<Status()>& run) { return sweep({"planted", run, {}}, Failing::kOne, {}); };
+  const auto result = [](const std::function<Status()>& run) {
+    return sweep({"planted", run, {}}, Failing::kOne, {});
+  };
   // Two requests, both handled.
   const SweepResult good = result([] {
     auto a = std::make_unique<std::string>(100, 'a');
@@ -42,7 +45,8 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
                 delete a;
                 return Status();
               }).faults,
-              testing::ElementsAre("request 2: blocks not given back: 1", "request 3: blocks not given back: 1"));
+              testing::ElementsAre("request 2: blocks not given back: 1",
+                                   "request 3: blocks not given back: 1"));
   // Memory that is missing is called something else.
   EXPECT_THAT(result([] {
                 try {
@@ -71,18 +75,21 @@ TEST(Memory, TheToolSeesWhatItIsFor) {
               testing::ElementsAre("request 3: input/output error: no thread"));
 }
 
-// A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small container.
+// A process that may have 64 MB of address space more than it has, as under `ulimit -v` or a small
+// container.
 std::string under_a_limit() {
   long pages = 0;
   std::FILE* statm = std::fopen("/proc/self/statm", "r");
   if (statm == nullptr || std::fscanf(statm, "%ld", &pages) != 1) return "no /proc/self/statm";
   std::fclose(statm);
-  const rlim_t bytes = static_cast<rlim_t>(pages) * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (64 << 20);
+  const rlim_t bytes =
+      static_cast<rlim_t>(pages) * static_cast<rlim_t>(sysconf(_SC_PAGESIZE)) + (64 << 20);
   const rlimit limit{bytes, bytes};
   if (setrlimit(RLIMIT_AS, &limit) != 0) return "no limit";
 
   const auto pool = make_thread_pool(64);  // stacks of 8 MB
-  if (pool->threads() >= 64 || pool->threads() < 1) return "a pool of " + std::to_string(pool->threads()) + " threads";
+  if (pool->threads() >= 64 || pool->threads() < 1)
+    return "a pool of " + std::to_string(pool->threads()) + " threads";
   std::atomic<int64_t> sum{0};
   pool->parallel_for(1000, 1, [&](int64_t begin, int64_t end) { sum.fetch_add(end - begin); });
   if (sum.load() != 1000) return "a loop of " + std::to_string(sum.load());
@@ -95,11 +102,13 @@ std::string under_a_limit() {
   // A file takes the memory of what is read of it, whatever its size.
   const TempDir dir;
   const std::string path = dir.file("large.safetensors");
-  std::vector<TensorInfo> tensors = {{.name = "a", .dtype = DType::kU8, .shape = {int64_t{1} << 40}}};
+  std::vector<TensorInfo> tensors = {
+      {.name = "a", .dtype = DType::kU8, .shape = {int64_t{1} << 40}}};
   if (const Status status = assign_offsets(tensors); !status.ok()) return status.message();
   const std::string header = header_bytes(tensors, {}).value();
   std::ofstream(path) << header;
-  if (truncate(path.c_str(), static_cast<off_t>(header.size()) + (off_t{1} << 40)) != 0) return "no sparse file";
+  if (truncate(path.c_str(), static_cast<off_t>(header.size()) + (off_t{1} << 40)) != 0)
+    return "no sparse file";
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   if (!file.ok()) return file.status().message();
   uint8_t last = 1;
@@ -120,7 +129,8 @@ ATTACK_TEST(kAllocations, Memory, ALimitOfTheSystemIsOutOfMemoryOrFewerThreads) 
       testing::ExitedWithCode(0), "");
 }
 
-// With every request failing, from the very first run, a run gives the same bits: it makes none, of malloc or of the system.
+// With every request failing, from the very first run, a run gives the same bits: it makes none, of
+// malloc or of the system.
 TEST(Memory, ARunAsksForNothing) {
   if (!kFailingMemory) GTEST_SKIP() << "a sanitizer owns malloc";
   const auto threads = make_thread_pool(2);
@@ -141,7 +151,8 @@ TEST(Memory, ARunAsksForNothing) {
         const Status status = run_in(workspace, *layer, call);
         const MemoryRequests requests = stop_failing();
         EXPECT_OK(status);
-        EXPECT_EQ(requests.asked, 0) << backend->name << " " << to_string(format) << (pool ? " pool" : " serial");
+        EXPECT_EQ(requests.asked, 0)
+            << backend->name << " " << to_string(format) << (pool ? " pool" : " serial");
         ASSERT_OK(run_in(workspace, *layer, batch.batch()));
         EXPECT_TRUE(same_bits(batch.out, starved.out)) << backend->name;
       }
@@ -155,7 +166,8 @@ ATTACK_TEST_P(kAllocations, MemorySweep, EndsWellWhateverFails) {
   expect_clean_sweeps(GetParam(), {.every_to = 60, .step = 41});
 }
 
-INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, operation_count()), operation_name_of);
+INSTANTIATE_TEST_SUITE_P(Operations, MemorySweep, testing::Range<size_t>(0, operation_count()),
+                         operation_name_of);
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -19,7 +19,8 @@ namespace {
 
 // A code of the C interface with its text.
 Status c_status(nvfp4_moe_status code) {
-  return code == NVFP4_MOE_STATUS_OK ? Status() : Status(static_cast<Code>(code), nvfp4_moe_last_error());
+  return code == NVFP4_MOE_STATUS_OK ? Status()
+                                     : Status(static_cast<Code>(code), nvfp4_moe_last_error());
 }
 #define C_TRY(...) NVFP4_MOE_TRY(c_status(__VA_ARGS__))
 
@@ -42,8 +43,10 @@ BuilderOptions builder_options(SourceFormat format) {
 }
 
 // A host's own threads: both calls on this one.
-void host_loop(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context, void*) {
-  for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(count, begin + grain));
+void host_loop(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context,
+               void*) {
+  for (int64_t begin = 0; begin < count; begin += grain)
+    body(context, begin, std::min(count, begin + grain));
 }
 
 Result<CheckpointHandle> open_checkpoint(const std::string& path) {
@@ -92,7 +95,8 @@ Result<LayerHandle> open_arrays(const Arrays& arrays, const char* backend, bool 
   options.threads = host ? 0 : 2;
   if (host) options.parallel_for = host_loop;
   nvfp4_moe_layer* layer = nullptr;
-  C_TRY(nvfp4_moe_layer_open_tensors(&arrays.layer.config, &arrays.layer.tensors, &options, &layer));
+  C_TRY(
+      nvfp4_moe_layer_open_tensors(&arrays.layer.config, &arrays.layer.tensors, &options, &layer));
   return LayerHandle(layer, nvfp4_moe_layer_close);
 }
 
@@ -148,7 +152,8 @@ Status use_linear(const Arrays& arrays) {
 Status plan(const Arrays& arrays) {
   Text text, reasons;
   size_t bytes = 0;
-  C_TRY(nvfp4_moe_plan(&arrays.layer.config, &arrays.layer.options, 0.5f, 0.5f, &text.text, &bytes, nullptr));
+  C_TRY(nvfp4_moe_plan(&arrays.layer.config, &arrays.layer.options, 0.5f, 0.5f, &text.text, &bytes,
+                       nullptr));
   return c_status(nvfp4_moe_explain(&arrays.layer.config, "auto", &reasons.text));
 }
 
@@ -164,7 +169,8 @@ Status write_and_replay(Arrays& arrays, const std::string& path) {
   return c_status(nvfp4_moe_replay(path.c_str(), nullptr, &replayed.text));
 }
 
-Status quantize(const OperationFiles& files, OutputFormat format, const std::string& calibration = {}) {
+Status quantize(const OperationFiles& files, OutputFormat format,
+                const std::string& calibration = {}) {
   QuantizeOptions options;
   options.calibration = calibration;
   if (!calibration.empty()) options.search = ScaleSearch::kSweep;
@@ -172,7 +178,8 @@ Status quantize(const OperationFiles& files, OutputFormat format, const std::str
   options.max_shard_bytes = 8 << 10;
   const auto executor = make_thread_pool(2);
   options.executor = executor.get();
-  NVFP4_MOE_ASSIGN(const QuantizeResult result, quantize_checkpoint(files.floats(), files.out(), options));
+  NVFP4_MOE_ASSIGN(const QuantizeResult result,
+                   quantize_checkpoint(files.floats(), files.out(), options));
   return to_json(result).empty() ? check_failed("no report") : Status();
 }
 
@@ -184,7 +191,8 @@ Status verify(const OperationFiles& files) {
   options.executor = executor.get();
   NVFP4_MOE_ASSIGN(const VerifyReport report, nvfp4_moe::internal::verify(files.packed(), options));
   if (to_json(report).empty()) return check_failed("no report");
-  return report.passed() ? Status() : check_failed(report.layers.empty() ? "no layer" : to_json(report));
+  return report.passed() ? Status()
+                         : check_failed(report.layers.empty() ? "no layer" : to_json(report));
 }
 
 Status calibrate(const OperationFiles& files) {
@@ -192,14 +200,19 @@ Status calibrate(const OperationFiles& files) {
   CalibrateOptions options;
   options.states.tokens = 2;
   options.moments = files.new_moments();
-  NVFP4_MOE_ASSIGN(const Calibration calibration, nvfp4_moe::internal::calibrate(checkpoint, options));
+  NVFP4_MOE_ASSIGN(const Calibration calibration,
+                   nvfp4_moe::internal::calibrate(checkpoint, options));
   NVFP4_MOE_TRY(write_input_scales(files.packed(), files.out(), calibration.scales(), 8 << 10, {}));
   return to_json(calibration).empty() ? check_failed("no report") : Status();
 }
 
 Status synthesize(const std::string& out) {
-  SynthesizeOptions options{
-      .layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 32, .vocab_size = 32};
+  SynthesizeOptions options{.layers = 1,
+                            .num_experts = 2,
+                            .top_k = 1,
+                            .hidden_size = 32,
+                            .intermediate_size = 32,
+                            .vocab_size = 32};
   const auto executor = make_thread_pool(2);
   options.executor = executor.get();
   return synthesize_checkpoint(out, options).status();
@@ -242,23 +255,31 @@ constexpr struct {
     {"inspect_gguf", [](const Files& f, Arrays&) { return inspect(f.gguf()); }},
     {"open_gguf", [](const Files& f, Arrays&) { return open_layer_of(f.gguf(), "", 2); }},
     {"open_checkpoint", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), "", 2); }},
-    {"open_broken_checkpoint", [](const Files& f, Arrays&) { return open_layer_of(f.broken(), "", 2); },
-     Leaves::kNothing, Code::kBadInput},
+    {"open_broken_checkpoint",
+     [](const Files& f, Arrays&) { return open_layer_of(f.broken(), "", 2); }, Leaves::kNothing,
+     Code::kBadInput},
     {"open_floats", [](const Files& f, Arrays&) { return open_layer_of(f.floats(), "", 2); }},
-    {"open_into_cache", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); },
+    {"open_into_cache",
+     [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); },
      Leaves::kFiles},
-    {"open_from_cache", [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); }},
-    {"open_missing", [](const Files& f, Arrays&) { return inspect(f.out() + "/none"); }, Leaves::kNothing, Code::kIo},
+    {"open_from_cache",
+     [](const Files& f, Arrays&) { return open_layer_of(f.packed(), f.cache(), 2); }},
+    {"open_missing", [](const Files& f, Arrays&) { return inspect(f.out() + "/none"); },
+     Leaves::kNothing, Code::kIo},
     {"arrays_cpu", [](const Files&, Arrays& a) { return use_arrays(a, "cpu", false); }},
     {"arrays_reference", [](const Files&, Arrays& a) { return use_arrays(a, "reference", false); }},
     {"arrays_host_threads", [](const Files&, Arrays& a) { return use_arrays(a, "auto", true); }},
     {"linear", [](const Files&, Arrays& a) { return use_linear(a); }},
     {"plan", [](const Files&, Arrays& a) { return plan(a); }},
-    {"repro", [](const Files& f, Arrays& a) { return write_and_replay(a, f.repro()); }, Leaves::kFiles},
-    {"quantize", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt); }, Leaves::kFiles},
-    {"quantize_compressed", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kCompressedTensors); },
+    {"repro", [](const Files& f, Arrays& a) { return write_and_replay(a, f.repro()); },
      Leaves::kFiles},
-    {"quantize_calibrated", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt, f.moments()); },
+    {"quantize", [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt); },
+     Leaves::kFiles},
+    {"quantize_compressed",
+     [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kCompressedTensors); },
+     Leaves::kFiles},
+    {"quantize_calibrated",
+     [](const Files& f, Arrays&) { return quantize(f, OutputFormat::kModelOpt, f.moments()); },
      Leaves::kFiles},
     {"verify", [](const Files& f, Arrays&) { return verify(f); }},
     {"calibrate", [](const Files& f, Arrays&) { return calibrate(f); }, Leaves::kFiles},
@@ -279,7 +300,8 @@ std::vector<Operation> operations(const OperationFiles& files) {
   std::vector<Operation> all;
   for (const auto& one : kOperations)
     all.push_back({one.name, [run = one.run, arrays, &files] { return run(files, *arrays); },
-                   one.leaves == Leaves::kFiles ? std::function<void()>(clear) : nullptr, one.expected});
+                   one.leaves == Leaves::kFiles ? std::function<void()>(clear) : nullptr,
+                   one.expected});
   return all;
 }
 

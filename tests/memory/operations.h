@@ -1,4 +1,5 @@
-// The library's operations as the sweeps run them: over tiny checkpoints and layers, each from its beginning to its end.
+// The library's operations as the sweeps run them: over tiny checkpoints and layers, each from its
+// beginning to its end.
 #pragma once
 
 #include <vector>
@@ -12,14 +13,14 @@ namespace nvfp4_moe::internal::test {
 class OperationFiles {
  public:
   OperationFiles();
-  std::string packed() const { return dir_.file("packed"); }              // ModelOpt, two shards with an index
-  std::string floats() const { return dir_.file("floats"); }              // bf16, of the same sizes
+  std::string packed() const { return dir_.file("packed"); }  // ModelOpt, two shards with an index
+  std::string floats() const { return dir_.file("floats"); }  // bf16, of the same sizes
   std::string gguf() const { return dir_.file("model.gguf"); }            // NVFP4
   std::string broken() const { return dir_.file("broken"); }              // a NaN block scale
   std::string states() const { return dir_.file("states.safetensors"); }  // two tokens
-  std::string moments() const { return dir_.file("moments"); }            // of packed, on seeded states
-  std::string new_moments() const { return dir_.file("new_moments"); }    // not there before each run
-  std::string out() const { return dir_.file("out"); }                    // empty or not there before each run
+  std::string moments() const { return dir_.file("moments"); }  // of packed, on seeded states
+  std::string new_moments() const { return dir_.file("new_moments"); }  // not there before each run
+  std::string out() const { return dir_.file("out"); }  // empty or not there before each run
   std::string cache() const { return dir_.file("cache"); }
   std::string repro() const { return dir_.file("repro.safetensors"); }
 

@@ -66,32 +66,38 @@ Attempt attempt(const Operation& operation, int64_t at, Failing failing) {
 
 void add_fault(Shared& shared, int64_t at, const std::string& what) {
   if (shared.faults < kMostFaults)
-    std::snprintf(shared.fault[shared.faults++], sizeof shared.fault[0], "request %lld: %s", static_cast<long long>(at),
-                  what.c_str());
+    std::snprintf(shared.fault[shared.faults++], sizeof shared.fault[0], "request %lld: %s",
+                  static_cast<long long>(at), what.c_str());
 }
 
-[[noreturn]] void child(const Operation& operation, Failing failing, const Sweep& how, Shared& shared) {
+[[noreturn]] void child(const Operation& operation, Failing failing, const Sweep& how,
+                        Shared& shared) {
   for (int i = 0; i < 2; ++i) {  // what is made once is there afterwards
     if (operation.reset) operation.reset();
     const Status status = run(operation);
     if (status.code() != operation.expected) {
-      add_fault(shared, 0, std::string("without a failure: ") + to_string(status.code()) + ": " + status.message());
+      add_fault(
+          shared, 0,
+          std::string("without a failure: ") + to_string(status.code()) + ": " + status.message());
       shared.finished = true;
       _exit(0);
     }
   }
-  for (int64_t at = shared.at; shared.faults < kMostFaults; at += at < how.every_to ? 1 : how.step) {
+  for (int64_t at = shared.at; shared.faults < kMostFaults;
+       at += at < how.every_to ? 1 : how.step) {
     shared.at = at;
     alarm(static_cast<unsigned>(how.seconds_per_run));
     Attempt result = attempt(operation, at, failing);
-    // What an error's path makes once and keeps is no leak: that shows again when the same request fails again.
+    // What an error's path makes once and keeps is no leak: that shows again when the same request
+    // fails again.
     if (result.leaked != 0 || result.files != 0) result = attempt(operation, at, failing);
     if (result.requests.refused == 0) {
       shared.requests = result.requests.asked;
       break;
     }
     ++shared.tried;
-    if (result.leaked > 0) add_fault(shared, at, "blocks not given back: " + std::to_string(result.leaked));
+    if (result.leaked > 0)
+      add_fault(shared, at, "blocks not given back: " + std::to_string(result.leaked));
     if (result.files > 0) add_fault(shared, at, "files left open: " + std::to_string(result.files));
     if (result.code == operation.expected)
       ++shared.survived;
@@ -99,7 +105,8 @@ void add_fault(Shared& shared, int64_t at, const std::string& what) {
       ++shared.out_of_memory;
     else
       add_fault(shared, at, std::string(to_string(result.code)) + ": " + result.message);
-    if (result.code == Code::kOutOfMemory && result.message[0] == 0) add_fault(shared, at, "no message");
+    if (result.code == Code::kOutOfMemory && result.message[0] == 0)
+      add_fault(shared, at, "no message");
   }
   shared.finished = true;
   _exit(0);
@@ -108,7 +115,8 @@ void add_fault(Shared& shared, int64_t at, const std::string& what) {
 }  // namespace
 
 SweepResult sweep(const Operation& operation, Failing failing, const Sweep& how) {
-  void* memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   Shared& shared = *new (memory) Shared{};
   shared.at = how.first;
   while (!shared.finished && shared.faults < kMostFaults) {

@@ -1,7 +1,8 @@
-// A sweep: one operation again and again, each time with another of its requests for memory failing.
+// A sweep: one operation again and again, each time with another of its requests for memory
+// failing.
 //
-// It runs in a child process, which tells by shared memory where it is: what ends or hangs the child is a fault of the
-// request that failed, and another child goes on behind it.
+// It runs in a child process, which tells by shared memory where it is: what ends or hangs the
+// child is a fault of the request that failed, and another child goes on behind it.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// The command line with memory failing, as a process of its own: its exit code for it, with a message, or success.
+// The command line with memory failing, as a process of its own: its exit code for it, with a
+// message, or success.
 #pragma once
 
 #include <cstdio>
@@ -36,15 +37,16 @@ class ToolMemory : public testing::TestWithParam<size_t> {
   }
   static std::vector<Verb> verbs() {
     const OperationFiles& f = files();
-    return {
-        {"inspect", {"inspect", f.packed()}},
-        {"inspect_json", {"inspect", f.packed(), "--json"}},
-        {"verify", {"verify", f.packed(), "--tokens", "2", "--json"}},
-        {"quantize", {"quantize", f.floats(), f.out()}},
-        {"run", {"run", f.packed(), "--layer", "0", "--input", f.states(), "--output", f.states() + ".out", "--json"}},
-        {"explain", {"explain", f.packed()}},
-        {"calibrate", {"calibrate", f.packed(), "--random", "1", "--json"}},
-        {"synthesize", {"synthesize", f.out(), "--layers", "1", "--experts", "8"}}};
+    return {{"inspect", {"inspect", f.packed()}},
+            {"inspect_json", {"inspect", f.packed(), "--json"}},
+            {"verify", {"verify", f.packed(), "--tokens", "2", "--json"}},
+            {"quantize", {"quantize", f.floats(), f.out()}},
+            {"run",
+             {"run", f.packed(), "--layer", "0", "--input", f.states(), "--output",
+              f.states() + ".out", "--json"}},
+            {"explain", {"explain", f.packed()}},
+            {"calibrate", {"calibrate", f.packed(), "--random", "1", "--json"}},
+            {"synthesize", {"synthesize", f.out(), "--layers", "1", "--experts", "8"}}};
   }
 
   // The first twenty requests of the verb and then each step-th, until one that it does not reach.
@@ -78,12 +80,13 @@ class ToolMemory : public testing::TestWithParam<size_t> {
         if (verb.arguments.back() == "--json") told = told && run.json().is_object();
         if ((run.exit_code != 0 && run.exit_code != kExitOutOfMemory) || !told) {
           ++faults;
-          ADD_FAILURE() << verb.name << (all ? ", all from " : ", ") << at << ": exit code " << run.exit_code << ": "
-                        << run.err;
+          ADD_FAILURE() << verb.name << (all ? ", all from " : ", ") << at << ": exit code "
+                        << run.exit_code << ": " << run.err;
         }
       }
-      std::printf("%s, %s: %lld runs, %lld out of memory\n", verb.name.c_str(), all ? "all from one on" : "one",
-                  static_cast<long long>(tried), static_cast<long long>(out_of_memory));
+      std::printf("%s, %s: %lld runs, %lld out of memory\n", verb.name.c_str(),
+                  all ? "all from one on" : "one", static_cast<long long>(tried),
+                  static_cast<long long>(out_of_memory));
       EXPECT_GT(out_of_memory, 0) << verb.name;
     }
   }

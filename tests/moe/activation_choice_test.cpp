@@ -13,7 +13,8 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr ActivationFormat kDeclarable[] = {ActivationFormat::kBf16, ActivationFormat::kNvfp4, ActivationFormat::kFp8};
+constexpr ActivationFormat kDeclarable[] = {ActivationFormat::kBf16, ActivationFormat::kNvfp4,
+                                            ActivationFormat::kFp8};
 
 ActivationFormat chosen(ActivationFormat declared, const char* backend) {
   const auto choice = choose_activation_format(declared, backend);
@@ -54,26 +55,30 @@ TEST(ActivationChoice, KnowsEveryBackendAndIsNeverLessPreciseThanDeclared) {
 }
 
 TEST(ActivationChoice, OrdersFormatsByPrecision) {
-  const ActivationFormat ascending[] = {ActivationFormat::kNvfp4, ActivationFormat::kFp8, ActivationFormat::kInt8Block,
-                                        ActivationFormat::kBf16};
+  const ActivationFormat ascending[] = {ActivationFormat::kNvfp4, ActivationFormat::kFp8,
+                                        ActivationFormat::kInt8Block, ActivationFormat::kBf16};
   for (size_t i = 0; i < std::size(ascending); ++i)
-    for (size_t j = 0; j < std::size(ascending); ++j) EXPECT_EQ(less_precise(ascending[i], ascending[j]), i < j);
+    for (size_t j = 0; j < std::size(ascending); ++j)
+      EXPECT_EQ(less_precise(ascending[i], ascending[j]), i < j);
 }
 
-// A backend that declines the rule's format gets the next more precise one; a scale that is asked for keeps the format.
+// A backend that declines the rule's format gets the next more precise one; a scale that is asked
+// for keeps the format.
 TEST(ActivationChoice, FollowsWhatABackendTakesAndTheScalesThatAreAskedFor) {
   MoeOptions options = test::tiny_options();
   options.activation_format = ActivationFormat::kNvfp4;
   const DeviceFacts host = host_facts();
   EXPECT_EQ(choose_activation_format(options, host, "auto")->format, ActivationFormat::kInt8Block);
-  EXPECT_EQ(choose_activation_format(options, host, "reference")->format, ActivationFormat::kInt8Block);
+  EXPECT_EQ(choose_activation_format(options, host, "reference")->format,
+            ActivationFormat::kInt8Block);
   options.activation_scale = ActivationScale::kStatic;
   EXPECT_EQ(choose_activation_format(options, host, "auto")->format, ActivationFormat::kNvfp4);
   options.activation_scale = ActivationScale::kDynamicToken;
   options.intermediate_scale = IntermediateScale::kCompat;
   EXPECT_EQ(choose_activation_format(options, host, "cpu")->format, ActivationFormat::kNvfp4);
   options.intermediate_scale = IntermediateScale::kDynamicToken;
-  EXPECT_EQ(choose_activation_format(options, host, "nonesuch").status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(choose_activation_format(options, host, "nonesuch").status().code(),
+            Code::kInvalidArgument);
   DeviceFacts other = host;
   other.kind = DeviceKind::kCuda;
   EXPECT_EQ(choose_activation_format(options, other, "cpu").status().code(), Code::kUnsupported);
@@ -97,7 +102,8 @@ TEST(ActivationChoice, SaysWhoChoseTheFormat) {
 }
 
 TEST(ActivationChoice, RefusesNamesThatItDoesNotKnow) {
-  EXPECT_THAT(choose_activation_format(ActivationFormat::kNvfp4, "auto").status().message(), HasSubstr("sm100"));
+  EXPECT_THAT(choose_activation_format(ActivationFormat::kNvfp4, "auto").status().message(),
+              HasSubstr("sm100"));
   EXPECT_THAT(choose_activation_format(ActivationFormat::kInt8Block, "cpu").status().message(),
               HasSubstr("declared: expected bf16, nvfp4 or fp8, got int8_block"));
 }
@@ -107,11 +113,14 @@ class ActivationChoiceInCache : public test::CachedModel {};
 // "auto" is resolved before the cache's key is made: a layer in another format is another entry.
 TEST_F(ActivationChoiceInCache, TheFormatOfAutoIsPartOfTheKey) {
   const auto chosen = open();
-  EXPECT_EQ(chosen->config()->activation_format, ActivationFormat::kInt8Block);  // W4A4 is declared, on a host
-  EXPECT_THAT(chosen->describe_json(), HasSubstr("W4A4 is declared and int8_block is more precise"));
+  EXPECT_EQ(chosen->config()->activation_format,
+            ActivationFormat::kInt8Block);  // W4A4 is declared, on a host
+  EXPECT_THAT(chosen->describe_json(),
+              HasSubstr("W4A4 is declared and int8_block is more precise"));
   MoeOptions options = stored();
   EXPECT_EQ(options.activation_format, ActivationFormat::kNvfp4);
-  EXPECT_THAT(open(options)->describe_json(), HasSubstr("it was asked for; declared: nvfp4 (quant_algo NVFP4)"));
+  EXPECT_THAT(open(options)->describe_json(),
+              HasSubstr("it was asked for; declared: nvfp4 (quant_algo NVFP4)"));
   EXPECT_FALSE(outcome_.hit);
   EXPECT_THAT(outcome_.reason, HasSubstr("expected key"));
   options.activation_format = ActivationFormat::kInt8Block;

@@ -1,5 +1,6 @@
-// Allocations, counted: run makes none (tests/memory has layers), and packing holds one expert at a time. Counting replaces operator new for this
-// whole executable; sanitizers bring their own, there these tests are skipped.
+// Allocations, counted: run makes none (tests/memory has layers), and packing holds one expert at a
+// time. Counting replaces operator new for this whole executable; sanitizers bring their own, there
+// these tests are skipped.
 #include <malloc.h>
 
 #include <atomic>
@@ -77,8 +78,10 @@ TEST_F(Allocation, LinearRunMakesNone) {
   std::vector<uint16_t> out(4 * 40);
   for (const ActivationFormat format : kActivationFormats) {
     for (const Backend* backend : runnable_backends()) {
-      LinearOptions options{
-          .backend = backend->name, .activation_format = format, .max_tokens = 4, .executor = &serial_executor()};
+      LinearOptions options{.backend = backend->name,
+                            .activation_format = format,
+                            .max_tokens = 4,
+                            .executor = &serial_executor()};
       auto linear = NvfpLinear::open(weight.view(), options);
       ASSERT_OK(linear);
       const Buffer workspace = allocate_pages((*linear)->workspace_bytes()).value();
@@ -122,7 +125,8 @@ TEST_F(Allocation, LoadingACheckpointHoldsOneExpertAtATime) {
     const int64_t before = live_bytes.load();
     peak_bytes.store(before);
     ASSERT_OK(MoeLayer::open_on(*backend, *config, *source, tiny_layer_options()));
-    // The packed bytes are pages of their own; beside one expert there is room for names and the plan.
+    // The packed bytes are pages of their own; beside one expert there is room for names and the
+    // plan.
     EXPECT_LT(peak_bytes.load() - before, expert_bytes * 3 / 2) << backend->name;
     EXPECT_GE(peak_bytes.load() - before, expert_bytes) << backend->name;
   }
@@ -135,8 +139,9 @@ TEST_F(Allocation, TheCInterfaceRunsWithoutAny) {
   TinyBatch batch(c.tiny.options, 2);
   const nvfp4_moe_batch call = c_batch(batch);
   const int64_t before = allocations.load();
-  EXPECT_EQ(nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr),
-            NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(
+      nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr),
+      NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(allocations.load() - before, 0);
 }
 

@@ -13,7 +13,8 @@ using namespace test;
 using testing::HasSubstr;
 
 void expect_invalid(std::initializer_list<nvfp4_moe_status> answers) {
-  for (const nvfp4_moe_status& answer : answers) EXPECT_EQ(answer, kInvalid) << "of call " << &answer - answers.begin();
+  for (const nvfp4_moe_status& answer : answers)
+    EXPECT_EQ(answer, kInvalid) << "of call " << &answer - answers.begin();
 }
 
 TEST(CApiMisuse, StructsGrowAtTheirEnd) {
@@ -30,10 +31,12 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
   } newer{c.config};
   newer.config.struct_size = sizeof(Newer);
   nvfp4_moe_layer* layer = nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer),
+            NVFP4_MOE_STATUS_OK);
   nvfp4_moe_layer_close(layer);
   newer.later = 1;
-  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer), NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_layer_open_tensors(&newer.config, &c.tensors, &c.options, &layer),
+            NVFP4_MOE_STATUS_UNSUPPORTED);
   EXPECT_EQ(layer, nullptr);
 
   const nvfp4_moe::Layer open = c.open();
@@ -45,17 +48,21 @@ TEST(CApiMisuse, StructsGrowAtTheirEnd) {
     uint64_t later = 5;
   } status{};
   status.status.struct_size = sizeof(status);
-  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(),
+                                       &status.status),
             NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(status.later, 0u);
   status.status.hidden_blocks = 999;
   status.status.struct_size = offsetof(nvfp4_moe_run_status, hidden_blocks);
-  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(),
+                                       &status.status),
             NVFP4_MOE_STATUS_OK);
   EXPECT_EQ(status.status.hidden_blocks, 999u);  // past the struct that the caller knows
   status.status.nonfinite_outputs = 999;
-  status.status.struct_size = offsetof(nvfp4_moe_run_status, nonfinite_weights);  // of the first release's header
-  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(), &status.status),
+  status.status.struct_size =
+      offsetof(nvfp4_moe_run_status, nonfinite_weights);  // of the first release's header
+  EXPECT_EQ(nvfp4_moe_layer_run_status(open.get(), workspace.data(), workspace.size_bytes(),
+                                       &status.status),
             NVFP4_MOE_STATUS_OK);
   EXPECT_GT(status.status.hidden_blocks, 0u);
   EXPECT_NE(status.status.hidden_blocks, 999u);
@@ -70,8 +77,10 @@ TEST(CApiMisuse, OpeningRefuses) {
   } cases[] = {
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = 0; }},
       {"config.struct_size", [](CLayer& c) { c.config.struct_size = SIZE_MAX; }},
-      {"config.struct_size", [](CLayer& c) { c.config.struct_size = sizeof(c.config) - 1; }},  // cuts a field in two
-      {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = offsetof(nvfp4_moe_layer_tensors, shared) + 4; }},
+      {"config.struct_size",
+       [](CLayer& c) { c.config.struct_size = sizeof(c.config) - 1; }},  // cuts a field in two
+      {"tensors.struct_size",
+       [](CLayer& c) { c.tensors.struct_size = offsetof(nvfp4_moe_layer_tensors, shared) + 4; }},
       {"tensors.struct_size", [](CLayer& c) { c.tensors.struct_size = 1; }},
       {"options.struct_size", [](CLayer& c) { c.options.struct_size = 7; }},
       {"activation: expected 0 to 4, got 5", [](CLayer& c) { c.config.activation = 5; }},
@@ -81,7 +90,8 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"router_weight: expected 0 to 2", [](CLayer& c) { c.config.router_weight = 3; }},
       {"row_format: expected 0 to 1", [](CLayer& c) { c.config.row_format = INT32_MIN; }},
       {"batch_invariant: expected 0 or 1", [](CLayer& c) { c.config.batch_invariant = 2; }},
-      {"swiglu_limit", [](CLayer& c) { c.config.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED; }},
+      {"swiglu_limit",
+       [](CLayer& c) { c.config.activation = NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED; }},
       {"swiglu_limit", [](CLayer& c) { c.config.activation = 1, c.config.swiglu_limit = NAN; }},
       {"hidden_size", [](CLayer& c) { c.config.hidden_size = INT64_MIN; }},
       {"", [](CLayer& c) { c.config.hidden_size = int64_t{1} << 60; }},
@@ -97,17 +107,22 @@ TEST(CApiMisuse, OpeningRefuses) {
       {"cache_checksum", [](CLayer& c) { c.options.cache_checksum = 2; }},
       {"cache_trusted", [](CLayer& c) { c.options.cache_trusted = -1; }},
       {"gate_codes: expected a pointer", [](CLayer& c) { c.tensors.gate_codes = nullptr; }},
-      {"up_block_scales: expected a pointer", [](CLayer& c) { c.tensors.up_block_scales = nullptr; }},
-      {"down_tensor_scales: expected a pointer", [](CLayer& c) { c.tensors.down_tensor_scales = nullptr; }},
+      {"up_block_scales: expected a pointer",
+       [](CLayer& c) { c.tensors.up_block_scales = nullptr; }},
+      {"down_tensor_scales: expected a pointer",
+       [](CLayer& c) { c.tensors.down_tensor_scales = nullptr; }},
       {"hidden_scale", [](CLayer& c) { c.tensors.hidden_scale = -1; }},
       {"intermediate_scale", [](CLayer& c) { c.tensors.intermediate_scale = NAN; }},
       {"tensors.shared: expected null", [](CLayer& c) { c.tensors.shared = &c.shared; }},
       {"tensors.reserved: expected 0", [](CLayer& c) { c.tensors.reserved = 1; }},
       {"tensors.on_device: expected 0 or 1, got 2", [](CLayer& c) { c.tensors.on_device = 2; }},
       {"tensors.stream: expected null", [](CLayer& c) { c.tensors.stream = &c; }},
-      {"expert 0: codes, block scales: expected host memory", [](CLayer& c) { c.tensors.on_device = 1; }},
-      {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; }, NVFP4_MOE_STATUS_BAD_INPUT},
-      {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; }, NVFP4_MOE_STATUS_BAD_INPUT},
+      {"expert 0: codes, block scales: expected host memory",
+       [](CLayer& c) { c.tensors.on_device = 1; }},
+      {"expert 1: up tensor scale", [](CLayer& c) { c.scales[1][1] = INFINITY; },
+       NVFP4_MOE_STATUS_BAD_INPUT},
+      {"expert 0: down block scale", [](CLayer& c) { c.arrays[5][0] = 0xFF; },
+       NVFP4_MOE_STATUS_BAD_INPUT},
   };
   for (const auto& misuse : cases) {
     CLayer c;
@@ -202,8 +217,9 @@ TEST(CApiMisuse, FormatFunctions) {
   int8_t int8_codes[16];
   float scale = 0, int8_scales[1];
   nvfp4_moe_quantize_counts counts{};  // struct_size 0
-  const auto quantize = [&](const void* in, int32_t dtype, int64_t rows, int64_t cols, int32_t search, float* of_tensor,
-                            uint8_t* to, nvfp4_moe_quantize_counts* counted = nullptr) {
+  const auto quantize = [&](const void* in, int32_t dtype, int64_t rows, int64_t cols,
+                            int32_t search, float* of_tensor, uint8_t* to,
+                            nvfp4_moe_quantize_counts* counted = nullptr) {
     return nvfp4_moe_quantize(in, dtype, rows, cols, search, of_tensor, to, &byte, counted);
   };
   float negative = -1, nan = NAN;
@@ -234,7 +250,8 @@ TEST(CApiMisuse, FormatFunctions) {
   auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   swiglu.dtype = kF32;
   const auto swiglu_quantize = [&](const void* in, int64_t rows, int64_t inner, float* row_scale) {
-    return nvfp4_moe_swiglu_quantize(&swiglu, in, rows, inner, nullptr, codes, scales, row_scale, nullptr);
+    return nvfp4_moe_swiglu_quantize(&swiglu, in, rows, inner, nullptr, codes, scales, row_scale,
+                                     nullptr);
   };
   EXPECT_EQ(swiglu_quantize(x, 1, 16, &scale), NVFP4_MOE_STATUS_OK);
   expect_invalid({swiglu_quantize(nullptr, 1, 16, &scale), swiglu_quantize(x, 1, 17, &scale),
@@ -257,38 +274,46 @@ TEST(CApiMisuse, DeviceFormats) {
   alignas(8) uint8_t codes[8] = {};
   uint8_t scales[1] = {};
   float scale = 0, out[16];
-  const auto quantize = [&](const char* device, int32_t mode, const void* in, int64_t cols, float tensor_scale,
-                            int32_t search = NVFP4_MOE_SEARCH_MAX) {
-    return nvfp4_moe_device_quantize(device, mode, search, in, kF32, 1, cols, tensor_scale, codes, scales, &scale,
-                                     nullptr);
+  const auto quantize = [&](const char* device, int32_t mode, const void* in, int64_t cols,
+                            float tensor_scale, int32_t search = NVFP4_MOE_SEARCH_MAX) {
+    return nvfp4_moe_device_quantize(device, mode, search, in, kF32, 1, cols, tensor_scale, codes,
+                                     scales, &scale, nullptr);
   };
   const auto dequantize = [&](int32_t scale_of_row, const float* given, void* to) {
-    return nvfp4_moe_device_dequantize("cuda:0", codes, scales, given, scale_of_row, 1, 16, kF32, to, nullptr);
+    return nvfp4_moe_device_dequantize("cuda:0", codes, scales, given, scale_of_row, 1, 16, kF32,
+                                       to, nullptr);
   };
   auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   swiglu.dtype = kF32;
   const auto swiglu_quantize = [&](const void* in, float* row_scale) {
-    return nvfp4_moe_device_swiglu_quantize("cuda:0", &swiglu, in, 1, 16, nullptr, codes, scales, row_scale, nullptr);
+    return nvfp4_moe_device_swiglu_quantize("cuda:0", &swiglu, in, 1, 16, nullptr, codes, scales,
+                                            row_scale, nullptr);
   };
-  constexpr int32_t kWeights = NVFP4_MOE_QUANTIZE_MODE_WEIGHTS, kStatic = NVFP4_MOE_QUANTIZE_MODE_STATIC;
-  for (const char* device : {"cuda:-1", "cuda:", "cuda:1x", "cpu", "0", "", static_cast<const char*>(nullptr)})
+  constexpr int32_t kWeights = NVFP4_MOE_QUANTIZE_MODE_WEIGHTS,
+                    kStatic = NVFP4_MOE_QUANTIZE_MODE_STATIC;
+  for (const char* device :
+       {"cuda:-1", "cuda:", "cuda:1x", "cpu", "0", "", static_cast<const char*>(nullptr)})
     expect_invalid({quantize(device, kWeights, x, 16, 0)});
   expect_invalid(
       {quantize("cuda:0", 4, x, 16, 0), quantize("cuda:0", kWeights, x, 16, 0, 3),
-       quantize("cuda:0", kStatic, x, 16, 1, NVFP4_MOE_SEARCH_MSE), quantize("cuda:0", kWeights, nullptr, 16, 0),
-       quantize("cuda:0", kStatic, x, 16, 0), dequantize(2, &scale, out), dequantize(0, nullptr, out),
-       dequantize(0, &scale, nullptr), swiglu_quantize(nullptr, &scale), swiglu_quantize(x, nullptr),
+       quantize("cuda:0", kStatic, x, 16, 1, NVFP4_MOE_SEARCH_MSE),
+       quantize("cuda:0", kWeights, nullptr, 16, 0), quantize("cuda:0", kStatic, x, 16, 0),
+       dequantize(2, &scale, out), dequantize(0, nullptr, out), dequantize(0, &scale, nullptr),
+       swiglu_quantize(nullptr, &scale), swiglu_quantize(x, nullptr),
        nvfp4_moe_device_swizzle_scales("cuda:0", codes, -1, 1, 1, codes, nullptr),
        nvfp4_moe_device_swizzle_scales("cuda:0", codes, 1, 1 << 20, 1 << 20, codes, nullptr),
        quantize("cuda:0", kWeights, x, 17, 0), quantize("cuda:0", kWeights, x, 16, -1),
-       quantize("cuda:0", kWeights, x, 16, NAN), quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, x, 16, 1),
+       quantize("cuda:0", kWeights, x, 16, NAN),
+       quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN, x, 16, 1),
        quantize("cuda:0", NVFP4_MOE_QUANTIZE_MODE_COMPAT, x, 16, 0),
        nvfp4_moe_device_swizzle_scales("cuda:0", nullptr, 1, 1, 1, codes, nullptr),
        nvfp4_moe_device_unswizzle_scales("cuda:0", codes, 1, 1, 1, nullptr, nullptr)});
   swiglu.power_of_two = 3.0f;
   expect_invalid({swiglu_quantize(x, &scale)});
-  EXPECT_EQ(quantize("cuda:0", kWeights, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP), NVFP4_MOE_STATUS_UNSUPPORTED);
-  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", nullptr, 0, 4, 4, nullptr, nullptr), NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(quantize("cuda:0", kWeights, x, 16, 0, NVFP4_MOE_SEARCH_SWEEP),
+            NVFP4_MOE_STATUS_UNSUPPORTED);
+  EXPECT_EQ(nvfp4_moe_device_swizzle_scales("cuda:0", nullptr, 0, 4, 4, nullptr, nullptr),
+            NVFP4_MOE_STATUS_OK);
   EXPECT_NE(quantize("cuda:9999", kWeights, x, 16, 0), NVFP4_MOE_STATUS_OK);
   EXPECT_STRNE(nvfp4_moe_last_error(), "");
 }
@@ -304,7 +329,8 @@ TEST(CApiMisuse, ErrorsNameTheFindingThatCausesThem) {
   nvfp4_moe_layer* layer = nullptr;
   EXPECT_EQ(nvfp4_moe_layer_open_checkpoint(checkpoint.get(), 1, nullptr, &options, &layer),
             NVFP4_MOE_STATUS_BAD_INPUT);
-  EXPECT_THAT(nvfp4_moe_last_error(), AllOf(HasSubstr("layer 1 expert 3 "), testing::EndsWith("[block_scale_nan]")));
+  EXPECT_THAT(nvfp4_moe_last_error(),
+              AllOf(HasSubstr("layer 1 expert 3 "), testing::EndsWith("[block_scale_nan]")));
 }
 
 TEST(CApiMisuse, NamesAndVersions) {

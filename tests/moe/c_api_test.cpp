@@ -98,10 +98,12 @@ TEST(CApi, HostThreadsAreLent) {
   int calls = 0;
   c.options.threads = 0;
   c.options.parallel_for_user = &calls;
-  c.options.parallel_for = [](int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void* user) {
+  c.options.parallel_for = [](int64_t count, int64_t grain, nvfp4_moe_parallel_body body,
+                              void* context, void* user) {
     ++*static_cast<int*>(user);
     std::thread half([&] {
-      for (int64_t i = 0; i < count / 2; i += grain) body(context, i, std::min(i + grain, count / 2));
+      for (int64_t i = 0; i < count / 2; i += grain)
+        body(context, i, std::min(i + grain, count / 2));
     });
     for (int64_t i = count / 2; i < count; i += grain) body(context, i, std::min(i + grain, count));
     half.join();
@@ -153,14 +155,16 @@ TEST(CApi, ReplacesAndUnpacks) {
   EXPECT_EQ(got.up.codes, c.tiny.experts[0].up.codes);
   EXPECT_EQ(out.down_tensor_scale, c.tiny.experts[3].down.tensor_scale);
   EXPECT_THROW(layer.replace_expert(4, CLayer::expert(c.tiny.experts[3])), nvfp4_moe::Error);
-  EXPECT_THROW(layer.replace_expert(NVFP4_MOE_SHARED_EXPERT, CLayer::expert(c.tiny.experts[3])), nvfp4_moe::Error);
+  EXPECT_THROW(layer.replace_expert(NVFP4_MOE_SHARED_EXPERT, CLayer::expert(c.tiny.experts[3])),
+               nvfp4_moe::Error);
 }
 
 TEST(CApi, PlansAndExplainsWithoutWeights) {
   const CLayer c;
   size_t workspace_bytes = 0, packed_bytes = 0;
   char* text = nullptr;
-  ASSERT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, &text, &workspace_bytes, &packed_bytes), kOk);
+  ASSERT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, &text, &workspace_bytes, &packed_bytes),
+            kOk);
   EXPECT_THAT(text, HasSubstr("gemm1_swiglu"));
   nvfp4_moe_text_free(text);
   EXPECT_EQ(workspace_bytes, c.open().workspace_bytes(c.options.max_tokens));
@@ -168,13 +172,16 @@ TEST(CApi, PlansAndExplainsWithoutWeights) {
   EXPECT_EQ(nvfp4_moe_plan(&c.config, &c.options, 0, 0, nullptr, nullptr, nullptr), kOk);
   nvfp4_moe_config config = c.config;
   config.activation_scale = NVFP4_MOE_SCALE_STATIC;  // needs an input scale
-  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0, 0, nullptr, nullptr, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0, 0, nullptr, nullptr, nullptr),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   EXPECT_EQ(nvfp4_moe_plan(&config, &c.options, 0.5f, 0, nullptr, nullptr, nullptr), kOk);
 
   const auto choices = nlohmann::json::parse(nvfp4_moe::explain(c.config));
   ASSERT_EQ(choices.size(), backends().size());
-  for (const auto& choice : choices) EXPECT_EQ(choice["chosen"], choice["backend"] == kCpuBackend.name) << choice;
-  EXPECT_EQ(nlohmann::json::parse(nvfp4_moe::explain(c.config, "reference")).back()["chosen"], true);
+  for (const auto& choice : choices)
+    EXPECT_EQ(choice["chosen"], choice["backend"] == kCpuBackend.name) << choice;
+  EXPECT_EQ(nlohmann::json::parse(nvfp4_moe::explain(c.config, "reference")).back()["chosen"],
+            true);
 }
 
 TEST(CApi, DevicesAreNamed) {
@@ -223,7 +230,9 @@ TEST(CApi, CheckpointsOpenRunAndTell) {
 
   options.slice_first = 16;
   options.slice_count = 32;
-  EXPECT_EQ(nlohmann::json::parse(nvfp4_moe::Layer(checkpoint, 0, options).describe())["intermediate_size"], 32);
+  EXPECT_EQ(nlohmann::json::parse(
+                nvfp4_moe::Layer(checkpoint, 0, options).describe())["intermediate_size"],
+            32);
   options.slice_count = 48;
   EXPECT_THROW(nvfp4_moe::Layer(checkpoint, 0, options), nvfp4_moe::Error);
 }
@@ -238,7 +247,8 @@ TEST(CApi, ReprosAreWrittenAndReplayed) {
   layer.run(c_batch(batch), workspace);
   const nvfp4_moe_batch call = c_batch(batch);
   ASSERT_EQ(nvfp4_moe_layer_write_repro(layer.get(), &call, 1, path.c_str()), kOk);
-  const auto report = nlohmann::json::parse(nvfp4_moe::text_of(nvfp4_moe_replay, path.c_str(), nullptr));
+  const auto report =
+      nlohmann::json::parse(nvfp4_moe::text_of(nvfp4_moe_replay, path.c_str(), nullptr));
   EXPECT_EQ(report["same_bits"], true);
   EXPECT_EQ(report["passed"], true);
 
@@ -258,7 +268,9 @@ TEST(CApi, AReproReplacesRegularFilesOnly) {
   const nvfp4_moe::Layer layer = c.open();
   TinyBatch batch(c.tiny.options, 1);
   const nvfp4_moe_batch call = c_batch(batch);
-  const auto write = [&](const char* path) { return nvfp4_moe_layer_write_repro(layer.get(), &call, 0, path); };
+  const auto write = [&](const char* path) {
+    return nvfp4_moe_layer_write_repro(layer.get(), &call, 0, path);
+  };
   EXPECT_EQ(write("/dev/null"), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   const std::string link = directory.file("link"), target = directory.file("target");
   ASSERT_EQ(write(target.c_str()), kOk);

@@ -11,7 +11,8 @@
 
 namespace nvfp4_moe::internal::test {
 
-inline constexpr nvfp4_moe_status kOk = NVFP4_MOE_STATUS_OK, kInvalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
+inline constexpr nvfp4_moe_status kOk = NVFP4_MOE_STATUS_OK,
+                                  kInvalid = NVFP4_MOE_STATUS_INVALID_ARGUMENT;
 inline constexpr nvfp4_moe_dtype kF32 = NVFP4_MOE_DTYPE_F32;
 
 // The arrays of all experts, one after the other, and the structs that lead to them.
@@ -55,7 +56,8 @@ struct CExperts {
     size_t i = 0;
     for (const Nvfp4View* m : {&source.gate, &source.up, &source.down}) {
       arrays[2 * i].insert(arrays[2 * i].end(), m->codes, m->codes + m->rows * m->cols / 2);
-      arrays[2 * i + 1].insert(arrays[2 * i + 1].end(), m->block_scales, m->block_scales + m->rows * m->cols / 16);
+      arrays[2 * i + 1].insert(arrays[2 * i + 1].end(), m->block_scales,
+                               m->block_scales + m->rows * m->cols / 16);
       if (m->rows > 0) scales[i].push_back(m->tensor_scale);
       ++i;
     }
@@ -87,7 +89,8 @@ struct CExperts {
 struct CLayer : CExperts {
   TinyLayer tiny;
 
-  explicit CLayer(const MoeOptions& layer_options = tiny_options()) : CExperts(layer_options), tiny(layer_options) {
+  explicit CLayer(const MoeOptions& layer_options = tiny_options())
+      : CExperts(layer_options), tiny(layer_options) {
     for (const Expert& e : tiny.experts) add(e.source());
     if (!tiny.shared.empty()) set_shared(tiny.shared[0].source());
   }
@@ -109,7 +112,8 @@ struct CCase : CExperts {
     }
     if (data.spec.options.shared_intermediate_size > 0) set_shared(data.expert(kSharedExpert));
     if (data.spec.options.expert_biases) {
-      const int64_t gates = gate_rows(data.spec.options.activation, data.spec.options.intermediate_size);
+      const int64_t gates =
+          gate_rows(data.spec.options.activation, data.spec.options.intermediate_size);
       tensors.gate_biases = gates > 0 ? gate_up_biases.data() : nullptr;
       tensors.up_biases = gate_up_biases.data() + gates;
       tensors.down_biases = down_biases.data();

@@ -1,5 +1,5 @@
-// One file of the packed cache: every bit counts, part files of dead writers go, and processes that write, read and are
-// killed at any moment see whole entries only.
+// One file of the packed cache: every bit counts, part files of dead writers go, and processes that
+// write, read and are killed at any moment see whole entries only.
 #include "moe/cache_file.h"
 
 #include <fcntl.h>
@@ -41,10 +41,12 @@ std::vector<std::byte> payload_of(uint32_t seed, size_t size) {
 class CacheFile : public testing::Test {
  protected:
   Status write(const std::vector<std::byte>& payload) {
-    return write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), payload.size(), serial_executor());
+    return write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), payload.size(),
+                            serial_executor());
   }
   Result<CachedLayer> read(size_t payload_bytes, bool unchecked = false) {
-    return read_cache_file(folder_, kName, {key_, kExperts, payload_bytes, unchecked}, serial_executor());
+    return read_cache_file(folder_, kName, {key_, kExperts, payload_bytes, unchecked},
+                           serial_executor());
   }
   std::vector<std::string> parts() {
     std::vector<std::string> names;
@@ -65,8 +67,8 @@ TEST_F(CacheFile, Fp8WeightsLieBehindTheScales) {
   std::vector<Fp8ExpertWeights> fp8(kExperts, {{-15, 7}, {0, uint64_t{1} << 40}, {3, 0}});
   fp8[4].down.inexact = 5;
   const auto write_fp8 = [&] {
-    return write_cache_file(folder_, kName, 0644, key_, scales_, fp8, payload.data(), payload.size(),
-                            serial_executor());
+    return write_cache_file(folder_, kName, 0644, key_, scales_, fp8, payload.data(),
+                            payload.size(), serial_executor());
   };
   ASSERT_OK(write_fp8());
   const CacheRequest request{key_, kExperts, payload.size(), false, true};
@@ -84,9 +86,11 @@ TEST_F(CacheFile, Fp8WeightsLieBehindTheScales) {
 
 TEST_F(CacheFile, WhatIsWrittenIsReadWithAnyNumberOfThreads) {
   const auto pool = make_thread_pool(3);
-  for (const size_t size : {size_t{1}, size_t{4095}, (size_t{4} << 20) - 1, size_t{4} << 20, (size_t{9} << 20) + 7}) {
+  for (const size_t size :
+       {size_t{1}, size_t{4095}, (size_t{4} << 20) - 1, size_t{4} << 20, (size_t{9} << 20) + 7}) {
     const std::vector<std::byte> payload = payload_of(static_cast<uint32_t>(size), size);
-    ASSERT_OK(write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), size, *pool));
+    ASSERT_OK(
+        write_cache_file(folder_, kName, 0644, key_, scales_, {}, payload.data(), size, *pool));
     const auto mapped = read(size);
     ASSERT_OK(mapped);
     EXPECT_EQ(mapped->scales, scales_);
@@ -119,7 +123,8 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, EveryBitOfAFileIsUnderAHash) {
 // packed_cache_test.cpp has folders, links and FIFOs.
 ATTACK_TEST_F(kSpecialFiles, CacheFile, ADeviceIsRefused) {
   attacked();
-  EXPECT_THAT(read_cache_file(CacheFolder::open("/dev").value(), "zero", {key_, kExperts, 10, false}, serial_executor())
+  EXPECT_THAT(read_cache_file(CacheFolder::open("/dev").value(), "zero",
+                              {key_, kExperts, 10, false}, serial_executor())
                   .status()
                   .message(),
               HasSubstr("got a device"));
@@ -187,7 +192,8 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, PartsOfDeadWritersGoAndThoseOfTheLivin
 }
 
 TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
-  const std::string part = path_ + ".0123456789abcdef-1-0.part", other = directory_.file("notes.part");
+  const std::string part = path_ + ".0123456789abcdef-1-0.part",
+                    other = directory_.file("notes.part");
   for (const std::string& path : {part, other}) ASSERT_OK(write_text_file(path, "x"));
   fs::create_directory(path_ + ".0123456789abcdef-1-1.part");
   EXPECT_EQ(sweep_cache_parts(folder_), 0);
@@ -205,22 +211,27 @@ TEST_F(CacheFile, PartsOfAnotherHostStayUntilNobodyHasWrittenForAnHour) {
 
 // ---- processes
 
-// Writes and reads the entry for ever; exits 1 if it reads what nobody wrote, 2 where something fails.
+// Writes and reads the entry for ever; exits 1 if it reads what nobody wrote, 2 where something
+// fails.
 [[noreturn]] void write_and_read(const CacheFolder& folder, uint32_t seed) {
   constexpr size_t kSize = 300'000;
   const std::vector<TensorScales> scales(kExperts);
   const std::vector<std::byte> payload = payload_of(seed, kSize);
   for (;;) {
     sweep_cache_parts(folder);
-    if (!write_cache_file(folder, kName, 0644, {9, 9}, scales, {}, payload.data(), kSize, serial_executor()).ok())
+    if (!write_cache_file(folder, kName, 0644, {9, 9}, scales, {}, payload.data(), kSize,
+                          serial_executor())
+             .ok())
       _exit(2);
     for (int i = 0; i < 4; ++i) {
-      const auto mapped = read_cache_file(folder, kName, {{9, 9}, kExperts, kSize, false}, serial_executor());
+      const auto mapped =
+          read_cache_file(folder, kName, {{9, 9}, kExperts, kSize, false}, serial_executor());
       if (!mapped.ok()) _exit(2);
       bool known = false;  // of this writer or of another, but whole
       for (uint32_t other = 0; other < 3 && !known; ++other)
         known = std::memcmp(mapped->payload.data(), payload_of(other, 64).data(), 64) == 0 &&
-                std::memcmp(mapped->payload.data() + kSize - 64, payload_of(other, kSize).data() + kSize - 64, 64) == 0;
+                std::memcmp(mapped->payload.data() + kSize - 64,
+                            payload_of(other, kSize).data() + kSize - 64, 64) == 0;
       if (!known) _exit(1);
     }
   }
@@ -253,7 +264,8 @@ ATTACK_TEST_F(kCacheTampering, CacheFile, ProcessesThatAreKilledAtAnyMomentLeave
     EXPECT_TRUE(WIFSIGNALED(status)) << "exited by itself with " << WEXITSTATUS(status);
   }
   if (fs::exists(path_))
-    EXPECT_OK(read_cache_file(folder_, kName, {{9, 9}, kExperts, 300'000, false}, serial_executor()));
+    EXPECT_OK(
+        read_cache_file(folder_, kName, {{9, 9}, kExperts, 300'000, false}, serial_executor()));
   sweep_cache_parts(folder_);
   EXPECT_TRUE(parts().empty());
 }

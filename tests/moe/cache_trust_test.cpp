@@ -1,4 +1,5 @@
-// Whose entries of the packed cache are believed, who may read them, and what becomes of files that change under it.
+// Whose entries of the packed cache are believed, who may read them, and what becomes of files that
+// change under it.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -61,7 +62,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, WhatAnotherUserMayHaveWrittenIsNotBeli
     ignored("chmod go-w it");
     EXPECT_EQ(content(), before);
   }
-  // Not with the sticky bit: there they cannot. A file of theirs is refused, and this process's own is not.
+  // Not with the sticky bit: there they cannot. A file of theirs is refused, and this process's own
+  // is not.
   ASSERT_EQ(chmod(folder.c_str(), 01777), 0);
   open();
   EXPECT_TRUE(outcome_.hit) << outcome_.reason;
@@ -85,7 +87,8 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRo
   if (geteuid() != 0) GTEST_SKIP() << "another user's rights need root";
   fs::permissions(directory_.path(), fs::perms(0755));
   fs::permissions(model_, fs::perms(0755));
-  for (const auto& entry : fs::directory_iterator(model_)) fs::permissions(entry.path(), fs::perms(0644));
+  for (const auto& entry : fs::directory_iterator(model_))
+    fs::permissions(entry.path(), fs::perms(0644));
   const mode_t old = umask(022);
   open();  // of root
   const auto as_nobody = [&](const std::string& folder) {
@@ -98,9 +101,11 @@ ATTACK_TEST_F(kForeignCaches, CacheTrust, AUserBelievesHisOwnEntriesAndThoseOfRo
   EXPECT_TRUE(outcome_.hit) << outcome_.reason;
   const std::string theirs = directory_.file("theirs"), own = directory_.file("own");
   fs::copy(fs::path(outcome_.path).parent_path(), theirs);
-  for (const auto& entry : fs::directory_iterator(theirs)) ASSERT_EQ(chown(entry.path().c_str(), 4711, 4711), 0);
+  for (const auto& entry : fs::directory_iterator(theirs))
+    ASSERT_EQ(chown(entry.path().c_str(), 4711, 4711), 0);
   as_nobody(theirs);
-  EXPECT_THAT(outcome_.reason, HasSubstr("expected a file of user 65534 or of root, got one of user 4711"));
+  EXPECT_THAT(outcome_.reason,
+              HasSubstr("expected a file of user 65534 or of root, got one of user 4711"));
   EXPECT_FALSE(outcome_.hit);
   fs::create_directory(own);
   ASSERT_EQ(chown(own.c_str(), kNobody, kNobody), 0);
@@ -157,7 +162,8 @@ TEST_F(CacheTrust, EntriesHaveTheCheckpointsPermissions) {
 
 // A page that is dirty already is written to without its file's times changing.
 ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
-  for (const char* base : {"", "/dev/shm"}) {  // a disk's file system, and one without times for such writes
+  for (const char* base :
+       {"", "/dev/shm"}) {  // a disk's file system, and one without times for such writes
     std::string memory = base + std::string("/nvfp4_moe_test_XXXXXX");
     const std::string kept = model_;
     if (*base != 0) {
@@ -171,7 +177,8 @@ ATTACK_TEST_F(kCacheTampering, CacheTrust, WritesThroughADirtyMappingAreSeen) {
     const size_t size = fs::file_size(shard);
     const int file = ::open(shard.c_str(), O_RDWR | O_CLOEXEC);
     ASSERT_GE(file, 0);
-    auto* const bytes = static_cast<uint8_t*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
+    auto* const bytes =
+        static_cast<uint8_t*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0));
     ASSERT_NE(bytes, MAP_FAILED);
     bytes[at] ^= 0x10;  // the page is dirty from here on
     const auto first_codes = [&] {

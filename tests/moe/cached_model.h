@@ -19,7 +19,8 @@ class CachedModel : public testing::Test {
  protected:
   void SetUp() override {
     model_ = directory_.file("model");
-    std::filesystem::copy(std::filesystem::path(NVFP4_MOE_SOURCE_DIR) / "tests/vectors/modelopt_qwen3_moe", model_);
+    std::filesystem::copy(
+        std::filesystem::path(NVFP4_MOE_SOURCE_DIR) / "tests/vectors/modelopt_qwen3_moe", model_);
     cache_.directory = directory_.file("cache/below");
     options_ = tiny_layer_options();
   }
@@ -31,8 +32,8 @@ class CachedModel : public testing::Test {
   // The first layer: as its checkpoint says, or with these options.
   std::unique_ptr<MoeLayer> open(const std::optional<MoeOptions>& options = {}) {
     const Checkpoint opened = checkpoint();
-    auto layer =
-        open_checkpoint_layer(opened, opened.model().layers.at(0), options, slice_, options_, cache_, {}, &outcome_);
+    auto layer = open_checkpoint_layer(opened, opened.model().layers.at(0), options, slice_,
+                                       options_, cache_, {}, &outcome_);
     EXPECT_OK(layer);
     return layer.ok() ? std::move(*layer) : nullptr;
   }

@@ -32,7 +32,9 @@ TEST(Concurrency, StreamsWithTheirOwnWorkspacesGiveTheSameBits) {
       const Buffer workspace = workspace_of(layer);
       for (int i = 0; i < 50; ++i) {
         batch.out.assign(batch.out.size(), -1.0f);
-        if (!run_in(workspace, layer, batch.batch()).ok() || !same_bits(batch.out, expected[seed - 1])) ++failures;
+        if (!run_in(workspace, layer, batch.batch()).ok() ||
+            !same_bits(batch.out, expected[seed - 1]))
+          ++failures;
       }
     };
     std::thread one(stream, 1, 9), two(stream, 2, 16);
@@ -56,7 +58,8 @@ TEST(Replace, IsByteIdenticalToAFreshLoad) {
     const PackedWeights &a = changed->weights(), &b = fresh->weights();
     EXPECT_EQ(a.bytes.data(), place);
     ASSERT_EQ(a.bytes.size_bytes(), b.bytes.size_bytes());
-    EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0) << backend->name;
+    EXPECT_EQ(std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size_bytes()), 0)
+        << backend->name;
     EXPECT_EQ(a.tensor_scales, b.tensor_scales);
     TinyBatch batch(options, 5);
     EXPECT_TRUE(same_bits(run_tiny(*changed, batch), run_tiny(*fresh, batch)));
@@ -87,7 +90,8 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
 
 // Codes and tensor scales of an expert that is replaced meanwhile are of one expert.
 TEST(Replace, UnpackGivesOneExpertWhole) {
-  MoeOptions options = tiny_options();  // large enough for a replacement to end while arrays are handed out
+  MoeOptions options =
+      tiny_options();  // large enough for a replacement to end while arrays are handed out
   options.hidden_size = options.intermediate_size = 512;
   const CLayer c(options);
   nvfp4_moe::Layer layer = c.open();

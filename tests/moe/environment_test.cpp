@@ -1,4 +1,5 @@
-// The environment's variables: each does what it says, and a bad value is an error that names it. And the log.
+// The environment's variables: each does what it says, and a bad value is an error that names it.
+// And the log.
 #include <filesystem>
 
 #include "moe/repro.h"
@@ -13,8 +14,8 @@ using namespace test;
 using testing::HasSubstr;
 
 // The reference with a fault in its result: token 1's sign is wrong.
-Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                   const RunContext& context) {
+Status run_wrongly(const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                   std::byte* workspace, const RunContext& context) {
   NVFP4_MOE_TRY(kReferenceBackend.run(weights, plan, batch, workspace, context));
   auto* out = static_cast<float*>(batch.out);
   for (int64_t i = 64; i < 128; ++i) out[i] = -out[i];
@@ -53,8 +54,8 @@ TEST(Environment, CheckFindsAWrongPacking) {
   const TinyLayer tiny;
   Backend wrong = like_reference("wrong");
   // Runs on other weights than it unpacks: the down projection's scale is off by 2.
-  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                 const RunContext& context) -> Status {
+  wrong.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                 std::byte* workspace, const RunContext& context) -> Status {
     PackedWeights other{weights.config, weights.range, weights.scales, weights.tensor_scales,
                         Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {})};
     for (auto& scales : other.tensor_scales) scales.down *= 2;
@@ -72,8 +73,8 @@ TEST(Environment, DumpWritesBeforeTheCallAndAfterIt) {
   dump_seen_by_run = directory.path().string();
   const TinyLayer tiny;
   Backend backend = like_reference("dumping");
-  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                   const RunContext& context) -> Status {
+  backend.run = [](const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                   std::byte* workspace, const RunContext& context) -> Status {
     int files = 0;
     for (const auto& entry : std::filesystem::directory_iterator(dump_seen_by_run)) {
       ++files;
@@ -105,10 +106,10 @@ TEST(Environment, ChoosesTheBackendWhereTheOptionDoesNot) {
 }
 
 TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
-  const std::pair<const char*, const char*> cases[] = {{"NVFP4_MOE_THREADS", "0"},      {"NVFP4_MOE_THREADS", "-1"},
-                                                       {"NVFP4_MOE_THREADS", "many"},   {"NVFP4_MOE_THREADS", "2x"},
-                                                       {"NVFP4_MOE_CHECK", "yes"},      {"NVFP4_MOE_LOG", "loud"},
-                                                       {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
+  const std::pair<const char*, const char*> cases[] = {
+      {"NVFP4_MOE_THREADS", "0"},      {"NVFP4_MOE_THREADS", "-1"},   {"NVFP4_MOE_THREADS", "many"},
+      {"NVFP4_MOE_THREADS", "2x"},     {"NVFP4_MOE_CHECK", "yes"},    {"NVFP4_MOE_LOG", "loud"},
+      {"NVFP4_MOE_BACKEND", "faster"}, {"NVFP4_MOE_DUMP", "/no/such"}};
   const TinyLayer tiny;
   for (const auto& [name, value] : cases) {
     const ScopedEnv variable(name, value);
@@ -125,7 +126,10 @@ TEST(Environment, BadValuesAreErrorsThatNameTheVariable) {
 TEST(Log, GoesToTheCallbackUpToTheLevel) {
   std::vector<std::string> lines;
   set_log_callback(
-      [](int, const char* text, void* user) { static_cast<std::vector<std::string>*>(user)->push_back(text); }, &lines);
+      [](int, const char* text, void* user) {
+        static_cast<std::vector<std::string>*>(user)->push_back(text);
+      },
+      &lines);
   set_log_level(LogLevel::kWarning);
   log_line(LogLevel::kError, "one");
   log_line(LogLevel::kInfo, "two");

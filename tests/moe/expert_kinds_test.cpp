@@ -1,5 +1,6 @@
-// Experts with biases, without a gate (relu2), and both, through every face of a layer: what goes in comes back, runs the
-// same from C++, C and a repro file, and what is wrong is refused. Their arithmetic is judged by tests/steps and tests/layer.
+// Experts with biases, without a gate (relu2), and both, through every face of a layer: what goes
+// in comes back, runs the same from C++, C and a repro file, and what is wrong is refused. Their
+// arithmetic is judged by tests/steps and tests/layer.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -48,7 +49,9 @@ class ExpertKinds : public testing::TestWithParam<const char*> {
   const ExpertBuffers& of(int64_t e) const {
     return data.experts[static_cast<size_t>(e == kSharedExpert ? data.spec.range.count : e)];
   }
-  int64_t first() const { return data.spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0; }
+  int64_t first() const {
+    return data.spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0;
+  }
   void expect_experts(const MoeLayer& layer) const {
     for (int64_t e = first(); e < data.spec.range.count; ++e) {
       ExpertBuffers out;
@@ -72,7 +75,8 @@ TEST_P(ExpertKinds, ComeBack) {
   for (const char* backend : {"reference", "cpu"}) {
     const auto layer = open_case(data, backend);
     expect_experts(*layer);
-    expect_experts(*MoeLayer::open(data.config, unpacked_source(*layer), options_of(data, "cpu")).value());
+    expect_experts(
+        *MoeLayer::open(data.config, unpacked_source(*layer), options_of(data, "cpu")).value());
   }
 }
 
@@ -82,7 +86,8 @@ TEST_P(ExpertKinds, AreReplacedInPlace) {
   std::swap(other.tensor_scales[0], other.tensor_scales[1]);
   const auto layer = open_case(data);
   EXPECT_NE(run_case(*layer, data), run_case(*open_case(other), data));
-  for (int64_t e = first(); e < data.spec.range.count; ++e) ASSERT_OK(layer->replace_expert(e, other.expert(e)));
+  for (int64_t e = first(); e < data.spec.range.count; ++e)
+    ASSERT_OK(layer->replace_expert(e, other.expert(e)));
   EXPECT_EQ(run_case(*layer, data), run_case(*open_case(other), data));
 }
 
@@ -132,10 +137,11 @@ TEST_P(ExpertKinds, ThroughTheCInterface) {
   EXPECT_EQ(out, run_case(*open_case(data), data));
 }
 
-INSTANTIATE_TEST_SUITE_P(Names, ExpertKinds, testing::Values(kBiases, kRelu2, kRelu2Biases), [](const auto& kind) {
-  const std::string name = kind.param;
-  return name.substr(0, name.find('/'));
-});
+INSTANTIATE_TEST_SUITE_P(Names, ExpertKinds, testing::Values(kBiases, kRelu2, kRelu2Biases),
+                         [](const auto& kind) {
+                           const std::string name = kind.param;
+                           return name.substr(0, name.find('/'));
+                         });
 
 TEST(ExpertKind, AWrongReplacementIsRefusedAndChangesNothing) {
   std::vector<float> bad(64);
@@ -144,9 +150,12 @@ TEST(ExpertKind, AWrongReplacementIsRefusedAndChangesNothing) {
     const char *kind, *words;
     std::function<void(ExpertSource&)> mistake;
   } mistakes[] = {
-      {kBiases, "up bias: expected one (expert_biases), got none", [](auto& s) { s.biases.up = nullptr; }},
-      {kBiases, "down bias: expected finite numbers, got inf at row 3", [&](auto& s) { s.biases.down = bad.data(); }},
-      {kRelu2, "gate: expected none with activation relu2, got (48, 64)", [](auto& s) { s.gate = s.up; }},
+      {kBiases, "up bias: expected one (expert_biases), got none",
+       [](auto& s) { s.biases.up = nullptr; }},
+      {kBiases, "down bias: expected finite numbers, got inf at row 3",
+       [&](auto& s) { s.biases.down = bad.data(); }},
+      {kRelu2, "gate: expected none with activation relu2, got (48, 64)",
+       [](auto& s) { s.gate = s.up; }},
       {kRelu2Biases, "gate bias: expected none", [](auto& s) { s.biases.gate = s.biases.up; }},
       {"w4a4/e8", "gate bias: expected none", [&](auto& s) { s.biases.gate = bad.data(); }},
       {"w4a4/e8", "gate: expected (48, 64), got (0, 0)", [](auto& s) { s.gate = {}; }},
@@ -167,15 +176,19 @@ TEST(ExpertKind, TheCInterfaceRefusesArraysThatDoNotFit) {
     const char *kind, *words;
     std::function<void(CCase&)> mistake;
   } mistakes[] = {
-      {kBiases, "gate_up_biases_stride: expected 0 or at least", [](auto& c) { c.tensors.gate_up_biases_stride = 4; }},
+      {kBiases, "gate_up_biases_stride: expected 0 or at least",
+       [](auto& c) { c.tensors.gate_up_biases_stride = 4; }},
       {kBiases, "gate_up_biases_stride: expected a multiple of 4",
        [](auto& c) { c.tensors.gate_up_biases_stride += 2; }},
       {kBiases, "up_biases", [](auto& c) { c.tensors.up_biases = nullptr; }},
-      {kBiases, "gate_biases: expected null (expert_biases 0)", [](auto& c) { c.config.expert_biases = 0; }},
-      {kBiases, "expert_biases: expected 0 or 1, got 2", [](auto& c) { c.config.expert_biases = 2; }},
+      {kBiases, "gate_biases: expected null (expert_biases 0)",
+       [](auto& c) { c.config.expert_biases = 0; }},
+      {kBiases, "expert_biases: expected 0 or 1, got 2",
+       [](auto& c) { c.config.expert_biases = 2; }},
       {kRelu2, "gate_tensor_scales: expected null with activation relu2",
        [](auto& c) { c.tensors.gate_tensor_scales = c.scales[1].data(); }},
-      {kRelu2, "gate_biases: expected null", [](auto& c) { c.tensors.gate_biases = c.scales[1].data(); }},
+      {kRelu2, "gate_biases: expected null",
+       [](auto& c) { c.tensors.gate_biases = c.scales[1].data(); }},
       {kRelu2Biases, "gate_biases: expected null (no gate)",
        [](auto& c) { c.tensors.gate_biases = c.tensors.up_biases; }},
       {kRelu2, "up_biases", [](auto& c) { c.config.expert_biases = 1; }},
@@ -204,8 +217,9 @@ TEST(Relu2, TakesTwoThirds) {
   gated.activation = Activation::kSwiglu;
   for (const Backend* backend : {&kReferenceBackend, &kCpuBackend}) {
     // Panels of 16 rows and chunks of 64 along K round up, each matrix by itself.
-    const double share = static_cast<double>(backend->packed_bytes(data.config, data.spec.range)) /
-                         static_cast<double>(backend->packed_bytes(*MoeConfig::make(gated), data.spec.range));
+    const double share =
+        static_cast<double>(backend->packed_bytes(data.config, data.spec.range)) /
+        static_cast<double>(backend->packed_bytes(*MoeConfig::make(gated), data.spec.range));
     EXPECT_NEAR(share, 2.0 / 3, backend == &kReferenceBackend ? 0 : 0.05);
   }
 }

@@ -1,5 +1,5 @@
-// Layers in a forked child: the parent's own layers run there while its other threads are in the middle of calls, and
-// the child opens layers of its own.
+// Layers in a forked child: the parent's own layers run there while its other threads are in the
+// middle of calls, and the child opens layers of its own.
 #include <atomic>
 #include <thread>
 
@@ -31,21 +31,26 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
       callers.emplace_back([&] {
         TinyBatch mine(tiny.options, 9);
         const Buffer workspace = workspace_of(*layer);
-        const auto run = [&] { EXPECT_OK(layer->run(mine.batch(), workspace.data(), workspace.size_bytes())); };
+        const auto run = [&] {
+          EXPECT_OK(layer->run(mine.batch(), workspace.data(), workspace.size_bytes()));
+        };
         run();
         ++running;
         while (!stop) run();
       });
-    // From here on they allocate nothing: a sanitizer's allocator that one of them had locked would hang the child.
+    // From here on they allocate nothing: a sanitizer's allocator that one of them had locked would
+    // hang the child.
     while (running < 2) std::this_thread::yield();
     for (int fork = 0; fork < 20; ++fork)
       EXPECT_EQ(in_forked_child([&] {
                   if (!same_bits(run_tiny(*layer, batch), expected)) return 1;
-                  if (!layer->replace_expert(0, tiny.experts[1].source()).ok()) return 2;  // nobody runs it here
+                  if (!layer->replace_expert(0, tiny.experts[1].source()).ok())
+                    return 2;  // nobody runs it here
                   if (same_bits(run_tiny(*layer, batch), expected)) return 3;
                   layer.reset();
                   if (kThreadSanitizer) return 0;
-                  const auto own = MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
+                  const auto own =
+                      MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
                   if (!own.ok() || (*own)->executor().threads() != 3) return 4;
                   return same_bits(run_tiny(**own, batch), expected) ? 0 : 5;
                 }),
@@ -57,7 +62,8 @@ ATTACK_TEST(kForks, ForkedChild, RunsChangesAndDropsItsParentsLayer) {
   }
 }
 
-// A replacement writes the codes and scales of one expert or another; a child sees one of them whole.
+// A replacement writes the codes and scales of one expert or another; a child sees one of them
+// whole.
 ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   MoeOptions large = tiny_options();
   large.hidden_size = 512;
@@ -66,14 +72,18 @@ ATTACK_TEST(kForks, ForkedChild, SeesNoExpertThatIsHalfReplaced) {
   auto layer = open_tiny(tiny);
   std::atomic<bool> stop{false};
   std::thread writer([&] {
-    for (size_t i = 0; !stop; ++i) EXPECT_OK(layer->replace_expert(0, tiny.experts[i % 2].source()));
+    for (size_t i = 0; !stop; ++i)
+      EXPECT_OK(layer->replace_expert(0, tiny.experts[i % 2].source()));
   });
   for (int fork = 0; fork < 20; ++fork)
     EXPECT_EQ(in_forked_child([&] {
                 ExpertBuffers now;
                 if (!layer->unpack_expert(0, now).ok()) return 1;
-                const Expert& expert = now.gate.codes == tiny.experts[0].gate.codes ? tiny.experts[0] : tiny.experts[1];
-                const bool whole = now.gate.codes == expert.gate.codes && now.down.codes == expert.down.codes &&
+                const Expert& expert = now.gate.codes == tiny.experts[0].gate.codes
+                                           ? tiny.experts[0]
+                                           : tiny.experts[1];
+                const bool whole = now.gate.codes == expert.gate.codes &&
+                                   now.down.codes == expert.down.codes &&
                                    now.up.block_scales == expert.up.block_scales;
                 return whole && layer->replace_expert(0, tiny.experts[0].source()).ok() ? 0 : 2;
               }),
@@ -125,7 +135,7 @@ ATTACK_TEST(kForks, ForkedChild, GetsTheWorkspacesThatItsParentsThreadsHeld) {
   EXPECT_EQ(in_forked_child([&] {
               const auto lease = pool.lease(1000);
               if (!lease.ok() || lease->data() != held) return 1;  // not a third one
-              if (lease->data() == mine->data()) return 2;         // which this thread holds here too
+              if (lease->data() == mine->data()) return 2;  // which this thread holds here too
               return 0;
             }),
             0);
@@ -193,11 +203,16 @@ ATTACK_TEST(kForks, ForkedChild, DeclinesItsParentsLayerOnAGpu) {
   for (const Status& status : calls()) EXPECT_OK(status);
   EXPECT_EQ(in_forked_child([&] {
               for (const Status& status : calls())
-                if (status.code() != Code::kUnsupported || status.message().find("forked") == std::string::npos)
+                if (status.code() != Code::kUnsupported ||
+                    status.message().find("forked") == std::string::npos)
                   return 1;
-              if (layer->replace_expert_on_stream(0, tiny.experts[0].source(), nullptr).code() != Code::kUnsupported)
+              if (layer->replace_expert_on_stream(0, tiny.experts[0].source(), nullptr).code() !=
+                  Code::kUnsupported)
                 return 3;
-              return layer->warmup(workspace.data(), workspace.size_bytes()).code() == Code::kUnsupported ? 0 : 2;
+              return layer->warmup(workspace.data(), workspace.size_bytes()).code() ==
+                             Code::kUnsupported
+                         ? 0
+                         : 2;
             }),
             0);
 }

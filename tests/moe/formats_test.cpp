@@ -1,5 +1,5 @@
-// The front of the format functions: one set of checks for the host and a device. A table that only notes its calls
-// stands for a device, so that what reaches one is seen without having one.
+// The front of the format functions: one set of checks for the host and a device. A table that only
+// notes its calls stands for a device, so that what reaches one is seen without having one.
 #include "moe/formats.h"
 
 #include <cmath>
@@ -126,7 +126,8 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
        [&] { q.mode = Mode::kCompat, q.tensor_scale = 1e-40f; }},
       {"tensor_scale: expected none, since dynamic_token chooses one per row, got 1", of_q,
        [&] { q.mode = Mode::kDynamicToken, q.tensor_scale = 1.0f; }},
-      {"tensor_scale: expected a positive finite float32, or none, got nan", of_q, [&] { q.tensor_scale = nan; }},
+      {"tensor_scale: expected a positive finite float32, or none, got nan", of_q,
+       [&] { q.tensor_scale = nan; }},
       {"tensor_scale: expected a positive finite float32, got -1", of_q,
        [&] { q.mode = Mode::kStatic, q.tensor_scale = -1.0f; }},
       {"x: expected K (cols) to be a multiple of 16, got 17", of_q, [&] { q.cols = 17; }},
@@ -137,17 +138,20 @@ TEST_F(Formats, TellOneMistakeInOneWay) {
        [&] { q.x = reinterpret_cast<const std::byte*>(x.data()) + 1; }},
       {"block_scales: expected a pointer, got null", of_q, [&] { q.block_scales = nullptr; }},
       {"scales: expected a pointer, got null", of_q, [&] { q.scales = nullptr; }},
-      {"codes: expected K, two to a byte, to be a multiple of 16, got 8", of_d, [&] { d.cols = 8; }},
+      {"codes: expected K, two to a byte, to be a multiple of 16, got 8", of_d,
+       [&] { d.cols = 8; }},
       {"out dtype: expected BF16, F16 or F32, got U8", of_d, [&] { d.out_dtype = DType::kU8; }},
       {"out: expected a pointer, got null", of_d, [&] { d.out = nullptr; }},
       {"scales: expected a pointer, got null", of_d, [&] { d.scale_of_row = true; }},
       {"swiglu_limit: expected", of_s, [&] { s.activation = Activation::kSwigluStep; }},
       {"power_of_two: expected a normal power of two, got 3", of_s, [&] { s.power_of_two = 3.0f; }},
-      {"gate_up: expected I, half a row, to be a multiple of 16, got 17", of_s, [&] { s.inner = 17; }},
+      {"gate_up: expected I, half a row, to be a multiple of 16, got 17", of_s,
+       [&] { s.inner = 17; }},
       {"row_scales: expected a pointer, got null", of_s, [&] { s.out.row_scales = nullptr; }},
       {"(rows, scale_cols): expected 0 to 2^30 each, got (-1, 2)", swizzle, [&] { m.rows = -1; }},
-      {"matrices: expected 0 to 2^30 of at most 2^40 scales together, got 1073741824 of (1048576, 2)", unswizzle,
-       [&] { m.matrices = 1 << 30, m.rows = 1 << 20; }},
+      {"matrices: expected 0 to 2^30 of at most 2^40 scales together, got 1073741824 of (1048576, "
+       "2)",
+       unswizzle, [&] { m.matrices = 1 << 30, m.rows = 1 << 20; }},
       {"linear: expected a pointer, got null", swizzle, [&] { m.from = nullptr; }},
       {"linear: expected a pointer, got null", unswizzle, [&] { m.to = nullptr; }},
   };
@@ -226,7 +230,8 @@ TEST_F(Formats, ReachTheDeviceAsItsContractSays) {
 
 TEST_F(Formats, RowsThatAreNotFinite) {
   x[kCols + 3] = std::numeric_limits<float>::infinity();
-  for (const QuantizeMode mode : {QuantizeMode::kWeights, QuantizeMode::kStatic, QuantizeMode::kCompat}) {
+  for (const QuantizeMode mode :
+       {QuantizeMode::kWeights, QuantizeMode::kStatic, QuantizeMode::kCompat}) {
     q.mode = mode;
     q.tensor_scale = 0.5f;
     const Status status = quantize(Place::host(), q, counts);
@@ -245,7 +250,8 @@ TEST_F(Formats, RowsThatAreNotFinite) {
   d.scales = scales.data();
   d.scale_of_row = true;
   ASSERT_OK(dequantize(Place::host(), d));
-  for (int64_t i = 0; i < kRows * kCols; ++i) EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
+  for (int64_t i = 0; i < kRows * kCols; ++i)
+    EXPECT_EQ(std::isnan(out[static_cast<size_t>(i)]), i / kCols == 1) << i;
 }
 
 // What a host alone computes is no mistake, and nothing of it is enqueued on a device.
@@ -275,8 +281,8 @@ TEST_F(Formats, WeightsInManyRowsAreOneMatrix) {
     values[i] = bf16_to_float(bits[i]);
   }
   for (size_t i = 0; i < weights.size(); ++i) weights[i] = static_cast<float>(i % 7);
-  std::vector<uint8_t> many_codes(bits.size() / 2), many_scales(bits.size() / 16), codes2(bits.size() / 2),
-      scales2(bits.size() / 16);
+  std::vector<uint8_t> many_codes(bits.size() / 2), many_scales(bits.size() / 16),
+      codes2(bits.size() / 2), scales2(bits.size() / 16);
   for (const bool weighted : {false, true}) {
     Quantize call;
     call.search = ScaleSearch::kSweep;
@@ -289,9 +295,9 @@ TEST_F(Formats, WeightsInManyRowsAreOneMatrix) {
     if (weighted) call.channel_weights = weights.data();
     ASSERT_OK(quantize(Place::host(), call, counts));
     QuantizeCounts own;
-    ASSERT_OK(quantize_weights(values, rows, cols, scales[0], ScaleSearch::kSweep, codes2.data(), scales2.data(), own,
-                               nullptr, nullptr,
-                               weighted ? std::span<const float>(weights) : std::span<const float>()));
+    ASSERT_OK(quantize_weights(
+        values, rows, cols, scales[0], ScaleSearch::kSweep, codes2.data(), scales2.data(), own,
+        nullptr, nullptr, weighted ? std::span<const float>(weights) : std::span<const float>()));
     EXPECT_EQ(many_codes, codes2);
     EXPECT_EQ(many_scales, scales2);
   }

@@ -1,4 +1,5 @@
-/* The header is C: this file is compiled as C11 with every warning, linked to the shared library and run. */
+/* The header is C: this file is compiled as C11 with every warning, linked to the shared library
+ * and run. */
 #include <nvfp4_moe/nvfp4_moe.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,19 +44,22 @@ int main(void) {
                            .topk_weights = weights,
                            .out = out,
                            .hidden_dtype = NVFP4_MOE_DTYPE_F32};
-  if (nvfp4_moe_layer_run(layer, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_STATUS_OK) {
+  if (nvfp4_moe_layer_run(layer, &batch, workspace, sizeof workspace, NULL) !=
+      NVFP4_MOE_STATUS_OK) {
     fprintf(stderr, "run: %s\n", nvfp4_moe_last_error());
     return 1;
   }
   nvfp4_moe_layer_close(layer);
-  /* gate = up = 32 * 2 / 64 = 1; silu(1) = 0.7311, in bf16 0.73046875; down: 16 * 0.73046875 / 64 = 0.182617 */
+  /* gate = up = 32 * 2 / 64 = 1; silu(1) = 0.7311, in bf16 0.73046875; down: 16 * 0.73046875 / 64 =
+   * 0.182617 */
   for (int i = 0; i < 32; ++i) {
     if (out[i] < 0.1826f || out[i] > 0.1827f) {
       fprintf(stderr, "out[%d]: expected 0.182617, got %g\n", i, (double)out[i]);
       return 1;
     }
   }
-  if (nvfp4_moe_layer_run(NULL, &batch, workspace, sizeof workspace, NULL) != NVFP4_MOE_STATUS_INVALID_ARGUMENT)
+  if (nvfp4_moe_layer_run(NULL, &batch, workspace, sizeof workspace, NULL) !=
+      NVFP4_MOE_STATUS_INVALID_ARGUMENT)
     return 1;
   printf("%s: %s\n", nvfp4_moe_version(), nvfp4_moe_last_error());
   return 0;

@@ -1,4 +1,5 @@
-// A host that throws out of its callbacks, strides that leave the address space, and numbers that are not aligned.
+// A host that throws out of its callbacks, strides that leave the address space, and numbers that
+// are not aligned.
 #include <stdexcept>
 #include <thread>
 
@@ -34,16 +35,19 @@ TEST(ThrowingHost, ASourceEndsTheOpening) {
     if (e == 2) throw std::runtime_error("no expert 2");
     return inner(e);
   };
-  EXPECT_THROW((void)MoeLayer::open(tiny.config(), source, tiny_layer_options()), std::runtime_error);
+  EXPECT_THROW((void)MoeLayer::open(tiny.config(), source, tiny_layer_options()),
+               std::runtime_error);
 }
 
 struct ThrowingThreads {
-  int at_call = 0;      // which of the calls throws
-  bool before = false;  // before any body has begun, or after two that other threads may still be in
+  int at_call = 0;  // which of the calls throws
+  bool before =
+      false;  // before any body has begun, or after two that other threads may still be in
   int calls = 0;
   std::vector<std::thread> left;
 
-  static void run(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void* user) {
+  static void run(int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context,
+                  void* user) {
     auto& self = *static_cast<ThrowingThreads*>(user);
     const bool throws = self.calls++ == self.at_call;
     if (throws && self.before) throw std::runtime_error("no threads");
@@ -60,7 +64,8 @@ struct ThrowingThreads {
       for (std::thread& thread : self.left) thread.join();
       throw std::runtime_error("a thread died");
     }
-    for (int64_t begin = 0; begin < count; begin += grain) body(context, begin, std::min(count, begin + grain));
+    for (int64_t begin = 0; begin < count; begin += grain)
+      body(context, begin, std::min(count, begin + grain));
   }
 };
 
@@ -80,7 +85,8 @@ TEST(ThrowingHost, ARunWhoseThreadsThrowFailsAndTheLayerGoesOn) {
       const Buffer workspace = allocate_pages(layer.workspace_bytes(9)).value();
       const nvfp4_moe_batch call = c_batch(batch);
       const auto run = [&] {
-        return nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(), nullptr);
+        return nvfp4_moe_layer_run(layer.get(), &call, workspace.data(), workspace.size_bytes(),
+                                   nullptr);
       };
       threads.calls = 0;
       threads.at_call = at_call;
@@ -111,14 +117,16 @@ TEST(Strides, RowsThatLeaveTheAddressSpaceAreRefused) {
         Nvfp4View& down = loaded.source.down;
         // An address so high that its last row does not fit, where the distance to it does.
         if (stride == int64_t{1} << 57)
-          (codes ? down.codes : down.block_scales) = reinterpret_cast<const uint8_t*>(~uintptr_t{0} << 58);
+          (codes ? down.codes : down.block_scales) =
+              reinterpret_cast<const uint8_t*>(~uintptr_t{0} << 58);
         (codes ? down.codes_stride : down.scales_stride) = stride;
         return loaded;
       };
       const Status status = MoeLayer::open(tiny.config(), source, tiny_layer_options()).status();
       EXPECT_EQ(status.code(), Code::kInvalidArgument);
-      EXPECT_NE(status.message().find(codes ? "expert 0: down codes stride: expected 64 rows inside the address space"
-                                            : "expert 0: down block scales stride: expected 64 rows inside"),
+      EXPECT_NE(status.message().find(
+                    codes ? "expert 0: down codes stride: expected 64 rows inside the address space"
+                          : "expert 0: down block scales stride: expected 64 rows inside"),
                 std::string::npos)
           << status.message();
     }
@@ -134,11 +142,13 @@ TEST(Strides, ExpertsThatLeaveTheAddressSpaceAreRefused) {
                  {"down_codes_stride", &nvfp4_moe_layer_tensors::down_codes_stride},
                  {"down_scales_stride", &nvfp4_moe_layer_tensors::down_scales_stride}};
   for (const auto& [name, stride] : strides) {
-    for (const int64_t bytes : {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() / 3 + 1}) {
+    for (const int64_t bytes :
+         {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max() / 3 + 1}) {
       CLayer c;
       c.tensors.*stride = bytes;
       EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-      EXPECT_EQ(last_error(), std::string(name) + ": expected 4 experts inside the address space, got " +
+      EXPECT_EQ(last_error(), std::string(name) +
+                                  ": expected 4 experts inside the address space, got " +
                                   std::to_string(bytes) + " bytes between them");
     }
   }
@@ -163,22 +173,36 @@ TEST(Alignment, FormatFunctionsRefuseCrookedArrays) {
   Crooked<float> crooked(2 * 32);
   const auto refused = [](nvfp4_moe_status code, const char* name) {
     EXPECT_EQ(code, NVFP4_MOE_STATUS_INVALID_ARGUMENT) << name;
-    EXPECT_NE(last_error().find(std::string(name) + ": expected an address that is a multiple of 4"), std::string::npos)
+    EXPECT_NE(
+        last_error().find(std::string(name) + ": expected an address that is a multiple of 4"),
+        std::string::npos)
         << last_error();
   };
   const auto f32 = NVFP4_MOE_DTYPE_F32;
   float* const bad = crooked.data();
-  refused(nvfp4_moe_quantize(bad, f32, 2, 32, 0, &scale, codes.data(), block_scales.data(), nullptr), "x");
-  refused(nvfp4_moe_quantize(x.data(), f32, 2, 32, 0, bad, codes.data(), block_scales.data(), nullptr), "scales");
+  refused(
+      nvfp4_moe_quantize(bad, f32, 2, 32, 0, &scale, codes.data(), block_scales.data(), nullptr),
+      "x");
+  refused(
+      nvfp4_moe_quantize(x.data(), f32, 2, 32, 0, bad, codes.data(), block_scales.data(), nullptr),
+      "scales");
   const float one = 1.0f;
   std::memcpy(static_cast<void*>(bad), &one, sizeof(one));
-  refused(nvfp4_moe_quantize_static(x.data(), f32, 2, 32, bad, codes.data(), block_scales.data(), nullptr), "scales");
-  refused(nvfp4_moe_quantize_dynamic_token(x.data(), f32, 2, 32, codes.data(), block_scales.data(), bad, nullptr),
+  refused(nvfp4_moe_quantize_static(x.data(), f32, 2, 32, bad, codes.data(), block_scales.data(),
+                                    nullptr),
           "scales");
-  refused(nvfp4_moe_quantize_compat(bad, f32, 2, 32, 1.0f, codes.data(), block_scales.data(), nullptr), "x");
-  refused(nvfp4_moe_quantize_int8_block(x.data(), f32, 2, 32, int8.data(), bad, nullptr), "block_scales");
+  refused(nvfp4_moe_quantize_dynamic_token(x.data(), f32, 2, 32, codes.data(), block_scales.data(),
+                                           bad, nullptr),
+          "scales");
+  refused(
+      nvfp4_moe_quantize_compat(bad, f32, 2, 32, 1.0f, codes.data(), block_scales.data(), nullptr),
+      "x");
+  refused(nvfp4_moe_quantize_int8_block(x.data(), f32, 2, 32, int8.data(), bad, nullptr),
+          "block_scales");
   refused(nvfp4_moe_dequantize(codes.data(), block_scales.data(), 1.0f, 2, 32, f32, bad), "out");
-  refused(nvfp4_moe_convert_to_fp8(codes.data(), block_scales.data(), 1.0f, 2, 32, 2, 16, fp8.data(), bad), "scales");
+  refused(nvfp4_moe_convert_to_fp8(codes.data(), block_scales.data(), 1.0f, 2, 32, 2, 16,
+                                   fp8.data(), bad),
+          "scales");
 }
 
 TEST(Alignment, CrookedCountsAreReadAsBytes) {
@@ -189,8 +213,8 @@ TEST(Alignment, CrookedCountsAreReadAsBytes) {
   nvfp4_moe_quantize_counts known{};
   known.struct_size = sizeof(known);
   std::memcpy(static_cast<void*>(counts.data()), &known, sizeof(known));
-  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 2, 32, 0, &scale, codes.data(), block_scales.data(),
-                               counts.data()),
+  ASSERT_EQ(nvfp4_moe_quantize(x.data(), NVFP4_MOE_DTYPE_F32, 2, 32, 0, &scale, codes.data(),
+                               block_scales.data(), counts.data()),
             NVFP4_MOE_STATUS_OK)
       << last_error();
   std::memcpy(&known, static_cast<const void*>(counts.data()), sizeof(known));
@@ -198,14 +222,16 @@ TEST(Alignment, CrookedCountsAreReadAsBytes) {
 }
 
 TEST(Alignment, CrookedTensorScalesAreRefused) {
-  for (const auto scales : {&nvfp4_moe_layer_tensors::gate_tensor_scales, &nvfp4_moe_layer_tensors::up_tensor_scales,
-                            &nvfp4_moe_layer_tensors::down_tensor_scales}) {
+  for (const auto scales :
+       {&nvfp4_moe_layer_tensors::gate_tensor_scales, &nvfp4_moe_layer_tensors::up_tensor_scales,
+        &nvfp4_moe_layer_tensors::down_tensor_scales}) {
     CLayer c;
     Crooked<float> crooked(4);
     std::memcpy(static_cast<void*>(crooked.data()), c.tensors.*scales, 4 * sizeof(float));
     c.tensors.*scales = crooked.data();
     EXPECT_EQ(c.try_open(), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-    EXPECT_NE(last_error().find("tensor_scales: expected an address that is a multiple of 4"), std::string::npos)
+    EXPECT_NE(last_error().find("tensor_scales: expected an address that is a multiple of 4"),
+              std::string::npos)
         << last_error();
   }
 }

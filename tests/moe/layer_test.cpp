@@ -1,4 +1,5 @@
 // open: choosing, streaming, refusing, cancelling. run: what it computes, what it refuses.
+// Long because open and run are tested over one set of tiny layers.
 #include "moe/layer.h"
 
 #include <nlohmann/json.hpp>
@@ -23,10 +24,11 @@ TEST(Layer, StreamsOneExpertAtATime) {
     events.push_back("load " + std::to_string(e));
     LoadedExpert loaded;
     loaded.source = tiny.experts[static_cast<size_t>(e)].source();
-    loaded.memory = std::shared_ptr<ExpertMemory>(new ExpertMemory, [&events, e](ExpertMemory* memory) {
-      events.push_back("drop " + std::to_string(e));
-      delete memory;
-    });
+    loaded.memory =
+        std::shared_ptr<ExpertMemory>(new ExpertMemory, [&events, e](ExpertMemory* memory) {
+          events.push_back("drop " + std::to_string(e));
+          delete memory;
+        });
     return loaded;
   };
   source.name = "layer 12";
@@ -55,8 +57,8 @@ TEST(Layer, StreamsOneExpertAtATime) {
 TEST(Layer, ProgressCancels) {
   const TinyLayer tiny;
   int calls = 0;
-  const auto layer =
-      MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(), [&](const Progress&) { return ++calls < 2; });
+  const auto layer = MoeLayer::open(tiny.config(), tiny.source(), tiny_layer_options(),
+                                    [&](const Progress&) { return ++calls < 2; });
   EXPECT_EQ(layer.status().code(), Code::kCancelled);
   EXPECT_EQ(calls, 2);
 }
@@ -64,7 +66,9 @@ TEST(Layer, ProgressCancels) {
 TEST(Layer, SourceFailuresPass) {
   const TinyLayer tiny;
   LayerSource source = tiny.source();
-  source.expert = [](int64_t) -> Result<LoadedExpert> { return io_error("disk: expected bytes, got none"); };
+  source.expert = [](int64_t) -> Result<LoadedExpert> {
+    return io_error("disk: expected bytes, got none");
+  };
   const auto layer = MoeLayer::open(tiny.config(), source, tiny_layer_options());
   EXPECT_EQ(layer.status().code(), Code::kIo);
 }
@@ -77,13 +81,17 @@ TEST(Layer, RefusesBadExperts) {
   const Case cases[] = {
       {"expert 2: gate: expected (48, 64), got (47, 64)", [](Expert& e) { e.gate.rows = 47; }},
       {"expert 2: up: expected (48, 64), got (48, 32)", [](Expert& e) { e.up.cols = 32; }},
-      {"expert 2: down: expected (64, 48), got (48, 64)", [](Expert& e) { std::swap(e.down.rows, e.down.cols); }},
+      {"expert 2: down: expected (64, 48), got (48, 64)",
+       [](Expert& e) { std::swap(e.down.rows, e.down.cols); }},
       {"expert 2: gate tensor scale: expected a finite number >= 0, got inf",
        [](Expert& e) { e.gate.tensor_scale = std::numeric_limits<float>::infinity(); }},
-      {"expert 2: up tensor scale: expected a finite number >= 0, got -1", [](Expert& e) { e.up.tensor_scale = -1; }},
-      {"expert 2: down block scale: expected E4M3 with sign 0 and not NaN, got byte 127 at row 5 block 1",
+      {"expert 2: up tensor scale: expected a finite number >= 0, got -1",
+       [](Expert& e) { e.up.tensor_scale = -1; }},
+      {"expert 2: down block scale: expected E4M3 with sign 0 and not NaN, got byte 127 at row 5 "
+       "block 1",
        [](Expert& e) { e.down.block_scales[5 * 3 + 1] = 0x7F; }},
-      {"expert 2: up block scale: expected E4M3 with sign 0 and not NaN, got byte 144 at row 47 block 3",
+      {"expert 2: up block scale: expected E4M3 with sign 0 and not NaN, got byte 144 at row 47 "
+       "block 3",
        [](Expert& e) { e.up.block_scales.back() = 0x90; }},
   };
   for (const Case& c : cases) {
@@ -110,7 +118,8 @@ TEST(Layer, NeedsASharedExpertIfItsConfigHasOne) {
   const TinyLayer tiny(options);
   LayerSource source = tiny.source();
   source.shared_expert = nullptr;
-  EXPECT_EQ(MoeLayer::open(tiny.config(), source, tiny_layer_options()).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(MoeLayer::open(tiny.config(), source, tiny_layer_options()).status().code(),
+            Code::kInvalidArgument);
 }
 
 TEST(Layer, OfAHostRefusesArraysOnADevice) {
@@ -123,8 +132,10 @@ TEST(Layer, OfAHostRefusesArraysOnADevice) {
   };
   const auto refused = MoeLayer::open(tiny.config(), source, tiny_layer_options());
   EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
-  EXPECT_THAT(refused.status().message(), HasSubstr("expert 0: codes, block scales: expected host memory"));
-  EXPECT_EQ(open_tiny(tiny)->replace_expert(0, source.expert(1)->source).code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(),
+              HasSubstr("expert 0: codes, block scales: expected host memory"));
+  EXPECT_EQ(open_tiny(tiny)->replace_expert(0, source.expert(1)->source).code(),
+            Code::kInvalidArgument);
 }
 
 TEST(Layer, SaysWhatMemoryWasFor) {
@@ -189,8 +200,10 @@ TEST(Layer, RefusesBadBatches) {
   } cases[] = {
       {"tokens: expected 0 to 8, got 9", [](Batch& b) { b.tokens = 9; }},
       {"tokens: expected 0 to 8, got -1", [](Batch& b) { b.tokens = -1; }},
-      {"hidden dtype: expected BF16, F16 or F32, got I32", [](Batch& b) { b.hidden_dtype = DType::kI32; }},
-      {"out dtype: expected BF16, F16 or F32, got F64", [](Batch& b) { b.out_dtype = DType::kF64; }},
+      {"hidden dtype: expected BF16, F16 or F32, got I32",
+       [](Batch& b) { b.hidden_dtype = DType::kI32; }},
+      {"out dtype: expected BF16, F16 or F32, got F64",
+       [](Batch& b) { b.out_dtype = DType::kF64; }},
       {"topk_ids dtype: expected I32 or I64, got U8", [](Batch& b) { b.ids_dtype = DType::kU8; }},
       {"hidden: expected a pointer, got null", [](Batch& b) { b.hidden = nullptr; }},
       {"topk_ids: expected a pointer, got null", [](Batch& b) { b.topk_ids = nullptr; }},
@@ -200,7 +213,9 @@ TEST(Layer, RefusesBadBatches) {
       {"hidden: expected an address that is a multiple of 2",
        [](Batch& b) { b.hidden = static_cast<const char*>(b.hidden) + 1; }},
       {"topk_weights: expected an address that is a multiple of 4",
-       [](Batch& b) { b.topk_weights = reinterpret_cast<const float*>(uintptr_t(b.topk_weights) + 2); }},
+       [](Batch& b) {
+         b.topk_weights = reinterpret_cast<const float*>(uintptr_t(b.topk_weights) + 2);
+       }},
       {"out: expected memory of its own, got memory that overlaps hidden",
        [](Batch& b) { b.out = const_cast<void*>(b.hidden), b.out_dtype = DType::kBf16; }},
       {"workspace: expected memory of its own, got memory that overlaps out",
@@ -216,9 +231,12 @@ TEST(Layer, RefusesBadBatches) {
     EXPECT_THAT(status.message(), HasSubstr(c.text));
     for (const float value : good.out) ASSERT_EQ(value, -77.0f) << c.text;  // nothing written
   }
-  EXPECT_EQ(layer.run(good.batch(), nullptr, workspace.size_bytes()).code(), Code::kInvalidArgument);
-  EXPECT_EQ(layer.run(good.batch(), workspace.data() + 16, workspace.size_bytes()).code(), Code::kInvalidArgument);
-  EXPECT_EQ(layer.run(good.batch(), workspace.data(), layer.workspace_bytes() - 1).code(), Code::kInvalidArgument);
+  EXPECT_EQ(layer.run(good.batch(), nullptr, workspace.size_bytes()).code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(layer.run(good.batch(), workspace.data() + 16, workspace.size_bytes()).code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(layer.run(good.batch(), workspace.data(), layer.workspace_bytes() - 1).code(),
+            Code::kInvalidArgument);
   EXPECT_OK(layer.run(good.batch(), workspace.data(), layer.workspace_bytes()));
 }
 
@@ -240,7 +258,9 @@ TEST(Layer, DescriptionHasTheWarningsOfItsBackend) {
   backend.fp8_caveat = "sums have 13 bits";
   const auto notes = [&](ActivationFormat format) {
     tiny.options.activation_format = format;
-    return nlohmann::json::parse(open_tiny(tiny, tiny_layer_options(), &backend)->describe_json())["notes"].dump();
+    return nlohmann::json::parse(
+               open_tiny(tiny, tiny_layer_options(), &backend)->describe_json())["notes"]
+        .dump();
   };
   EXPECT_EQ(notes(ActivationFormat::kNvfp4), R"(["never run on a chip"])");
   EXPECT_EQ(notes(ActivationFormat::kFp8), R"(["never run on a chip","sums have 13 bits"])");
@@ -262,7 +282,8 @@ TEST(Layer, DescribesItsChoices) {
   const auto json = described(ActivationFormat::kNvfp4);
   EXPECT_EQ(json["backend"], "reference");
   EXPECT_EQ(json["activation_format"], "nvfp4");
-  EXPECT_EQ(json["activation_scale"], (nlohmann::json{{"hidden", 0.5}, {"intermediate", "dynamic_token"}}));
+  EXPECT_EQ(json["activation_scale"],
+            (nlohmann::json{{"hidden", 0.5}, {"intermediate", "dynamic_token"}}));
   EXPECT_EQ(json["expert_range"]["first"], 1);
   EXPECT_EQ(json["workspace_bytes"], layer->workspace_bytes());
   for (const char* step : {"route", "quantize", "gemm1_swiglu", "requantize", "gemm2", "combine"})
@@ -282,7 +303,9 @@ TEST(Layer, DescribesItsChoices) {
   EXPECT_EQ(fp8["activation_scale"]["hidden"], "dynamic_token");
   const int64_t inexact = fp8["fp8_weights"]["inexact"], weights = fp8["fp8_weights"]["weights"];
   EXPECT_EQ(weights, 3 * 2 * 64 * 48);
-  EXPECT_GT(inexact, weights / 10);  // codes of significand 1.5 under five of the eight significands of a scale
+  EXPECT_GT(
+      inexact,
+      weights / 10);  // codes of significand 1.5 under five of the eight significands of a scale
   EXPECT_LT(inexact, weights / 2);
   EXPECT_LE(fp8["fp8_weights"]["least_shift"], fp8["fp8_weights"]["most_shift"]);
 }
@@ -330,8 +353,8 @@ TEST(Registry, ExplainsEveryBackend) {
   EXPECT_EQ(choose_backend(config, gpu, "reference").status().code(), Code::kUnsupported);
 }
 
-// "auto" gives the layer to the CPU's best instruction set of this host, which the long tier's old CPUs ask for by
-// name.
+// "auto" gives the layer to the CPU's best instruction set of this host, which the long tier's old
+// CPUs ask for by name.
 TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   const auto backend = choose_backend(TinyLayer().config(), host_facts(), "auto");
   ASSERT_OK(backend);
@@ -344,7 +367,8 @@ TEST(Registry, AutoRunsAnInstructionSetOfThisHost) {
   RecordProperty("auto", chosen->name);
 }
 
-// Forced backends that would end in an illegal instruction: every way to open one says what is missing.
+// Forced backends that would end in an illegal instruction: every way to open one says what is
+// missing.
 class Forced : public testing::TestWithParam<std::string> {
  protected:
   static void expect_refused(const Status& status, const std::string& reason) {
@@ -360,7 +384,8 @@ TEST_P(Forced, IsRefusedWhereTheHostLacksIt) {
   EXPECT_THAT(reason, HasSubstr("this one lacks it"));
   const TinyLayer tiny;
   LayerOptions options = tiny_layer_options();
-  expect_refused(MoeLayer::open_on(backend, tiny.config(), tiny.source(), options).status(), reason);
+  expect_refused(MoeLayer::open_on(backend, tiny.config(), tiny.source(), options).status(),
+                 reason);
   options.backend = backend.name;
   expect_refused(MoeLayer::open(tiny.config(), tiny.source(), options).status(), reason);
   expect_refused(plan_layer(tiny.config(), {}, options).status(), reason);
@@ -372,19 +397,26 @@ TEST_P(Forced, IsRefusedWhereTheHostLacksIt) {
 
 std::vector<std::string> instruction_set_names() {
   std::vector<std::string> names;
-  for (const Backend& backend : cpu_instruction_sets()) names.emplace_back(std::string(backend.name).substr(4));
+  for (const Backend& backend : cpu_instruction_sets())
+    names.emplace_back(std::string(backend.name).substr(4));
   return names;
 }
 INSTANTIATE_TEST_SUITE_P(Names, Forced, testing::ValuesIn(instruction_set_names()),
-                         [](const testing::TestParamInfo<std::string>& forced) { return forced.param; });
+                         [](const testing::TestParamInfo<std::string>& forced) {
+                           return forced.param;
+                         });
 
-// On a host that runs everything too: a backend that declines is not opened, however it is handed over.
+// On a host that runs everything too: a backend that declines is not opened, however it is handed
+// over.
 TEST(Layer, IsNotOpenedOnABackendThatDeclines) {
   Backend declining = kCpuBackend;
   declining.name = "cpu:other";
-  declining.supports = [](const MoeConfig&, const DeviceFacts&) { return unsupported("expected another CPU"); };
+  declining.supports = [](const MoeConfig&, const DeviceFacts&) {
+    return unsupported("expected another CPU");
+  };
   const TinyLayer tiny;
-  const Status status = MoeLayer::open_on(declining, tiny.config(), tiny.source(), tiny_layer_options()).status();
+  const Status status =
+      MoeLayer::open_on(declining, tiny.config(), tiny.source(), tiny_layer_options()).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);
   EXPECT_EQ(status.message(), "backend cpu:other: expected another CPU");
 }

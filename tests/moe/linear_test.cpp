@@ -17,7 +17,8 @@ struct Input {
   std::vector<uint16_t> x;  // (tokens, cols) bf16
   std::vector<float> out;   // (tokens, rows)
   LinearBatch batch;
-  Input(int64_t tokens, int64_t rows, int64_t cols) : out(static_cast<size_t>(tokens * rows), -77.0f) {
+  Input(int64_t tokens, int64_t rows, int64_t cols)
+      : out(static_cast<size_t>(tokens * rows), -77.0f) {
     std::mt19937 random(5);
     std::normal_distribution<float> normal;
     for (int64_t i = 0; i < tokens * cols; ++i) x.push_back(bf16_from_float(normal(random)));
@@ -49,7 +50,8 @@ TEST(Linear, BackendsAgreeInEveryMode) {
   for (const auto& mode : modes) {
     std::vector<float> first;
     for (const Backend* backend : runnable_backends()) {
-      SCOPED_TRACE(std::string(backend->name) + " " + to_string(mode.format) + " " + to_string(mode.scale));
+      SCOPED_TRACE(std::string(backend->name) + " " + to_string(mode.format) + " " +
+                   to_string(mode.scale));
       LinearOptions options = linear_options();
       options.backend = backend->name;
       options.activation_format = mode.format;
@@ -82,21 +84,28 @@ TEST(Linear, ResolvesItsScale) {
   const Matrix weight = Matrix::random(16, 32, 0.25f, random);
   LinearOptions options = linear_options();
   options.input_scale = 0.3f;
-  const auto scale = [&] { return NvfpLinear::open(weight.view(), options).value()->weights().input_scale; };
+  const auto scale = [&] {
+    return NvfpLinear::open(weight.view(), options).value()->weights().input_scale;
+  };
   const auto refused = [&] { return NvfpLinear::open(weight.view(), options).status().message(); };
   options.activation_scale = ActivationScale::kStatic;
   options.static_headroom = 4.0f;
   EXPECT_EQ(scale(), 2.0f);
   options.activation_scale = ActivationScale::kCompat;
-  EXPECT_THAT(refused(), HasSubstr("static_headroom: expected none (1) with activation_scale compat, got 4"));
+  EXPECT_THAT(refused(),
+              HasSubstr("static_headroom: expected none (1) with activation_scale compat, got 4"));
   options.static_headroom = 1.0f;
   EXPECT_EQ(scale(), 0.3f);
   options.activation_format = ActivationFormat::kFp8;
-  EXPECT_THAT(refused(), HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
+  EXPECT_THAT(
+      refused(),
+      HasSubstr("activation_scale: expected dynamic_token or static with activation_format fp8"));
   options.activation_scale = ActivationScale::kStatic;
   EXPECT_EQ(scale(), 2.0f);  // 1.8 where a row holds 448
   options.activation_format = ActivationFormat::kInt8Block;
-  EXPECT_THAT(refused(), HasSubstr("activation_scale: expected dynamic_token with activation_format int8_block"));
+  EXPECT_THAT(
+      refused(),
+      HasSubstr("activation_scale: expected dynamic_token with activation_format int8_block"));
 }
 
 TEST(Linear, Refuses) {
@@ -147,7 +156,8 @@ TEST(Linear, Refuses) {
   EXPECT_OK((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2)));
   EXPECT_EQ((*linear)->run(two.batch, workspace.data(), (*linear)->workspace_bytes(2) - 1).code(),
             Code::kInvalidArgument);
-  EXPECT_EQ((*linear)->run(input.batch, nullptr, workspace.size_bytes()).code(), Code::kInvalidArgument);
+  EXPECT_EQ((*linear)->run(input.batch, nullptr, workspace.size_bytes()).code(),
+            Code::kInvalidArgument);
   EXPECT_EQ(run(LinearBatch{}), Code::kOk);  // no tokens
 }
 

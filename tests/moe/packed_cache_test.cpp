@@ -27,13 +27,14 @@ TEST_F(PackedCacheTest, SecondOpenIsAHitWithTheSameBytes) {
   EXPECT_TRUE(outcome_.hit);
   EXPECT_EQ(first->weights().tensor_scales, second->weights().tensor_scales);
   ASSERT_EQ(first->weights().bytes.size_bytes(), second->weights().bytes.size_bytes());
-  EXPECT_EQ(
-      std::memcmp(first->weights().bytes.data(), second->weights().bytes.data(), first->weights().bytes.size_bytes()),
-      0);
+  EXPECT_EQ(std::memcmp(first->weights().bytes.data(), second->weights().bytes.data(),
+                        first->weights().bytes.size_bytes()),
+            0);
   EXPECT_TRUE(same_bits(run(*first), run(*second)));
   EXPECT_EQ(first->describe_json(), second->describe_json());
   size_t files = 0;
-  for (const auto& entry : fs::directory_iterator(cache_.directory)) files += entry.is_regular_file();
+  for (const auto& entry : fs::directory_iterator(cache_.directory))
+    files += entry.is_regular_file();
   EXPECT_EQ(files, 1u);  // nothing half-written is left beside it
 }
 
@@ -83,7 +84,8 @@ TEST_F(PackedCacheTest, ReplacingInAMappedLayerLeavesTheFileAlone) {
   EXPECT_TRUE(outcome_.hit);
 }
 
-// Two models of equal names, sizes and times, as tar, cp -p and image layers make them, that differ in one byte.
+// Two models of equal names, sizes and times, as tar, cp -p and image layers make them, that differ
+// in one byte.
 TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   const std::string ours = model_, other = directory_.file("other");
   fs::copy(ours, other);
@@ -111,7 +113,8 @@ TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   // And by content, where neither inodes nor times count: written over in place, with the old time.
   cache_.checksum = true;
   open();
-  fs::copy_file(directory_.file("away") + shard, ours + shard, fs::copy_options::overwrite_existing);
+  fs::copy_file(directory_.file("away") + shard, ours + shard,
+                fs::copy_options::overwrite_existing);
   fs::last_write_time(ours + shard, fs::file_time_type(std::chrono::hours(24 * 365 * 20)));
   EXPECT_TRUE(same_bits(run(*open()), of_ours));
   EXPECT_FALSE(outcome_.hit);
@@ -122,7 +125,8 @@ TEST_F(PackedCacheTest, AnotherModelOfEqualShapesAndTimesIsAnotherEntry) {
   EXPECT_TRUE(outcome_.hit);
 }
 
-// Where device, inode and all times are alike (copies of a disk's image), only the bytes tell two models apart.
+// Where device, inode and all times are alike (copies of a disk's image), only the bytes tell two
+// models apart.
 TEST_F(PackedCacheTest, ScalarsAndTheMiddleOfEachMatrixAreRead) {
   const Checkpoint opened = checkpoint();
   const int64_t layer = opened.model().layers.at(0);
@@ -149,7 +153,8 @@ TEST_F(PackedCacheTest, ScalarsAndTheMiddleOfEachMatrixAreRead) {
   const std::string before = key();
   flip(shard, middle_of(opened.tensor_name(layer, 3, "up")), 1);
   EXPECT_NE(key(), before);
-  const CacheSubject fewer{opened, layer, *config, {0, 2}, {}, {}, kReferenceBackend};  // expert 3 is another rank's
+  const CacheSubject fewer{opened, layer, *config,          {0, 2},
+                           {},     {},    kReferenceBackend};  // expert 3 is another rank's
   const auto of_fewer = cache_sample_hash(fewer);
   flip(shard, middle_of(opened.tensor_name(layer, 3, "up")), 1);
   const auto of_fewer_again = cache_sample_hash(fewer);
@@ -197,13 +202,16 @@ TEST_F(PackedCacheTest, SizesAreTheCheckpoints) {
       {"num_experts: expected the checkpoint's 4, got 2 (a rank's part of the experts",
        [](MoeOptions& o) { o.num_experts = 2, o.top_k = 1; }},
       {"num_experts: expected the checkpoint's ", [](MoeOptions& o) { o.num_experts += 1; }},
-      {"intermediate_size: expected the checkpoint's ", [](MoeOptions& o) { o.intermediate_size = 16; }},
-      {"shared_intermediate_size: expected the checkpoint's ", [](MoeOptions& o) { o.shared_intermediate_size += 16; }},
+      {"intermediate_size: expected the checkpoint's ",
+       [](MoeOptions& o) { o.intermediate_size = 16; }},
+      {"shared_intermediate_size: expected the checkpoint's ",
+       [](MoeOptions& o) { o.shared_intermediate_size += 16; }},
   };
   for (const auto& [words, change] : cases) {
     MoeOptions options = stored();
     change(options);
-    const Status status = open_checkpoint_layer(opened, 0, options, {}, options_, cache_, {}, nullptr).status();
+    const Status status =
+        open_checkpoint_layer(opened, 0, options, {}, options_, cache_, {}, nullptr).status();
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
     EXPECT_THAT(status.message(), HasSubstr(words));
   }
@@ -225,15 +233,19 @@ ATTACK_TEST_F(kCacheTampering, PackedCacheTest, PlantedFaultsAreRefusedAndRebuil
       {"packed bytes", [&] { overwrite(48, 1); }},            // payload size
       {"head hash", [&] { overwrite(56, 1); }},               // payload hash
       {"head hash", [&] { overwrite(4096, 1); }},             // a tensor scale
-      {"payload hash", [&] { overwrite(8192, 1); }},          // the payload's first byte and its last
+      {"payload hash", [&] { overwrite(8192, 1); }},  // the payload's first byte and its last
       {"payload hash", [&] { overwrite(size - 1, 0x80); }},
       {"bytes, got", [&] { fs::resize_file(outcome_.path, size - 1); }},  // truncated
       {"bytes, got", [&] { fs::resize_file(outcome_.path, size + 1); }},  // longer
       {"bytes, got 0", [&] { fs::resize_file(outcome_.path, 0); }},       // empty
       {"regular file", [&] { fs::remove(outcome_.path), fs::create_directory(outcome_.path); }},
       {"symbolic link",
-       [&] { fs::rename(outcome_.path, outcome_.path + "x"), fs::create_symlink(outcome_.path + "x", outcome_.path); }},
-      {"symbolic link", [&] { fs::remove(outcome_.path), fs::create_symlink("nowhere", outcome_.path); }},
+       [&] {
+         fs::rename(outcome_.path, outcome_.path + "x"),
+             fs::create_symlink(outcome_.path + "x", outcome_.path);
+       }},
+      {"symbolic link",
+       [&] { fs::remove(outcome_.path), fs::create_symlink("nowhere", outcome_.path); }},
       {"a FIFO", [&] { fs::remove(outcome_.path), (void)mkfifo(outcome_.path.c_str(), 0600); }},
       {"owner only may write, got mode 622", [&] { (void)chmod(outcome_.path.c_str(), 0622); }},
       {"owner only may write, got mode 664", [&] { (void)chmod(outcome_.path.c_str(), 0664); }},
@@ -247,7 +259,8 @@ ATTACK_TEST_F(kCacheTampering, PackedCacheTest, PlantedFaultsAreRefusedAndRebuil
     EXPECT_THAT(outcome_.reason, HasSubstr(c.text));
     EXPECT_TRUE(same_bits(run(*layer), expected)) << c.text;
     const bool special = c.text == std::string("regular file") || c.text == std::string("a FIFO");
-    EXPECT_EQ(fs::is_directory(outcome_.path) || fs::is_fifo(outcome_.path), special);  // stays; the layer works
+    EXPECT_EQ(fs::is_directory(outcome_.path) || fs::is_fifo(outcome_.path),
+              special);  // stays; the layer works
     if (special) {
       fs::remove(outcome_.path);
       continue;

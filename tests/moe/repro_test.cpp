@@ -61,7 +61,8 @@ TEST(ConfigJson, GoesBothWays) {
   options.intermediate_fixed = 0x1p-20f;
   options.max_router_weight = 2.7f;
   options.batch_invariant = options.expert_biases = true;
-  for (const RouterWeight weight : {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
+  for (const RouterWeight weight :
+       {RouterWeight::kAfterDown, RouterWeight::kBeforeDown, RouterWeight::kOnInput}) {
     options.router_weight = weight;
     const auto back = moe_options_from_json(to_json(options));
     ASSERT_OK(back);
@@ -69,7 +70,8 @@ TEST(ConfigJson, GoesBothWays) {
   }
   const std::string tiny = to_json(tiny_options());
   EXPECT_EQ(*moe_options_from_json(tiny), tiny_options());
-  EXPECT_EQ(tiny.find("expert_biases"), std::string::npos) << "readers from before biases take such a config";
+  EXPECT_EQ(tiny.find("expert_biases"), std::string::npos)
+      << "readers from before biases take such a config";
 }
 
 ATTACK_TEST(kHostileNumbers, ConfigJson, RefusesWhatIsNotOne) {
@@ -80,10 +82,11 @@ ATTACK_TEST(kHostileNumbers, ConfigJson, RefusesWhatIsNotOne) {
   };
   std::vector<std::string> texts = {"", "{", "[]", "null", "{}"};
   texts.push_back("{\"top_k\": 1, " + changed("top_k", 1).substr(1));  // a name twice
-  for (const nlohmann::json& value :
-       {nlohmann::json("4"), nlohmann::json(4.5), nlohmann::json(1e30), nlohmann::json(18446744073709551615u)})
+  for (const nlohmann::json& value : {nlohmann::json("4"), nlohmann::json(4.5),
+                                      nlohmann::json(1e30), nlohmann::json(18446744073709551615u)})
     texts.push_back(changed("num_experts", value));
-  for (const nlohmann::json& value : {nlohmann::json(nullptr), nlohmann::json(1e300), nlohmann::json(-3.5e38)})
+  for (const nlohmann::json& value :
+       {nlohmann::json(nullptr), nlohmann::json(1e300), nlohmann::json(-3.5e38)})
     texts.push_back(changed("swiglu_alpha", value));
   for (const char* key : {"activation", "router_weight", "batch_invariant", "another"})
     texts.push_back(changed(key, 1));
@@ -130,7 +133,8 @@ TEST(Repro, WithoutOutputComparesWithTheReferenceAlone) {
 
 // Copies a repro, with one tensor's bytes or the metadata changed on the way.
 struct Edit {
-  std::function<void(std::vector<TensorInfo>&, std::map<std::string, std::string>&)> header = [](auto&, auto&) {};
+  std::function<void(std::vector<TensorInfo>&, std::map<std::string, std::string>&)> header =
+      [](auto&, auto&) {};
   std::string tensor;
   std::function<void(std::vector<std::byte>&)> bytes;
 };
@@ -209,7 +213,8 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
   const Case cases[] = {
       {"metadata \"format\": expected nvfp4_moe_repro", metadata("format", "pt")},
       {"metadata \"version\": expected 1", metadata("version", "2")},
-      {"metadata \"config\": expected a value, got none", [](Infos&, Metadata& data) { data.erase("config"); }},
+      {"metadata \"config\": expected a value, got none",
+       [](Infos&, Metadata& data) { data.erase("config"); }},
       {"config", metadata("config", "[[[[")},
       {"config hidden_size", metadata("config", config_with("hidden_size", "64"))},
       {"metadata \"config\"", metadata("config", config_with("hidden_size", 63))},
@@ -240,8 +245,10 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
       {"tensor output: expected", reshaped("output", {4, 64})},
       {"tensor output: expected BF16, F16 or F32", retyped("output", DType::kU32)},
       {"tensor expert.2.down.codes: expected one, got none", without("expert.2.down.codes")},
-      {"tensor expert.0.gate.codes: expected (48, 32) U8", reshaped("expert.0.gate.codes", {32, 48})},
-      {"tensor expert.1.up.block_scales: expected (48, 4) F8_E4M3", retyped("expert.1.up.block_scales", DType::kU8)},
+      {"tensor expert.0.gate.codes: expected (48, 32) U8",
+       reshaped("expert.0.gate.codes", {32, 48})},
+      {"tensor expert.1.up.block_scales: expected (48, 4) F8_E4M3",
+       retyped("expert.1.up.block_scales", DType::kU8)},
       {"tensor shared.up.codes: expected one, got none", without("shared.up.codes")},
   };
   for (const Case& c : cases) {
@@ -249,7 +256,8 @@ ATTACK_TEST(kHostileFiles, Repro, HostileFilesAreRefused) {
     edit.header = c.header;
     const auto report = replay(edited(written, edit), "reference", &serial_executor());
     attacked();
-    EXPECT_EQ(report.status().code(), Code::kBadInput) << c.text << ": " << report.status().message();
+    EXPECT_EQ(report.status().code(), Code::kBadInput)
+        << c.text << ": " << report.status().message();
     EXPECT_THAT(report.status().message(), HasSubstr(c.text));
   }
   for (const char* name : {"expert.1.up.block_scales", "tensor_scales"}) {

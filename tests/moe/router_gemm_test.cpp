@@ -1,4 +1,5 @@
-// A router's GEMM on the host against float64, and its front: one set of checks for the host, a device and the C interface.
+// A router's GEMM on the host against float64, and its front: one set of checks for the host, a
+// device and the C interface.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +30,8 @@ struct Bf16s {
   explicit Bf16s(int64_t count, uint64_t seed) : vectors(static_cast<size_t>((count + 7) / 8)) {
     Random random(seed);
     for (Vector& vector : vectors)
-      for (uint16_t& x : vector.at) x = bf16_from_float(static_cast<float>(random.below(4096)) / 1024.0f - 2.0f);
+      for (uint16_t& x : vector.at)
+        x = bf16_from_float(static_cast<float>(random.below(4096)) / 1024.0f - 2.0f);
   }
   uint16_t* data() { return vectors.front().at; }
   std::vector<Vector> vectors;
@@ -56,8 +58,9 @@ struct Problem {
   RouterGemm call;
 };
 
-// An accumulator takes at most ceil(H / 1024) products, the first of them exactly, and 10 halvings follow: as many additions
-// are a product's relative error at most, in units of 2^-24 and to first order; 1 % covers the rest.
+// An accumulator takes at most ceil(H / 1024) products, the first of them exactly, and 10 halvings
+// follow: as many additions are a product's relative error at most, in units of 2^-24 and to first
+// order; 1 % covers the rest.
 TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
   for (const int64_t size : {8, 120, 1024, 1032, 2048, 7168, 9000}) {
     Problem p(3, 5, size, 16);
@@ -68,17 +71,20 @@ TEST(RouterGemmOnTheHost, LiesWithinTheBoundOfItsAdditions) {
       for (int64_t e = 0; e < 5; ++e) {
         double exact = 0, magnitude = 0;
         for (int64_t k = 0; k < size; ++k) {
-          const double product = static_cast<double>(bf16_to_float(p.hidden.data()[t * (size + 16) + k])) *
-                                 static_cast<double>(bf16_to_float(p.weight.data()[e * size + k]));
+          const double product =
+              static_cast<double>(bf16_to_float(p.hidden.data()[t * (size + 16) + k])) *
+              static_cast<double>(bf16_to_float(p.weight.data()[e * size + k]));
           exact += product;
           magnitude += std::abs(product);
         }
-        const double error = std::abs(static_cast<double>(p.f32[static_cast<size_t>(t * 5 + e)]) - exact);
+        const double error =
+            std::abs(static_cast<double>(p.f32[static_cast<size_t>(t * 5 + e)]) - exact);
         EXPECT_LE(error, 1.01 * additions * 0x1p-24 * magnitude) << size;
         largest = std::max(largest, error);
       }
     if (size > 1024) {
-      EXPECT_GT(largest, 0.0) << "sums of that many products are rounded, or nothing was added in fp32";
+      EXPECT_GT(largest, 0.0)
+          << "sums of that many products are rounded, or nothing was added in fp32";
     }
   }
 }
@@ -106,15 +112,17 @@ TEST(RouterGemmOnTheHost, ATokenHasItsBitsInEveryBatch) {
 TEST(RouterGemmOnTheHost, AddsInTheDocumentedOrder) {
   Problem p(1, 1, 2048);
   std::fill(p.hidden.vectors.begin(), p.hidden.vectors.end(), Vector{});
-  for (Vector& v : p.weight.vectors) std::fill(std::begin(v.at), std::end(v.at), bf16_from_float(1.0f));
+  for (Vector& v : p.weight.vectors)
+    std::fill(std::begin(v.at), std::end(v.at), bf16_from_float(1.0f));
   const auto expect = [&](std::initializer_list<std::pair<int, float>> values, float sum) {
     for (const auto& [k, value] : values) p.hidden.data()[k] = bf16_from_float(value);
     EXPECT_OK(router::router_gemm(p.call));
     EXPECT_EQ(p.f32[0], sum);
     for (const auto& [k, value] : values) p.hidden.data()[k] = 0;
   };
-  expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}}, 0.0f);  // 1024 joins accumulator 0 before its neighbours do
-  expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);     // i + 4 before i + 1
+  expect({{0, 0x1p30f}, {1024, 1.0f}, {4, -0x1p30f}},
+         0.0f);  // 1024 joins accumulator 0 before its neighbours do
+  expect({{0, 0x1p30f}, {4, -0x1p30f}, {1, 1.0f}}, 1.0f);  // i + 4 before i + 1
   expect({{0, 0x1p30f}, {2, 1.0f}, {4, -0x1p30f}, {6, 1.0f}}, 2.0f);
   expect({{0, 0x1p30f}, {128, -0x1p30f}, {8, 1.0f}}, 1.0f);    // lanes 16 apart before neighbours
   expect({{0, 0x1p30f}, {8, 1.0f}, {256, -0x1p30f}}, 0.0f);    // lanes before quarters
@@ -138,11 +146,12 @@ struct NotedGemm {
   RouterGemm call;
 };
 NotedGemm noted_gemm;
-constexpr DeviceRouter kNotingGemm = {.router_gemm = [](int device, const RouterGemm& call, void* stream) -> Status {
-                                        noted_gemm = {noted_gemm.calls + 1, device, stream, call};
-                                        return {};
-                                      },
-                                      .select_experts = nullptr};
+constexpr DeviceRouter kNotingGemm = {
+    .router_gemm = [](int device, const RouterGemm& call, void* stream) -> Status {
+      noted_gemm = {noted_gemm.calls + 1, device, stream, call};
+      return {};
+    },
+    .select_experts = nullptr};
 
 TEST(RouterGemmFront, OneMistakeOneText) {
   noted_gemm = {};
@@ -236,10 +245,12 @@ TEST(CApiRouterGemm, GivesWhatTheLibraryGivesAndRefusesWhatItRefuses) {
     mistake(bad);
     EXPECT_EQ(nvfp4_moe_router_gemm(&bad), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(text));
-    EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:0", &bad, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+    EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:0", &bad, nullptr),
+              NVFP4_MOE_STATUS_INVALID_ARGUMENT);
   }
   EXPECT_EQ(nvfp4_moe_router_gemm(nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
-  EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:-1", &call, nullptr), NVFP4_MOE_STATUS_INVALID_ARGUMENT);
+  EXPECT_EQ(nvfp4_moe_device_router_gemm("cuda:-1", &call, nullptr),
+            NVFP4_MOE_STATUS_INVALID_ARGUMENT);
 }
 
 }  // namespace

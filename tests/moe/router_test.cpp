@@ -1,5 +1,6 @@
-// The front of a router's selection, and the C interface over it: one set of checks for the host and a device. A table
-// that only notes its calls stands for a device, so that what reaches one is seen without having one.
+// The front of a router's selection, and the C interface over it: one set of checks for the host
+// and a device. A table that only notes its calls stands for a device, so that what reaches one is
+// seen without having one.
 #include "moe/router.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +30,8 @@ struct NotedSelection {
 };
 NotedSelection noted_selection;
 constexpr DeviceRouter kNotingRouter = {
-    .router_gemm = nullptr, .select_experts = [](int device, const SelectExperts& call, void* stream) -> Status {
+    .router_gemm = nullptr,
+    .select_experts = [](int device, const SelectExperts& call, void* stream) -> Status {
       ++noted_selection.calls;
       noted_selection.device = device;
       noted_selection.stream = stream;
@@ -70,7 +72,8 @@ class RouterFront : public testing::Test {
   SelectExperts call;
 };
 
-// Each mistake is told in the same words on the host and on a device, where nothing is enqueued; nothing is written.
+// Each mistake is told in the same words on the host and on a device, where nothing is enqueued;
+// nothing is written.
 TEST_F(RouterFront, OneMistakeOneText) {
   const struct {
     const char* expected;
@@ -81,7 +84,8 @@ TEST_F(RouterFront, OneMistakeOneText) {
       {"scoring: expected one of softmax, sigmoid, sqrt_softplus, got 7",
        [](auto& c) { c.config.scoring = static_cast<Scoring>(7); }},
       {"tokens: expected 0 to 1073741824, got -1", [](auto& c) { c.tokens = -1; }},
-      {"tokens: expected 0 to 1073741824", [](auto& c) { c.tokens = std::numeric_limits<int64_t>::max(); }},
+      {"tokens: expected 0 to 1073741824",
+       [](auto& c) { c.tokens = std::numeric_limits<int64_t>::max(); }},
       {"logits_stride: expected 0 to 1073741824, got -8", [](auto& c) { c.logits_stride = -8; }},
       {"logits: expected a pointer, got null", [](auto& c) { c.logits = nullptr; }},
       {"logits: expected an address that is a multiple of 4",
@@ -94,13 +98,17 @@ TEST_F(RouterFront, OneMistakeOneText) {
       {"topk_weights: expected memory of its own, got memory that overlaps logits",
        [](auto& c) { c.topk_weights = static_cast<float*>(const_cast<void*>(c.logits)) + 20; }},
       {"bad_ids: expected an address that is a multiple of 8",
-       [this](auto& c) { c.bad_ids = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(&bad_ids) + 4); }},
+       [this](auto& c) {
+         c.bad_ids = reinterpret_cast<uint64_t*>(reinterpret_cast<char*>(&bad_ids) + 4);
+       }},
       {"correction_bias: expected null without config.correction_bias",
        [this](auto& c) { c.correction_bias = bias.data(); }},
       {"correction_bias: expected a pointer with config.correction_bias, got null",
        [](auto& c) { c.config.correction_bias = true; }},
-      {"token_ids: expected null without config.hash_routing", [this](auto& c) { c.token_ids = token_ids.data(); }},
-      {"hash_table: expected null without config.hash_routing", [this](auto& c) { c.hash_table = table.data(); }},
+      {"token_ids: expected null without config.hash_routing",
+       [this](auto& c) { c.token_ids = token_ids.data(); }},
+      {"hash_table: expected null without config.hash_routing",
+       [this](auto& c) { c.hash_table = table.data(); }},
       {"token_ids: expected a pointer with config.hash_routing",
        [this](auto& c) { use_hash(), c = call, c.token_ids = nullptr; }},
       {"hash_table: expected a pointer with config.hash_routing",
@@ -137,7 +145,8 @@ TEST_F(RouterFront, ADeviceGetsTheCallInItsStream) {
   call.tokens = 0;
   ASSERT_TRUE(router::device_select_experts(2, call, &queue, &kNotingRouter).ok());
   EXPECT_EQ(noted_selection.calls, 1) << "no tokens, no launch";
-  EXPECT_EQ(router::device_select_experts(-1, call, nullptr, &kNotingRouter).code(), Code::kInvalidArgument);
+  EXPECT_EQ(router::device_select_experts(-1, call, nullptr, &kNotingRouter).code(),
+            Code::kInvalidArgument);
 }
 
 TEST_F(RouterFront, TiesGoToTheLowerIdAndNanGoesLast) {
@@ -178,7 +187,8 @@ TEST_F(CApiRouter, GivesWhatTheLibraryGives) {
   const std::vector<int32_t> expected_ids = ids;
   const std::vector<float> expected = weights;
   std::fill(ids.begin(), ids.end(), -7);
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   EXPECT_EQ(ids, expected_ids);
   EXPECT_EQ(weights, expected);
 }
@@ -197,7 +207,8 @@ TEST_F(CApiRouter, ReadsEveryField) {
   c.config.correction_bias = 1;
   c.batch.correction_bias = bias.data();
   c.batch.tokens = 1;
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   EXPECT_EQ(ids[0], 2);
   EXPECT_EQ(ids[1], 3);
   EXPECT_EQ(weights[0], 0.75f);  // 0.5 / (1 + 1) * 3
@@ -221,7 +232,8 @@ TEST_F(CApiRouter, ReadsEveryField) {
   c.batch.topk_ids = wide_ids.data();
   c.batch.ids_dtype = NVFP4_MOE_DTYPE_I64;
   c.batch.bad_ids = &bad_ids;
-  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK) << nvfp4_moe_last_error();
+  ASSERT_EQ(nvfp4_moe_select_experts(&c.config, &c.batch), NVFP4_MOE_STATUS_OK)
+      << nvfp4_moe_last_error();
   EXPECT_THAT(wide_ids, ElementsAre(7, -1));
   EXPECT_EQ(weights[1], 0.0f);
   EXPECT_EQ(bad_ids, 1u);
@@ -245,7 +257,8 @@ TEST_F(CApiRouter, Refuses) {
       {"num_expert_group: expected a divisor", [](auto& r) { r.config.num_expert_group = 3; }},
       {"topk_group: expected groups that hold top_k 2",
        [](auto& r) { r.config.num_expert_group = 8, r.config.topk_group = 1; }},
-      {"topk_group: expected 1..2, got 3", [](auto& r) { r.config.num_expert_group = 2, r.config.topk_group = 3; }},
+      {"topk_group: expected 1..2, got 3",
+       [](auto& r) { r.config.num_expert_group = 2, r.config.topk_group = 3; }},
       {"logits_dtype", [](auto& r) { r.batch.logits_dtype = 77; }},
       {"logits: expected a pointer, got null", [](auto& r) { r.batch.logits = nullptr; }},
       {"correction_bias: expected a pointer", [](auto& r) { r.config.correction_bias = 1; }},
@@ -253,7 +266,8 @@ TEST_F(CApiRouter, Refuses) {
   for (const auto& [expected, mistake] : mistakes) {
     CRouter bad = c;
     mistake(bad);
-    EXPECT_EQ(nvfp4_moe_select_experts(&bad.config, &bad.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT) << expected;
+    EXPECT_EQ(nvfp4_moe_select_experts(&bad.config, &bad.batch), NVFP4_MOE_STATUS_INVALID_ARGUMENT)
+        << expected;
     EXPECT_THAT(nvfp4_moe_last_error(), HasSubstr(expected));
     EXPECT_EQ(nvfp4_moe_device_select_experts("cuda:0", &bad.config, &bad.batch, nullptr),
               NVFP4_MOE_STATUS_INVALID_ARGUMENT);

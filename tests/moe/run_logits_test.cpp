@@ -1,5 +1,5 @@
-// A layer's run that selects its experts by router logits, through C: the bits of a selection and a run on it, the checks
-// of both, and nothing written where they fail.
+// A layer's run that selects its experts by router logits, through C: the bits of a selection and a
+// run on it, the checks of both, and nothing written where they fail.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,8 +31,8 @@ class RunLogits : public testing::Test {
     batch.topk_weights = nullptr;
   }
   nvfp4_moe_status run() {
-    return nvfp4_moe_layer_run_logits(layer.get(), &router, &routing, &batch, workspace.data(), workspace.size_bytes(),
-                                      nullptr);
+    return nvfp4_moe_layer_run_logits(layer.get(), &router, &routing, &batch, workspace.data(),
+                                      workspace.size_bytes(), nullptr);
   }
 
   static constexpr int64_t kTokens = 5;
@@ -43,8 +43,10 @@ class RunLogits : public testing::Test {
   nvfp4_moe_router_config router = nvfp4_moe::make<nvfp4_moe_router_config>();
   nvfp4_moe_router_batch routing = nvfp4_moe::make<nvfp4_moe_router_batch>();
   nvfp4_moe_batch batch = test::c_batch(tiny);
-  std::vector<float> logits = std::vector<float>(static_cast<size_t>(kTokens * c.tiny.options.num_experts));
-  std::vector<int32_t> ids = std::vector<int32_t>(static_cast<size_t>(kTokens * c.tiny.options.top_k), -7);
+  std::vector<float> logits =
+      std::vector<float>(static_cast<size_t>(kTokens * c.tiny.options.num_experts));
+  std::vector<int32_t> ids =
+      std::vector<int32_t>(static_cast<size_t>(kTokens * c.tiny.options.top_k), -7);
   std::vector<float> weights = std::vector<float>(ids.size(), -7.0f);
 };
 
@@ -83,12 +85,15 @@ TEST_F(RunLogits, RefusesBeforeItWrites) {
       {"router top_k: expected the layer's", [](auto& t) { t.router.top_k = 1; }},
       {"router tokens: expected the batch's 5, got 4", [](auto& t) { t.routing.tokens = 4; }},
       {"expected NULL or routing's arrays", [](auto& t) { t.batch.topk_ids = t.logits.data(); }},
-      {"expected NULL or routing's arrays", [](auto& t) { t.batch.topk_weights = t.logits.data(); }},
+      {"expected NULL or routing's arrays",
+       [](auto& t) { t.batch.topk_weights = t.logits.data(); }},
       {"logits: expected a pointer, got null", [](auto& t) { t.routing.logits = nullptr; }},
       {"correction_bias: expected a pointer", [](auto& t) { t.router.correction_bias = 1; }},
       {"expected memory of its own", [](auto& t) { t.batch.out = t.logits.data(); }},
-      {"expected memory of its own", [](auto& t) { t.routing.topk_weights = static_cast<float*>(t.batch.out); }},
-      {"expected memory of its own", [](auto& t) { t.routing.topk_ids = const_cast<void*>(t.batch.hidden); }},
+      {"expected memory of its own",
+       [](auto& t) { t.routing.topk_weights = static_cast<float*>(t.batch.out); }},
+      {"expected memory of its own",
+       [](auto& t) { t.routing.topk_ids = const_cast<void*>(t.batch.hidden); }},
       {"expected memory of its own", [](auto& t) { t.routing.logits = t.workspace.data(); }},
       {"tokens: expected 0 to 16, got 17", [](auto& t) { t.batch.tokens = t.routing.tokens = 17; }},
   };

@@ -26,16 +26,20 @@ struct Matrix {
     Matrix matrix{rows, cols, std::vector<uint8_t>(static_cast<size_t>(rows * cols / 2)),
                   std::vector<uint8_t>(static_cast<size_t>(rows * cols / 16)), tensor_scale};
     for (auto& byte : matrix.codes) byte = static_cast<uint8_t>(random());
-    for (auto& byte : matrix.block_scales) byte = static_cast<uint8_t>(0x30 + random() % 0x18);  // 0.5 to 3.75
+    for (auto& byte : matrix.block_scales)
+      byte = static_cast<uint8_t>(0x30 + random() % 0x18);  // 0.5 to 3.75
     return matrix;
   }
-  Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), block_scales.data(), tensor_scale, rows, cols); }
+  Nvfp4View view() const {
+    return Nvfp4View::contiguous(codes.data(), block_scales.data(), tensor_scale, rows, cols);
+  }
 };
 
 struct Expert {
   Matrix gate, up, down;
   static Expert random(int64_t hidden, int64_t intermediate, std::mt19937& random) {
-    return {Matrix::random(intermediate, hidden, 0.011f, random), Matrix::random(intermediate, hidden, 0.017f, random),
+    return {Matrix::random(intermediate, hidden, 0.011f, random),
+            Matrix::random(intermediate, hidden, 0.017f, random),
             Matrix::random(hidden, intermediate, 0.013f, random)};
   }
   ExpertSource source() const { return {gate.view(), up.view(), down.view()}; }
@@ -49,12 +53,14 @@ struct TinyLayer {
   std::vector<Expert> shared;   // 0 or 1
   LayerScales scales;
 
-  explicit TinyLayer(const MoeOptions& layer_options = tiny_options(), uint32_t seed = 7) : options(layer_options) {
+  explicit TinyLayer(const MoeOptions& layer_options = tiny_options(), uint32_t seed = 7)
+      : options(layer_options) {
     std::mt19937 random(seed);
     for (int64_t e = 0; e < options.num_experts; ++e)
       experts.push_back(Expert::random(options.hidden_size, options.intermediate_size, random));
     if (options.shared_intermediate_size > 0)
-      shared.push_back(Expert::random(options.hidden_size, options.shared_intermediate_size, random));
+      shared.push_back(
+          Expert::random(options.hidden_size, options.shared_intermediate_size, random));
   }
   MoeConfig config() const { return MoeConfig::make(options).value(); }
   LayerSource source() const {
@@ -90,7 +96,8 @@ struct TinyBatch {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::uniform_real_distribution<float> uniform(0.1f, 0.9f);
-    for (int64_t i = 0; i < tokens * options.hidden_size; ++i) hidden.push_back(bf16_from_float(normal(random)));
+    for (int64_t i = 0; i < tokens * options.hidden_size; ++i)
+      hidden.push_back(bf16_from_float(normal(random)));
     for (int64_t i = 0; i < tokens * options.top_k; ++i) {
       ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(options.num_experts)));
       weights.push_back(uniform(random));
@@ -107,16 +114,21 @@ struct TinyBatch {
   }
 };
 
-// Opened on that backend, or on the one that the options name; null, with a failure, if it does not open.
-inline std::unique_ptr<MoeLayer> open_tiny(const TinyLayer& tiny, const LayerOptions& options = tiny_layer_options(),
+// Opened on that backend, or on the one that the options name; null, with a failure, if it does not
+// open.
+inline std::unique_ptr<MoeLayer> open_tiny(const TinyLayer& tiny,
+                                           const LayerOptions& options = tiny_layer_options(),
                                            const Backend* backend = nullptr) {
-  auto layer = backend == nullptr ? MoeLayer::open(tiny.config(), tiny.source(), options)
-                                  : MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
+  auto layer = backend == nullptr
+                   ? MoeLayer::open(tiny.config(), tiny.source(), options)
+                   : MoeLayer::open_on(*backend, tiny.config(), tiny.source(), options);
   EXPECT_OK(layer);
   return layer.ok() ? std::move(*layer) : nullptr;
 }
 
-inline Buffer workspace_of(const MoeLayer& layer) { return allocate_pages(layer.workspace_bytes()).value(); }
+inline Buffer workspace_of(const MoeLayer& layer) {
+  return allocate_pages(layer.workspace_bytes()).value();
+}
 inline Status run_in(const Buffer& workspace, const MoeLayer& layer, const Batch& batch) {
   return layer.run(batch, workspace.data(), workspace.size_bytes());
 }
@@ -128,7 +140,8 @@ inline std::vector<float> run_tiny(const MoeLayer& layer, TinyBatch& batch) {
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 // An executor that does something in the middle of a run.
@@ -145,7 +158,9 @@ class Interrupting : public Executor {
 // An environment variable for the length of a scope.
 class ScopedEnv {
  public:
-  ScopedEnv(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ScopedEnv(const char* name, const std::string& value) : name_(name) {
+    setenv(name, value.c_str(), 1);
+  }
   ~ScopedEnv() { unsetenv(name_); }
   ScopedEnv(const ScopedEnv&) = delete;
   ScopedEnv& operator=(const ScopedEnv&) = delete;

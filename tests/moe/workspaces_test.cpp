@@ -1,5 +1,6 @@
-// Workspaces: the pool's, one per stream where runs follow each other, one each where they overlap, and no allocation once the
-// largest is there; sizes that are kept; and claims, of which a run has one.
+// Workspaces: the pool's, one per stream where runs follow each other, one each where they overlap,
+// and no allocation once the largest is there; sizes that are kept; and claims, of which a run has
+// one.
 #include "moe/workspaces.h"
 
 #include <gtest/gtest.h>
@@ -87,7 +88,8 @@ TEST_F(WorkspacePools, TheLargestFreeOneIsTaken) {
   EXPECT_EQ(allocations, 2);
 }
 
-// What a graph was captured with stays its own: no run outside gets it, and growing does not free it.
+// What a graph was captured with stays its own: no run outside gets it, and growing does not free
+// it.
 TEST_F(WorkspacePools, CapturesKeepTheirWorkspaces) {
   WorkspacePool pool(counted);
   const void* captured = nullptr;
@@ -102,7 +104,8 @@ TEST_F(WorkspacePools, CapturesKeepTheirWorkspaces) {
   EXPECT_NE(pool.lease(900)->data(), captured);
   EXPECT_NE(pool.lease(5000, nullptr, 7)->data(), captured);
   EXPECT_EQ(allocations, 4);
-  EXPECT_EQ(static_cast<const uint8_t*>(captured)[999], 1);  // still there, under AddressSanitizer too
+  EXPECT_EQ(static_cast<const uint8_t*>(captured)[999],
+            1);  // still there, under AddressSanitizer too
   EXPECT_EQ(living, 1000u + 900 + 900 + 5000);
 }
 
@@ -164,7 +167,8 @@ TEST_F(WorkspacePools, ARefusalIsToldAndLeavesThePoolUsable) {
 }
 
 TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
-  WorkspacePool pool([](size_t size_bytes, void*) { return allocate_host(size_bytes, 0, "workspace"); });
+  WorkspacePool pool(
+      [](size_t size_bytes, void*) { return allocate_host(size_bytes, 0, "workspace"); });
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t)
@@ -181,7 +185,8 @@ TEST_F(WorkspacePools, ThreadsNeverHoldTheSameBytes) {
   EXPECT_EQ(mixed, 0);
 }
 
-// ---- LastSize: what is computed again, and that no thread is given the size of another token count
+// ---- LastSize: what is computed again, and that no thread is given the size of another token
+// count
 
 TEST(LastSize, ComputesOnceForACountThatIsAskedForAgain) {
   LastSize last;
@@ -204,9 +209,11 @@ TEST(LastSize, LargeSizesAndCountsAreExact) {
   constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
   constexpr size_t kLimit = size_t{1} << 33;
   for (const int64_t tokens : {int64_t{0}, int64_t{1}, kMostTokens - 1, kMostTokens})
-    for (const size_t size : {size_t{0}, kLimit - 1, kLimit, kLimit + 5, std::numeric_limits<size_t>::max()}) {
+    for (const size_t size :
+         {size_t{0}, kLimit - 1, kLimit, kLimit + 5, std::numeric_limits<size_t>::max()}) {
       const LastSize last;
-      for (int again = 0; again < 2; ++again) EXPECT_EQ(last.get(tokens, [&](int64_t) { return size; }), size);
+      for (int again = 0; again < 2; ++again)
+        EXPECT_EQ(last.get(tokens, [&](int64_t) { return size; }), size);
     }
 }
 
@@ -225,11 +232,14 @@ TEST(LastSize, ThreadsGetTheSizeOfTheirOwnCount) {
   EXPECT_EQ(wrong, std::vector<int>(4, 0));
 }
 
-// ---- WorkspaceClaim: two runs in one workspace are refused, whatever its bytes hold, and a claim ends with its run
+// ---- WorkspaceClaim: two runs in one workspace are refused, whatever its bytes hold, and a claim
+// ends with its run
 
 using namespace test;
 
-const void* address(uint64_t number) { return reinterpret_cast<const void*>(number * Arena::kAlignment); }
+const void* address(uint64_t number) {
+  return reinterpret_cast<const void*>(number * Arena::kAlignment);
+}
 
 TEST(WorkspaceClaim, OneOfTheSameAddressAtATime) {
   {
@@ -323,7 +333,9 @@ TEST(WorkspaceClaim, ALinearsWorkspaceIsWatchedToo) {
   LinearBatch second = batch;
   second.out = other.data();
   Status refused;
-  executor.in_the_middle = [&] { refused = linear->run(second, workspace.data(), workspace.size_bytes()); };
+  executor.in_the_middle = [&] {
+    refused = linear->run(second, workspace.data(), workspace.size_bytes());
+  };
   EXPECT_OK(linear->run(batch, workspace.data(), workspace.size_bytes()));
   EXPECT_EQ(refused.code(), Code::kBusy);
   EXPECT_OK(linear->run(second, workspace.data(), workspace.size_bytes()));

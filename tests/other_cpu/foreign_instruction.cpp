@@ -1,5 +1,5 @@
-// One instruction of the set that is named, without asking whether the processor has it: exit status 0 if it has, an
-// illegal instruction where it has not.
+// One instruction of the set that is named, without asking whether the processor has it: exit
+// status 0 if it has, an illegal instruction where it has not.
 #include <cstdio>
 #include <cstring>
 

@@ -44,7 +44,8 @@ void write_moments(const std::string& path, const std::vector<Moments>& layers) 
   for (size_t l = 0; l < layers.size(); ++l) {
     const std::string prefix = "layers." + std::to_string(l) + ".";
     tensors[prefix + "rows"] = raw_tensor(DType::kI64, {kExperts}, layers[l].rows);
-    tensors[prefix + "hidden_moments"] = raw_tensor(DType::kF32, {kExperts, kHidden}, layers[l].hidden);
+    tensors[prefix + "hidden_moments"] =
+        raw_tensor(DType::kF32, {kExperts, kHidden}, layers[l].hidden);
     tensors[prefix + "intermediate_moments"] =
         raw_tensor(DType::kF32, {kExperts, kIntermediate}, layers[l].intermediate);
   }
@@ -89,29 +90,35 @@ class QuantizeCalibrated : public testing::Test {
   std::string in() const { return dir_.file("in"); }
   std::string file() const { return dir_.file("moments"); }
 
-  // Of layer 1's expert: codes and block scales of a matrix that the quantizer gives with these weights.
-  void expect_expert(const std::string& out, int64_t expert, const Moments& moments, ScaleSearch search,
-                     bool weighted) {
+  // Of layer 1's expert: codes and block scales of a matrix that the quantizer gives with these
+  // weights.
+  void expect_expert(const std::string& out, int64_t expert, const Moments& moments,
+                     ScaleSearch search, bool weighted) {
     const auto source = must(Checkpoint::open(in())), target = must(Checkpoint::open(out));
     auto floats = must(float_expert(*source, 1, expert));
     const auto loaded = must(target->expert(1, expert));
     FloatWeights* const matrices[] = {&floats->gate, &floats->up, &floats->down};
-    const Nvfp4View* const views[] = {&loaded->source.gate, &loaded->source.up, &loaded->source.down};
+    const Nvfp4View* const views[] = {&loaded->source.gate, &loaded->source.up,
+                                      &loaded->source.down};
     for (int p = 0; p < 3; ++p) {
       FloatWeights& matrix = *matrices[p];
       ASSERT_OK(matrix.fetch());
       const std::vector<float>& all = p == 2 ? moments.intermediate : moments.hidden;
-      std::vector<float> weights(all.begin() + expert * matrix.cols, all.begin() + (expert + 1) * matrix.cols);
+      std::vector<float> weights(all.begin() + expert * matrix.cols,
+                                 all.begin() + (expert + 1) * matrix.cols);
       // A hundredth of the mean is added. Which search it is for is not decided by the last bits.
-      const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) / static_cast<double>(weights.size());
-      for (float& weight : weights) weight = static_cast<float>(static_cast<double>(weight) / mean + 0.01);
+      const double mean = std::accumulate(weights.begin(), weights.end(), 0.0) /
+                          static_cast<double>(weights.size());
+      for (float& weight : weights)
+        weight = static_cast<float>(static_cast<double>(weight) / mean + 0.01);
       std::vector<float> x(static_cast<size_t>(matrix.rows * matrix.cols));
       for (int64_t r = 0; r < matrix.rows; ++r) matrix.read_row(r, x.data() + r * matrix.cols);
       std::vector<uint8_t> codes(x.size() / 2), scales(x.size() / 16);
       QuantizeCounts counts;
-      ASSERT_OK(quantize_weights(x, matrix.rows, matrix.cols, views[p]->tensor_scale, search, codes.data(),
-                                 scales.data(), counts, nullptr, nullptr,
-                                 weighted ? std::span<const float>(weights) : std::span<const float>()));
+      ASSERT_OK(
+          quantize_weights(x, matrix.rows, matrix.cols, views[p]->tensor_scale, search,
+                           codes.data(), scales.data(), counts, nullptr, nullptr,
+                           weighted ? std::span<const float>(weights) : std::span<const float>()));
       EXPECT_EQ(scales_of(*views[p]), scales) << "matrix " << p;
       EXPECT_EQ(codes_of(*views[p]), codes) << "matrix " << p;
     }
@@ -121,7 +128,8 @@ class QuantizeCalibrated : public testing::Test {
     QuantizeOptions options = options_;
     if (change) change(options);
     const Status status = quantize_checkpoint(in(), dir_.file("refused"), options).status();
-    EXPECT_FALSE(fs::exists(dir_.file("refused"))) << "nothing is written before the moments are known to be right";
+    EXPECT_FALSE(fs::exists(dir_.file("refused")))
+        << "nothing is written before the moments are known to be right";
     return status;
   }
 
@@ -154,7 +162,8 @@ TEST_F(QuantizeCalibrated, ImatrixDatGivesTheSameBytes) {
   ASSERT_OK(quantize_checkpoint(in(), dir_.file("own"), options_));
   DatWriter dat;
   dat.number(5).entry("output.weight", {1, 2, 3});
-  // Sums instead of means, in a power of two, of the same numbers; layer 1 with gate and up in one tensor.
+  // Sums instead of means, in a power of two, of the same numbers; layer 1 with gate and up in one
+  // tensor.
   for (size_t l = 0; l < 2; ++l) {
     const std::string prefix = "blk." + std::to_string(l) + ".";
     std::vector<float> hidden = layers_[l].hidden, intermediate = layers_[l].intermediate;
@@ -174,7 +183,8 @@ TEST_F(QuantizeCalibrated, ImatrixDatGivesTheSameBytes) {
 
 TEST_F(QuantizeCalibrated, AnotherCalibrationDoesNotResume) {
   options_.progress = [](const Progress& p) { return p.done < 8; };
-  ASSERT_EQ(quantize_checkpoint(in(), dir_.file("out"), options_).status().code(), Code::kCancelled);
+  ASSERT_EQ(quantize_checkpoint(in(), dir_.file("out"), options_).status().code(),
+            Code::kCancelled);
   options_.progress = {};
   QuantizeOptions without = options_;
   without.calibration.clear();
@@ -196,7 +206,8 @@ TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
             "calibration: expected search mse or sweep, since max compares no errors, got max");
   write_moments(file(), {layers_[0]});
   Status status = refusal();
-  EXPECT_THAT(status, Refused(Code::kBadInput, "expected a tensor layers.1.hidden_moments, got none"));
+  EXPECT_THAT(status,
+              Refused(Code::kBadInput, "expected a tensor layers.1.hidden_moments, got none"));
 
   const struct {
     float value;
@@ -210,30 +221,36 @@ TEST_F(QuantizeCalibrated, WrongMomentsAreRefusedByName) {
     write_moments(file(), layers);
     status = refusal();
     EXPECT_THAT(status,
-                Refused(Code::kBadInput, "layers.1.intermediate_moments: expert 3 channel 9: expected a finite"));
+                Refused(Code::kBadInput,
+                        "layers.1.intermediate_moments: expert 3 channel 9: expected a finite"));
     EXPECT_THAT(status.message(), HasSubstr(wrong.text));
   }
   std::vector<Moments> layers = layers_;
   layers[0].rows[1] = -4;
   write_moments(file(), layers);
-  EXPECT_THAT(refusal().message(), HasSubstr("layers.0.rows: expert 1: expected a number of rows, got -4"));
+  EXPECT_THAT(refusal().message(),
+              HasSubstr("layers.0.rows: expert 1: expected a number of rows, got -4"));
 }
 
 TEST_F(QuantizeCalibrated, WrongWidthsAreRefusedByName) {
   const auto refused = [&](DType dtype, std::vector<int64_t> shape, size_t elems, int64_t counts) {
     EXPECT_OK(write_tensors(
         file(),
-        {{"layers.0.rows", raw_tensor(DType::kI64, {counts}, std::vector<int64_t>(static_cast<size_t>(counts), 1))},
-         {"layers.0.hidden_moments", raw_tensor(dtype, std::move(shape), std::vector<float>(elems, 1.0f))}}));
+        {{"layers.0.rows",
+          raw_tensor(DType::kI64, {counts}, std::vector<int64_t>(static_cast<size_t>(counts), 1))},
+         {"layers.0.hidden_moments",
+          raw_tensor(dtype, std::move(shape), std::vector<float>(elems, 1.0f))}}));
     const Status status = refusal();
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
   };
-  EXPECT_THAT(
-      refused(DType::kF32, {kExperts, 64}, kExperts * 64, kExperts),
-      HasSubstr("layers.0.hidden_moments: expected (4, 128) F32 of 4 experts with 128 channels, got (4, 64) F32"));
-  EXPECT_THAT(refused(DType::kF32, {8, kHidden}, 8 * kHidden, kExperts), HasSubstr("got (8, 128) F32"));
-  EXPECT_THAT(refused(DType::kI32, {kExperts, kHidden}, kExperts * kHidden, kExperts), HasSubstr("got (4, 128) I32"));
+  EXPECT_THAT(refused(DType::kF32, {kExperts, 64}, kExperts * 64, kExperts),
+              HasSubstr("layers.0.hidden_moments: expected (4, 128) F32 of 4 experts with 128 "
+                        "channels, got (4, 64) F32"));
+  EXPECT_THAT(refused(DType::kF32, {8, kHidden}, 8 * kHidden, kExperts),
+              HasSubstr("got (8, 128) F32"));
+  EXPECT_THAT(refused(DType::kI32, {kExperts, kHidden}, kExperts * kHidden, kExperts),
+              HasSubstr("got (4, 128) I32"));
   EXPECT_THAT(refused(DType::kF32, {kExperts, kHidden}, kExperts * kHidden, 5),
               HasSubstr("layers.0.rows: expected (4) I64, got (5) I64"));
 }
@@ -249,7 +266,8 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
   };
-  const size_t tail = whole.bytes_.size() - 4 - 4 - 3;  // chunks, length, "set": may be missing as a whole
+  const size_t tail =
+      whole.bytes_.size() - 4 - 4 - 3;  // chunks, length, "set": may be missing as a whole
   for (size_t cut = 0; cut < whole.bytes_.size(); ++cut) {
     const std::string said = message(whole.bytes_.substr(0, cut));
     const bool complete = cut == tail || cut == tail + 4;
@@ -257,13 +275,16 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
     EXPECT_EQ(said.find('\n'), std::string::npos);
   }
   EXPECT_THAT(message(whole.bytes_ + "x"), HasSubstr("expected an end at"));
-  EXPECT_THAT(message(DatWriter().number(-1).bytes_), HasSubstr("number of entries at 0: expected 1 to"));
-  EXPECT_THAT(message(DatWriter().number(1).number(0).bytes_ + "....."), HasSubstr("entry 0, name, length at 4"));
+  EXPECT_THAT(message(DatWriter().number(-1).bytes_),
+              HasSubstr("number of entries at 0: expected 1 to"));
+  EXPECT_THAT(message(DatWriter().number(1).number(0).bytes_ + "....."),
+              HasSubstr("entry 0, name, length at 4"));
   EXPECT_THAT(message(DatWriter().number(1).text("a").number(1).number(INT32_MAX).bytes_),
               HasSubstr("entry 0, values: expected 8589934588 bytes"));
   EXPECT_THAT(message(DatWriter().number(2).entry("a", {1}).entry("a", {1}).bytes_),
               HasSubstr("expected each name once, got 'a' again"));
-  EXPECT_THAT(message("not moments at all"), HasSubstr("expected moments of calibrate --moments, or an imatrix"));
+  EXPECT_THAT(message("not moments at all"),
+              HasSubstr("expected moments of calibrate --moments, or an imatrix"));
 }
 
 }  // namespace

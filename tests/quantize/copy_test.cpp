@@ -17,7 +17,12 @@ namespace {
 namespace fs = std::filesystem;
 
 SynthesizeOptions one_layer() {
-  return {.layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 16, .vocab_size = 16};
+  return {.layers = 1,
+          .num_experts = 2,
+          .top_k = 1,
+          .hidden_size = 32,
+          .intermediate_size = 16,
+          .vocab_size = 16};
 }
 
 class Copy : public testing::Test {
@@ -30,7 +35,8 @@ class Copy : public testing::Test {
   }
   void expect_refused(const std::string& link) {
     attacked();
-    for (const Status& status : {quantize_checkpoint(in_, out_).status(), other_files(in_).status()}) {
+    for (const Status& status :
+         {quantize_checkpoint(in_, out_).status(), other_files(in_).status()}) {
       EXPECT_THAT(status, Refused(Code::kBadInput, link));
     }
     EXPECT_FALSE(fs::exists(out_)) << "before any work";
@@ -43,8 +49,9 @@ class Copy : public testing::Test {
 ATTACK_TEST_F(kSpecialFiles, Copy, ALinkOutOfTheModelIsRefusedByName) {
   const std::string link = fs::canonical(in_).string() + "/notes.txt";
   for (const std::string& target :
-       {dir_.file("secret"), std::string("../secret"), std::string("/etc/passwd"), dir_.file("secrets"),
-        std::string("nothing"), std::string("notes.txt"), std::string("../in-other/x")}) {
+       {dir_.file("secret"), std::string("../secret"), std::string("/etc/passwd"),
+        dir_.file("secrets"), std::string("nothing"), std::string("notes.txt"),
+        std::string("../in-other/x")}) {
     fs::create_symlink(target, link);
     expect_refused(link);
   }
@@ -74,7 +81,8 @@ TEST_F(Copy, ALinkInsideTheModelIsCopiedAsItsFile) {
   fs::create_symlink(fs::canonical(in_ + "/real/a.txt"), in_ + "/absolute.txt");
   fs::create_symlink("real", in_ + "/folder");
   const auto result = must(quantize_checkpoint(in_, out_));
-  EXPECT_EQ(result->copied_files, (std::vector<std::string>{"absolute.txt", "file.txt", "folder/a.txt", "real/a.txt"}));
+  EXPECT_EQ(result->copied_files,
+            (std::vector<std::string>{"absolute.txt", "file.txt", "folder/a.txt", "real/a.txt"}));
   for (const std::string& name : result->copied_files) {
     EXPECT_EQ(read_file(out_ + "/" + name), "a") << name;
     EXPECT_FALSE(fs::is_symlink(out_ + "/" + name));
@@ -96,7 +104,8 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   for (const auto& entry : fs::directory_iterator(in_)) {
     const fs::path blob = repository / "blobs" / std::to_string(number++);
     fs::rename(entry.path(), blob);
-    fs::create_symlink(fs::path("../../blobs") / blob.filename(), snapshot / entry.path().filename());
+    fs::create_symlink(fs::path("../../blobs") / blob.filename(),
+                       snapshot / entry.path().filename());
   }
   std::ofstream(repository / "blobs" / "code") << "pass";
   fs::create_symlink("../../../blobs/code", snapshot / "sub" / "code.py");
@@ -111,20 +120,24 @@ TEST_F(Copy, TheHubsCacheIsOneModel) {
   EXPECT_THAT(status, Refused(Code::kBadInput, "refs.txt"));
 }
 
-// A copy without its tokenizer would be a success that is none: what cannot be read is an error with its name.
+// A copy without its tokenizer would be a success that is none: what cannot be read is an error
+// with its name.
 ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyWork) {
   fs::permissions(dir_.path(), fs::perms(0755));
   fs::create_directories(in_ + "/sub/deep");
-  for (const char* name : {"tokenizer.json", "sub/code.py", "sub/deep/a.txt"}) std::ofstream(in_ + "/" + name) << "x";
+  for (const char* name : {"tokenizer.json", "sub/code.py", "sub/deep/a.txt"})
+    std::ofstream(in_ + "/" + name) << "x";
   for (const auto& entry : fs::recursive_directory_iterator(in_))
     fs::permissions(entry.path(), fs::perms(entry.is_directory() ? 0755 : 0644));
   fs::permissions(in_, fs::perms(0755));
   const auto refused = [&](const std::string& name, Code code, const std::string& words) {
     attacked();
     const AsNobody nobody;
-    for (const Status& status : {other_files(in_).status(), quantize_checkpoint(in_, out_).status()}) {
+    for (const Status& status :
+         {other_files(in_).status(), quantize_checkpoint(in_, out_).status()}) {
       EXPECT_EQ(status.code(), code) << name << ": " << status.message();
-      EXPECT_THAT(status.message(), HasSubstr(fs::canonical(in_).string() + "/" + name + ": " + words));
+      EXPECT_THAT(status.message(),
+                  HasSubstr(fs::canonical(in_).string() + "/" + name + ": " + words));
     }
     EXPECT_FALSE(fs::exists(out_)) << name;
   };
@@ -152,7 +165,8 @@ ATTACK_TEST_F(kUnreadableExtras, Copy, WhatCannotBeReadIsRefusedByNameBeforeAnyW
   std::ofstream(in_ + "/sub/hf_quant_config.json") << "{}";
   const auto result = must(quantize_checkpoint(in_, out_));
   EXPECT_EQ(result->copied_files,
-            (std::vector<std::string>{"sub/code.py", "sub/deep/a.txt", "sub/hf_quant_config.json", "tokenizer.json"}));
+            (std::vector<std::string>{"sub/code.py", "sub/deep/a.txt", "sub/hf_quant_config.json",
+                                      "tokenizer.json"}));
 }
 
 TEST_F(Copy, PermissionsStay) {

@@ -1,4 +1,5 @@
-// The file of quantize --input-scales: every layer once, exact integers, scales that a float can have.
+// The file of quantize --input-scales: every layer once, exact integers, scales that a float can
+// have.
 #include "convert/input_scales.h"
 
 #include <sys/stat.h>
@@ -16,8 +17,10 @@ namespace {
 
 const std::vector<int64_t> kLayers = {0, 1, 3};
 
-std::string entry(const std::string& layer, const std::string& hidden = "0.5", const std::string& inner = "0.25") {
-  return R"({"layer": )" + layer + R"(, "hidden_scale": )" + hidden + R"(, "intermediate_scale": )" + inner + "}";
+std::string entry(const std::string& layer, const std::string& hidden = "0.5",
+                  const std::string& inner = "0.25") {
+  return R"({"layer": )" + layer + R"(, "hidden_scale": )" + hidden +
+         R"(, "intermediate_scale": )" + inner + "}";
 }
 
 std::string file_of(const std::vector<std::string>& entries) {
@@ -27,7 +30,8 @@ std::string file_of(const std::vector<std::string>& entries) {
 }
 
 TEST(InputScales, AreTheNumbersOfTheFile) {
-  const std::string text = file_of({entry("3", "1e-3", "null"), entry("0"), entry("1", "3.4e38", "1.2e-38")});
+  const std::string text =
+      file_of({entry("3", "1e-3", "null"), entry("0"), entry("1", "3.4e38", "1.2e-38")});
   const auto scales = must(parse_input_scales(text, kLayers, kLayers));
   ASSERT_EQ(scales->size(), 3u);
   EXPECT_EQ(scales->at(0).hidden, 0.5f);
@@ -52,7 +56,8 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
       {{zero, one, entry("1.5")}, "layer: expected an integer, got 1.5"},
       {{zero, one, entry("3.0")}, "layer: expected an integer, got 3.0"},
       {{zero, one, entry("1e300")}, "layer: expected an integer, got 1e+300"},
-      {{zero, one, entry("18446744073709551615")}, "layer: expected an integer, got 18446744073709551615"},
+      {{zero, one, entry("18446744073709551615")},
+       "layer: expected an integer, got 18446744073709551615"},
       {{zero, one, entry("\"3\"")}, "layer: expected an integer, got \"3\""},
       {{zero, one, entry("null")}, "layer: expected an integer, got none"},
       {{zero, one, three, entry("1", "0.125")}, "layer 1: expected each layer once, got it again"},
@@ -67,8 +72,10 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
       {{zero, one, entry("3", "0.5", "\"inf\"")}, "layer 3: intermediate_scale: "},
       {{zero, one, entry("3", "0.5", "true")}, "layer 3: intermediate_scale: "},
       {{zero, one, entry("3", "0.5", "[1]")}, "got an array of 1"},
-      {{zero, one, R"({"layer": 3, "hidden_scale": 0.5})"}, "layer 3: expected intermediate_scale, got none"},
-      {{zero, one, R"({"layer": 3, "layer": 3, "hidden_scale": 0.5, "intermediate_scale": 1})"}, "duplicate key"},
+      {{zero, one, R"({"layer": 3, "hidden_scale": 0.5})"},
+       "layer 3: expected intermediate_scale, got none"},
+      {{zero, one, R"({"layer": 3, "layer": 3, "hidden_scale": 0.5, "intermediate_scale": 1})"},
+       "duplicate key"},
       {{zero, one, "7"}, "layer: expected an integer, got none"},
   };
   for (const Case& c : cases) {
@@ -76,8 +83,8 @@ ATTACK_TEST(kHostileNumbers, InputScales, NumbersThatDoNotFitAreRefusedByName) {
     const Status status = parse_input_scales(file_of(c.entries), kLayers, kLayers).status();
     EXPECT_THAT(status, Refused(Code::kBadInput, c.words));
   }
-  for (const char* text :
-       {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})", "{\"layers\": [NaN]}"}) {
+  for (const char* text : {"", "[]", "{}", R"({"layers": {}})", R"({"schema": 2, "layers": []})",
+                           "{\"layers\": [NaN]}"}) {
     attacked();
     EXPECT_EQ(parse_input_scales(text, kLayers, kLayers).status().code(), Code::kBadInput) << text;
   }
@@ -90,7 +97,8 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
               HasSubstr("/dev/zero: expected a regular file, got a character device"));
   ASSERT_EQ(::mkfifo(dir.file("pipe").c_str(), 0600), 0);
   attacked();
-  EXPECT_THAT(read_input_scales(dir.file("pipe"), kLayers, kLayers).status().message(), HasSubstr("got a FIFO"));
+  EXPECT_THAT(read_input_scales(dir.file("pipe"), kLayers, kLayers).status().message(),
+              HasSubstr("got a FIFO"));
   std::ofstream(dir.file("large")) << "{";
   std::filesystem::resize_file(dir.file("large"), (size_t{16} << 20) + 1);
   attacked();
@@ -105,8 +113,12 @@ ATTACK_TEST(kSpecialFiles, InputScales, AFileWithoutAnEndIsRefused) {
 // The same of callers who pass scales without a file.
 TEST(InputScales, OfALayerThatIsNotThereAreRefused) {
   const TempDir dir;
-  SynthesizeOptions small{
-      .layers = 2, .num_experts = 2, .top_k = 1, .hidden_size = 32, .intermediate_size = 16, .vocab_size = 16};
+  SynthesizeOptions small{.layers = 2,
+                          .num_experts = 2,
+                          .top_k = 1,
+                          .hidden_size = 32,
+                          .intermediate_size = 16,
+                          .vocab_size = 16};
   ASSERT_OK(synthesize_checkpoint(dir.file("in"), small));
   for (const int64_t layer : {int64_t{-1}, int64_t{2}, INT64_MIN}) {
     QuantizeOptions options;

@@ -73,14 +73,17 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
     EXPECT_FALSE(result->notes.empty());
 
     const auto source = must(Checkpoint::open(in())), target = must(Checkpoint::open(where));
-    EXPECT_EQ(target->model().format, ct ? SourceFormat::kCompressedTensors : SourceFormat::kModelOpt);
+    EXPECT_EQ(target->model().format,
+              ct ? SourceFormat::kCompressedTensors : SourceFormat::kModelOpt);
     EXPECT_EQ(target->model().family, "deepseek_v4");
-    for (const Finding& f : target->findings()) EXPECT_NE(f.severity, Severity::kError) << to_string(f);
+    for (const Finding& f : target->findings())
+      EXPECT_NE(f.severity, Severity::kError) << to_string(f);
     const TensorIndex& index = target->index();
     QuantizationQuality gate;
     for (int64_t e = 0; e < 4; ++e) {
       auto floats = must(float_expert(*source, 1, e));
-      for (FloatWeights* matrix : {&floats->gate, &floats->up, &floats->down}) ASSERT_OK(matrix->fetch());
+      for (FloatWeights* matrix : {&floats->gate, &floats->up, &floats->down})
+        ASSERT_OK(matrix->fetch());
       const auto loaded = must(target->expert(1, e));
       float amax_gate_up = 0, amax_down = 0;
       const std::vector<float> empty;
@@ -89,7 +92,8 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
         for (int64_t r = 0; r < m.rows; ++r) m.read_row(r, x.data() + r * m.cols);
         return x;
       };
-      const std::vector<float> x[] = {values(floats->gate), values(floats->up), values(floats->down)};
+      const std::vector<float> x[] = {values(floats->gate), values(floats->up),
+                                      values(floats->down)};
       for (size_t p = 0; p < 2; ++p) amax_gate_up = std::max(amax_gate_up, row_amax(x[p]));
       amax_down = row_amax(x[2]);
       const char* words[] = {"w1", "w3", "w2"};
@@ -99,15 +103,18 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
         const float s = tensor_scale_from_amax(p == 2 ? amax_down : amax_gate_up);
         std::vector<uint8_t> codes(x[p].size() / 2), scales(x[p].size() / 16);
         QuantizationQuality q;
-        ASSERT_OK(quantize_weights(x[p], rows, cols, s, ScaleSearch::kMax, codes.data(), scales.data(), q.counts,
-                                   &q.sum_sq, &q.sum_sq_error));
+        ASSERT_OK(quantize_weights(x[p], rows, cols, s, ScaleSearch::kMax, codes.data(),
+                                   scales.data(), q.counts, &q.sum_sq, &q.sum_sq_error));
         if (p == 0) gate += q;
-        EXPECT_EQ(bytes_of(index, base + (ct ? "weight_packed" : "weight")), std::string(codes.begin(), codes.end()));
-        EXPECT_EQ(bytes_of(index, base + "weight_scale"), std::string(scales.begin(), scales.end()));
+        EXPECT_EQ(bytes_of(index, base + (ct ? "weight_packed" : "weight")),
+                  std::string(codes.begin(), codes.end()));
+        EXPECT_EQ(bytes_of(index, base + "weight_scale"),
+                  std::string(scales.begin(), scales.end()));
         if (ct) {
           EXPECT_FLOAT_EQ(scalar_of(index, base + "weight_global_scale") * s, 1.0f);
           EXPECT_EQ(scalar_of(index, base + "input_global_scale"), 1.0f);
-          EXPECT_EQ(index.find(base + "weight_global_scale").info->shape, (std::vector<int64_t>{1}));
+          EXPECT_EQ(index.find(base + "weight_global_scale").info->shape,
+                    (std::vector<int64_t>{1}));
         } else {
           EXPECT_EQ(scalar_of(index, base + "weight_scale_2"), s);
           EXPECT_EQ(scalar_of(index, base + "input_scale"), 1.0f);
@@ -126,7 +133,8 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
 
     int64_t copied = 0;
     for (const auto& [name, ref] : source->index().tensors()) {
-      if (name.find(".experts.") != std::string::npos && name.find("shared") == std::string::npos) continue;
+      if (name.find(".experts.") != std::string::npos && name.find("shared") == std::string::npos)
+        continue;
       ++copied;
       EXPECT_EQ(bytes_of(index, name), bytes_of(source->index(), name)) << name;
       EXPECT_EQ(index.find(name).info->dtype, ref.info->dtype);
@@ -137,7 +145,8 @@ TEST_F(QuantizeCheckpoint, WritesWhatTheQuantizerGivesAndCopiesTheRest) {
     EXPECT_FALSE(fs::exists(where + "/quantize.plan.json"));
     EXPECT_FALSE(fs::exists(where + "/quantize.stats.jsonl"));
     EXPECT_EQ(fs::exists(where + "/hf_quant_config.json"), !ct);
-    EXPECT_FALSE(fs::exists(where + "/pytorch_model.bin")) << "other weights would contradict the new ones";
+    EXPECT_FALSE(fs::exists(where + "/pytorch_model.bin"))
+        << "other weights would contradict the new ones";
     EXPECT_TRUE(json::accept(to_json(*result)));
   }
 }
@@ -175,11 +184,14 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
   EXPECT_EQ(config.at("quant_algo"), "NVFP4");
   EXPECT_EQ(config.at("config_groups").at("group_0").at("weights").at("group_size"), 16);
   const json ignore = config.at("ignore");
-  for (const char* name :
-       {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj", "model.layers.0.mlp.experts*"})
+  for (const char* name : {"lm_head", "model.layers.0.mlp.gate", "model.layers.1.self_attn.q_proj",
+                           "model.layers.0.mlp.experts*"})
     EXPECT_NE(std::find(ignore.begin(), ignore.end(), name), ignore.end()) << name;
-  for (const json& name : ignore) EXPECT_EQ(name.get<std::string>().find("layers.1.mlp.experts"), std::string::npos);
-  EXPECT_EQ(json::parse(read_file(dir_.file("mo/hf_quant_config.json"))).at("quantization").at("exclude_modules"),
+  for (const json& name : ignore)
+    EXPECT_EQ(name.get<std::string>().find("layers.1.mlp.experts"), std::string::npos);
+  EXPECT_EQ(json::parse(read_file(dir_.file("mo/hf_quant_config.json")))
+                .at("quantization")
+                .at("exclude_modules"),
             ignore);
 
   options.format = OutputFormat::kCompressedTensors;
@@ -192,10 +204,12 @@ TEST_F(QuantizeCheckpoint, QwenConfigsNameWhatIsNotQuantized) {
   EXPECT_EQ(group.at("weights").at("dynamic"), false);
   EXPECT_EQ(group.at("input_activations").at("dynamic"), "local");
   const json patterns = ct.at("ignore");
-  EXPECT_NE(std::find(patterns.begin(), patterns.end(), "re:^model\\.layers\\.0\\.mlp\\.experts.*"), patterns.end());
+  EXPECT_NE(std::find(patterns.begin(), patterns.end(), "re:^model\\.layers\\.0\\.mlp\\.experts.*"),
+            patterns.end());
 
   // The layer that was left out is byte for byte the source's.
-  const auto a = must(TensorIndex::open(dir_.file("qwen"))), b = must(TensorIndex::open(dir_.file("mo")));
+  const auto a = must(TensorIndex::open(dir_.file("qwen"))),
+             b = must(TensorIndex::open(dir_.file("mo")));
   const std::string name = "model.layers.0.mlp.experts.2.up_proj.weight";
   EXPECT_EQ(bytes_of(*a, name), bytes_of(*b, name));
   EXPECT_NE(b->find("model.layers.1.mlp.experts.2.up_proj.weight_scale_2").info, nullptr);
@@ -216,12 +230,14 @@ TEST_F(QuantizeCheckpoint, ResumesWhereItStoppedWithTheSameBytes) {
     const auto result = quantize_checkpoint(in(), out(), options);
     if (!result.ok()) {
       ASSERT_EQ(result.status().code(), Code::kCancelled) << result.status().message();
-      EXPECT_FALSE(fs::exists(out() + "/config.json")) << "unfinished, but has a checkpoint's config";
+      EXPECT_FALSE(fs::exists(out() + "/config.json"))
+          << "unfinished, but has a checkpoint's config";
       continue;
     }
     quantized_again += result->shards - result->resumed_shards;
     EXPECT_GT(result->resumed_shards, 0);
-    EXPECT_DOUBLE_EQ(result->mean_sqnr_db(), whole->mean_sqnr_db()) << "shards of earlier runs are in the report";
+    EXPECT_DOUBLE_EQ(result->mean_sqnr_db(), whole->mean_sqnr_db())
+        << "shards of earlier runs are in the report";
     EXPECT_EQ(result->layers[0].gate.counts.blocks, whole->layers[0].gate.counts.blocks);
     break;
   }
@@ -247,7 +263,8 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
   refused([](QuantizeOptions& o) { o.format = OutputFormat::kCompressedTensors; }, "format");
   refused([](QuantizeOptions& o) { o.layers = {0}; }, "layers");
   refused([](QuantizeOptions& o) { o.share_gate_up_scale = false; }, "share_gate_up_scale");
-  refused([](QuantizeOptions& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; }, "gate_up_order");
+  refused([](QuantizeOptions& o) { o.reading.gate_up_order = GateUpOrder::kUpFirst; },
+          "gate_up_order");
   refused([](QuantizeOptions& o) { o.input_scales[0] = {0.5f, 0.5f}; }, "input_scales");
   // A changed source: one weight, same size, later mtime.
   const auto index = must(TensorIndex::open(in()));
@@ -257,12 +274,14 @@ TEST_F(QuantizeCheckpoint, AnotherPlanDoesNotResume) {
     file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
     file.put('\x01');
   }
-  fs::last_write_time(ref.file->path(), fs::last_write_time(ref.file->path()) + std::chrono::seconds(2));
+  fs::last_write_time(ref.file->path(),
+                      fs::last_write_time(ref.file->path()) + std::chrono::seconds(2));
   refused([](QuantizeOptions&) {}, "files");
 }
 
 TEST_F(QuantizeCheckpoint, RefusesWhatItCannotDo) {
-  const auto code = [&](const std::string& from, const std::string& to, const QuantizeOptions& o = {}) {
+  const auto code = [&](const std::string& from, const std::string& to,
+                        const QuantizeOptions& o = {}) {
     return quantize_checkpoint(from, to, o).status().code();
   };
   EXPECT_EQ(code(in(), in()), Code::kInvalidArgument);
@@ -285,12 +304,14 @@ TEST_F(QuantizeCheckpoint, NonFiniteWeightIsNamed) {
   const TensorIndex::Ref ref = index->find("layers.1.ffn.experts.2.w3.weight");
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin + 2 * (40 * 128 + 17)));
+    file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin +
+                                           2 * (40 * 128 + 17)));
     file.write("\x80\x7f", 2);  // +Inf
   }
   const Status status = quantize_checkpoint(in(), out()).status();
   EXPECT_EQ(status.code(), Code::kBadInput);
-  EXPECT_NE(status.message().find("layers.1.ffn.experts.2.w3.weight (40, 17)"), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("layers.1.ffn.experts.2.w3.weight (40, 17)"), std::string::npos)
+      << status.message();
 }
 
 TEST_F(QuantizeCheckpoint, OptionsChangeWhatTheySay) {
@@ -305,7 +326,8 @@ TEST_F(QuantizeCheckpoint, OptionsChangeWhatTheySay) {
   ASSERT_OK(max);
   ASSERT_OK(mse);
   EXPECT_GT(mse->mean_sqnr_db(), max->mean_sqnr_db() + 0.2);
-  const auto a = must(TensorIndex::open(dir_.file("max"))), b = must(TensorIndex::open(dir_.file("mse")));
+  const auto a = must(TensorIndex::open(dir_.file("max"))),
+             b = must(TensorIndex::open(dir_.file("mse")));
   const std::string base = "layers.1.ffn.experts.0.";
   EXPECT_EQ(scalar_of(*a, base + "w1.weight_scale_2"), scalar_of(*a, base + "w3.weight_scale_2"));
   EXPECT_NE(scalar_of(*b, base + "w1.weight_scale_2"), scalar_of(*b, base + "w3.weight_scale_2"));
@@ -340,7 +362,8 @@ TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
     for (const auto& [name, ref] : a->index().tensors()) {
       if (bytes_of(a->index(), name) != bytes_of(b->index(), name)) {
         ++changed;
-        EXPECT_TRUE(name.starts_with("layers.1.") && name.find("input_") != std::string::npos) << name;
+        EXPECT_TRUE(name.starts_with("layers.1.") && name.find("input_") != std::string::npos)
+            << name;
       }
     }
     EXPECT_EQ(changed, 4 * 3);
@@ -349,7 +372,8 @@ TEST_F(QuantizeCheckpoint, InputScalesAreReplacedInACopy) {
     EXPECT_EQ(scales->intermediate, 0.0625f);
     EXPECT_EQ(write_input_scales(from, to, {{1, {0.5f, 0.5f}}}).code(), Code::kInvalidArgument);
     EXPECT_EQ(write_input_scales(from, from, {{1, {0.5f, 0.5f}}}).code(), Code::kInvalidArgument);
-    EXPECT_EQ(write_input_scales(from, dir_.file("x"), {{9, {0.5f, 0.5f}}}).code(), Code::kInvalidArgument);
+    EXPECT_EQ(write_input_scales(from, dir_.file("x"), {{9, {0.5f, 0.5f}}}).code(),
+              Code::kInvalidArgument);
   }
   EXPECT_EQ(write_input_scales(in(), dir_.file("x"), {}).code(), Code::kUnsupported);
 }

@@ -15,8 +15,12 @@ namespace fs = std::filesystem;
 TEST(QuantizeConfig, AnInfinityStaysAsItIs) {
   TempDir dir;
   const std::string in = dir.file("in"), out = dir.file("out");
-  SynthesizeOptions tiny{
-      .layers = 1, .num_experts = 2, .top_k = 1, .hidden_size = 64, .intermediate_size = 32, .vocab_size = 16};
+  SynthesizeOptions tiny{.layers = 1,
+                         .num_experts = 2,
+                         .top_k = 1,
+                         .hidden_size = 64,
+                         .intermediate_size = 32,
+                         .vocab_size = 16};
   ASSERT_OK(synthesize_checkpoint(in, tiny));
   std::string config = read_file(in + "/config.json");
   config.insert(config.find('{') + 1, "\"time_step_limit\": [0.0, Infinity], \"jitter\": NaN,");
@@ -58,7 +62,8 @@ TEST(QuantizeStacked, IsWrittenPerExpert) {
 }
 
 TEST(QuantizeStacked, RowsAreGatesAndUpsAsTheOrderSays) {
-  for (const GateUpOrder order : {GateUpOrder::kGateFirst, GateUpOrder::kUpFirst, GateUpOrder::kInterleaved}) {
+  for (const GateUpOrder order :
+       {GateUpOrder::kGateFirst, GateUpOrder::kUpFirst, GateUpOrder::kInterleaved}) {
     SCOPED_TRACE(to_string(order));
     CheckpointBuilder stacked(kFloats);
     stack_experts(stacked, order);
@@ -73,7 +78,8 @@ TEST(QuantizeStacked, TensorsThatNoFormatHasAreRefusedOrLeftOut) {
   const std::string in = dir.file("in");
   CheckpointBuilder builder(kFloats);
   stack_experts(builder, GateUpOrder::kGateFirst);
-  builder.tensors()["model.layers.0.mlp.experts.output_scale"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
+  builder.tensors()["model.layers.0.mlp.experts.output_scale"] = {
+      DType::kF32, {1}, std::vector<uint8_t>(4)};
   ASSERT_OK(builder.write(in));
   const Status refused = quantize_checkpoint(in, dir.file("out")).status();
   EXPECT_NE(refused.message().find("output_scale"), std::string::npos) << refused.message();

@@ -1,4 +1,5 @@
-// Resuming notices what has changed since: finished shards, the source under its old time, the plan file itself.
+// Resuming notices what has changed since: finished shards, the source under its old time, the plan
+// file itself.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -31,7 +32,12 @@ void change_byte_keeping_time(const std::string& path, uint64_t at) {
 }
 
 SynthesizeOptions sizes() {
-  return {.layers = 1, .num_experts = 4, .top_k = 2, .hidden_size = 64, .intermediate_size = 32, .vocab_size = 16};
+  return {.layers = 1,
+          .num_experts = 4,
+          .top_k = 2,
+          .hidden_size = 64,
+          .intermediate_size = 32,
+          .vocab_size = 16};
 }
 
 // A run that was stopped when three quarters of its items were done.
@@ -46,7 +52,8 @@ class Resume : public testing::Test {
     ASSERT_EQ(quantize_checkpoint(in_, out_, stopped).status().code(), Code::kCancelled);
     ASSERT_TRUE(fs::exists(plan_));
     for (const auto& entry : fs::directory_iterator(out_)) {
-      if (entry.path().filename().string().starts_with("model-00002")) shard_ = entry.path().string();
+      if (entry.path().filename().string().starts_with("model-00002"))
+        shard_ = entry.path().string();
     }
     ASSERT_NE(shard_, "");
   }
@@ -56,7 +63,9 @@ class Resume : public testing::Test {
     ASSERT_OK(result);
     EXPECT_THAT(differing(read_files(out_), read_files(whole_)), IsEmpty());
   }
-  void write_plan(const std::string& text) { std::ofstream(plan_, std::ios::binary | std::ios::trunc) << text; }
+  void write_plan(const std::string& text) {
+    std::ofstream(plan_, std::ios::binary | std::ios::trunc) << text;
+  }
 
   TempDir dir_;
   std::string in_ = dir_.file("in"), out_ = dir_.file("out"), whole_ = dir_.file("whole");
@@ -69,17 +78,20 @@ TEST_F(Resume, KeepsWhatIsAsItWasLeft) {
   const auto result = resume();
   expect_whole(result);
   EXPECT_GE(result->resumed_shards, 2);
-  for (const std::string& note : result->notes) EXPECT_EQ(note.find("again"), std::string::npos) << note;
+  for (const std::string& note : result->notes)
+    EXPECT_EQ(note.find("again"), std::string::npos) << note;
 }
 
-// Every byte of a finished shard counts, also the last, and also where size and time are the old ones.
+// Every byte of a finished shard counts, also the last, and also where size and time are the old
+// ones.
 TEST_F(Resume, AnAlteredShardIsWrittenAgain) {
   change_byte_keeping_time(shard_, fs::file_size(shard_) - 1);
   const auto result = resume();
   expect_whole(result);
   bool told = false;
   for (const std::string& note : result->notes)
-    told = told || (note.find(fs::path(shard_).filename().string()) == 0 && note.find("written again") != note.npos);
+    told = told || (note.find(fs::path(shard_).filename().string()) == 0 &&
+                    note.find("written again") != note.npos);
   EXPECT_TRUE(told);
 }
 
@@ -106,8 +118,8 @@ TEST_F(Resume, AChangedSourceUnderItsOldTimeIsRefused) {
   ASSERT_NE(ref.info, nullptr);
   change_byte_keeping_time(ref.file->path(), ref.file->data_offset() + ref.info->begin + 17);
   const Status status = resume().status();
-  EXPECT_THAT(status,
-              Refused(Code::kInvalidArgument, "another files: " + fs::path(ref.file->path()).filename().string()));
+  EXPECT_THAT(status, Refused(Code::kInvalidArgument,
+                              "another files: " + fs::path(ref.file->path()).filename().string()));
 }
 
 TEST_F(Resume, AChangedConfigIsRefused) {
@@ -133,10 +145,12 @@ TEST_F(Resume, ASourceThatChangesMeanwhileIsNoticed) {
   options.progress = [&](const Progress& p) {
     if (p.done == p.total)
       for (const auto& entry : fs::directory_iterator(in_))
-        fs::last_write_time(entry.path(), fs::last_write_time(entry.path()) + std::chrono::seconds(1));
+        fs::last_write_time(entry.path(),
+                            fs::last_write_time(entry.path()) + std::chrono::seconds(1));
     return true;
   };
-  EXPECT_THAT(quantize_checkpoint(in_, out_, options), Refused(Code::kBadInput, "changed while it was read"));
+  EXPECT_THAT(quantize_checkpoint(in_, out_, options),
+              Refused(Code::kBadInput, "changed while it was read"));
   EXPECT_FALSE(fs::exists(out_ + "/config.json"));
 }
 
@@ -159,7 +173,8 @@ ATTACK_TEST_F(kHostileNumbers, Resume, NumbersOfAPlanThatDoNotFitAreErrors) {
   for (const json& hidden : {json(1e39), json(1e300), json(-0.5), json("inf")})
     refused("input_scales", json::array({scales(0, hidden)}));
   refused("input_scales", json::array({scales(0, 0.5), scales(0, 0.25)}));
-  for (const json& size : {json(0), json(-1), json(1e18), json(uint64_t{1} << 63)}) refused("max_shard_bytes", size);
+  for (const json& size : {json(0), json(-1), json(1e18), json(uint64_t{1} << 63)})
+    refused("max_shard_bytes", size);
   refused("layers", json::array({0.0}));
 }
 
@@ -172,7 +187,8 @@ ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
   for (size_t i = 0; i < kDepth; ++i) nested += "{\"files\":";
   texts.push_back(nested + "1" + std::string(kDepth, '}'));
   for (const auto& [key, value] : sound.items()) {
-    for (const json& wrong : {json(nullptr), json(-1), json("x"), json::array({json::array({1})}), json::object()}) {
+    for (const json& wrong :
+         {json(nullptr), json(-1), json("x"), json::array({json::array({1})}), json::object()}) {
       json changed = sound;
       changed[key] = wrong;
       texts.push_back(changed.dump());
@@ -185,7 +201,8 @@ ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
     write_plan(text);
     const Status status = resume().status();
     attacked();
-    EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kInvalidArgument) << text.substr(0, 200);
+    EXPECT_TRUE(status.code() == Code::kBadInput || status.code() == Code::kInvalidArgument)
+        << text.substr(0, 200);
     EXPECT_THAT(status.message(), HasSubstr(out_));
     EXPECT_LT(status.message().size(), 1000u);
     EXPECT_TRUE(fs::exists(shard_)) << "nothing is thrown away on a tampered plan's word";
@@ -195,7 +212,8 @@ ATTACK_TEST_F(kHostileFiles, Resume, TamperedPlansAreErrors) {
 }
 
 TEST_F(Resume, LeftoversDoNotBlock) {
-  const std::string plan_partials[] = {"quantize.plan.json.partial", "quantize.plan.json.nvfp4-moe.partial"};
+  const std::string plan_partials[] = {"quantize.plan.json.partial",
+                                       "quantize.plan.json.nvfp4-moe.partial"};
   for (const std::string& name : plan_partials) std::ofstream(out_ + "/" + name) << "half";
   std::ofstream(out_ + "/config.json.nvfp4-moe.partial") << "half";
   const auto result = must(resume());
@@ -219,7 +237,8 @@ TEST(QuantizePlanFile, GoesBothWays) {
   QuantizePlan plan;
   plan.version = "1.2.3";
   plan.source = "/a\\x80";
-  plan.files = {{"model.safetensors", 123, -5, {1, ~uint64_t{0}}}, {"b", uint64_t{1} << 62, INT64_MAX, {}}};
+  plan.files = {{"model.safetensors", 123, -5, {1, ~uint64_t{0}}},
+                {"b", uint64_t{1} << 62, INT64_MAX, {}}};
   plan.config = {3, 4};
   plan.format = "modelopt";
   plan.layers = {0, 7};
@@ -249,7 +268,8 @@ ATTACK_TEST(kTruncations, SourceSample, OfAFileThatIsCutIsAnError) {
   EXPECT_EQ(describe_source(*file).status().code(), Code::kIo);
 }
 
-// Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was requantized is seen.
+// Above 16 MiB a source is sampled: of every tensor one page, of a large one more. What was
+// requantized is seen.
 TEST(SourceSample, SeesEveryTensorOfALargeFile) {
   const TempDir dir;
   const std::string path = dir.file("large.safetensors");
@@ -257,7 +277,9 @@ TEST(SourceSample, SeesEveryTensorOfALargeFile) {
   for (const auto& [name, count] : {std::pair{"a", 100}, {"b", 10 << 20}, {"c", 9 << 20}})
     tensors[name] = {DType::kU8, {count}, std::vector<uint8_t>(static_cast<size_t>(count))};
   ASSERT_OK(write_tensors(path, tensors));
-  const auto sample = [&] { return must(describe_source(*must(SafetensorsFile::open(path))))->sample; };
+  const auto sample = [&] {
+    return must(describe_source(*must(SafetensorsFile::open(path))))->sample;
+  };
   const ContentHash before = sample();
   EXPECT_EQ(sample(), before);
   const auto file = must(SafetensorsFile::open(path));

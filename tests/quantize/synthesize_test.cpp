@@ -28,7 +28,8 @@ uint64_t hash_of(const TensorIndex& index) {
   uint64_t h = 0xCBF29CE484222325ull;
   for (const auto& [name, ref] : index.tensors()) {
     for (const char c : name) h = (h ^ static_cast<uint8_t>(c)) * 0x100000001B3ull;
-    for (const uint8_t byte : read_tensor<uint8_t>(*ref.file, *ref.info)) h = (h ^ byte) * 0x100000001B3ull;
+    for (const uint8_t byte : read_tensor<uint8_t>(*ref.file, *ref.info))
+      h = (h ^ byte) * 0x100000001B3ull;
   }
   return h;
 }
@@ -48,16 +49,18 @@ TEST(Synthesize, HasTheOfficialNamesShapesAndConfig) {
   EXPECT_EQ(options->activation, Activation::kSwigluClamped);
   EXPECT_EQ(options->swiglu_limit, 10.0f);
   EXPECT_EQ(options->router_weight, RouterWeight::kBeforeDown);
-  for (const char* name : {"embed.weight", "head.weight", "norm.weight", "layers.0.ffn.gate.tid2eid",
-                           "layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "layers.0.attn.wq_a.weight",
-                           "layers.1.ffn.shared_experts.w2.weight", "layers.1.ffn.experts.3.w3.weight"})
+  for (const char* name :
+       {"embed.weight", "head.weight", "norm.weight", "layers.0.ffn.gate.tid2eid",
+        "layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "layers.0.attn.wq_a.weight",
+        "layers.1.ffn.shared_experts.w2.weight", "layers.1.ffn.experts.3.w3.weight"})
     EXPECT_NE(checkpoint->index().find(name).info, nullptr) << name;
   const TensorInfo& w2 = *checkpoint->index().find("layers.0.ffn.experts.0.w2.weight").info;
   EXPECT_EQ(w2.shape, (std::vector<int64_t>{128, 64}));
   EXPECT_EQ(w2.dtype, DType::kBf16);
 }
 
-// The bytes are part of the interface: recorded results name them by seed. A change here is a change of the data.
+// The bytes are part of the interface: recorded results name them by seed. A change here is a
+// change of the data.
 TEST(Synthesize, SameSeedSameBytesOnEveryMachine) {
   TempDir dir;
   SynthesizeOptions o = two_layers();
@@ -114,7 +117,8 @@ TEST(Synthesize, RefusesBadOptionsAndUsedDirectories) {
   EXPECT_EQ(code([](auto& o) { o.top_k = 5; }), Code::kInvalidArgument);
   EXPECT_EQ(code([](auto& o) { o.family = "gpt2"; }), Code::kInvalidArgument);
   EXPECT_EQ(code([](auto& o) { o.dtype = DType::kI32; }), Code::kInvalidArgument);
-  EXPECT_EQ(code([](auto& o) { o.progress = [](const Progress&) { return false; }; }), Code::kCancelled);
+  EXPECT_EQ(code([](auto& o) { o.progress = [](const Progress&) { return false; }; }),
+            Code::kCancelled);
   EXPECT_EQ(code([](auto&) {}), Code::kOk);
   EXPECT_EQ(code([](auto&) {}), Code::kInvalidArgument) << "the directory holds a checkpoint now";
 }
@@ -140,7 +144,8 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
     o.latent_size = latent;
     const std::string path = dir.file("m" + std::to_string(latent));
     const auto made = must(synthesize_checkpoint(path, o));
-    EXPECT_EQ(made->expert_bytes, static_cast<uint64_t>(2 * 4 * 2 * (latent == 0 ? 128 : latent) * 64 * 2));
+    EXPECT_EQ(made->expert_bytes,
+              static_cast<uint64_t>(2 * 4 * 2 * (latent == 0 ? 128 : latent) * 64 * 2));
     const auto checkpoint = must(Checkpoint::open(path));
     EXPECT_EQ(checkpoint->model().family, "nemotron_h");
     EXPECT_EQ(checkpoint->model().layers, (std::vector<int64_t>{1, 3}));
@@ -154,12 +159,14 @@ TEST(Synthesize, NemotronShapeLoadsToo) {
     EXPECT_EQ(expert->source.up.rows, 64);
     EXPECT_EQ(expert->source.down.rows, options->hidden_size);
     const auto found = must(checkpoint->validate(3, {0, 4}));
-    for (const Finding& finding : *found) EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
+    for (const Finding& finding : *found)
+      EXPECT_NE(finding.severity, Severity::kError) << to_string(finding);
     if (latent == 0) {
       EXPECT_OK(checkpoint->shared_expert(3));
     } else {
       EXPECT_EQ(checkpoint->shared_expert(3).status().code(), Code::kUnsupported);
-      EXPECT_NE(checkpoint->index().find("backbone.layers.1.mixer.fc1_latent_proj.weight").info, nullptr);
+      EXPECT_NE(checkpoint->index().find("backbone.layers.1.mixer.fc1_latent_proj.weight").info,
+                nullptr);
     }
   }
   o.family = "qwen3_moe";

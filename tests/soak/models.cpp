@@ -20,7 +20,8 @@ Expert expert_of_sizes(int64_t hidden, int64_t intermediate) {
   return Expert::random(hidden, intermediate, random);
 }
 
-bool same_matrix(const Matrix& matrix, const uint8_t* codes, const uint8_t* block_scales, float tensor_scale) {
+bool same_matrix(const Matrix& matrix, const uint8_t* codes, const uint8_t* block_scales,
+                 float tensor_scale) {
   return std::memcmp(matrix.codes.data(), codes, matrix.codes.size()) == 0 &&
          std::memcmp(matrix.block_scales.data(), block_scales, matrix.block_scales.size()) == 0 &&
          matrix.tensor_scale == tensor_scale;
@@ -47,7 +48,8 @@ SoakModel SoakModel::from_checkpoint(const std::string& name, const std::string&
   SoakModel model;
   model.name_ = name;
   const auto checkpoint = std::make_shared<const nvfp4_moe::Checkpoint>(path);
-  model.open_ = [checkpoint](const nvfp4_moe_layer_options& layer_options, nvfp4_moe_layer** layer) {
+  model.open_ = [checkpoint](const nvfp4_moe_layer_options& layer_options,
+                             nvfp4_moe_layer** layer) {
     return nvfp4_moe_layer_open_checkpoint(checkpoint->get(), 0, nullptr, &layer_options, layer);
   };
   const nvfp4_moe_config config = checkpoint->config(0);
@@ -84,7 +86,8 @@ void SoakModel::learn(const MoeOptions& options) {
     layer_options.threads = 1;
     nvfp4_moe_layer* layer = nullptr;
     nvfp4_moe::check(open_(layer_options, &layer));
-    const std::unique_ptr<nvfp4_moe_layer, decltype(&nvfp4_moe_layer_close)> owned(layer, nvfp4_moe_layer_close);
+    const std::unique_ptr<nvfp4_moe_layer, decltype(&nvfp4_moe_layer_close)> owned(
+        layer, nvfp4_moe_layer_close);
     size_t bytes = 0;
     nvfp4_moe::check(nvfp4_moe_layer_workspace_bytes(layer, kSoakMaxTokens, &bytes));
     const nvfp4_moe::Workspace workspace(bytes);
@@ -93,9 +96,11 @@ void SoakModel::learn(const MoeOptions& options) {
         const nvfp4_moe_expert expert = CLayer::expert(version);
         nvfp4_moe::check(nvfp4_moe_layer_replace_expert(layer, 0, &expert));
         const nvfp4_moe_batch c = c_batch(batch);
-        nvfp4_moe::check(nvfp4_moe_layer_run(layer, &c, workspace.data(), workspace.size_bytes(), nullptr));
+        nvfp4_moe::check(
+            nvfp4_moe_layer_run(layer, &c, workspace.data(), workspace.size_bytes(), nullptr));
         auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
-        nvfp4_moe::check(nvfp4_moe_layer_run_status(layer, workspace.data(), workspace.size_bytes(), &status));
+        nvfp4_moe::check(
+            nvfp4_moe_layer_run_status(layer, workspace.data(), workspace.size_bytes(), &status));
         right_.push_back({batch.out, status.bad_expert_ids, status.nonfinite_tokens});
       }
     }

@@ -1,7 +1,8 @@
 // The layers of the soak: where each is opened from, and every output that is right.
 //
-// A model has two versions of local expert 0, which replacements swap, and is otherwise constant. So a run gives the
-// bits of one version or of the other: anything else is a weight half written, a workspace shared or memory gone.
+// A model has two versions of local expert 0, which replacements swap, and is otherwise constant.
+// So a run gives the bits of one version or of the other: anything else is a weight half written, a
+// workspace shared or memory gone.
 #pragma once
 
 #include <functional>
@@ -50,14 +51,16 @@ class SoakModel {
 
  private:
   SoakModel() = default;
-  // Batches and the outputs that are right, from a layer that nobody else touches. Needs versions_ and open_.
+  // Batches and the outputs that are right, from a layer that nobody else touches. Needs versions_
+  // and open_.
   void learn(const MoeOptions& options);
 
   std::string name_;
   Open open_;
-  std::vector<Expert> versions_;    // (kVersions)
-  std::vector<TinyBatch> batches_;  // several sizes, the last with a bad id and a token that is not finite
-  std::vector<Right> right_;        // (backend, batch, version)
+  std::vector<Expert> versions_;  // (kVersions)
+  std::vector<TinyBatch>
+      batches_;  // several sizes, the last with a bad id and a token that is not finite
+  std::vector<Right> right_;  // (backend, batch, version)
 };
 
 }  // namespace nvfp4_moe::internal::test

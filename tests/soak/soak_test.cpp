@@ -1,9 +1,10 @@
-// Four threads that do to shared layers what a server's threads do over weeks: they load, run, replace, unpack and fork,
-// and close what others have only just used. For NVFP4_MOE_SOAK_SECONDS (2); `./dev soak` runs it for an hour under
-// ThreadSanitizer and under AddressSanitizer.
+// Four threads that do to shared layers what a server's threads do over weeks: they load, run,
+// replace, unpack and fork, and close what others have only just used. For NVFP4_MOE_SOAK_SECONDS
+// (2); `./dev soak` runs it for an hour under ThreadSanitizer and under AddressSanitizer.
 //
-// Every output is compared bit for bit with those that are right. A thread that makes no step for two minutes ends the
-// process with what it was about to do.
+// Every output is compared bit for bit with those that are right. A thread that makes no step for
+// two minutes ends the process with what it was about to do.
+// Long because the threads' steps share one state.
 #include <dirent.h>
 
 #include <array>
@@ -96,8 +97,8 @@ class Soak {
     MoeOptions wide = tiny_options();  // large enough for a run to overlap a replacement
     wide.hidden_size = wide.intermediate_size = 256;
     models_.push_back(SoakModel::from_arrays("wide", wide));
-    models_.push_back(
-        SoakModel::from_checkpoint("checkpoint", NVFP4_MOE_SOURCE_DIR "/tests/vectors/modelopt_qwen3_moe"));
+    models_.push_back(SoakModel::from_checkpoint(
+        "checkpoint", NVFP4_MOE_SOURCE_DIR "/tests/vectors/modelopt_qwen3_moe"));
     cache_ = directory_.file("cache");
   }
 
@@ -201,7 +202,8 @@ Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
   options.cache_directory = cache_.c_str();
   if (random() % 3 == 0) {
     options.parallel_for_user = pool_.get();
-    options.parallel_for = [](int64_t count, int64_t grain, nvfp4_moe_parallel_body body, void* context, void* user) {
+    options.parallel_for = [](int64_t count, int64_t grain, nvfp4_moe_parallel_body body,
+                              void* context, void* user) {
       static_cast<Executor*>(user)->parallel_for(
           count, grain, [body, context](int64_t begin, int64_t end) { body(context, begin, end); });
     };
@@ -216,8 +218,9 @@ Soak::LayerPtr Soak::open(std::mt19937& random, int* cancel) {
   if (cancel != nullptr && code == NVFP4_MOE_STATUS_CANCELLED) return nullptr;
   EXPECT_EQ(code, NVFP4_MOE_STATUS_OK) << opened->model->name() << ": " << nvfp4_moe_last_error();
   if (code != NVFP4_MOE_STATUS_OK) return nullptr;
-  EXPECT_EQ(nvfp4_moe_layer_workspace_bytes(opened->handle, kSoakMaxTokens, &opened->workspace_bytes),
-            NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(
+      nvfp4_moe_layer_workspace_bytes(opened->handle, kSoakMaxTokens, &opened->workspace_bytes),
+      NVFP4_MOE_STATUS_OK);
   return opened;
 }
 
@@ -275,32 +278,40 @@ void Soak::Actor::run_layer(const OpenLayer& layer) {
   TinyBatch batch = layer.model->batch(index);
   const nvfp4_moe::Workspace workspace(layer.workspace_bytes);
   const nvfp4_moe_batch c = c_batch(batch);
-  if (!done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer))
+  if (!done_or_busy(
+          nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr),
+          layer))
     return;
   EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions)
       << layer.model->name() << ", batch " << index << ", " << kSoakBackends[layer.backend];
   auto status = nvfp4_moe::make<nvfp4_moe_run_status>();
-  EXPECT_EQ(nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status),
-            NVFP4_MOE_STATUS_OK);
+  EXPECT_EQ(
+      nvfp4_moe_layer_run_status(layer.handle, workspace.data(), workspace.size_bytes(), &status),
+      NVFP4_MOE_STATUS_OK);
   const SoakModel::Right& right = layer.model->right(layer.backend, index, 0);
   EXPECT_EQ(status.bad_expert_ids, right.bad_expert_ids);
   EXPECT_EQ(status.nonfinite_tokens, right.nonfinite_tokens);
 }
 
-// A mistake of the caller's, which is an answer and no damage: whoever comes second is told that it is busy.
+// A mistake of the caller's, which is an answer and no damage: whoever comes second is told that it
+// is busy.
 void Soak::Actor::run_in_shared_workspace(const OpenLayer& layer) {
   const size_t index = random_() % layer.model->batches();
   TinyBatch batch = layer.model->batch(index);
   const nvfp4_moe::Workspace& workspace = soak_.shared_workspace_;
   ASSERT_LE(layer.workspace_bytes, workspace.size_bytes());
   const nvfp4_moe_batch c = c_batch(batch);
-  if (done_or_busy(nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr), layer)) {
-    EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions) << layer.model->name();
+  if (done_or_busy(
+          nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr),
+          layer)) {
+    EXPECT_LT(layer.model->version_of(layer.backend, index, batch.out), SoakModel::kVersions)
+        << layer.model->name();
   }
 }
 
 void Soak::Actor::replace(const OpenLayer& layer) {
-  const nvfp4_moe_expert expert = CLayer::expert(layer.model->version(random_() % SoakModel::kVersions));
+  const nvfp4_moe_expert expert =
+      CLayer::expert(layer.model->version(random_() % SoakModel::kVersions));
   done_or_busy(nvfp4_moe_layer_replace_expert(layer.handle, 0, &expert), layer);
 }
 
@@ -327,23 +338,27 @@ void Soak::Actor::fork_child(const OpenLayer& layer) {
   const nvfp4_moe::Workspace workspace(layer.workspace_bytes);
   const auto run = [&] {
     const nvfp4_moe_batch c = c_batch(batch);
-    return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(), nullptr) ==
-           NVFP4_MOE_STATUS_OK;
+    return nvfp4_moe_layer_run(layer.handle, &c, workspace.data(), workspace.size_bytes(),
+                               nullptr) == NVFP4_MOE_STATUS_OK;
   };
-  EXPECT_EQ(in_forked_child([&] {
-              if (!run() || model.version_of(layer.backend, index, batch.out) == SoakModel::kVersions) return 1;
-              for (size_t version = 0; version < SoakModel::kVersions; ++version) {
-                const nvfp4_moe_expert other = CLayer::expert(model.version(version));
-                if (nvfp4_moe_layer_replace_expert(layer.handle, 0, &other) != NVFP4_MOE_STATUS_OK) return 2;
-                if (!run() || !same_bits(batch.out, model.right(layer.backend, index, version).out)) return 3;
-                if (!kChildMayAllocate) continue;
-                nvfp4_moe_expert_out out = SoakModel::buffers(expert);
-                if (nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out) != NVFP4_MOE_STATUS_OK) return 4;
-                if (model.version_of(out) != version) return 5;
-              }
-              return 0;
-            }),
-            0)
+  EXPECT_EQ(
+      in_forked_child([&] {
+        if (!run() || model.version_of(layer.backend, index, batch.out) == SoakModel::kVersions)
+          return 1;
+        for (size_t version = 0; version < SoakModel::kVersions; ++version) {
+          const nvfp4_moe_expert other = CLayer::expert(model.version(version));
+          if (nvfp4_moe_layer_replace_expert(layer.handle, 0, &other) != NVFP4_MOE_STATUS_OK)
+            return 2;
+          if (!run() || !same_bits(batch.out, model.right(layer.backend, index, version).out))
+            return 3;
+          if (!kChildMayAllocate) continue;
+          nvfp4_moe_expert_out out = SoakModel::buffers(expert);
+          if (nvfp4_moe_layer_unpack_expert(layer.handle, 0, &out) != NVFP4_MOE_STATUS_OK) return 4;
+          if (model.version_of(out) != version) return 5;
+        }
+        return 0;
+      }),
+      0)
       << model.name();
 }
 
@@ -369,8 +384,8 @@ ATTACK_TEST(kForks, Soak, FourThreadsOnSharedLayers) {
   const std::chrono::seconds length(asked != nullptr ? std::atoi(asked) : 2);
   ASSERT_GT(length.count(), 0) << "NVFP4_MOE_SOAK_SECONDS";
   std::atomic<uint64_t> logged{0};
-  nvfp4_moe_set_log_callback([](int, const char*, void* user) { ++*static_cast<std::atomic<uint64_t>*>(user); },
-                             &logged);
+  nvfp4_moe_set_log_callback(
+      [](int, const char*, void* user) { ++*static_cast<std::atomic<uint64_t>*>(user); }, &logged);
   std::thread([] {}).join();  // a sanitizer starts one of its own beside the first
   const size_t descriptors = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
   {

@@ -1,4 +1,5 @@
-// The reference against an oracle written from the contract alone: every case of the table, every bit of the output.
+// The reference against an oracle written from the contract alone: every case of the table, every
+// bit of the output.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,11 +32,12 @@ TEST_P(ReferenceAgainstContract, EveryBit) {
     test::expect_same_status(oracle.status, *run.buffers().status);
     int64_t different = 0;
     for (size_t i = 0; i < actual.size(); ++i) {
-      const bool same = (std::isnan(actual[i]) && std::isnan(oracle.out[i])) || actual[i] == oracle.out[i];
+      const bool same =
+          (std::isnan(actual[i]) && std::isnan(oracle.out[i])) || actual[i] == oracle.out[i];
       if (!same && different++ == 0)
-        ADD_FAILURE() << "token " << i / static_cast<size_t>(spec.options.hidden_size) << " channel "
-                      << i % static_cast<size_t>(spec.options.hidden_size) << ": expected " << oracle.out[i] << ", got "
-                      << actual[i];
+        ADD_FAILURE() << "token " << i / static_cast<size_t>(spec.options.hidden_size)
+                      << " channel " << i % static_cast<size_t>(spec.options.hidden_size)
+                      << ": expected " << oracle.out[i] << ", got " << actual[i];
     }
     EXPECT_EQ(different, 0);
     ++cases;
@@ -47,7 +49,8 @@ std::vector<std::string> choices() {
   std::vector<std::string> names;
   for (const Case& spec : case_table()) {
     std::string name = spec.name.substr(0, spec.name.find('/'));
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      names.push_back(std::move(name));
   }
   return names;
 }

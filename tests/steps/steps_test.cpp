@@ -1,7 +1,10 @@
-// Every backend through every step, each step fed with the reference's inputs and compared with its outputs.
+// Every backend through every step, each step fed with the reference's inputs and compared with its
+// outputs.
 //
-// route, quantize, requantize and combine: bit for bit (codes modulo -0). gemm1 and gemm2: the contract's bound of each
-// element around the exact value, which is computed here from dequantized values.
+// route, quantize, requantize and combine: bit for bit (codes modulo -0). gemm1 and gemm2: the
+// contract's bound of each element around the exact value, which is computed here from dequantized
+// values.
+// Long because every step has its oracle here.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -31,7 +34,8 @@ uint8_t without_negative_zero(uint8_t byte) {
   return byte;
 }
 
-// The two runs of one case: `reference` walks through the layer, `other` redoes each step on a copy of its arrays.
+// The two runs of one case: `reference` walks through the layer, `other` redoes each step on a copy
+// of its arrays.
 class StepPair {
  public:
   StepPair(const Backend& backend, const CaseData& data)
@@ -66,20 +70,29 @@ class StepPair {
     walk_part(expected().routed, &LayerBuffers::routed);
     if (expected().shared.experts > 0) walk_part(expected().shared, &LayerBuffers::shared);
     step([](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.combine(step)); });
-    EXPECT_EQ(test::difference(reference_out_, other_out_, data_.spec.out_dtype, options().hidden_size), "");
+    EXPECT_EQ(
+        test::difference(reference_out_, other_out_, data_.spec.out_dtype, options().hidden_size),
+        "");
     compare_status();
   }
 
  private:
   void walk_part(const PartBuffers& part, PartBuffers LayerBuffers::*which) {
-    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.gemm1_swiglu(step, step.buffers.*which)); });
+    step([&](const LayerSteps& s, const StepContext& step) {
+      EXPECT_OK(s.gemm1_swiglu(step, step.buffers.*which));
+    });
     compare_gemm1(part, actual().*which);
-    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.requantize(step, step.buffers.*which)); });
+    step([&](const LayerSteps& s, const StepContext& step) {
+      EXPECT_OK(s.requantize(step, step.buffers.*which));
+    });
     const int64_t rows = part.row_offsets[part.experts];
     for (int64_t row = 0; row < rows; ++row)
-      compare_row(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size, "row");
+      compare_row(part.intermediate, (actual().*which).intermediate, row, part.intermediate_size,
+                  "row");
     compare_status();
-    step([&](const LayerSteps& s, const StepContext& step) { EXPECT_OK(s.gemm2(step, step.buffers.*which)); });
+    step([&](const LayerSteps& s, const StepContext& step) {
+      EXPECT_OK(s.gemm2(step, step.buffers.*which));
+    });
     compare_gemm2(part, actual().*which);
   }
 
@@ -90,7 +103,8 @@ class StepPair {
     for (int64_t e = 0; e <= data_.spec.range.count; ++e)
       ASSERT_EQ(expected().routed.row_offsets[e], actual().routed.row_offsets[e]) << "expert " << e;
     for (int64_t row = 0; row < expected().routed.row_offsets[data_.spec.range.count]; ++row)
-      ASSERT_EQ(expected().routed.assignment_of_row[row], actual().routed.assignment_of_row[row]) << "row " << row;
+      ASSERT_EQ(expected().routed.assignment_of_row[row], actual().routed.assignment_of_row[row])
+          << "row " << row;
     for (int e = 0; e <= expected().shared.experts && expected().shared.experts > 0; ++e)
       ASSERT_EQ(expected().shared.row_offsets[e], actual().shared.row_offsets[e]);
     compare_status();
@@ -98,22 +112,29 @@ class StepPair {
 
   void compare_hidden() {
     for (int64_t t = 0; t < data_.spec.tokens; ++t) {
-      const bool has_shared = expected().shared.experts > 0, weighs = options().router_weight == RouterWeight::kOnInput;
+      const bool has_shared = expected().shared.experts > 0,
+                 weighs = options().router_weight == RouterWeight::kOnInput;
       bool has_row = has_shared && !weighs;
       for (int64_t k = 0; k < options().top_k; ++k)
         has_row = has_row || expected().row_of_assignment[t * options().top_k + k] >= 0;
-      if (has_row) compare_row(expected().routed.hidden, actual().routed.hidden, t, options().hidden_size, "token");
-      if (has_shared) compare_row(expected().shared.hidden, actual().shared.hidden, t, options().hidden_size, "dense");
+      if (has_row)
+        compare_row(expected().routed.hidden, actual().routed.hidden, t, options().hidden_size,
+                    "token");
+      if (has_shared)
+        compare_row(expected().shared.hidden, actual().shared.hidden, t, options().hidden_size,
+                    "dense");
     }
     compare_status();
   }
 
-  void compare_row(const ActivationBuffers& e, const ActivationBuffers& a, int64_t row, int64_t k, const char* what) {
+  void compare_row(const ActivationBuffers& e, const ActivationBuffers& a, int64_t row, int64_t k,
+                   const char* what) {
     ASSERT_EQ(e.nonfinite[row], a.nonfinite[row]) << what << " " << row;
     if (e.nonfinite[row] != 0) return;
     if (format() == ActivationFormat::kBf16) {
       for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.bf16[row * k + i], a.bf16[row * k + i]) << what << " " << row << " element " << i;
+        ASSERT_EQ(e.bf16[row * k + i], a.bf16[row * k + i])
+            << what << " " << row << " element " << i;
       return;
     }
     if (format() == ActivationFormat::kInt8Block) {
@@ -121,7 +142,8 @@ class StepPair {
         ASSERT_EQ(e.int8_scales[row * (k / 16) + i], a.int8_scales[row * (k / 16) + i])
             << what << " " << row << " block " << i;
       for (int64_t i = 0; i < k; ++i)
-        ASSERT_EQ(e.int8_codes[row * k + i], a.int8_codes[row * k + i]) << what << " " << row << " element " << i;
+        ASSERT_EQ(e.int8_codes[row * k + i], a.int8_codes[row * k + i])
+            << what << " " << row << " element " << i;
       return;
     }
     ASSERT_EQ(e.row_scale[row], a.row_scale[row]) << what << " " << row;
@@ -134,7 +156,8 @@ class StepPair {
       ASSERT_EQ(e.block_scales[row * (k / 16) + i], a.block_scales[row * (k / 16) + i])
           << what << " " << row << " block " << i;
     for (int64_t i = 0; i < k / 2; ++i)
-      ASSERT_EQ(without_negative_zero(e.codes[row * (k / 2) + i]), without_negative_zero(a.codes[row * (k / 2) + i]))
+      ASSERT_EQ(without_negative_zero(e.codes[row * (k / 2) + i]),
+                without_negative_zero(a.codes[row * (k / 2) + i]))
           << what << " " << row << " elements " << 2 * i << " and " << 2 * i + 1;
   }
 
@@ -154,10 +177,12 @@ class StepPair {
       test::OracleFp8Weights fp8 = test::oracle_fp8_weights(view);
       return {std::move(fp8.values), std::ldexp(double{view.tensor_scale}, fp8.shift)};
     }
-    return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
+    return {test::oracle_decode(view.codes, view.block_scales, view.rows, view.cols),
+            view.tensor_scale};
   }
   // bias: null for none. It is one more term of the sum and one more addition.
-  Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n, const float* bias) const {
+  Exact exact(const std::vector<double>& x_row, const Weight& weight, int64_t n,
+              const float* bias) const {
     const size_t k = x_row.size();
     Exact result;
     for (size_t i = 0; i < k; ++i) {
@@ -174,28 +199,31 @@ class StepPair {
     return result;
   }
   // One row of activations as numbers, with its own scale.
-  std::vector<double> row_values(const ActivationBuffers& activations, int64_t row, int64_t k) const {
+  std::vector<double> row_values(const ActivationBuffers& activations, int64_t row,
+                                 int64_t k) const {
     std::vector<double> values(static_cast<size_t>(k));
     switch (format()) {
       case ActivationFormat::kNvfp4:
-        values =
-            test::oracle_decode(activations.codes + row * (k / 2), activations.block_scales + row * (k / 16), 1, k);
+        values = test::oracle_decode(activations.codes + row * (k / 2),
+                                     activations.block_scales + row * (k / 16), 1, k);
         for (double& value : values) value *= activations.row_scale[row];
         break;
       case ActivationFormat::kFp8:
         for (int64_t i = 0; i < k; ++i) {
           const uint8_t byte = activations.fp8[row * k + i];
           const double magnitude = test::oracle_e4m3(byte & 127);
-          values[static_cast<size_t>(i)] = (byte < 128 ? 1 : -1) * magnitude * activations.row_scale[row];
+          values[static_cast<size_t>(i)] =
+              (byte < 128 ? 1 : -1) * magnitude * activations.row_scale[row];
         }
         break;
       case ActivationFormat::kBf16:
-        for (int64_t i = 0; i < k; ++i) values[static_cast<size_t>(i)] = bf16(activations.bf16[row * k + i]);
+        for (int64_t i = 0; i < k; ++i)
+          values[static_cast<size_t>(i)] = bf16(activations.bf16[row * k + i]);
         break;
       case ActivationFormat::kInt8Block:
         for (int64_t i = 0; i < k; ++i)
-          values[static_cast<size_t>(i)] =
-              activations.int8_codes[row * k + i] * double{activations.int8_scales[(row * k + i) / 16]};
+          values[static_cast<size_t>(i)] = activations.int8_codes[row * k + i] *
+                                           double{activations.int8_scales[(row * k + i) / 16]};
         break;
     }
     return values;
@@ -205,26 +233,32 @@ class StepPair {
     return data_.expert(part.assignment_of_row == nullptr ? kSharedExpert : expert);
   }
 
-  // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same way agree.
-  static void expect_near(double exact, double error, double actual, DType dtype, const std::string& where) {
+  // actual lies within `error` of exact before it is rounded to dtype; both non-finite in the same
+  // way agree.
+  static void expect_near(double exact, double error, double actual, DType dtype,
+                          const std::string& where) {
     if (std::isnan(exact)) {
       EXPECT_TRUE(std::isnan(actual)) << where << ": expected NaN, got " << actual;
       return;
     }
     const double bound = error + test::oracle_half_ulp(std::fabs(exact) + error, dtype);
     const double largest = 0x1p128;
-    if (std::isinf(exact) || std::isinf(actual)) {  // an overflow on one side must be near on the other
+    if (std::isinf(exact) ||
+        std::isinf(actual)) {  // an overflow on one side must be near on the other
       const double magnitude = std::isinf(exact) ? std::fabs(actual) : std::fabs(exact);
-      EXPECT_TRUE(std::signbit(exact) == std::signbit(actual) && magnitude + bound >= largest * (1 - 0x1p-8))
+      EXPECT_TRUE(std::signbit(exact) == std::signbit(actual) &&
+                  magnitude + bound >= largest * (1 - 0x1p-8))
           << where << ": expected " << exact << ", got " << actual;
       return;
     }
-    EXPECT_LE(std::fabs(actual - exact), bound) << where << ": expected " << exact << ", got " << actual;
+    EXPECT_LE(std::fabs(actual - exact), bound)
+        << where << ": expected " << exact << ", got " << actual;
   }
 
   // docs/numerics.md, section 7.
   double bound_of_gemm(int64_t k, int64_t splits, double sum_abs, double half_ulp) const {
-    const bool fp8_tensor_cores = test::has_fp8_tensor_cores(other_.backend()) && format() == ActivationFormat::kFp8;
+    const bool fp8_tensor_cores =
+        test::has_fp8_tensor_cores(other_.backend()) && format() == ActivationFormat::kFp8;
     return (fp8_tensor_cores ? fp8_tensor_core_bound : gemm_bound)(k, splits, sum_abs, half_ulp);
   }
 
@@ -234,24 +268,29 @@ class StepPair {
       if (expected_part.row_offsets[e] == expected_part.row_offsets[e + 1]) continue;
       const ExpertSource weights = source(part, e);
       const Weight gate = decode(weights.gate), up = decode(weights.up);
-      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
+      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1];
+           ++row) {
         const int64_t token = token_of_row(expected_part, row, options().top_k);
-        const bool weigh = options().router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
+        const bool weigh = options().router_weight == RouterWeight::kBeforeDown &&
+                           part.assignment_of_row != nullptr;
         const double router =
-            weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])] : 1.0;
+            weigh ? data_.topk_weights[static_cast<size_t>(expected_part.assignment_of_row[row])]
+                  : 1.0;
         const bool bad = expected_part.hidden.nonfinite[token] != 0;
-        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected_part.hidden, token, k);
+        const std::vector<double> x_row =
+            bad ? std::vector<double>() : row_values(expected_part.hidden, token, k);
         for (int64_t n = 0; n < n_count; ++n) {
           const double actual = bf16(part.intermediate.bf16[row * n_count + n]);
-          const std::string where = "gemm1 row " + std::to_string(row) + " channel " + std::to_string(n);
+          const std::string where =
+              "gemm1 row " + std::to_string(row) + " channel " + std::to_string(n);
           if (bad) {
             EXPECT_TRUE(std::isnan(actual)) << where;
             continue;
           }
           const Exact u = exact(x_row, up, n, weights.biases.up);
           if (has_gate(options().activation))
-            check_swiglu(exact(x_row, gate, n, weights.biases.gate), u, k, weights.biases.gate != nullptr, router,
-                         actual, where);
+            check_swiglu(exact(x_row, gate, n, weights.biases.gate), u, k,
+                         weights.biases.gate != nullptr, router, actual, where);
           else
             check_relu2(u, k, weights.biases.up != nullptr, router, actual, where);
         }
@@ -261,24 +300,30 @@ class StepPair {
 
   // docs/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
   // f' of every variant lies within 1.1, clamps shorten.
-  void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router, double actual,
-                    const std::string& where) {
+  void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router,
+                    double actual, const std::string& where) {
     const int64_t splits = kSplits + biased;
-    const double dg = bound_of_gemm(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
-    const double du = bound_of_gemm(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+    const double dg =
+        bound_of_gemm(k, splits, g.sum_abs, test::oracle_half_ulp(g.value, DType::kF32));
+    const double du =
+        bound_of_gemm(k, splits, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
     const double h = test::oracle_activation_in_double(options(), g.value, u.value);
     const double other = options().activation == Activation::kSwigluOai ? 1 : 0;
-    const double error = 1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
-                         8 * test::oracle_half_ulp(h, DType::kF32);
+    const double error =
+        1.1 * ((std::fabs(u.value) + other) * dg + std::fabs(g.value) * du + dg * du) +
+        8 * test::oracle_half_ulp(h, DType::kF32);
     expect_near(h * router, error * router, actual, DType::kBf16, where);
   }
 
-  // The same section: relu(u + du)^2 is within 2 relu(u) du + du^2 of relu(u)^2; the square and the router weight are
-  // rounded to fp32.
-  void check_relu2(const Exact& u, int64_t k, bool biased, double router, double actual, const std::string& where) {
-    const double du = bound_of_gemm(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
+  // The same section: relu(u + du)^2 is within 2 relu(u) du + du^2 of relu(u)^2; the square and the
+  // router weight are rounded to fp32.
+  void check_relu2(const Exact& u, int64_t k, bool biased, double router, double actual,
+                   const std::string& where) {
+    const double du =
+        bound_of_gemm(k, kSplits + biased, u.sum_abs, test::oracle_half_ulp(u.value, DType::kF32));
     const double h = test::oracle_activation_in_double(options(), 0, u.value);
-    const double error = 2 * std::max(u.value, 0.0) * du + du * du + 2 * test::oracle_half_ulp(h, DType::kF32);
+    const double error =
+        2 * std::max(u.value, 0.0) * du + du * du + 2 * test::oracle_half_ulp(h, DType::kF32);
     expect_near(h * router, error * router, actual, DType::kBf16, where);
   }
 
@@ -290,16 +335,22 @@ class StepPair {
       const ExpertSource weights = source(part, e);
       const Weight down = decode(weights.down);
       const int64_t splits = kSplits + (weights.biases.down != nullptr);
-      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1]; ++row) {
+      for (int64_t row = expected_part.row_offsets[e]; row < expected_part.row_offsets[e + 1];
+           ++row) {
         const bool bad = expected_part.intermediate.nonfinite[row] != 0;
-        const std::vector<double> x_row = bad ? std::vector<double>() : row_values(expected_part.intermediate, row, k);
+        const std::vector<double> x_row =
+            bad ? std::vector<double>() : row_values(expected_part.intermediate, row, k);
         for (int64_t n = 0; n < n_count; ++n) {
           const int64_t i = row * n_count + n;
-          const double actual = dtype == DType::kBf16 ? bf16(static_cast<const uint16_t*>(part.rows_out)[i])
-                                                      : static_cast<const float*>(part.rows_out)[i];
-          const std::string where = "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
-          const Exact value = bad ? Exact{std::nan(""), 0} : exact(x_row, down, n, weights.biases.down);
-          expect_near(value.value, bound_of_gemm(k, splits, value.sum_abs, 0), actual, dtype, where);
+          const double actual = dtype == DType::kBf16
+                                    ? bf16(static_cast<const uint16_t*>(part.rows_out)[i])
+                                    : static_cast<const float*>(part.rows_out)[i];
+          const std::string where =
+              "gemm2 row " + std::to_string(row) + " channel " + std::to_string(n);
+          const Exact value =
+              bad ? Exact{std::nan(""), 0} : exact(x_row, down, n, weights.biases.down);
+          expect_near(value.value, bound_of_gemm(k, splits, value.sum_abs, 0), actual, dtype,
+                      where);
         }
       }
     }
@@ -345,10 +396,12 @@ TEST_P(Unpack, GivesTheSourceBack) {
     if (test::declines(backend(), data->config)) continue;
     test::CaseRun run(backend(), *data);
     ASSERT_TRUE(run.ok());
-    for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0; e < spec.range.count; ++e) {
+    for (int64_t e = spec.options.shared_intermediate_size > 0 ? kSharedExpert : 0;
+         e < spec.range.count; ++e) {
       ExpertBuffers out;
       ASSERT_OK(backend().unpack_expert(run.weights(), e, out));
-      const ExpertBuffers& in = data->experts[static_cast<size_t>(e == kSharedExpert ? spec.range.count : e)];
+      const ExpertBuffers& in =
+          data->experts[static_cast<size_t>(e == kSharedExpert ? spec.range.count : e)];
       EXPECT_EQ(out.gate.codes, in.gate.codes);
       EXPECT_EQ(out.gate.block_scales, in.gate.block_scales);
       EXPECT_EQ(out.up.codes, in.up.codes);

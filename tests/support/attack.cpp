@@ -30,7 +30,8 @@ std::atomic<int64_t> tried{0};
 // The entry of a test; null if it is not marked. "All/Suite.Name/7" is one of Suite.Name.
 const AttackKind* kind_of(const testing::TestInfo& test) {
   const std::string suite = test.test_suite_name(), name = test.name();
-  const auto found = marked().find(suite.substr(suite.rfind('/') + 1) + "." + name.substr(0, name.find('/')));
+  const auto found =
+      marked().find(suite.substr(suite.rfind('/') + 1) + "." + name.substr(0, name.find('/')));
   return found == marked().end() ? nullptr : &found->second;
 }
 

@@ -21,7 +21,8 @@ concept MakesParametrizedTests = requires {
   sizeof(::testing::WithParamInterface<T>);
 };
 static_assert(MakesParametrizedTests<BackendParam> && MakesParametrizedTests<KernelsParam>);
-static_assert(!MakesParametrizedTests<const Backend*> && !MakesParametrizedTests<const cpu::Kernels*>);
+static_assert(!MakesParametrizedTests<const Backend*> &&
+              !MakesParametrizedTests<const cpu::Kernels*>);
 
 // "cpu:avx2" as the name of a test: cpu_avx2.
 std::string test_name(std::string name) {
@@ -29,14 +30,18 @@ std::string test_name(std::string name) {
   return name;
 }
 
-std::string first_device(const Backend& backend) { return backend.memory == nullptr ? "cpu" : "cuda:0"; }
+std::string first_device(const Backend& backend) {
+  return backend.memory == nullptr ? "cpu" : "cuda:0";
+}
 
-// Those of the registry, in its order, without "cpu": the best of its instruction sets, which stand there themselves.
+// Those of the registry, in its order, without "cpu": the best of its instruction sets, which stand
+// there themselves.
 template <class Wanted>
 std::vector<BackendParam> registered(Wanted wanted) {
   std::vector<BackendParam> list;
   for (const Backend* backend : backends())
-    if (backend != &kCpuBackend && backend->steps != nullptr && wanted(*backend)) list.emplace_back(*backend);
+    if (backend != &kCpuBackend && backend->steps != nullptr && wanted(*backend))
+      list.emplace_back(*backend);
   return list;
 }
 
@@ -54,7 +59,8 @@ std::string HardwareParam<cpu::Kernels>::name() const {
 std::string why_not_here(const Backend& backend) {
   const MoeOptions plain = test::sizes_of(2, 1, 64, 64);
   const auto device = device_facts(first_device(backend));
-  return device.ok() ? backend.supports(*MoeConfig::make(plain), *device).message() : device.status().message();
+  return device.ok() ? backend.supports(*MoeConfig::make(plain), *device).message()
+                     : device.status().message();
 }
 
 std::string why_not_here(const cpu::Kernels& kernels) {
@@ -95,8 +101,9 @@ std::vector<KernelsParam> instruction_sets() {
 
 std::vector<const Backend*> runnable_backends() {
   std::vector<const Backend*> list(backends().begin(), backends().end());
-  std::erase_if(list,
-                [](const Backend* backend) { return backend->memory != nullptr || !why_not_here(*backend).empty(); });
+  std::erase_if(list, [](const Backend* backend) {
+    return backend->memory != nullptr || !why_not_here(*backend).empty();
+  });
   return list;
 }
 

@@ -1,7 +1,9 @@
-// The backends and instruction sets that a test goes through. A machine runs some of them and skips the others by name.
+// The backends and instruction sets that a test goes through. A machine runs some of them and skips
+// the others by name.
 //
-// That is decided here and nowhere else: the lists hold parameters that only HardwareTest can open, and it asks the
-// machine first. A fixture of its own over `const Backend*` or `const cpu::Kernels*` does not compile.
+// That is decided here and nowhere else: the lists hold parameters that only HardwareTest can open,
+// and it asks the machine first. A fixture of its own over `const Backend*` or `const
+// cpu::Kernels*` does not compile.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,10 +18,12 @@
 
 namespace nvfp4_moe::internal::test {
 
-// Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why not.
+// Empty where this machine runs it (Backend::supports decides, Kernels::runs_on_host), else why
+// not.
 std::string why_not_here(const Backend& backend);
 std::string why_not_here(const cpu::Kernels& kernels);
-// Whether it declines this layer, by name, on this host or its first device: cases of other backends.
+// Whether it declines this layer, by name, on this host or its first device: cases of other
+// backends.
 bool declines(const Backend& backend, const MoeConfig& config);
 // Whether its sums under fp8 are those of FP8 tensor cores, which add with 13 bits.
 bool has_fp8_tensor_cores(const Backend& backend);
@@ -47,7 +51,8 @@ std::string HardwareParam<Backend>::name() const;
 template <>
 std::string HardwareParam<cpu::Kernels>::name() const;
 
-// The base of every test over them: skipped, with the reason, where this machine does not run its parameter.
+// The base of every test over them: skipped, with the reason, where this machine does not run its
+// parameter.
 template <class T>
 class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
  protected:
@@ -59,7 +64,8 @@ class HardwareTest : public ::testing::TestWithParam<HardwareParam<T>> {
   }
   // Throws before SetUp: in a fixture's constructor nothing is known of the machine.
   const T& checked() const {
-    if (checked_ == nullptr) throw std::logic_error("a test's backend was asked for before SetUp examined the machine");
+    if (checked_ == nullptr)
+      throw std::logic_error("a test's backend was asked for before SetUp examined the machine");
     return *checked_;
   }
 
@@ -92,17 +98,20 @@ std::string hardware_test_name(const ::testing::TestParamInfo<HardwareParam<T>>&
   return info.param.name();
 }
 
-// For tests of another kind that loop over what they can open: the registry's that this host runs in host memory, in
-// its order.
+// For tests of another kind that loop over what they can open: the registry's that this host runs
+// in host memory, in its order.
 std::vector<const Backend*> runnable_backends();
 
-inline constexpr ActivationFormat kActivationFormats[] = {ActivationFormat::kNvfp4, ActivationFormat::kBf16,
-                                                          ActivationFormat::kInt8Block, ActivationFormat::kFp8};
+inline constexpr ActivationFormat kActivationFormats[] = {
+    ActivationFormat::kNvfp4, ActivationFormat::kBf16, ActivationFormat::kInt8Block,
+    ActivationFormat::kFp8};
 
 // Activation formats that no cuda backend takes.
 inline bool is_of_hosts(ActivationFormat format) { return format == ActivationFormat::kInt8Block; }
 
-inline bool is_of_hosts(const MoeOptions& options) { return is_of_hosts(options.activation_format); }
+inline bool is_of_hosts(const MoeOptions& options) {
+  return is_of_hosts(options.activation_format);
+}
 
 // What `explain` would be told of a GPU of this compute capability (90 for 9.0).
 inline DeviceFacts gpu_of(int compute_capability) {

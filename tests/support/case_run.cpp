@@ -27,7 +27,8 @@ CaseRun::CaseRun(const Backend& backend, const CaseData& data, int64_t max_token
   if (!reason.empty()) return;
   const bool shared = data.spec.options.shared_intermediate_size > 0;
   weights_.tensor_scales.resize(static_cast<size_t>(data.spec.range.count) + 1);
-  auto bytes = backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0, "packed weights");
+  auto bytes =
+      backend.allocate(backend.packed_bytes(data.config, data.spec.range), 0, "packed weights");
   EXPECT_OK(bytes);
   if (!bytes.ok()) return;
   weights_.bytes = std::move(*bytes);
@@ -73,23 +74,28 @@ void CaseRun::upload_workspace() {
 }
 
 size_t CaseRun::out_bytes(const Batch& batch) const {
-  return static_cast<size_t>(batch.tokens * weights_.config->hidden_size * bits(batch.out_dtype) / 8);
+  return static_cast<size_t>(batch.tokens * weights_.config->hidden_size * bits(batch.out_dtype) /
+                             8);
 }
 
 Batch CaseRun::place(const Batch& batch) {
   if (!ok_ || backend_->memory == nullptr) return batch;
   Batch placed = batch;
   const auto& config = weights_.config;
-  const auto tokens = static_cast<size_t>(batch.tokens), choices = tokens * static_cast<size_t>(config->top_k);
+  const auto tokens = static_cast<size_t>(batch.tokens),
+             choices = tokens * static_cast<size_t>(config->top_k);
   struct {
     const void* from;
     const void** to;
     size_t size_bytes;
   } const arrays[] = {
-      {batch.hidden, &placed.hidden, tokens * static_cast<size_t>(config->hidden_size * bits(batch.hidden_dtype) / 8)},
+      {batch.hidden, &placed.hidden,
+       tokens * static_cast<size_t>(config->hidden_size * bits(batch.hidden_dtype) / 8)},
       {batch.topk_ids, &placed.topk_ids, choices * static_cast<size_t>(bits(batch.ids_dtype) / 8)},
-      {batch.topk_weights, reinterpret_cast<const void**>(&placed.topk_weights), choices * sizeof(float)},
-      {batch.shared_weights, reinterpret_cast<const void**>(&placed.shared_weights), tokens * sizeof(float)},
+      {batch.topk_weights, reinterpret_cast<const void**>(&placed.topk_weights),
+       choices * sizeof(float)},
+      {batch.shared_weights, reinterpret_cast<const void**>(&placed.shared_weights),
+       tokens * sizeof(float)},
       {batch.out, const_cast<const void**>(&placed.out), out_bytes(batch)},
   };
   std::vector<std::byte> bytes;
@@ -104,15 +110,17 @@ Batch CaseRun::place(const Batch& batch) {
     *array.to = array.from == nullptr ? nullptr : device_batch_.data() + offset;
     offset += (array.size_bytes + kAlignment) / kAlignment * kAlignment;
   }
-  EXPECT_OK(backend_->memory->to_device(0, device_batch_.data(), bytes.data(), bytes.size(), nullptr));
+  EXPECT_OK(
+      backend_->memory->to_device(0, device_batch_.data(), bytes.data(), bytes.size(), nullptr));
   return placed;
 }
 
 void CaseRun::fetch(const Batch& placed, void* out) {
   if (!ok_ || backend_->memory == nullptr) return;
-  EXPECT_OK(backend_->memory->to_host(0, base_ - kAlignment, device_workspace_.data(), device_workspace_.size_bytes(),
-                                      nullptr));
-  if (out_bytes(placed) != 0) EXPECT_OK(backend_->memory->to_host(0, out, placed.out, out_bytes(placed), nullptr));
+  EXPECT_OK(backend_->memory->to_host(0, base_ - kAlignment, device_workspace_.data(),
+                                      device_workspace_.size_bytes(), nullptr));
+  if (out_bytes(placed) != 0)
+    EXPECT_OK(backend_->memory->to_host(0, out, placed.out, out_bytes(placed), nullptr));
 }
 
 std::vector<uint8_t> CaseRun::run(const CaseData& data, Executor* executor) {
@@ -144,7 +152,9 @@ std::vector<uint8_t> CaseRun::run_steps(const CaseData& data) {
 }
 
 Status CaseRun::run_into(const Batch& batch, Executor& executor, void* stream) const {
-  if (!ok_) return unsupported(std::string("a run of ") + backend_->name + ": expected one that was made, see above");
+  if (!ok_)
+    return unsupported(std::string("a run of ") + backend_->name +
+                       ": expected one that was made, see above");
   std::byte* const base = backend_->memory == nullptr ? base_ : device_base_;
   const RunContext context{&executor, stream};
   last_tokens_ = batch.tokens;
@@ -155,12 +165,14 @@ int64_t CaseRun::broken_guard() const {
   std::vector<bool> inside(storage_.size());
   const auto start = static_cast<size_t>(base_ - storage_.data());
   const Limits limits{last_tokens_, kGuardBytes, plan_.limits.gemm_config};
-  const auto plan = backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
+  const auto plan =
+      backend_->plan(weights_.config, weights_.range, weights_.scales, limits, plan_.device);
   EXPECT_OK(plan);
   for (const Span& span : plan->workspace.spans)
     for (size_t i = 0; i < span.size_bytes; ++i) inside[start + span.offset_bytes + i] = true;
   for (size_t i = 0; i < storage_.size(); ++i)
-    if (!inside[i] && storage_[i] != kPoison) return static_cast<int64_t>(i) - static_cast<int64_t>(start);
+    if (!inside[i] && storage_[i] != kPoison)
+      return static_cast<int64_t>(i) - static_cast<int64_t>(start);
   return -1;
 }
 
@@ -209,16 +221,17 @@ std::vector<float> to_floats(const std::vector<uint8_t>& bytes, DType dtype) {
   return values;
 }
 
-std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual, DType dtype,
-                       int64_t channels) {
+std::string difference(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual,
+                       DType dtype, int64_t channels) {
   const std::vector<float> e = to_floats(expected, dtype), a = to_floats(actual, dtype);
   if (e.size() != a.size()) return "sizes differ";
   for (size_t i = 0; i < e.size(); ++i) {
     if (std::isnan(e[i]) && std::isnan(a[i])) continue;
     if (e[i] == a[i] && std::signbit(e[i]) == std::signbit(a[i])) continue;
     const auto index = static_cast<int64_t>(i);
-    return "token " + std::to_string(index / channels) + " channel " + std::to_string(index % channels) +
-           ": expected " + std::to_string(e[i]) + ", got " + std::to_string(a[i]);
+    return "token " + std::to_string(index / channels) + " channel " +
+           std::to_string(index % channels) + ": expected " + std::to_string(e[i]) + ", got " +
+           std::to_string(a[i]);
   }
   return {};
 }

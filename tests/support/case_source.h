@@ -15,8 +15,11 @@ inline LayerSource source_of(const CaseData& data) {
     loaded.source = data.expert(local);
     return loaded;
   };
-  source.expert = [give, first = data.spec.range.first](int64_t global) { return give(global - first); };
-  if (data.spec.options.shared_intermediate_size > 0) source.shared_expert = [give] { return give(kSharedExpert); };
+  source.expert = [give, first = data.spec.range.first](int64_t global) {
+    return give(global - first);
+  };
+  if (data.spec.options.shared_intermediate_size > 0)
+    source.shared_expert = [give] { return give(kSharedExpert); };
   return source;
 }
 

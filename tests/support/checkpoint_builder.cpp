@@ -63,11 +63,13 @@ float rounded_to(float value, DType dtype) {
 }
 
 // (rows, cols) elements of `size` bytes to (cols, rows).
-std::vector<uint8_t> transposed(const std::vector<uint8_t>& in, int64_t rows, int64_t cols, int64_t size) {
+std::vector<uint8_t> transposed(const std::vector<uint8_t>& in, int64_t rows, int64_t cols,
+                                int64_t size) {
   std::vector<uint8_t> out(in.size());
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < cols; ++c)
-      std::memcpy(out.data() + (c * rows + r) * size, in.data() + (r * cols + c) * size, static_cast<size_t>(size));
+      std::memcpy(out.data() + (c * rows + r) * size, in.data() + (r * cols + c) * size,
+                  static_cast<size_t>(size));
   return out;
 }
 
@@ -77,12 +79,15 @@ std::string key_of(int64_t layer, int64_t expert, const std::string& projection)
 
 void quantize(BuiltMatrix& m) {
   QuantizeCounts counts;
-  const Status status = quantize_weights(m.weights, m.rows, m.cols, m.tensor_scale, ScaleSearch::kMax, m.codes.data(),
-                                         m.scales.data(), counts);
+  const Status status =
+      quantize_weights(m.weights, m.rows, m.cols, m.tensor_scale, ScaleSearch::kMax, m.codes.data(),
+                       m.scales.data(), counts);
   if (!status.ok()) throw std::runtime_error(status.message());
 }
 
-void write_text(const std::filesystem::path& path, const std::string& text) { std::ofstream(path) << text; }
+void write_text(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
 
 }  // namespace
 
@@ -105,13 +110,17 @@ const CheckpointBuilder::Names& CheckpointBuilder::names() const {
       {"qwen2_moe", "model.", "mlp", false, "shared_expert", false, nullptr},
       {"qwen3_moe", "model.", "mlp", false, nullptr, false, nullptr},
       {"qwen3_next", "model.", "mlp", false, "shared_expert", false, nullptr},
-      {"qwen3_5_moe", "model.language_model.", "mlp", false, "shared_expert", false, "qwen3_5_moe_text"},
+      {"qwen3_5_moe", "model.language_model.", "mlp", false, "shared_expert", false,
+       "qwen3_5_moe_text"},
       {"glm4_moe", "model.", "mlp", false, "shared_experts", false, nullptr},
-      {"glm5_next", "model.language_model.", "mlp", false, "shared_experts", false, "glm5_next_text"},
+      {"glm5_next", "model.language_model.", "mlp", false, "shared_experts", false,
+       "glm5_next_text"},
       {"minimax_m2", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
-      {"minimax_m3", "language_model.model.", "block_sparse_moe", true, nullptr, false, "minimax_m3_vl_text"},
+      {"minimax_m3", "language_model.model.", "block_sparse_moe", true, nullptr, false,
+       "minimax_m3_vl_text"},
       {"mixtral", "model.", "block_sparse_moe", true, nullptr, false, nullptr},
-      {"llama4", "language_model.model.", "feed_forward", false, "shared_expert", true, "llama4_text"},
+      {"llama4", "language_model.model.", "feed_forward", false, "shared_expert", true,
+       "llama4_text"},
       {"motif", "model.", "moe", false, nullptr, false, nullptr},
   };
   for (const Names& row : table)
@@ -126,7 +135,8 @@ bool CheckpointBuilder::has_shared() const { return names().shared != nullptr; }
 
 CheckpointBuilder::CheckpointBuilder(const BuilderOptions& options) : options_(options) {
   const std::string& type = options_.model_type;
-  const bool first_dense = type == "deepseek_v3" || type.starts_with("kimi") || type.starts_with("glm");
+  const bool first_dense =
+      type == "deepseek_v3" || type.starts_with("kimi") || type.starts_with("glm");
   for (int64_t l = 0; l < options_.layers; ++l) layers_.push_back(l + (first_dense ? 1 : 0));
   make_config();
   generate();
@@ -145,7 +155,9 @@ void CheckpointBuilder::make_config() {
   text[plain_size ? "intermediate_size" : "moe_intermediate_size"] = options_.intermediate_size;
   if (!plain_size) text["intermediate_size"] = 4 * options_.intermediate_size;
   const bool qwen = type.starts_with("qwen");
-  text[qwen ? "num_experts" : plain_size ? "num_local_experts" : "n_routed_experts"] = options_.num_experts;
+  text[qwen         ? "num_experts"
+       : plain_size ? "num_local_experts"
+                    : "n_routed_experts"] = options_.num_experts;
   if (layers_.front() == 1) text["first_k_dense_replace"] = 1;
   if (type == "motif") text["first_k_dense_replace"] = 0;
   if (qwen) {
@@ -165,7 +177,8 @@ void CheckpointBuilder::make_config() {
     config_["model_type"] = type;
   } else {
     text["model_type"] = row.text_type;
-    config_ = {{"model_type", type}, {"text_config", text}, {"vision_config", {{"hidden_size", 8}}}};
+    config_ = {
+        {"model_type", type}, {"text_config", text}, {"vision_config", {{"hidden_size", 8}}}};
   }
   config_["architectures"] = {type + "_ForCausalLM"};
   hf_quant_ = json();
@@ -175,36 +188,47 @@ void CheckpointBuilder::make_config() {
     case SourceFormat::kModelOptStacked:
       if (type == "deepseek_v4") {
         json& quantization = config_["quantization_config"];
-        quantization = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"moe_quant_algo", algo}};
+        quantization = {
+            {"quant_method", "fp8"}, {"weight_block_size", {128, 128}}, {"moe_quant_algo", algo}};
         quantization["quant_algo"] = "MIXED_PRECISION";
         quantization["ignore"] = {"*.attn.*", "head", "mtp.*"};
         break;
       }
-      config_["quantization_config"] = {{"quant_method", "modelopt"},
-                                        {"quant_algo", algo},
-                                        {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}}};
+      config_["quantization_config"] = {
+          {"quant_method", "modelopt"},
+          {"quant_algo", algo},
+          {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}}};
       {
-        const json arguments = {{"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
+        const json arguments = {
+            {"dynamic", false}, {"num_bits", 4}, {"type", "float"}, {"group_size", 16}};
         json& group = config_["quantization_config"]["config_groups"]["group_0"];
         group = {{"weights", arguments}, {"targets", {"Linear"}}};
         if (!options_.weight_only) group["input_activations"] = arguments;
       }
       if (options_.hf_quant_config) {
-        hf_quant_ = {{"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}},
-                     {"quantization", {{"quant_algo", algo}, {"kv_cache_quant_algo", nullptr}, {"group_size", 16}}}};
+        hf_quant_ = {
+            {"producer", {{"name", "modelopt"}, {"version", "0.47.0"}}},
+            {"quantization",
+             {{"quant_algo", algo}, {"kv_cache_quant_algo", nullptr}, {"group_size", 16}}}};
         hf_quant_["quantization"]["exclude_modules"] = {"lm_head"};
       }
       break;
     case SourceFormat::kCompressedTensors: {
-      json weights = {
-          {"num_bits", 4},     {"type", "float"},  {"strategy", "tensor_group"},          {"group_size", 16},
-          {"symmetric", true}, {"dynamic", false}, {"scale_dtype", "torch.float8_e4m3fn"}};
+      json weights = {{"num_bits", 4},
+                      {"type", "float"},
+                      {"strategy", "tensor_group"},
+                      {"group_size", 16},
+                      {"symmetric", true},
+                      {"dynamic", false},
+                      {"scale_dtype", "torch.float8_e4m3fn"}};
       json input = nullptr;
-      if (!options_.weight_only) input = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", "local"}};
+      if (!options_.weight_only)
+        input = {{"num_bits", 4}, {"type", "float"}, {"group_size", 16}, {"dynamic", "local"}};
       json group = {{"weights", weights}, {"input_activations", input}};
       group["targets"] = {"Linear"};
-      config_["quantization_config"] = {
-          {"quant_method", "compressed-tensors"}, {"format", "nvfp4-pack-quantized"}, {"ignore", {"lm_head"}}};
+      config_["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                        {"format", "nvfp4-pack-quantized"},
+                                        {"ignore", {"lm_head"}}};
       config_["quantization_config"]["config_groups"]["group_0"] = group;
       break;
     }
@@ -229,17 +253,20 @@ void CheckpointBuilder::generate() {
         m.cols = down ? options_.intermediate_size : options_.hidden_size;
         m.codes.resize(static_cast<size_t>(m.rows * m.cols / 2));
         m.input_scale = down ? 2 * input_scale : input_scale;
-        if (const bool mxfp4 = options_.format == SourceFormat::kMxfp4; mxfp4 || options_.random_codes) {
+        if (const bool mxfp4 = options_.format == SourceFormat::kMxfp4;
+            mxfp4 || options_.random_codes) {
           for (uint8_t& byte : m.codes) byte = static_cast<uint8_t>(noise.bits() >> 56);
           m.scales.resize(static_cast<size_t>(m.rows * (m.cols / (mxfp4 ? 32 : 16))));
           for (uint8_t& byte : m.scales)
-            byte = static_cast<uint8_t>(mxfp4 ? 117 + noise.bits() % 6 : 0x50 + noise.bits() % 0x2F);
+            byte =
+                static_cast<uint8_t>(mxfp4 ? 117 + noise.bits() % 6 : 0x50 + noise.bits() % 0x2F);
           if (!mxfp4) m.tensor_scale = 1e-4f;
           continue;
         }
         double amax = 0;
         for (int64_t i = 0; i < m.rows * m.cols; ++i) {
-          const float w = rounded_to(0.05f * noise.normal() * (i % 97 == 0 ? 4.0f : 1.0f), options_.float_dtype);
+          const float w = rounded_to(0.05f * noise.normal() * (i % 97 == 0 ? 4.0f : 1.0f),
+                                     options_.float_dtype);
           m.weights.push_back(w);
           amax = std::max(amax, std::abs(static_cast<double>(w)));
         }
@@ -247,10 +274,12 @@ void CheckpointBuilder::generate() {
         m.scales.resize(static_cast<size_t>(m.rows * (m.cols / 16)));
         quantize(m);
       }
-      // Both producers give gate and up one scale; here the larger one, and up is quantized with it.
+      // Both producers give gate and up one scale; here the larger one, and up is quantized with
+      // it.
       BuiltMatrix& gate = matrix(layer, e, "gate");
       BuiltMatrix& up = matrix(layer, e, "up");
-      if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4) continue;
+      if (options_.format == SourceFormat::kFloat || options_.format == SourceFormat::kMxfp4)
+        continue;
       if (options_.random_codes) continue;
       const float both = std::max(gate.tensor_scale, up.tensor_scale);
       for (BuiltMatrix* m : {&gate, &up}) {
@@ -259,18 +288,21 @@ void CheckpointBuilder::generate() {
       }
     }
     if (!stacked() || options_.format == SourceFormat::kFloat) continue;
-    // Stacked: one tensor scale per expert for gate and up together is kept; input scales are one per expert.
+    // Stacked: one tensor scale per expert for gate and up together is kept; input scales are one
+    // per expert.
     for (int64_t e = 0; e < options_.num_experts; ++e) {
       matrix(layer, e, "up").input_scale = matrix(layer, e, "gate").input_scale;
     }
   }
 }
 
-BuiltMatrix& CheckpointBuilder::matrix(int64_t layer, int64_t expert, const std::string& projection) {
+BuiltMatrix& CheckpointBuilder::matrix(int64_t layer, int64_t expert,
+                                       const std::string& projection) {
   return matrices_.at(key_of(layer, expert, projection));
 }
 
-std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert, const std::string& projection,
+std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert,
+                                           const std::string& projection,
                                            const std::string& part) const {
   const Names& row = names();
   const auto suffix_of = [&]() -> std::string {
@@ -283,12 +315,15 @@ std::string CheckpointBuilder::tensor_name(int64_t layer, int64_t expert, const 
     return compressed ? "input_global_scale" : "input_scale";
   };
   const std::string suffix = suffix_of();
-  const std::string block = std::string(row.prefix) + "layers." + std::to_string(layer) + "." + row.block + ".";
+  const std::string block =
+      std::string(row.prefix) + "layers." + std::to_string(layer) + "." + row.block + ".";
   if (stacked() && expert >= 0) {
-    const std::string base = block + "experts." + (projection == "down" ? "down_proj" : "gate_up_proj");
+    const std::string base =
+        block + "experts." + (projection == "down" ? "down_proj" : "gate_up_proj");
     return suffix == "weight" ? base : base + "_" + suffix;
   }
-  const std::string module = expert < 0 ? std::string(row.shared) : "experts." + std::to_string(expert);
+  const std::string module =
+      expert < 0 ? std::string(row.shared) : "experts." + std::to_string(expert);
   const bool w = row.w_words;
   const char* word = projection == "gate" ? (w ? "w1" : "gate_proj")
                      : projection == "up" ? (w ? "w3" : "up_proj")
@@ -302,7 +337,8 @@ void CheckpointBuilder::render_matrix(int64_t layer, int64_t expert, const std::
     tensors_[tensor_name(layer, expert, projection, part)] = std::move(tensor);
   };
   if (options_.format == SourceFormat::kFloat) {
-    put("codes", {options_.float_dtype, {m.rows, m.cols}, float_bytes(m.weights, options_.float_dtype)});
+    put("codes",
+        {options_.float_dtype, {m.rows, m.cols}, float_bytes(m.weights, options_.float_dtype)});
     return;
   }
   if (options_.format == SourceFormat::kMxfp4) {
@@ -312,7 +348,9 @@ void CheckpointBuilder::render_matrix(int64_t layer, int64_t expert, const std::
   }
   const bool inverse = options_.format == SourceFormat::kCompressedTensors;
   const std::vector<int64_t> scalar = inverse ? std::vector<int64_t>{1} : std::vector<int64_t>{};
-  const auto stored = [&](float s) { return bytes_of(inverse ? static_cast<float>(1.0 / static_cast<double>(s)) : s); };
+  const auto stored = [&](float s) {
+    return bytes_of(inverse ? static_cast<float>(1.0 / static_cast<double>(s)) : s);
+  };
   put("codes", {DType::kU8, {m.rows, m.cols / 2}, m.codes});
   put("scales", {DType::kF8E4M3, {m.rows, m.cols / 16}, m.scales});
   put("tensor_scale", {DType::kF32, scalar, stored(m.tensor_scale)});
@@ -360,7 +398,8 @@ void CheckpointBuilder::render_stacked(int64_t layer) {
     tensor_scales.shape = input_scales.shape = {options_.num_experts};
     tensors_[tensor_name(layer, 0, projection, "scales")] = scales;
     tensors_[tensor_name(layer, 0, projection, "tensor_scale")] = tensor_scales;
-    if (!options_.weight_only) tensors_[tensor_name(layer, 0, projection, "input_scale")] = input_scales;
+    if (!options_.weight_only)
+      tensors_[tensor_name(layer, 0, projection, "input_scale")] = input_scales;
   }
 }
 
@@ -373,7 +412,8 @@ void CheckpointBuilder::render() {
     for (const char* projection : {"gate", "up", "down"}) {
       for (int64_t e = has_shared() ? -1 : 0; e < (stacked() ? 0 : options_.num_experts); ++e) {
         const BuiltMatrix& m = matrix(layer, e, projection);
-        if (options_.format == SourceFormat::kModelOptStacked)  // beside stacks, shared experts stay floats
+        if (options_.format ==
+            SourceFormat::kModelOptStacked)  // beside stacks, shared experts stay floats
           tensors_[tensor_name(layer, e, projection, "codes")] = {
               DType::kBf16, {m.rows, m.cols}, float_bytes(m.weights, DType::kBf16)};
         else
@@ -396,15 +436,16 @@ std::map<std::string, RawTensor>& CheckpointBuilder::tensors() {
 }
 
 const char* to_string(Plant fault) {
-  static const char* const names[] = {"flipped_code",          "scale_times_two",         "swapped_gate_up",
-                                      "transposed_scales",     "reciprocal_tensor_scale", "shifted_experts",
-                                      "missing_expert",        "missing_input_scale",     "zero_input_scale",
-                                      "denormal_input_scale",  "infinite_input_scale",    "nan_input_scale",
-                                      "negative_input_scale",  "one_input_scale",         "nan_block_scale",
-                                      "negative_block_scale",  "nan_tensor_scale",        "zero_tensor_scale",
-                                      "negative_tensor_scale", "gate_up_mismatch",        "wrong_shape",
-                                      "wrong_dtype",           "group_size_32",           "zero_scale_over_codes",
-                                      "all_zero_scales"};
+  static const char* const names[] = {
+      "flipped_code",          "scale_times_two",         "swapped_gate_up",
+      "transposed_scales",     "reciprocal_tensor_scale", "shifted_experts",
+      "missing_expert",        "missing_input_scale",     "zero_input_scale",
+      "denormal_input_scale",  "infinite_input_scale",    "nan_input_scale",
+      "negative_input_scale",  "one_input_scale",         "nan_block_scale",
+      "negative_block_scale",  "nan_tensor_scale",        "zero_tensor_scale",
+      "negative_tensor_scale", "gate_up_mismatch",        "wrong_shape",
+      "wrong_dtype",           "group_size_32",           "zero_scale_over_codes",
+      "all_zero_scales"};
   return names[static_cast<int>(fault)];
 }
 
@@ -421,12 +462,15 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
     const size_t at = tensor.bytes.size() > 4 ? static_cast<size_t>(expert) * 4 : 0;
     std::memcpy(tensor.bytes.data() + at, &value, 4);
   };
-  constexpr float kInf = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  constexpr float kInf = std::numeric_limits<float>::infinity(),
+                  kNan = std::numeric_limits<float>::quiet_NaN();
   static const std::map<Plant, float> input_scales = {
-      {Plant::kZeroInputScale, 0.0f}, {Plant::kDenormalInputScale, 1e-40f}, {Plant::kInfiniteInputScale, kInf},
-      {Plant::kNanInputScale, kNan},  {Plant::kNegativeInputScale, -0.5f},  {Plant::kOneInputScale, 1.0f}};
-  static const std::map<Plant, float> tensor_scales = {
-      {Plant::kNanTensorScale, kNan}, {Plant::kZeroTensorScale, 0.0f}, {Plant::kNegativeTensorScale, -1e-4f}};
+      {Plant::kZeroInputScale, 0.0f},      {Plant::kDenormalInputScale, 1e-40f},
+      {Plant::kInfiniteInputScale, kInf},  {Plant::kNanInputScale, kNan},
+      {Plant::kNegativeInputScale, -0.5f}, {Plant::kOneInputScale, 1.0f}};
+  static const std::map<Plant, float> tensor_scales = {{Plant::kNanTensorScale, kNan},
+                                                       {Plant::kZeroTensorScale, 0.0f},
+                                                       {Plant::kNegativeTensorScale, -1e-4f}};
   if (const auto found = input_scales.find(fault); found != input_scales.end())
     set_scalar("down", "input_scale", found->second);
   if (const auto found = tensor_scales.find(fault); found != tensor_scales.end())
@@ -457,7 +501,9 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       }
       break;
     }
-    case Plant::kMissingInputScale: tensors().erase(tensor_name(layer, expert, "down", "input_scale")); break;
+    case Plant::kMissingInputScale:
+      tensors().erase(tensor_name(layer, expert, "down", "input_scale"));
+      break;
     case Plant::kNanBlockScale: up.scales[1] = 0x7F; break;
     case Plant::kNegativeBlockScale: up.scales[1] |= 0x80; break;
     case Plant::kGateUpMismatch: up.tensor_scale *= 1.5f; break;
@@ -475,7 +521,9 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       break;
     }
     case Plant::kZeroScaleOverCodes: down.scales[2] = 0; break;
-    case Plant::kAllZeroScales: std::fill(down.scales.begin(), down.scales.end(), uint8_t{0}); break;
+    case Plant::kAllZeroScales:
+      std::fill(down.scales.begin(), down.scales.end(), uint8_t{0});
+      break;
     default: break;
   }
   // Faults in the numbers show where the tensors are rendered already.
@@ -484,15 +532,18 @@ void CheckpointBuilder::plant(Plant fault, int64_t layer, int64_t expert) {
       const BuiltMatrix& m = matrix(layer, expert, projection);
       const auto update = [&](const char* part, const std::vector<uint8_t>& bytes) {
         const auto found = tensors_.find(tensor_name(layer, expert, projection, part));
-        if (found != tensors_.end() && found->second.bytes.size() == bytes.size()) found->second.bytes = bytes;
+        if (found != tensors_.end() && found->second.bytes.size() == bytes.size())
+          found->second.bytes = bytes;
       };
       if (options_.format == SourceFormat::kFloat) continue;
       update("codes", m.codes);
       update("scales", m.scales);
-      if (fault == Plant::kReciprocalTensorScale || fault == Plant::kGateUpMismatch || fault == Plant::kSwappedGateUp) {
+      if (fault == Plant::kReciprocalTensorScale || fault == Plant::kGateUpMismatch ||
+          fault == Plant::kSwappedGateUp) {
         const bool inverse = options_.format == SourceFormat::kCompressedTensors;
         set_scalar(projection, "tensor_scale",
-                   inverse ? static_cast<float>(1.0 / static_cast<double>(m.tensor_scale)) : m.tensor_scale);
+                   inverse ? static_cast<float>(1.0 / static_cast<double>(m.tensor_scale))
+                           : m.tensor_scale);
       }
     }
   }
@@ -504,10 +555,12 @@ Status CheckpointBuilder::write(const std::string& directory) {
   std::filesystem::create_directories(directory, error);
   if (error) return io_error(directory + ": " + error.message());
   write_text(std::filesystem::path(directory) / "config.json", config_.dump(1));
-  if (!hf_quant_.is_null()) write_text(std::filesystem::path(directory) / "hf_quant_config.json", hf_quant_.dump(1));
+  if (!hf_quant_.is_null())
+    write_text(std::filesystem::path(directory) / "hf_quant_config.json", hf_quant_.dump(1));
   std::vector<std::vector<std::string>> shards(static_cast<size_t>(std::max(options_.shards, 1)));
   size_t next = 0;
-  for (const auto& [name, tensor] : tensors_) shards[next++ * shards.size() / tensors_.size()].push_back(name);
+  for (const auto& [name, tensor] : tensors_)
+    shards[next++ * shards.size() / tensors_.size()].push_back(name);
   json map = json::object();
   for (size_t s = 0; s < shards.size(); ++s) {
     char file[64];
@@ -515,12 +568,14 @@ Status CheckpointBuilder::write(const std::string& directory) {
     const std::string base = shards.size() == 1 ? "model.safetensors" : file;
     std::vector<TensorInfo> infos;
     for (const std::string& name : shards[s]) {
-      TensorInfo info{.name = name, .dtype = tensors_.at(name).dtype, .shape = tensors_.at(name).shape};
+      TensorInfo info{
+          .name = name, .dtype = tensors_.at(name).dtype, .shape = tensors_.at(name).shape};
       infos.push_back(info);
       map[name] = base;
     }
-    NVFP4_MOE_ASSIGN(SafetensorsWriter writer,
-                     SafetensorsWriter::create((std::filesystem::path(directory) / base).string(), infos, {}));
+    NVFP4_MOE_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::create((std::filesystem::path(directory) / base).string(), infos, {}));
     for (const std::string& name : shards[s]) {
       const std::vector<uint8_t>& bytes = tensors_.at(name).bytes;
       NVFP4_MOE_TRY(writer.write({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}));
@@ -539,7 +594,8 @@ Status write_tensors(const std::string& path, const std::map<std::string, RawTen
   for (const auto& [name, tensor] : tensors)
     infos.push_back({.name = name, .dtype = tensor.dtype, .shape = tensor.shape});
   NVFP4_MOE_ASSIGN(SafetensorsWriter writer, SafetensorsWriter::create(path, infos, {}));
-  for (const auto& [name, tensor] : tensors) NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(tensor.bytes))));
+  for (const auto& [name, tensor] : tensors)
+    NVFP4_MOE_TRY(writer.write(std::as_bytes(std::span(tensor.bytes))));
   return writer.finish();
 }
 

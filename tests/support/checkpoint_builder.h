@@ -4,8 +4,9 @@
 //   builder.plant(Plant::kScaleTimesTwo, 0, 3);
 //   ASSERT_OK(builder.write(dir.path().string()));
 //
-// The builder has its own table of names and its own config writers: it shares none with src/checkpoint, so that a
-// wrong name there cannot hide here. Codes and scales come from core's quantizers.
+// The builder has its own table of names and its own config writers: it shares none with
+// src/checkpoint, so that a wrong name there cannot hide here. Codes and scales come from core's
+// quantizers.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,13 @@
 namespace nvfp4_moe::internal::test {
 
 struct BuilderOptions {
-  // deepseek_v3, deepseek_v4, kimi_k2, kimi_k25, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe, glm4_moe, glm5_next,
-  // minimax_m2, minimax_m3, mixtral, llama4, motif
+  // deepseek_v3, deepseek_v4, kimi_k2, kimi_k25, qwen2_moe, qwen3_moe, qwen3_next, qwen3_5_moe,
+  // glm4_moe, glm5_next, minimax_m2, minimax_m3, mixtral, llama4, motif
   std::string model_type = "deepseek_v4";
   SourceFormat format = SourceFormat::kModelOpt;  // kModelOptStacked: stacked in the family's order
-  bool stacked_floats = false;                    // kFloat only: gate_up_proj and down_proj of all experts
-  bool weight_only = false;                       // W4A16_NVFP4 / NVFP4A16: no input scales
-  DType float_dtype = DType::kBf16;               // kFloat
+  bool stacked_floats = false;       // kFloat only: gate_up_proj and down_proj of all experts
+  bool weight_only = false;          // W4A16_NVFP4 / NVFP4A16: no input scales
+  DType float_dtype = DType::kBf16;  // kFloat
   int64_t layers = 2;
   int64_t num_experts = 8;
   int64_t top_k = 2;
@@ -34,7 +35,8 @@ struct BuilderOptions {
   int64_t intermediate_size = 32;
   bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json beside quantization_config
   int shards = 1;               // more than one: with model.safetensors.index.json
-  bool random_codes = false;    // random codes and scales instead of quantized weights: for large files
+  bool random_codes =
+      false;  // random codes and scales instead of quantized weights: for large files
   uint64_t seed = 1;
 };
 
@@ -65,10 +67,11 @@ Status write_tensors(const std::string& path, const std::map<std::string, RawTen
 
 // Faults of a checkpoint that users have. `layer` and `expert` say where.
 enum class Plant {
-  kFlippedCode,            // one bit of one code of the gate projection
-  kScaleTimesTwo,          // one block scale of the up projection: one exponent step up
-  kSwappedGateUp,          // the two matrices exchanged
-  kTransposedScales,       // down's scales written as (cols/16, rows): same shape where square, else a shape error
+  kFlippedCode,       // one bit of one code of the gate projection
+  kScaleTimesTwo,     // one block scale of the up projection: one exponent step up
+  kSwappedGateUp,     // the two matrices exchanged
+  kTransposedScales,  // down's scales written as (cols/16, rows): same shape where square, else a
+                      // shape error
   kReciprocalTensorScale,  // down's tensor scale inverted
   kShiftedExperts,         // the layer's experts are numbered from 1
   kMissingExpert,
@@ -99,7 +102,8 @@ class CheckpointBuilder {
 
   const BuilderOptions& options() const { return options_; }
   const std::vector<int64_t>& layers() const { return layers_; }  // numbers of the MoE layers
-  // projection: "gate", "up" or "down"; expert -1 is the shared expert. Edits show in what is written later.
+  // projection: "gate", "up" or "down"; expert -1 is the shared expert. Edits show in what is
+  // written later.
   BuiltMatrix& matrix(int64_t layer, int64_t expert, const std::string& projection);
   bool has_shared() const;
 
@@ -110,7 +114,8 @@ class CheckpointBuilder {
   nlohmann::json& config() { return config_; }
   nlohmann::json& hf_quant_config() { return hf_quant_; }
   // The name of a tensor: part is "codes", "scales", "tensor_scale" or "input_scale".
-  std::string tensor_name(int64_t layer, int64_t expert, const std::string& projection, const std::string& part) const;
+  std::string tensor_name(int64_t layer, int64_t expert, const std::string& projection,
+                          const std::string& part) const;
 
   // Creates the directory if needed.
   Status write(const std::string& directory);
@@ -120,7 +125,8 @@ class CheckpointBuilder {
   void generate();
   void make_config();
   void render();
-  void render_matrix(int64_t layer, int64_t expert, const std::string& projection, const BuiltMatrix& matrix);
+  void render_matrix(int64_t layer, int64_t expert, const std::string& projection,
+                     const BuiltMatrix& matrix);
   void render_stacked(int64_t layer);
   const Names& names() const;
   bool stacked() const;
@@ -137,7 +143,8 @@ class CheckpointBuilder {
 // A builder's checkpoint, written and opened.
 class Opened {
  public:
-  explicit Opened(CheckpointBuilder&& builder, const CheckpointOptions& options = {}) : Opened(builder, options) {}
+  explicit Opened(CheckpointBuilder&& builder, const CheckpointOptions& options = {})
+      : Opened(builder, options) {}
   explicit Opened(CheckpointBuilder& builder, const CheckpointOptions& options = {});
   const Checkpoint& operator*() const { return *checkpoint_; }
   const Checkpoint* operator->() const { return &*checkpoint_; }

@@ -15,8 +15,8 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
-// A sanitizer's own allocator does not go around fork() as the C library's does: what another thread had locked in it
-// stays locked in the child.
+// A sanitizer's own allocator does not go around fork() as the C library's does: what another
+// thread had locked in it stays locked in the child.
 #ifdef NVFP4_MOE_SANITIZED
 inline constexpr bool kChildMayAllocate = false;
 #else

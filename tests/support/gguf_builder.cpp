@@ -31,7 +31,9 @@ GgufBuilder& GgufBuilder::raw(const std::string& key, uint32_t type, const std::
   return *this;
 }
 
-GgufBuilder& GgufBuilder::number(const std::string& key, uint32_t value) { return raw(key, 4, le32(value)); }
+GgufBuilder& GgufBuilder::number(const std::string& key, uint32_t value) {
+  return raw(key, 4, le32(value));
+}
 
 GgufBuilder& GgufBuilder::real(const std::string& key, float value) {
   uint32_t bits = 0;
@@ -43,20 +45,22 @@ GgufBuilder& GgufBuilder::text(const std::string& key, const std::string& value)
   return raw(key, 8, gguf_text(value));
 }
 
-GgufBuilder& GgufBuilder::tensor(const std::string& name, const std::vector<uint64_t>& shape, uint32_t type,
-                                 const std::string& bytes) {
+GgufBuilder& GgufBuilder::tensor(const std::string& name, const std::vector<uint64_t>& shape,
+                                 uint32_t type, const std::string& bytes) {
   tensors_.push_back({name, shape, type, bytes});
   return *this;
 }
 
 std::string GgufBuilder::header() const {
-  std::string out = magic + le32(version) + le64(tensors_.size() + static_cast<uint64_t>(more_tensors)) +
+  std::string out = magic + le32(version) +
+                    le64(tensors_.size() + static_cast<uint64_t>(more_tensors)) +
                     le64(pairs_ + static_cast<uint64_t>(more_pairs)) + pair_bytes_;
   uint64_t offset = 0;
   for (const Tensor& tensor : tensors_) {
     out += gguf_text(tensor.name) + le32(static_cast<uint32_t>(tensor.shape.size()));
     for (size_t d = tensor.shape.size(); d > 0; --d) out += le64(tensor.shape[d - 1]);
-    out += le32(tensor.type) + le64(tensor.offset < 0 ? offset : static_cast<uint64_t>(tensor.offset));
+    out +=
+        le32(tensor.type) + le64(tensor.offset < 0 ? offset : static_cast<uint64_t>(tensor.offset));
     offset += (tensor.bytes.size() + alignment - 1) / alignment * alignment;
   }
   return out;
@@ -104,7 +108,9 @@ GgufBuilder gguf_model(const GgufModelOptions& options) {
       std::string bytes(u64(options.experts) * rows * cols / block_elems * block_bytes, '\0');
       for (size_t i = 0; i < bytes.size(); ++i) {
         const bool scale = i % block_bytes < block_scales;
-        bytes[i] = static_cast<char>(!scale ? random() : nvfp4 ? 1 + random() % 0x7E : 110 + random() % 18);
+        bytes[i] = static_cast<char>(!scale  ? random()
+                                     : nvfp4 ? 1 + random() % 0x7E
+                                             : 110 + random() % 18);
       }
       const std::string stem = "blk." + std::to_string(layer) + ".ffn_" + projection + "_exps.";
       out.tensor(stem + "weight", {u64(options.experts), rows, cols}, options.type, bytes);

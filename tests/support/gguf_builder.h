@@ -1,4 +1,5 @@
-// GGUF files byte by byte, right or wrong on request. Shares nothing with src/gguf but the format's own numbers.
+// GGUF files byte by byte, right or wrong on request. Shares nothing with src/gguf but the format's
+// own numbers.
 //
 //   GgufBuilder builder;
 //   builder.text("general.architecture", "qwen3moe").number("qwen3moe.expert_count", 8);

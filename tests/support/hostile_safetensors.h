@@ -1,7 +1,8 @@
-// Checkpoint directories that must be refused: one table for the reader's tests and for the command line's.
+// Checkpoint directories that must be refused: one table for the reader's tests and for the command
+// line's.
 //
-// Each case is a directory of files and the words that the one-line message must contain. Every case is wrong in its
-// safetensors files or their index, and in nothing else.
+// Each case is a directory of files and the words that the one-line message must contain. Every
+// case is wrong in its safetensors files or their index, and in nothing else.
 #pragma once
 
 #include <filesystem>

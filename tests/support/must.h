@@ -29,10 +29,11 @@ const Status& status_of(const Result<T>& result) {
 
 // The result. One that failed ends the test, from a function or a constructor too.
 template <class T>
-Result<T> must(Result<T> result, const std::source_location& where = std::source_location::current()) {
+Result<T> must(Result<T> result,
+               const std::source_location& where = std::source_location::current()) {
   if (result.ok()) return result;
-  throw std::runtime_error(std::string(where.file_name()) + ":" + std::to_string(where.line()) + ": " +
-                           result.status().message());
+  throw std::runtime_error(std::string(where.file_name()) + ":" + std::to_string(where.line()) +
+                           ": " + result.status().message());
 }
 
 // A Status or Result of this code, with these words in its message.

@@ -25,9 +25,10 @@ Case ragged_case(const Ragged& ragged, ActivationFormat format) {
   return spec;
 }
 
-void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale, DataKind values,
-                             ActivationFormat format) {
-  SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", " << to_string(values));
+void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale,
+                             DataKind values, ActivationFormat format) {
+  SCOPED_TRACE(testing::Message() << tokens << " tokens, " << to_string(scale) << ", "
+                                  << to_string(values));
   Case small = ragged_case({4, 2, tokens, Routing::kUniform}, format);
   small.options.hidden_size = 528;
   small.options.intermediate_size = 656;
@@ -44,7 +45,9 @@ void expect_run_is_its_steps(const Backend& backend, int64_t tokens, Intermediat
 
 std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const CaseData& data) {
   const std::vector<uint8_t> out = whole.run(data);
-  EXPECT_EQ(difference(parts.run_steps(data), out, data.spec.out_dtype, data.spec.options.hidden_size), "");
+  EXPECT_EQ(
+      difference(parts.run_steps(data), out, data.spec.out_dtype, data.spec.options.hidden_size),
+      "");
   EXPECT_EQ(std::memcmp(whole.buffers().status, parts.buffers().status, sizeof(RunStatus)), 0);
   EXPECT_EQ(whole.broken_guard(), -1);
   return out;
@@ -53,7 +56,8 @@ std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const Cas
 std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expected,
                           const std::vector<uint8_t>& actual) {
   const Case& spec = data.spec;
-  const std::vector<float> e = to_floats(expected, spec.out_dtype), a = to_floats(actual, spec.out_dtype);
+  const std::vector<float> e = to_floats(expected, spec.out_dtype),
+                           a = to_floats(actual, spec.out_dtype);
   return broken_limit(compare(e.data(), a.data(), spec.tokens, spec.options.hidden_size),
                       layer_limits(data.config, spec.tokens));
 }
@@ -66,7 +70,8 @@ void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int 
   const std::vector<uint8_t> bytes = own.run(data);
   EXPECT_EQ(beyond_limits(data, plain.run(data), bytes), "");
   EXPECT_EQ(own.broken_guard(), -1);
-  for (int again = 0; again < repeats; ++again) ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
+  for (int again = 0; again < repeats; ++again)
+    ASSERT_EQ(own.run(data), bytes) << "a repeat differs";
 }
 
 }  // namespace nvfp4_moe::internal::test

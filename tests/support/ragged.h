@@ -1,4 +1,5 @@
-// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any layer.
+// Layers of ragged shapes for tests of an architecture's own kernels, and what is expected of any
+// layer.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,10 @@ struct Ragged {
 // hidden 1040, intermediate 720: K is no multiple of any tile. fp32 rows and output.
 Case ragged_case(const Ragged& ragged, ActivationFormat format);
 
-// A run takes kernels together and leaves codes out; its bits and counts are those of the steps. A small layer with a
-// shared expert.
-void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale, DataKind values,
-                             ActivationFormat format = ActivationFormat::kNvfp4);
+// A run takes kernels together and leaves codes out; its bits and counts are those of the steps. A
+// small layer with a shared expert.
+void expect_run_is_its_steps(const Backend& backend, int64_t tokens, IntermediateScale scale,
+                             DataKind values, ActivationFormat format = ActivationFormat::kNvfp4);
 
 // The same of any case, which both hold: what `whole` gave.
 std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const CaseData& data);
@@ -30,8 +31,8 @@ std::vector<uint8_t> run_against_steps(CaseRun& whole, CaseRun& parts, const Cas
 std::string beyond_limits(const CaseData& data, const std::vector<uint8_t>& expected,
                           const std::vector<uint8_t>& actual);
 
-// The backend's output is within the contract of the plain kernels', it writes nothing outside its arrays, and a repeat
-// gives the same bits.
+// The backend's output is within the contract of the plain kernels', it writes nothing outside its
+// arrays, and a repeat gives the same bits.
 void expect_agrees_with_plain(const Backend& backend, const CaseData& data, int repeats = 1);
 
 }  // namespace nvfp4_moe::internal::test

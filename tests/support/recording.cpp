@@ -42,7 +42,8 @@ std::vector<float> floats(const std::string& text) {
   return values;
 }
 
-// bf16 as integers in the order of their values, so that neighbours differ by one. -0 and +0 are one value.
+// bf16 as integers in the order of their values, so that neighbours differ by one. -0 and +0 are
+// one value.
 int ordered(uint16_t bits) { return bits & 0x8000 ? -(bits & 0x7FFF) : bits; }
 bool is_nan(uint16_t bits) { return (bits & 0x7FFF) > 0x7F80; }
 
@@ -77,8 +78,9 @@ Recording* Recording::get() {
       const auto device = device_facts("cuda:0");
       return writer(device.ok() ? device->name : "no device");
     }
-    const std::string path =
-        from != nullptr && *from != 0 ? from : NVFP4_MOE_SOURCE_DIR "/tests/vectors/recorded_gpu.json";
+    const std::string path = from != nullptr && *from != 0 ? from
+                                                           : NVFP4_MOE_SOURCE_DIR
+                                 "/tests/vectors/recorded_gpu.json";
     return std::filesystem::exists(path) ? reader(read_file(path)) : nullptr;
   }();
   static struct AtExit {
@@ -96,7 +98,8 @@ const nlohmann::json* Recording::find(const std::string& name) const {
   return found == arrays.end() ? nullptr : &*found;
 }
 
-std::string Recording::bits(const std::string& name, const std::vector<uint8_t>& bytes, size_t row_bytes) {
+std::string Recording::bits(const std::string& name, const std::vector<uint8_t>& bytes,
+                            size_t row_bytes) {
   const size_t rows = row_bytes == 0 ? 0 : bytes.size() / row_bytes;
   if (rows * row_bytes != bytes.size()) throw std::logic_error(name + ": expected whole rows");
   const size_t parts = std::min(rows, kMostDigests);
@@ -126,21 +129,25 @@ std::string Recording::compare_bits(const std::string& name, const nlohmann::jso
       differing += (differing.empty() ? "" : ", ") + std::to_string(rows * part / parts) + " to " +
                    std::to_string(rows * (part + 1) / parts - 1);
   if (differing.empty()) return "";
-  return name + ": rows " + differing + " are not those of " + document_.at("device").get<std::string>();
+  return name + ": rows " + differing + " are not those of " +
+         document_.at("device").get<std::string>();
 }
 
-std::string Recording::values(const std::string& name, const std::vector<float>& values, int64_t channels,
-                              const LayerLimits& limits) {
+std::string Recording::values(const std::string& name, const std::vector<float>& values,
+                              int64_t channels, const LayerLimits& limits) {
   if (records_) {
-    document_["arrays"][name] = {{"channels", channels}, {"fp32", hex(values.data(), values.size() * sizeof(float))}};
+    document_["arrays"][name] = {{"channels", channels},
+                                 {"fp32", hex(values.data(), values.size() * sizeof(float))}};
     return "";
   }
   const nlohmann::json* then = find(name);
   if (then == nullptr) return name + ": not in the recording";
   const std::vector<float> expected = floats(then->at("fp32"));
-  if (expected.size() != values.size() || then->at("channels") != channels) return name + ": recorded with other sizes";
+  if (expected.size() != values.size() || then->at("channels") != channels)
+    return name + ": recorded with other sizes";
   const auto tokens = static_cast<int64_t>(values.size()) / channels;
-  const std::string broken = broken_limit(compare(expected.data(), values.data(), tokens, channels), limits);
+  const std::string broken =
+      broken_limit(compare(expected.data(), values.data(), tokens, channels), limits);
   return broken.empty() ? "" : name + ": " + broken;
 }
 
@@ -151,7 +158,8 @@ std::string Recording::roundings(const std::string& name, const std::vector<uint
     if (is_nan(expected[i]) && is_nan(actual[i])) continue;
     const int steps = ordered(actual[i]) - ordered(expected[i]);
     if (is_nan(expected[i]) != is_nan(actual[i]) || std::abs(steps) > 1)
-      return name + ": element " + std::to_string(i) + " is " + std::to_string(steps) + " steps of bf16 off";
+      return name + ": element " + std::to_string(i) + " is " + std::to_string(steps) +
+             " steps of bf16 off";
     if (steps != 0) now[i] = steps;
   }
   if (records_) {
@@ -169,7 +177,8 @@ std::string Recording::roundings(const std::string& name, const std::vector<uint
     const auto found = now.find(element);
     const int own = found == now.end() ? 0 : found->second;
     if (std::abs(steps - own) > 1)
-      return name + ": element " + std::to_string(element) + " is rounded two steps of bf16 from the recording";
+      return name + ": element " + std::to_string(element) +
+             " is rounded two steps of bf16 from the recording";
     rounded_otherwise_ += steps != own;
   }
   for (const auto& [element, steps] : now) rounded_otherwise_ += then.count(element) == 0;

@@ -1,9 +1,9 @@
-// What a device computed, kept in a small JSON file, so that the same inputs on another device or on the emulator can be
-// compared with it.
+// What a device computed, kept in a small JSON file, so that the same inputs on another device or
+// on the emulator can be compared with it.
 //
-// NVFP4_MOE_RECORD=FILE writes; else NVFP4_MOE_RECORDING=FILE, or tests/vectors/recorded_gpu.json where it is there, is
-// compared with; else a test that asks for a recording is skipped by name. One process records: a file holds what its
-// tests noted when it ends.
+// NVFP4_MOE_RECORD=FILE writes; else NVFP4_MOE_RECORDING=FILE, or tests/vectors/recorded_gpu.json
+// where it is there, is compared with; else a test that asks for a recording is skipped by name.
+// One process records: a file holds what its tests noted when it ends.
 #pragma once
 
 #include <cstdint>
@@ -25,17 +25,19 @@ class Recording {
   static std::unique_ptr<Recording> reader(const std::string& json);
   std::string json() const;
 
-  // Each notes an array under a name of its own when recording. When comparing it answers "" where the array agrees, else
-  // what differs and where.
+  // Each notes an array under a name of its own when recording. When comparing it answers "" where
+  // the array agrees, else what differs and where.
   //
-  // Rows of equal length whose bits are fixed. A difference is told as a range of rows: there is a digest for each of up
-  // to 16 of them.
+  // Rows of equal length whose bits are fixed. A difference is told as a range of rows: there is a
+  // digest for each of up to 16 of them.
   std::string bits(const std::string& name, const std::vector<uint8_t>& bytes, size_t row_bytes);
-  // (tokens, channels) whose last bits are not fixed: kept whole, and judged by the limits of a layer.
+  // (tokens, channels) whose last bits are not fixed: kept whole, and judged by the limits of a
+  // layer.
   std::string values(const std::string& name, const std::vector<float>& values, int64_t channels,
                      const LayerLimits& limits);
-  // bf16 whose exact values lie so near what is stored that any correct device rounds to one of two neighbours: kept as
-  // the elements that differ from `expected` and by how many steps of bf16, which is at most one.
+  // bf16 whose exact values lie so near what is stored that any correct device rounds to one of two
+  // neighbours: kept as the elements that differ from `expected` and by how many steps of bf16,
+  // which is at most one.
   std::string roundings(const std::string& name, const std::vector<uint16_t>& expected,
                         const std::vector<uint16_t>& actual);
 

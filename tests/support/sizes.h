@@ -5,7 +5,8 @@
 
 namespace nvfp4_moe::internal::test {
 
-inline MoeOptions sizes_of(int64_t experts, int64_t top_k, int64_t hidden = 0, int64_t intermediate = 0) {
+inline MoeOptions sizes_of(int64_t experts, int64_t top_k, int64_t hidden = 0,
+                           int64_t intermediate = 0) {
   MoeOptions options;
   options.num_experts = experts;
   options.top_k = top_k;

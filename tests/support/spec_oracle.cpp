@@ -29,10 +29,12 @@ double element(const std::vector<uint8_t>& bytes, DType dtype, int64_t index) {
   const double sign = (bits >> (fraction_bits + exponent_bits)) & 1 ? -1 : 1;
   if (exponent == (1 << exponent_bits) - 1) return fraction != 0 ? std::nan("") : sign * HUGE_VAL;
   if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias - fraction_bits);
-  return sign * std::ldexp(fraction + std::ldexp(1.0, fraction_bits), exponent - bias - fraction_bits);
+  return sign *
+         std::ldexp(fraction + std::ldexp(1.0, fraction_bits), exponent - bias - fraction_bits);
 }
 
-// The index whose value times unit is nearest to magnitude, ties to the even index, by trying all of them.
+// The index whose value times unit is nearest to magnitude, ties to the even index, by trying all
+// of them.
 template <class T>
 int nearest(T magnitude, T unit, int count, double (*value_of)(int)) {
   int best = 0;
@@ -101,14 +103,16 @@ Scales given_scales(const CaseData& data) {
   if (o.activation_scale == ActivationScale::kStatic)
     scales.hidden = power_of_two_above(of_input_scale * *data.scales.hidden) * o.static_headroom;
   if (o.activation_scale == ActivationScale::kCompat) scales.hidden = *data.scales.hidden;
-  if (o.intermediate_scale == IntermediateScale::kCompat) scales.intermediate = *data.scales.intermediate;
+  if (o.intermediate_scale == IntermediateScale::kCompat)
+    scales.intermediate = *data.scales.intermediate;
   if (o.intermediate_scale == IntermediateScale::kFixed) {
     if (o.intermediate_fixed) {
       scales.intermediate = *o.intermediate_fixed;
     } else if (o.swiglu_limit) {
       const Real limit = *o.swiglu_limit;
       Real bound = o.activation == Activation::kSwigluOai ? limit * (limit + 1) : limit * limit;
-      if (o.router_weight == RouterWeight::kBeforeDown) bound *= std::max(1.0f, o.max_router_weight);
+      if (o.router_weight == RouterWeight::kBeforeDown)
+        bound *= std::max(1.0f, o.max_router_weight);
       scales.intermediate = power_of_two_above(bound / range);
     } else {
       scales.intermediate = 16 * power_of_two_above(of_input_scale * *data.scales.intermediate);
@@ -124,17 +128,19 @@ struct Matrix {
 };
 Matrix decoded(const Nvfp4View& view, ActivationFormat format) {
   if (format != ActivationFormat::kFp8)
-    return {view.rows, view.cols, oracle_decode(view.codes, view.block_scales, view.rows, view.cols),
-            view.tensor_scale};
+    return {view.rows, view.cols,
+            oracle_decode(view.codes, view.block_scales, view.rows, view.cols), view.tensor_scale};
   OracleFp8Weights fp8 = oracle_fp8_weights(view);
-  return {view.rows, view.cols, std::move(fp8.values), std::ldexp(static_cast<Real>(view.tensor_scale), fp8.shift)};
+  return {view.rows, view.cols, std::move(fp8.values),
+          std::ldexp(static_cast<Real>(view.tensor_scale), fp8.shift)};
 }
 
 // alpha * dot, alpha rounded to fp32; under bf16 and int8_block the row has no scale.
 Real product(const OracleRow& x_row, const Matrix& w, int64_t n) {
   Real sum = 0;
   for (int64_t k = 0; k < w.cols; ++k)
-    sum += static_cast<Real>(x_row.values[static_cast<size_t>(k)]) * w.values[static_cast<size_t>(n * w.cols + k)];
+    sum += static_cast<Real>(x_row.values[static_cast<size_t>(k)]) *
+           w.values[static_cast<size_t>(n * w.cols + k)];
   return sum * static_cast<float>(static_cast<Real>(x_row.scale) * w.scale);
 }
 
@@ -143,23 +149,27 @@ struct Expert {
   ExpertBiases biases;
 };
 
-// A GEMM's value in fp32 with its bias added in fp32; without biases the value in the type that it is rounded to.
+// A GEMM's value in fp32 with its bias added in fp32; without biases the value in the type that it
+// is rounded to.
 Real with_bias(Real value, const float* bias, int64_t n, DType dtype) {
   if (bias == nullptr) return oracle_round(value, dtype);
   return oracle_round(oracle_round(oracle_round(value, DType::kF32) + bias[n], DType::kF32), dtype);
 }
 
-// One row: what row `x` of hidden becomes under one expert, in row_format; NaN throughout where it must be.
-std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert, const OracleRow& x,
-                             Real router_weight, RunStatus& status) {
+// One row: what row `x` of hidden becomes under one expert, in row_format; NaN throughout where it
+// must be.
+std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const Expert& expert,
+                             const OracleRow& x, Real router_weight, RunStatus& status) {
   const MoeOptions& o = data.spec.options;
   std::vector<double> h(static_cast<size_t>(expert.up.rows));
   bool finite = true;
   for (int64_t i = 0; i < expert.up.rows; ++i) {
-    const Real g =
-        expert.gate.rows == 0 ? 0 : with_bias(product(x, expert.gate, i), expert.biases.gate, i, DType::kF32);
+    const Real g = expert.gate.rows == 0
+                       ? 0
+                       : with_bias(product(x, expert.gate, i), expert.biases.gate, i, DType::kF32);
     const Real u = with_bias(product(x, expert.up, i), expert.biases.up, i, DType::kF32);
-    const Real value = x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
+    const Real value =
+        x.nonfinite ? kNan : oracle_round(oracle_activation(o, g, u) * router_weight, DType::kBf16);
     h[static_cast<size_t>(i)] = static_cast<double>(value);
     finite = finite && std::isfinite(value);
   }
@@ -167,7 +177,8 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   OracleRow x_row;
   switch (o.activation_format) {
     case ActivationFormat::kNvfp4:
-      x_row = oracle_quantize(h, scales.intermediate, o.intermediate_scale == IntermediateScale::kCompat);
+      x_row = oracle_quantize(h, scales.intermediate,
+                              o.intermediate_scale == IntermediateScale::kCompat);
       break;
     case ActivationFormat::kBf16: x_row.values = h; break;
     case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(h); break;
@@ -180,7 +191,8 @@ std::vector<Real> expert_row(const CaseData& data, const Scales& scales, const E
   const DType dtype = o.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;
   for (int64_t c = 0; c < o.hidden_size; ++c)
     row[static_cast<size_t>(c)] =
-        x_row.nonfinite ? kNan : with_bias(product(x_row, expert.down, c), expert.biases.down, c, dtype);
+        x_row.nonfinite ? kNan
+                        : with_bias(product(x_row, expert.down, c), expert.biases.down, c, dtype);
   return row;
 }
 
@@ -194,8 +206,8 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
     double& value = x[static_cast<size_t>(c)];
     value = element(data.hidden, data.spec.hidden_dtype, token * o.hidden_size + c);
     if (weight != nullptr)
-      value = static_cast<double>(
-          oracle_round(value * oracle_round(*weight, data.spec.hidden_dtype), data.spec.hidden_dtype));
+      value = static_cast<double>(oracle_round(
+          value * oracle_round(*weight, data.spec.hidden_dtype), data.spec.hidden_dtype));
     finite = finite && std::isfinite(value);
   }
   OracleRow x_row;
@@ -205,7 +217,8 @@ OracleRow hidden_row(const CaseData& data, const Scales& scales, int64_t token, 
       break;
     case ActivationFormat::kBf16:
       x_row.nonfinite = !finite;
-      for (double value : x) x_row.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
+      for (double value : x)
+        x_row.values.push_back(static_cast<double>(oracle_round(value, DType::kBf16)));
       break;
     case ActivationFormat::kInt8Block: x_row = oracle_quantize_int8(x); break;
     case ActivationFormat::kFp8: x_row = oracle_quantize_fp8(x, scales.hidden); break;
@@ -235,7 +248,8 @@ double oracle_e2m1(int code) {
 
 double oracle_e4m3(int byte) { return kE4m3[static_cast<size_t>(byte)]; }
 
-std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols) {
+std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows,
+                                  int64_t cols) {
   std::vector<double> values(static_cast<size_t>(rows * cols));
   for (int64_t i = 0; i < rows * cols; ++i) {
     const int byte = codes[i / 2];
@@ -265,7 +279,9 @@ Real oracle_round(Real value, DType dtype) {
   return rounded == 0 && value < 0 ? -Real{0} : rounded;
 }
 
-Real oracle_activation(const MoeOptions& options, Real g, Real u) { return activation<Real>(options, g, u); }
+Real oracle_activation(const MoeOptions& options, Real g, Real u) {
+  return activation<Real>(options, g, u);
+}
 
 double oracle_activation_in_double(const MoeOptions& options, double g, double u) {
   return activation<double>(options, g, u);
@@ -279,7 +295,8 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
   const float encode = 1.0f / x_row.scale;
   for (size_t b = 0; b < x.size(); b += 16) {
     Real block_amax = 0;
-    for (size_t i = b; i < b + 16; ++i) block_amax = std::max(block_amax, static_cast<Real>(std::fabs(x[i])));
+    for (size_t i = b; i < b + 16; ++i)
+      block_amax = std::max(block_amax, static_cast<Real>(std::fabs(x[i])));
     int byte = 0;
     if (compat) {
       const float scale = encode * (static_cast<float>(block_amax) * (1.0f / 6.0f));
@@ -295,7 +312,8 @@ OracleRow oracle_quantize(const std::vector<double>& x, float given, bool compat
     for (size_t i = b; byte != 0 && i < b + 16; ++i) {
       int code = 0;
       if (compat) {
-        const float quotient = static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
+        const float quotient =
+            static_cast<float>(x[i]) * (1.0f / (static_cast<float>(v) * (1.0f / encode)));
         code = nearest<Real>(std::fabs(quotient), 1, 8, oracle_e2m1);
       } else {
         code = nearest<Real>(std::fabs(x[i]), v * static_cast<Real>(x_row.scale), 8, oracle_e2m1);
@@ -331,7 +349,8 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
   OracleFp8Weights weights;
   const int64_t count = view.rows * view.cols;
   double largest = 0;
-  for (int64_t i = 0; i < count / 16; ++i) largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
+  for (int64_t i = 0; i < count / 16; ++i)
+    largest = std::max(largest, oracle_e4m3(view.block_scales[i]));
   // From far above what any matrix needs, downwards for as long as the largest still fits.
   if (largest > 0)
     for (weights.shift = 40; std::ldexp(6 * largest, 1 - weights.shift) <= 448;) --weights.shift;
@@ -346,7 +365,8 @@ OracleFp8Weights oracle_fp8_weights(const Nvfp4View& view) {
     if (value == kUnknown) {
       // Both factors have four bits and the neighbours of a tie have few: exact in double.
       const double exact = std::ldexp(oracle_e2m1(code) * oracle_e4m3(byte), -weights.shift);
-      value = (code & 8 ? -1 : 1) * oracle_e4m3(nearest<double>(std::fabs(exact), 1, 127, oracle_e4m3));
+      value =
+          (code & 8 ? -1 : 1) * oracle_e4m3(nearest<double>(std::fabs(exact), 1, 127, oracle_e4m3));
       inexact = value != exact;
     }
     weights.values.push_back(value);
@@ -362,7 +382,8 @@ OracleRow oracle_quantize_int8(const std::vector<double>& x) {
   for (size_t b = 0; b < x.size(); b += 16) {
     Real amax = 0;
     for (size_t i = b; i < b + 16; ++i) amax = std::max(amax, static_cast<Real>(std::fabs(x[i])));
-    const Real scale = std::max(oracle_round(amax / 127, DType::kF32), static_cast<Real>(0x1p-116L));
+    const Real scale =
+        std::max(oracle_round(amax / 127, DType::kF32), static_cast<Real>(0x1p-116L));
     bool zero = true;
     for (size_t i = b; i < b + 16; ++i) {
       // The integer nearest to the fp32 quotient, by trying all of them.
@@ -379,15 +400,16 @@ OracleRow oracle_quantize_int8(const std::vector<double>& x) {
 
 OracleResult oracle_layer(const CaseData& data) {
   const MoeOptions& o = data.spec.options;
-  const bool row_scales =
-      o.activation_format == ActivationFormat::kNvfp4 || o.activation_format == ActivationFormat::kFp8;
+  const bool row_scales = o.activation_format == ActivationFormat::kNvfp4 ||
+                          o.activation_format == ActivationFormat::kFp8;
   const Scales scales = row_scales ? given_scales(data) : Scales{};
   std::map<int64_t, Expert> experts;  // by local index, decoded where first needed
   auto expert = [&](int64_t local) -> const Expert& {
     auto [it, fresh] = experts.try_emplace(local);
     const ExpertSource source = data.expert(local);
     if (fresh)
-      it->second = {decoded(source.gate, o.activation_format), decoded(source.up, o.activation_format),
+      it->second = {decoded(source.gate, o.activation_format),
+                    decoded(source.up, o.activation_format),
                     decoded(source.down, o.activation_format), source.biases};
     return it->second;
   };
@@ -399,11 +421,13 @@ OracleResult oracle_layer(const CaseData& data) {
     OracleRow x;
     bool quantized = false, nonfinite = false;
     std::vector<float> acc(static_cast<size_t>(o.hidden_size), 0.0f);
-    auto add = [&](int64_t local, const float* weight_on_input, Real weight_before, const float* weight_after) {
+    auto add = [&](int64_t local, const float* weight_on_input, Real weight_before,
+                   const float* weight_after) {
       if (!quantized || on_input) x = hidden_row(data, scales, t, weight_on_input, result.status);
       quantized = true;
       nonfinite = nonfinite || x.nonfinite;
-      const std::vector<Real> row = expert_row(data, scales, expert(local), x, weight_before, result.status);
+      const std::vector<Real> row =
+          expert_row(data, scales, expert(local), x, weight_before, result.status);
       for (size_t c = 0; c < acc.size(); ++c) {
         const auto value = static_cast<float>(row[c]);
         acc[c] = weight_after != nullptr ? std::fma(*weight_after, value, acc[c]) : acc[c] + value;
@@ -412,14 +436,16 @@ OracleResult oracle_layer(const CaseData& data) {
     for (int64_t k = 0; k < o.top_k; ++k) {
       const int64_t id = data.id(t, k);
       if (id < -1 || id >= o.num_experts) result.status.bad_expert_ids += 1;
-      if (id < data.spec.range.first || id >= data.spec.range.first + data.spec.range.count) continue;
+      if (id < data.spec.range.first || id >= data.spec.range.first + data.spec.range.count)
+        continue;
       const float& weight = data.topk_weights[static_cast<size_t>(t * o.top_k + k)];
       result.status.nonfinite_weights += std::isfinite(weight) ? 0 : 1;
       add(id - data.spec.range.first, on_input ? &weight : nullptr, before ? weight : 1.0f,
           before || on_input ? nullptr : &weight);
     }
     if (o.shared_intermediate_size > 0) {
-      const float* const weight = data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)];
+      const float* const weight =
+          data.shared_weights.empty() ? nullptr : &data.shared_weights[static_cast<size_t>(t)];
       result.status.nonfinite_weights += weight == nullptr || std::isfinite(*weight) ? 0 : 1;
       add(kSharedExpert, nullptr, 1.0f, weight);
     }

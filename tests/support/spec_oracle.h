@@ -1,5 +1,6 @@
-// The layer a second time, straight from the contract in plain long double loops over dequantized values: no statement
-// of it is shared with a backend or with core, and nothing in it is fast. Wide enough for the small cases of the table.
+// The layer a second time, straight from the contract in plain long double loops over dequantized
+// values: no statement of it is shared with a backend or with core, and nothing in it is fast. Wide
+// enough for the small cases of the table.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,14 @@ using Real = long double;
 double oracle_e2m1(int code);  // 0..15
 double oracle_e4m3(int byte);  // 0..0x7E
 // (rows, cols) e2m1 * e4m3, without the tensor scale.
-std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows, int64_t cols);
+std::vector<double> oracle_decode(const uint8_t* codes, const uint8_t* block_scales, int64_t rows,
+                                  int64_t cols);
 // One rounding to a type: bf16, fp16 or fp32.
 Real oracle_round(Real value, DType dtype);
 // Half the distance between neighbours of the type at |value|.
 double oracle_half_ulp(double value, DType dtype);
-// The activation function of the config, without clamps or with them; g is ignored without a gate. In double for bounds
-// of fp32: aarch64 computes long double in software.
+// The activation function of the config, without clamps or with them; g is ignored without a gate.
+// In double for bounds of fp32: aarch64 computes long double in software.
 Real oracle_activation(const MoeOptions& options, Real g, Real u);
 double oracle_activation_in_double(const MoeOptions& options, double g, double u);
 

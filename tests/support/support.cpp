@@ -45,7 +45,8 @@ Files read_files(const std::filesystem::path& folder) {
 std::vector<std::string> differing(const Files& a, const Files& b) {
   std::vector<std::string> names;
   for (const auto& [name, content] : a)
-    if (const auto other = b.find(name); other == b.end() || other->second != content) names.push_back(name);
+    if (const auto other = b.find(name); other == b.end() || other->second != content)
+      names.push_back(name);
   for (const auto& [name, content] : b)
     if (!a.contains(name)) names.push_back(name);
   return names;

@@ -1,4 +1,5 @@
-// What every test room shares: a temporary directory, a file's bytes, and matchers for Status and Result.
+// What every test room shares: a temporary directory, a file's bytes, and matchers for Status and
+// Result.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -40,13 +41,15 @@ std::vector<std::string> differing(const Files& a, const Files& b);
 
 }  // namespace nvfp4_moe::internal::test
 
-#define EXPECT_OK(...)                                                                                      \
-  do {                                                                                                      \
-    const auto& expect_ok_value = (__VA_ARGS__);                                                            \
-    EXPECT_TRUE(expect_ok_value.ok()) << ::nvfp4_moe::internal::test::status_of(expect_ok_value).message(); \
+#define EXPECT_OK(...)                                                        \
+  do {                                                                        \
+    const auto& expect_ok_value = (__VA_ARGS__);                              \
+    EXPECT_TRUE(expect_ok_value.ok())                                         \
+        << ::nvfp4_moe::internal::test::status_of(expect_ok_value).message(); \
   } while (false)
-#define ASSERT_OK(...)                                                                                      \
-  do {                                                                                                      \
-    const auto& assert_ok_value = (__VA_ARGS__);                                                            \
-    ASSERT_TRUE(assert_ok_value.ok()) << ::nvfp4_moe::internal::test::status_of(assert_ok_value).message(); \
+#define ASSERT_OK(...)                                                        \
+  do {                                                                        \
+    const auto& assert_ok_value = (__VA_ARGS__);                              \
+    ASSERT_TRUE(assert_ok_value.ok())                                         \
+        << ::nvfp4_moe::internal::test::status_of(assert_ok_value).message(); \
   } while (false)

@@ -17,9 +17,11 @@ struct NamedTensor {
 };
 
 template <class T>
-NamedTensor tensor(std::string name, DType dtype, std::vector<int64_t> shape, const std::vector<T>& values) {
+NamedTensor tensor(std::string name, DType dtype, std::vector<int64_t> shape,
+                   const std::vector<T>& values) {
   const auto bytes = std::as_bytes(std::span(values));
-  return {{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)}, {bytes.begin(), bytes.end()}};
+  return {{.name = std::move(name), .dtype = dtype, .shape = std::move(shape)},
+          {bytes.begin(), bytes.end()}};
 }
 
 inline void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors) {

@@ -1,5 +1,6 @@
-// The committed vectors (tests/vectors/make_format_vectors.py): what ModelOpt, torchao and compressed-tensors made of inputs
-// that lie at no tie and no guard, so that there is one right answer; and torchao's 128x4 layout.
+// The committed vectors (tests/vectors/make_format_vectors.py): what ModelOpt, torchao and
+// compressed-tensors made of inputs that lie at no tie and no guard, so that there is one right
+// answer; and torchao's 128x4 layout.
 
 #include <bit>
 #include <memory>
@@ -50,13 +51,18 @@ TEST_F(FormatVectors, QuantizersGiveTheOraclesBytes) {
     std::vector<uint8_t> codes(kRows * kCols / 2);
     std::vector<uint8_t> scales(kRows * kCols / kBlockElems);
     QuantizeCounts counts;
-    ASSERT_OK(quantize_weights(x, kRows, kCols, scale, ScaleSearch::kMax, codes.data(), scales.data(), counts));
+    ASSERT_OK(quantize_weights(x, kRows, kCols, scale, ScaleSearch::kMax, codes.data(),
+                               scales.data(), counts));
     EXPECT_EQ(scales, tensor<uint8_t>(oracle + ".scales")) << oracle;
     ASSERT_EQ(codes.size(), expected.size());
     const auto without_negative_zero = [](uint8_t code) { return code == 8 ? uint8_t{0} : code; };
     for (size_t i = 0; i < codes.size(); ++i) {
-      EXPECT_EQ(without_negative_zero(low_code(codes[i])), without_negative_zero(low_code(expected[i]))) << oracle << i;
-      EXPECT_EQ(without_negative_zero(high_code(codes[i])), without_negative_zero(high_code(expected[i]))) << i;
+      EXPECT_EQ(without_negative_zero(low_code(codes[i])),
+                without_negative_zero(low_code(expected[i])))
+          << oracle << i;
+      EXPECT_EQ(without_negative_zero(high_code(codes[i])),
+                without_negative_zero(high_code(expected[i])))
+          << i;
     }
   }
 }
@@ -66,9 +72,10 @@ TEST_F(FormatVectors, DequantizeGivesModelOptsBits) {
   const std::vector<uint8_t> scales = tensor<uint8_t>("modelopt.scales");
   const std::vector<float> expected = tensor<float>("modelopt.decoded");
   std::vector<float> decoded(kRows * kCols);
-  ASSERT_OK(dequantize(
-      Nvfp4View::contiguous(codes.data(), scales.data(), tensor<float>("modelopt.tensor_scale").at(0), kRows, kCols),
-      DType::kF32, decoded.data()));
+  ASSERT_OK(
+      dequantize(Nvfp4View::contiguous(codes.data(), scales.data(),
+                                       tensor<float>("modelopt.tensor_scale").at(0), kRows, kCols),
+                 DType::kF32, decoded.data()));
   for (size_t i = 0; i < decoded.size(); ++i) {
     if (decoded[i] == 0 && expected[i] == 0) continue;  // ModelOpt decodes code 8 (-0) as +0
     EXPECT_EQ(std::bit_cast<uint32_t>(decoded[i]), std::bit_cast<uint32_t>(expected[i])) << i;

@@ -1,5 +1,6 @@
-// The committed checkpoints that nvidia-modelopt and compressed-tensors exported (tests/vectors/make_checkpoint_vectors.py):
-// opened, validated and loaded without Python. Both quantize the same weights, so their decoded values lie close.
+// The committed checkpoints that nvidia-modelopt and compressed-tensors exported
+// (tests/vectors/make_checkpoint_vectors.py): opened, validated and loaded without Python. Both
+// quantize the same weights, so their decoded values lie close.
 
 #include <cmath>
 #include <string>
@@ -35,10 +36,12 @@ TEST_P(Producers, LoadsWithoutWarningsOrErrors) {
   EXPECT_EQ(model.options.top_k, 2);
   EXPECT_EQ(model.options.hidden_size, 64);
   EXPECT_EQ(model.options.intermediate_size, 48);
-  for (const Finding& finding : checkpoint->findings()) EXPECT_EQ(finding.severity, Severity::kNote) << finding.id;
+  for (const Finding& finding : checkpoint->findings())
+    EXPECT_EQ(finding.severity, Severity::kNote) << finding.id;
   for (const int64_t layer : model.layers) {
     auto findings = must(checkpoint->validate(layer, {0, 4}));
-    for (const Finding& finding : *findings) EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
+    for (const Finding& finding : *findings)
+      EXPECT_EQ(finding.severity, Severity::kNote) << to_string(finding);
     auto scales = must(checkpoint->layer_scales(layer));
     EXPECT_GT(scales->hidden.value_or(0), 0);
     EXPECT_GT(scales->intermediate.value_or(0), 0);
@@ -64,9 +67,10 @@ TEST(ProducersTogether, DecodeTheSameWeightsTwice) {
           left_sq += double{left[i]} * left[i];
           right_sq += double{right[i]} * right[i];
         }
-        // Each is within 9.5 % of the original (numerics: an NMSE of 9.02e-3), so at least cos(2 asin(0.095)) alike;
-        // unrelated weights (another expert or projection) give about 0.
-        EXPECT_GT(dot / std::sqrt(left_sq * right_sq), std::cos(2 * std::asin(0.095))) << layer << " " << expert;
+        // Each is within 9.5 % of the original (numerics: an NMSE of 9.02e-3), so at least cos(2
+        // asin(0.095)) alike; unrelated weights (another expert or projection) give about 0.
+        EXPECT_GT(dot / std::sqrt(left_sq * right_sq), std::cos(2 * std::asin(0.095)))
+            << layer << " " << expert;
       }
     }
   }

@@ -1,5 +1,6 @@
-// Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote (tests/vectors/make_checkpoint_vectors.py): they
-// load, unpack to their own bytes, and run as the reference says.
+// Checkpoints that ModelOpt's and compressed-tensors' own exporters wrote
+// (tests/vectors/make_checkpoint_vectors.py): they load, unpack to their own bytes, and run as the
+// reference says.
 #include "support/backends.h"
 #include "support/support.h"
 #include "verify/verify.h"
@@ -14,7 +15,8 @@ TEST(Producers, TheirCheckpointsVerify) {
       options.states.tokens = 24;
       options.choose_format = false;
       options.adjust = [format](MoeOptions& o) { o.activation_format = format; };
-      const auto report = verify(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name, options);
+      const auto report =
+          verify(std::string(NVFP4_MOE_SOURCE_DIR) + "/tests/vectors/" + name, options);
       ASSERT_OK(report);
       ASSERT_FALSE(report->layers.empty()) << name;
       for (const LayerVerification& layer : report->layers) {

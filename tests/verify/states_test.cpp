@@ -20,7 +20,8 @@ using namespace test;
 
 MoeOptions layer() { return test::sizes_of(6, 3, 256, 64); }
 
-// Weights that are shares of 1 would all be 1 for one expert a token, and a layer that ignores them would pass.
+// Weights that are shares of 1 would all be 1 for one expert a token, and a layer that ignores them
+// would pass.
 TEST(States, SeededWeightsOfOnInputDiffer) {
   MoeOptions o = layer();
   o.top_k = 1;
@@ -57,7 +58,8 @@ TEST(States, SeededOnesAreDeterministicWithOutliersAndDistinctIds) {
     EXPECT_EQ(ids.size(), 3u);
     EXPECT_GE(*ids.begin(), 0);
     EXPECT_LT(*ids.rbegin(), 6);
-    EXPECT_NEAR(a.topk_weights[3 * t] + a.topk_weights[3 * t + 1] + a.topk_weights[3 * t + 2], 1.0f, 1e-6f);
+    EXPECT_NEAR(a.topk_weights[3 * t] + a.topk_weights[3 * t + 1] + a.topk_weights[3 * t + 2], 1.0f,
+                1e-6f);
   }
   options.skipped_share = 0.5;
   const LayerStates sparse = seeded_states(layer(), 3, options);
@@ -70,9 +72,10 @@ TEST(States, AreReadByLayerOrForAll) {
   TempDir dir;
   const std::vector<float> shared(4 * 256, 0.5f), own(2 * 256, -2.0f), weights(12, 0.25f);
   const std::vector<int64_t> ids = {0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 2, 2};
-  write_tensors(dir.file("s.safetensors"),
-                {tensor("hidden", DType::kF32, {4, 256}, shared), tensor("layers.1.hidden", DType::kF32, {2, 256}, own),
-                 tensor("topk_ids", DType::kI64, {4, 3}, ids), tensor("topk_weights", DType::kF32, {4, 3}, weights)});
+  write_tensors(dir.file("s.safetensors"), {tensor("hidden", DType::kF32, {4, 256}, shared),
+                                            tensor("layers.1.hidden", DType::kF32, {2, 256}, own),
+                                            tensor("topk_ids", DType::kI64, {4, 3}, ids),
+                                            tensor("topk_weights", DType::kF32, {4, 3}, weights)});
   StatesOptions options;
   options.tokens = 3;
   const auto zero = load_states(dir.file("s.safetensors"), layer(), 0, options);
@@ -120,8 +123,12 @@ TEST(States, WhatDoesNotFitIsRefusedByName) {
 class Calibrate : public ::testing::Test {
  protected:
   void SetUp() override {
-    SynthesizeOptions o{
-        .layers = 2, .num_experts = 6, .top_k = 3, .hidden_size = 128, .intermediate_size = 64, .vocab_size = 32};
+    SynthesizeOptions o{.layers = 2,
+                        .num_experts = 6,
+                        .top_k = 3,
+                        .hidden_size = 128,
+                        .intermediate_size = 64,
+                        .vocab_size = 32};
     ASSERT_OK(synthesize_checkpoint(dir_.file("in"), o));
     ASSERT_OK(quantize_checkpoint(dir_.file("in"), dir_.file("out")));
   }
@@ -166,7 +173,8 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
         double sum = 0;
         for (int64_t c = 0; c < v.cols; ++c) {
           const uint8_t byte = v.row_codes(row)[c / 2];
-          sum += double{token[c]} * double{e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))} *
+          sum += double{token[c]} *
+                 double{e2m1_to_float(c % 2 == 0 ? low_code(byte) : high_code(byte))} *
                  double{e4m3_to_float(v.row_scales(row)[c / 16])} * double{v.tensor_scale};
         }
         return sum;
@@ -182,28 +190,33 @@ TEST_F(Calibrate, MeasuresWhatTheLayerComputes) {
       }
     }
     EXPECT_EQ(got.hidden_amax, static_cast<float>(hidden));
-    EXPECT_NEAR(got.intermediate_amax, intermediate, intermediate * 0x1p-7) << "one rounding to bf16";
+    EXPECT_NEAR(got.intermediate_amax, intermediate, intermediate * 0x1p-7)
+        << "one rounding to bf16";
     const std::string prefix = "layers." + std::to_string(got.layer) + ".";
     EXPECT_EQ(read_tensor<int64_t>(*moments, *moments->find(prefix + "rows")), rows);
     const auto of_hidden = read_tensor<float>(*moments, *moments->find(prefix + "hidden_moments"));
-    const auto of_intermediate = read_tensor<float>(*moments, *moments->find(prefix + "intermediate_moments"));
+    const auto of_intermediate =
+        read_tensor<float>(*moments, *moments->find(prefix + "intermediate_moments"));
     ASSERT_EQ(of_hidden.size(), hidden_moments.size());
     ASSERT_EQ(of_intermediate.size(), intermediate_moments.size());
     const auto mean = [&](const std::vector<double>& sums, size_t i, size_t cols) {
       return rows[i / cols] == 0 ? 0.0 : sums[i] / static_cast<double>(rows[i / cols]);
     };
     for (size_t i = 0; i < of_hidden.size(); ++i)
-      EXPECT_EQ(of_hidden[i], static_cast<float>(mean(hidden_moments, i, 128))) << "bf16 squares are exact in double";
+      EXPECT_EQ(of_hidden[i], static_cast<float>(mean(hidden_moments, i, 128)))
+          << "bf16 squares are exact in double";
     for (size_t i = 0; i < of_intermediate.size(); ++i) {
       const double expected = mean(intermediate_moments, i, 64);
-      EXPECT_NEAR(double{of_intermediate[i]}, expected, expected * 0x1p-6) << "squares of values rounded to bf16";
+      EXPECT_NEAR(double{of_intermediate[i]}, expected, expected * 0x1p-6)
+          << "squares of values rounded to bf16";
     }
     EXPECT_TRUE(got.router_weighted);
     EXPECT_EQ(got.scales().hidden, static_cast<float>(hidden / 2688));
   }
 }
 
-// Llama-4: the routed experts quantize hidden times its router weight, a shared expert hidden itself.
+// Llama-4: the routed experts quantize hidden times its router weight, a shared expert hidden
+// itself.
 TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
   TempDir dir;
   CheckpointBuilder builder({.model_type = "llama4", .format = SourceFormat::kModelOptStacked});
@@ -231,8 +244,8 @@ TEST(CalibrateOnInput, MeasuresWhatIsQuantized) {
   }
   const auto measured = [&](int64_t shared_size) {
     o.shared_intermediate_size = shared_size;
-    const auto layer =
-        calibrate_layer(*source, o, {0, o.num_experts}, states.batch(), serial_executor(), states.source);
+    const auto layer = calibrate_layer(*source, o, {0, o.num_experts}, states.batch(),
+                                       serial_executor(), states.source);
     EXPECT_OK(layer);
     return layer.ok() ? layer->hidden_amax : -1.0f;
   };
@@ -266,7 +279,8 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
   EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument);
   options.layers = {0};
   options.moments = dir_.file("out");
-  EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument) << "there is something";
+  EXPECT_EQ(calibrate(*checkpoint, options).status().code(), Code::kInvalidArgument)
+      << "there is something";
   options.moments = dir_.file("new");
   std::vector<float> hidden(2 * 128, 1.0f);
   hidden[130] = INFINITY;

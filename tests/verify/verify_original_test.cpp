@@ -1,5 +1,5 @@
-// The half-step criterion on trial: every correctly rounded quantizer passes, in the operation orders that producers
-// use, and every planted fault fails at its coordinate.
+// The half-step criterion on trial: every correctly rounded quantizer passes, in the operation
+// orders that producers use, and every planted fault fails at its coordinate.
 #include "verify/verify_original.h"
 
 #include <cmath>
@@ -20,11 +20,15 @@ struct Quantized {
   std::vector<uint8_t> codes, scales;
   float s = 1;
 
-  Nvfp4View view() const { return Nvfp4View::contiguous(codes.data(), scales.data(), s, rows, cols); }
+  Nvfp4View view() const {
+    return Nvfp4View::contiguous(codes.data(), scales.data(), s, rows, cols);
+  }
   OriginalRows original() const {
     return [this](int64_t r, float* out) { std::copy_n(w.data() + r * cols, cols, out); };
   }
-  OriginalComparison compare() const { return compare_with_original(view(), original(), serial_executor()); }
+  OriginalComparison compare() const {
+    return compare_with_original(view(), original(), serial_executor());
+  }
   void set_code(int64_t r, int64_t c, uint8_t code) {
     uint8_t& byte = codes[static_cast<size_t>(r * cols / 2 + c / 2)];
     byte = c % 2 == 0 ? pack_codes(code, high_code(byte)) : pack_codes(low_code(byte), code);
@@ -59,8 +63,12 @@ std::vector<float> draw(Data data, size_t count, uint32_t seed) {
     switch (data) {
       case Data::kNormal: break;
       case Data::kHeavyTails: x = x * x * x; break;
-      case Data::kWideBlocks: x *= block; break;  // scales over many octaves: subnormal and zero ones too
-      case Data::kBf16Grid: x = static_cast<float>(static_cast<int>(x * 8)) / 16; break;  // many exact ties
+      case Data::kWideBlocks:
+        x *= block;
+        break;  // scales over many octaves: subnormal and zero ones too
+      case Data::kBf16Grid:
+        x = static_cast<float>(static_cast<int>(x * 8)) / 16;
+        break;  // many exact ties
       case Data::kWithZeros: x = i / 16 % 3 == 0 ? 0 : x; break;
     }
     w[i] = bf16_to_float(bf16_from_float(x * 0.02f));
@@ -79,16 +87,24 @@ struct Producer {
 };
 
 const Producer kProducers[] = {
-    {"exact", 2688.0f, [](float a, float s) { return static_cast<float>(double{a} / (6.0 * double{s})); },
-     [](float x, float v, float s) { return static_cast<float>(double{x} / (double{v} * double{s})); }, 0, 0},
+    {"exact", 2688.0f,
+     [](float a, float s) { return static_cast<float>(double{a} / (6.0 * double{s})); },
+     [](float x, float v, float s) {
+       return static_cast<float>(double{x} / (double{v} * double{s}));
+     },
+     0, 0},
     {"modelopt", 2688.0f, [](float a, float s) { return a / (6.0f * s); },
      [](float x, float v, float s) { return x / (v * s); }, 0x1p-9f, 1.0f},
-    {"modelopt 4/6 range", 1536.0f, [](float a, float s) { return a / 6.0f * 256.0f / (s * 1536.0f / 6.0f); },
+    {"modelopt 4/6 range", 1536.0f,
+     [](float a, float s) { return a / 6.0f * 256.0f / (s * 1536.0f / 6.0f); },
      [](float x, float v, float s) { return x / (v * s); }, 0x1p-9f, 1.0f},
     {"vllm", 2688.0f, [](float a, float s) { return 1.0f / s * (a * (1.0f / 6.0f)); },
      [](float x, float v, float s) { return x * (1.0f / (v * (1.0f / (1.0f / s)))); }, 0, 0},
     {"transformer-engine", 2688.0f, [](float a, float s) { return a * (1.0f / s * (1.0f / 6.0f)); },
-     [](float x, float v, float s) { return x * std::min(1.0f / (v * (1.0f / (1.0f / s))), 3.4e38f); }, 0, 0},
+     [](float x, float v, float s) {
+       return x * std::min(1.0f / (v * (1.0f / (1.0f / s))), 3.4e38f);
+     },
+     0, 0},
     {"torchao", 2688.0f, [](float a, float s) { return a / 6.0f / s; },
      [](float x, float v, float s) { return x * (1.0f / s / v); }, 0x1p-6f, 0x1p-6f},
     {"compressed-tensors", 2688.0f, [](float a, float s) { return 1.0f / s * (a / 6.0f); },
@@ -98,7 +114,8 @@ const Producer kProducers[] = {
      [](float x, float v, float s) { return x / (v / (1.0f / s)); }, 0, 0.125f},
 };
 
-// 0: the largest |w| decides; 4: blocks scaled to 4 instead of 6 where that has the smaller squared error (4/6).
+// 0: the largest |w| decides; 4: blocks scaled to 4 instead of 6 where that has the smaller squared
+// error (4/6).
 Quantized produce(const Producer& p, Data data, uint32_t seed, bool four_over_six) {
   Quantized q;
   q.w = draw(data, static_cast<size_t>(q.rows * q.cols), seed);
@@ -121,18 +138,21 @@ Quantized produce(const Producer& p, Data data, uint32_t seed, bool four_over_si
       double error = 0;
       for (int i = 0; i < 16; ++i) {
         if (v != 0) codes[i] = e2m1_from_float(p.quotient(x[i], v, q.s));
-        error += std::pow(double{x[i]} - double{e2m1_to_float(codes[i])} * double{v} * double{q.s}, 2);
+        error +=
+            std::pow(double{x[i]} - double{e2m1_to_float(codes[i])} * double{v} * double{q.s}, 2);
       }
       if (error >= best) continue;
       best = error;
       q.scales[b] = byte;
-      for (size_t i = 0; i < 8; ++i) q.codes[b * 8 + i] = pack_codes(codes[2 * i], codes[2 * i + 1]);
+      for (size_t i = 0; i < 8; ++i)
+        q.codes[b * 8 + i] = pack_codes(codes[2 * i], codes[2 * i + 1]);
     }
   }
   return q;
 }
 
-constexpr Data kAllData[] = {Data::kNormal, Data::kHeavyTails, Data::kWideBlocks, Data::kBf16Grid, Data::kWithZeros};
+constexpr Data kAllData[] = {Data::kNormal, Data::kHeavyTails, Data::kWideBlocks, Data::kBf16Grid,
+                             Data::kWithZeros};
 
 TEST(HalfStep, EveryProducersQuantizerPasses) {
   for (const Producer& p : kProducers) {
@@ -140,10 +160,10 @@ TEST(HalfStep, EveryProducersQuantizerPasses) {
       for (const bool four_over_six : {false, true}) {
         const Quantized q = produce(p, data, 7, four_over_six);
         const OriginalComparison c = q.compare();
-        EXPECT_EQ(c.failures(), 0u) << p.name << " data " << static_cast<int>(data) << " 4/6 " << four_over_six
-                                    << " at (" << c.first_failure().row << ", " << c.first_failure().col
-                                    << "): expected " << c.first_failure().expected << ", got "
-                                    << c.first_failure().actual;
+        EXPECT_EQ(c.failures(), 0u)
+            << p.name << " data " << static_cast<int>(data) << " 4/6 " << four_over_six << " at ("
+            << c.first_failure().row << ", " << c.first_failure().col << "): expected "
+            << c.first_failure().expected << ", got " << c.first_failure().actual;
         EXPECT_EQ(c.broken, 0u);
         EXPECT_EQ(c.near_ties, 0u) << p.name << ": fp32 stays within the slack";
         EXPECT_EQ(c.weights, q.w.size());
@@ -155,8 +175,8 @@ TEST(HalfStep, EveryProducersQuantizerPasses) {
 TEST(HalfStep, OurQuantizersPass) {
   using S = ScaleSearch;
   for (const auto& [search, weighted] :
-       {std::pair(S::kMax, false), std::pair(S::kMse, false), std::pair(S::kSweep, false), std::pair(S::kMse, true),
-        std::pair(S::kSweep, true)}) {
+       {std::pair(S::kMax, false), std::pair(S::kMse, false), std::pair(S::kSweep, false),
+        std::pair(S::kMse, true), std::pair(S::kSweep, true)}) {
     for (const Data data : kAllData) {
       Quantized q = unquantized(draw(data, 64 * 256, 11));
       // Every other column, outliers with it, counts for nothing.
@@ -164,12 +184,13 @@ TEST(HalfStep, OurQuantizersPass) {
       for (size_t c = 0; c < weights.size(); c += 2) weights[c] = static_cast<float>(c % 13);
       QuantizeCounts counts;
       double sum_sq = 0, sum_sq_error = 0;
-      ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, search, q.codes.data(), q.scales.data(), counts, &sum_sq,
-                                 &sum_sq_error, weights));
+      ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, search, q.codes.data(), q.scales.data(),
+                                 counts, &sum_sq, &sum_sq_error, weights));
       const OriginalComparison c = q.compare();
       EXPECT_EQ(c.failures(), 0u) << search << ": " << c.first_failure().expected << ", got "
                                   << c.first_failure().actual;
-      uint64_t beyond_six = 0;  // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
+      uint64_t beyond_six =
+          0;  // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
       for (size_t i = 0; i < q.w.size(); ++i) {
         const double u = double{e4m3_to_float(q.scales[i / 16])} * double{q.s};
         beyond_six += u > 0 && std::fabs(double{q.w[i]}) > 6 * u * (1 + 0x1p-21);
@@ -198,7 +219,8 @@ TEST(HalfStep, AFullSweepOfScalesPasses) {
       if (error >= best) continue;
       best = error;
       q.scales[b] = static_cast<uint8_t>(byte);
-      for (size_t i = 0; i < 8; ++i) q.codes[b * 8 + i] = pack_codes(codes[2 * i], codes[2 * i + 1]);
+      for (size_t i = 0; i < 8; ++i)
+        q.codes[b * 8 + i] = pack_codes(codes[2 * i], codes[2 * i + 1]);
     }
   }
   const OriginalComparison c = q.compare();
@@ -211,11 +233,13 @@ TEST(HalfStep, Bf16DivisionIsToldApart) {
   Quantized q = unquantized(draw(Data::kNormal, 64 * 256, 3));
   const auto bf16 = [](float x) { return bf16_to_float(bf16_from_float(x)); };
   QuantizeCounts counts;
-  ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, ScaleSearch::kMax, q.codes.data(), q.scales.data(), counts));
+  ASSERT_OK(quantize_weights(q.w, q.rows, q.cols, q.s, ScaleSearch::kMax, q.codes.data(),
+                             q.scales.data(), counts));
   const Quantized exact = q;
   for (int64_t r = 0; r < q.rows; ++r) {
     for (int64_t c = 0; c < q.cols; ++c) {
-      const float unit = bf16(e4m3_to_float(q.scales[static_cast<size_t>((r * q.cols + c) / 16)]) * q.s);
+      const float unit =
+          bf16(e4m3_to_float(q.scales[static_cast<size_t>((r * q.cols + c) / 16)]) * q.s);
       q.set_code(r, c, e2m1_from_float(bf16(q.w[static_cast<size_t>(r * q.cols + c)] / unit)));
     }
   }
@@ -288,7 +312,8 @@ TEST_F(PlantedFault, BlockScaleTimesTwoOrHalf) {
 }
 
 TEST_F(PlantedFault, NeighbouringScaleWithOldCodes) {
-  // Half a step of E4M3 is enough to push some weight over a midpoint; where it is not, the result is still correct.
+  // Half a step of E4M3 is enough to push some weight over a midpoint; where it is not, the result
+  // is still correct.
   int found = 0;
   for (size_t block = 0; block < 64; ++block) {
     const uint8_t was = q_.scales[block];
@@ -345,7 +370,8 @@ TEST_F(PlantedFault, LikenessTellsWhatItIs) {
 TEST(HalfStep, ThreadsChangeNothing) {
   const Quantized q = produce(kProducers[0], Data::kHeavyTails, 9, true);
   const auto pool = make_thread_pool(4);
-  const OriginalComparison a = q.compare(), b = compare_with_original(q.view(), q.original(), *pool);
+  const OriginalComparison a = q.compare(),
+                           b = compare_with_original(q.view(), q.original(), *pool);
   EXPECT_EQ(a.sum_sq_error, b.sum_sq_error);
   EXPECT_EQ(a.max_row, b.max_row);
   EXPECT_EQ(a.saturated, b.saturated);

@@ -1,5 +1,6 @@
-// The engine on trial: a clean checkpoint passes on every count; each fault, planted in the files before they are read or
-// after the layer is packed, is found and named by layer, expert, tensor and coordinate.
+// The engine on trial: a clean checkpoint passes on every count; each fault, planted in the files
+// before they are read or after the layer is packed, is found and named by layer, expert, tensor
+// and coordinate.
 // Long because each fault is planted in each place.
 #include "verify/verify.h"
 
@@ -38,7 +39,8 @@ SynthesizeOptions sizes(int64_t layers, int64_t hidden) {
 // One pair of original and NVFP4 checkpoint for all tests; those that damage a file work on a copy.
 struct Models {
   TempDir dir;
-  std::string original = dir.file("original"), nvfp4 = dir.file("nvfp4"), ct = dir.file("ct"), mse = dir.file("mse");
+  std::string original = dir.file("original"), nvfp4 = dir.file("nvfp4"), ct = dir.file("ct"),
+              mse = dir.file("mse");
   Models() {
     EXPECT_OK(synthesize_checkpoint(original, sizes(2, kHidden)));
     QuantizeOptions q;
@@ -68,7 +70,8 @@ std::vector<uint8_t> bytes_of(const std::string& dir, const std::string& tensor)
   const TensorIndex::Ref ref = index->find(tensor);
   return test::read_tensor<uint8_t>(*ref.file, *ref.info);
 }
-void put_bytes(const std::string& dir, const std::string& tensor, const std::vector<uint8_t>& bytes) {
+void put_bytes(const std::string& dir, const std::string& tensor,
+               const std::vector<uint8_t>& bytes) {
   const auto index = TensorIndex::open(dir);
   const TensorIndex::Ref ref = index->find(tensor);
   ASSERT_EQ(ref.info->size_bytes(), bytes.size());
@@ -76,9 +79,11 @@ void put_bytes(const std::string& dir, const std::string& tensor, const std::vec
   {
     std::fstream file(ref.file->path(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(static_cast<std::streamoff>(ref.file->data_offset() + ref.info->begin));
-    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    file.write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
   }
-  std::filesystem::last_write_time(ref.file->path(), modified);  // whoever has it open checks only the time
+  std::filesystem::last_write_time(ref.file->path(),
+                                   modified);  // whoever has it open checks only the time
 }
 void change(const std::string& dir, const std::string& tensor,
             const std::function<void(std::vector<uint8_t>& bytes)>& how) {
@@ -88,11 +93,14 @@ void change(const std::string& dir, const std::string& tensor,
 }
 
 void flip_signs(uint8_t& pair) { pair ^= 0x88; }
-void double_scale(uint8_t& scale) { scale = static_cast<uint8_t>(scale < 0x70 ? scale + 8 : scale - 8); }
+void double_scale(uint8_t& scale) {
+  scale = static_cast<uint8_t>(scale < 0x70 ? scale + 8 : scale - 8);
+}
 
 void swap_gate_and_up(const std::string& dir, int64_t expert) {
   for (const char* part : {".weight", ".weight_scale", ".weight_scale_2"}) {
-    const std::string gate = expert_tensor(expert, "w1") + part, up = expert_tensor(expert, "w3") + part;
+    const std::string gate = expert_tensor(expert, "w1") + part,
+                      up = expert_tensor(expert, "w3") + part;
     const auto of_gate = bytes_of(dir, gate);
     put_bytes(dir, gate, bytes_of(dir, up));
     put_bytes(dir, up, of_gate);
@@ -160,7 +168,8 @@ class Verify : public ::testing::Test {
     return copy;
   }
   // The report fails in layer 1 alone, and a line of it holds every word.
-  static void expect_named(const Result<VerifyReport>& report, const std::vector<std::string>& words) {
+  static void expect_named(const Result<VerifyReport>& report,
+                           const std::vector<std::string>& words) {
     ASSERT_OK(report);
     EXPECT_FALSE(report->passed());
     ASSERT_EQ(report->layers.size(), 2u);
@@ -174,7 +183,8 @@ class Verify : public ::testing::Test {
       found = found || every;
       all += line + "\n";
     }
-    EXPECT_TRUE(found) << "wanted a line with: " << ::testing::PrintToString(words) << " in\n" << all;
+    EXPECT_TRUE(found) << "wanted a line with: " << ::testing::PrintToString(words) << " in\n"
+                       << all;
     EXPECT_TRUE(nlohmann::json::accept(to_json(*report)));
   }
 
@@ -194,7 +204,8 @@ TEST_F(Verify, ACleanCheckpointPasses) {
       for (const std::string& failure : layer.failures) ADD_FAILURE() << failure;
       ASSERT_TRUE(layer.packed && layer.run && layer.original);
       EXPECT_EQ(layer.packed->experts, 6 + (layer.options.shared_intermediate_size > 0));
-      EXPECT_GE(layer.packed->bytes_compared, 6u * 3 * (kHidden * kInter / 2 + kHidden * kInter / 16));
+      EXPECT_GE(layer.packed->bytes_compared,
+                6u * 3 * (kHidden * kInter / 2 + kHidden * kInter / 16));
       EXPECT_EQ(layer.packed->differing_bytes, 0u);
       EXPECT_EQ(layer.run->tokens, 12);
       EXPECT_GT(layer.run->comparison.cosine, 0.999);
@@ -271,7 +282,8 @@ TEST_F(Verify, LayersRangesAndLimits) {
 class ChangedAfter : public Verify {
  protected:
   // Verifies a copy whose files `fault` changes when progress says that this is done.
-  Result<VerifyReport> verify_changed(const std::string& done, const std::function<void(const std::string& dir)>& fault,
+  Result<VerifyReport> verify_changed(const std::string& done,
+                                      const std::function<void(const std::string& dir)>& fault,
                                       VerifyOptions o) {
     const std::string dir = damaged([](const std::string&) {});
     int times = 0;
@@ -292,9 +304,11 @@ TEST_F(ChangedAfter, IsNamedByItsPlace) {
   const FaultCase cases[] = {
       {"code",
        [](const std::string& d) {  // high nibble: column 67
-         change(d, expert_tensor(3, "w3.weight"), [](auto& codes) { codes[20 * kHidden / 2 + 33] ^= 0x40; });
+         change(d, expert_tensor(3, "w3.weight"),
+                [](auto& codes) { codes[20 * kHidden / 2 + 33] ^= 0x40; });
        },
-       {{"packed weights", "layer 1", "expert 3", "up", expert_tensor(3, "w3.weight"), "(20, 67)", "code"}}},
+       {{"packed weights", "layer 1", "expert 3", "up", expert_tensor(3, "w3.weight"), "(20, 67)",
+         "code"}}},
       {"block scale",
        [](const std::string& d) {
          change(d, expert_tensor(3, "w2.weight_scale"),
@@ -306,11 +320,14 @@ TEST_F(ChangedAfter, IsNamedByItsPlace) {
        {{"layer 1", "expert 3", "gate", expert_tensor(3, "w1"), "(0, "},
         {"layer 1", "expert 3", "up", expert_tensor(3, "w3"), "(0, "}}},
       {"transposed scales",
-       [](const std::string& d) { transpose_scales(d, expert_tensor(3, "w2.weight_scale"), kHidden); },
+       [](const std::string& d) {
+         transpose_scales(d, expert_tensor(3, "w2.weight_scale"), kHidden);
+       },
        {{"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "block_scale"}}},
       {"half the tensor scale",
        [](const std::string& d) {
-         change_tensor_scale(d, expert_tensor(3, "w2.weight_scale_2"), [](float scale) { return scale / 2; });
+         change_tensor_scale(d, expert_tensor(3, "w2.weight_scale_2"),
+                             [](float scale) { return scale / 2; });
        },
        {{"layer 1", "expert 3", "down", expert_tensor(3, "w2"), "tensor_scale"}}},
   };
@@ -337,14 +354,17 @@ TEST_F(ChangedAfter, ExpertRangeOffByOne) {
   EXPECT_EQ(report->layers[1].packed->faulty_tensors, 4 * 3);
 }
 
-// Row 17 of down makes channel 17. The packed layer is compared before the files change, and run afterwards.
+// Row 17 of down makes channel 17. The packed layer is compared before the files change, and run
+// afterwards.
 TEST_F(ChangedAfter, AnotherResultIsNamedByTokenAndChannel) {
   const struct {
     const char* name;
     std::function<void(uint8_t* codes, uint8_t* scales)> of_row;
-  } faults[] = {{"sign", [](uint8_t* codes, uint8_t*) { std::for_each_n(codes, kInter / 2, flip_signs); }},
-                {"double", [](uint8_t*, uint8_t* scales) { std::for_each_n(scales, kInter / 16, double_scale); }},
-                {"zero", [](uint8_t* codes, uint8_t*) { std::memset(codes, 0, kInter / 2); }}};
+  } faults[] = {
+      {"sign", [](uint8_t* codes, uint8_t*) { std::for_each_n(codes, kInter / 2, flip_signs); }},
+      {"double",
+       [](uint8_t*, uint8_t* scales) { std::for_each_n(scales, kInter / 16, double_scale); }},
+      {"zero", [](uint8_t* codes, uint8_t*) { std::memset(codes, 0, kInter / 2); }}};
   for (const auto& fault : faults) {
     SCOPED_TRACE(fault.name);
     const auto report = verify_changed(
@@ -379,13 +399,15 @@ TEST_F(Verify, OneBitOfThePackedBytesIsFound) {
       const auto layer = MoeLayer::open(*config, *layer_source(*checkpoint, 1), o);
       ASSERT_OK(layer);
       const Buffer& bytes = (*layer)->weights().bytes;
-      bytes.data()[static_cast<size_t>(where * static_cast<double>(bytes.size_bytes()))] ^= std::byte{4};
+      bytes.data()[static_cast<size_t>(where * static_cast<double>(bytes.size_bytes()))] ^=
+          std::byte{4};
       const auto check = check_packed(*checkpoint, 1, **layer, [](int64_t) { return Status(); });
       ASSERT_OK(check);
       EXPECT_FALSE(check->passed());
       EXPECT_EQ(check->differing_bytes, 1u);
       ASSERT_EQ(check->faults.size(), 1u);
-      EXPECT_THAT(to_string(check->faults[0]), AllOf(HasSubstr("layer 1 expert"), HasSubstr("layers.1.ffn.")));
+      EXPECT_THAT(to_string(check->faults[0]),
+                  AllOf(HasSubstr("layer 1 expert"), HasSubstr("layers.1.ffn.")));
     }
   }
 }
@@ -396,7 +418,8 @@ TEST_F(Verify, AFaultInTheFilesIsFoundAgainstTheOriginal) {
   const FaultCase cases[] = {
       {"code",
        [](const std::string& d) {  // low nibble: column 22
-         change(d, expert_tensor(4, "w1.weight"), [](auto& codes) { codes[30 * kHidden / 2 + 11] ^= 0x04; });
+         change(d, expert_tensor(4, "w1.weight"),
+                [](auto& codes) { codes[30 * kHidden / 2 + 11] ^= 0x04; });
        },
        {{"original", "layer 1", "expert 4", "gate", expert_tensor(4, "w1.weight"), "(30, 22)"}}},
       {"block scale",
@@ -410,16 +433,20 @@ TEST_F(Verify, AFaultInTheFilesIsFoundAgainstTheOriginal) {
        {{"layer 1", "expert 2", "gate", expert_tensor(2, "w1"), "(0, ", "gate and up seem swapped"},
         {"layer 1", "expert 2", "up", expert_tensor(2, "w3"), "(0, "}}},
       {"transposed scales",
-       [](const std::string& d) { transpose_scales(d, expert_tensor(0, "w3.weight_scale"), kInter); },
+       [](const std::string& d) {
+         transpose_scales(d, expert_tensor(0, "w3.weight_scale"), kInter);
+       },
        {{"layer 1", "expert 0", "up", expert_tensor(0, "w3"), "(0, ", "seem transposed"}}},
       {"reciprocal tensor scale",
        [](const std::string& d) {
-         change_tensor_scale(d, expert_tensor(5, "w2.weight_scale_2"), [](float scale) { return 1 / scale; });
+         change_tensor_scale(d, expert_tensor(5, "w2.weight_scale_2"),
+                             [](float scale) { return 1 / scale; });
        },
        {{"layer 1", "expert 5", expert_tensor(5, "w2")}}},
       {"experts off by one",
        shift_experts,
-       {{"layer 1", "expert 0", "gate", expert_tensor(0, "w1"), "(0, ", "matches the original's expert 1"}}},
+       {{"layer 1", "expert 0", "gate", expert_tensor(0, "w1"), "(0, ",
+         "matches the original's expert 1"}}},
   };
   for (const FaultCase& one : cases) {
     SCOPED_TRACE(one.name);
@@ -442,7 +469,8 @@ TEST_F(Verify, AFaultInTheFilesIsFoundAgainstTheOriginal) {
 
 TEST_F(Verify, ANanBlockScaleStopsTheLayerAsAFinding) {
   const auto report = verify(damaged([](const std::string& d) {
-                               change(d, expert_tensor(1, "w1.weight_scale"), [](auto& scales) { scales[40] = 0x7F; });
+                               change(d, expert_tensor(1, "w1.weight_scale"),
+                                      [](auto& scales) { scales[40] = 0x7F; });
                              }),
                              options());
   expect_named(report, {"layer 1", "expert 1", "block_scale_nan"});

@@ -9,9 +9,9 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row, int64_t k,
-                         ActivationFormat format, float scale, bool compat, const ActivationBuffers& activations,
-                         int64_t out_row) {
+ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, int64_t row,
+                         int64_t k, ActivationFormat format, float scale, bool compat,
+                         const ActivationBuffers& activations, int64_t out_row) {
   ConvertedRow result;
   const void* x = static_cast<const std::byte*>(data) + row * k * bits(dtype) / 8;
   const float amax = kernels.amax(x, dtype, k);
@@ -19,7 +19,8 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
   activations.nonfinite[out_row] = result.nonfinite ? 1 : 0;
 
   if (format == ActivationFormat::kBf16) {
-    if (activations.bf16 == data)  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
+    if (activations.bf16 ==
+        data)  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
       activations.nonfinite[out_row] = 0;
     else
       kernels.to_bf16(x, dtype, k, activations.bf16 + out_row * k);
@@ -59,8 +60,13 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
   }
   if (scale == 0.0f) scale = dynamic_token_scale(amax);
   activations.row_scale[out_row] = scale;
-  result.counts = kernels.quantize(
-      {.x = x, .dtype = dtype, .k = k, .scale = scale, .compat = compat, .codes = codes, .block_scales = block_scales});
+  result.counts = kernels.quantize({.x = x,
+                                    .dtype = dtype,
+                                    .k = k,
+                                    .scale = scale,
+                                    .compat = compat,
+                                    .codes = codes,
+                                    .block_scales = block_scales});
   return result;
 }
 
@@ -70,12 +76,13 @@ void write_operands(const Kernels& kernels, const ActivationBuffers& activations
   if (operands.format == ActivationFormat::kBf16)
     return kernels.bf16_operands(activations.bf16 + row * k, k, operands.row(row));
   if (operands.format == ActivationFormat::kInt8Block)
-    return kernels.int8_operands(activations.int8_codes + row * k, activations.int8_scales + row * (k / kBlockElems), k,
+    return kernels.int8_operands(activations.int8_codes + row * k,
+                                 activations.int8_scales + row * (k / kBlockElems), k,
                                  operands.row(row));
   if (operands.format == ActivationFormat::kFp8)
     return kernels.fp8_operands(activations.fp8 + row * k, k, operands.row(row));
-  kernels.nvfp4_operands(activations.codes + row * k / 2, activations.block_scales + row * k / kBlockElems, k,
-                         operands.row(row));
+  kernels.nvfp4_operands(activations.codes + row * k / 2,
+                         activations.block_scales + row * k / kBlockElems, k, operands.row(row));
 }
 
 }  // namespace nvfp4_moe::internal::cpu

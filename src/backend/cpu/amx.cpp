@@ -1,15 +1,18 @@
-// The instruction set "amx": bf16 tiles for W4A4, W4A16 and fp8, int8 activations with fp32 scales as avx512bf16.
+// The instruction set "amx": bf16 tiles for W4A4, W4A16 and fp8, int8 activations with fp32 scales
+// as avx512bf16.
 //
-// A tile multiplication takes 16 rows of activations x 16 weight rows x 32 of K in 16 cycles. Weights are decoded with
-// their block scale folded in (bf16_avx512.h) into a ring in L1, from which the tiles read them a few blocks later.
+// A tile multiplication takes 16 rows of activations x 16 weight rows x 32 of K in 16 cycles.
+// Weights are decoded with their block scale folded in (bf16_avx512.h) into a ring in L1, from
+// which the tiles read them a few blocks later.
 //
-// W4A4: activations carry their block scales as well, and tiles are half as deep, one block of 16. Sum and products of
-// a block are then exact in fp32, in any order, and are added to the accumulator by one rounding, block after block:
-// the bits of the integer kernels. W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added
-// to the accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are
-// half as deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits. fp8: as
-// W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and accumulators as 0: an
-// activation below 2^-116 counts as 0.
+// W4A4: activations carry their block scales as well, and tiles are half as deep, one block of 16.
+// Sum and products of a block are then exact in fp32, in any order, and are added to the
+// accumulator by one rounding, block after block: the bits of the integer kernels. W4A16: 16 pairs
+// are added in two chains, the chains are added, and the sum is added to the accumulator: |err| <=
+// (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as
+// deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits.
+// fp8: as W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and
+// accumulators as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -24,7 +27,8 @@
 #include "core/amx_tiles.h"
 #include "core/float_formats.h"
 
-NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16,amx-tile,amx-bf16")
+NVFP4_MOE_TARGET_BEGIN(
+    "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf16,amx-tile,amx-bf16")
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
@@ -37,36 +41,43 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
-inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permutexvar_epi8(index, table); }
+inline __m512i permute_bytes(__m512i index, __m512i table) {
+  return _mm512_permutexvar_epi8(index, table);
+}
 
 #include "backend/cpu/int8_avx512.h"
 // Behind it.
 #include "backend/cpu/bf16_avx512.h"
 
-// e2m1 * e4m3 of a row as bf16, in the order of pairs: low nibbles of four bytes, then their high nibbles.
+// e2m1 * e4m3 of a row as bf16, in the order of pairs: low nibbles of four bytes, then their high
+// nibbles.
 void scaled_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out) {
-  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
-                                       -2.0f, -3.0f, -4.0f, -6.0f);
+  const __m512 values = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                       -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
   const __m128i nibble = _mm_set1_epi8(15);
   const int64_t blocks = k / kBlockElems;
   for (int64_t b = 0; b < blocks; ++b) {
-    const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + b * (kBlockElems / 2)));
-    const __m128i low = _mm_and_si128(packed, nibble), high = _mm_and_si128(_mm_srli_epi16(packed, 4), nibble);
+    const __m128i packed =
+        _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes + b * (kBlockElems / 2)));
+    const __m128i low = _mm_and_si128(packed, nibble),
+                  high = _mm_and_si128(_mm_srli_epi16(packed, 4), nibble);
     const __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi32(low, high));
-    const __m512 scaled =
-        _mm512_mul_ps(_mm512_permutexvar_ps(index, values), _mm512_set1_ps(e4m3_to_float(block_scales[b])));
+    const __m512 scaled = _mm512_mul_ps(_mm512_permutexvar_ps(index, values),
+                                        _mm512_set1_ps(e4m3_to_float(block_scales[b])));
     const __m256i top = _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(scaled), 16));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + b * 32), top);
   }
-  std::memset(out + blocks * 32, 0, static_cast<size_t>(chunks_of(k) * kBf16ChunkBytes - blocks * 32));
+  std::memset(out + blocks * 32, 0,
+              static_cast<size_t>(chunks_of(k) * kBf16ChunkBytes - blocks * 32));
 }
 
-// A W4A4 row for tiles, and behind it for vpdpbusd, which is faster for a small batch: how many rows an expert has is
-// not known when operands are written, and both give the same bits.
+// A W4A4 row for tiles, and behind it for vpdpbusd, which is faster for a small batch: how many
+// rows an expert has is not known when operands are written, and both give the same bits.
 constexpr int64_t kNvfp4ChunkBytes = kBf16ChunkBytes + kInt8ChunkBytes;
 constexpr int64_t kInt8SmallBatchRows = 8;
 
-void tile_nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out) {
+void tile_nvfp4_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t k,
+                         std::byte* out) {
   scaled_operands(codes, block_scales, k, out);
   nvfp4_operands(codes, block_scales, k, out + chunks_of(k) * kBf16ChunkBytes);
 }
@@ -90,8 +101,11 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The compiler's intrinsics take no template arguments, and do not say what they read and write of memory.
-inline void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config) : "memory"); }
+// The compiler's intrinsics take no template arguments, and do not say what they read and write of
+// memory.
+inline void configure(const TileConfig& config) {
+  asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+}
 inline void release() { asm volatile("tilerelease" ::: "memory"); }
 template <int kTile>
 inline void clear() {
@@ -107,7 +121,8 @@ inline void store(void* rows, int64_t stride) {
 }
 template <int kSum>
 inline void multiply_add() {
-  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(kWeightsTile), "i"(kRowsTile), "i"(kSum));
+  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(kWeightsTile), "i"(kRowsTile),
+               "i"(kSum));
 }
 
 // kTiles tiles of rows times kPanels panels: sum p * kTiles + i.
@@ -118,8 +133,10 @@ inline void clear_accumulators() {
 }
 template <int kPanels, int kTiles, int kSum = 0>
 inline void store_accumulators(float* acc, int64_t acc_stride) {  // floats
-  store<kSum>(acc + kSum % kTiles * kTileRows * acc_stride + kSum / kTiles * kPanelRows, acc_stride * 4);
-  if constexpr (kSum + 1 < kPanels * kTiles) store_accumulators<kPanels, kTiles, kSum + 1>(acc, acc_stride);
+  store<kSum>(acc + kSum % kTiles * kTileRows * acc_stride + kSum / kTiles * kPanelRows,
+              acc_stride * 4);
+  if constexpr (kSum + 1 < kPanels * kTiles)
+    store_accumulators<kPanels, kTiles, kSum + 1>(acc, acc_stride);
 }
 // Rows at `rows`, row_bytes apart, times weights (pairs, kPanels) vectors.
 template <int kPanels, int kTiles, int kSum = 0>
@@ -127,32 +144,38 @@ inline void multiply_tiles(const std::byte* rows, int64_t row_bytes, const __m51
   if constexpr (kSum % kTiles == 0) load<kWeightsTile>(weights + kSum / kTiles, kPanels * 64);
   load<kRowsTile>(rows + kSum % kTiles * kTileRows * row_bytes, row_bytes);
   multiply_add<kSum>();
-  if constexpr (kSum + 1 < kPanels * kTiles) multiply_tiles<kPanels, kTiles, kSum + 1>(rows, row_bytes, weights);
+  if constexpr (kSum + 1 < kPanels * kTiles)
+    multiply_tiles<kPanels, kTiles, kSum + 1>(rows, row_bytes, weights);
 }
 
 // ---- a strip
 
-// Weights on their way from the decoder to the tiles, in L1. The tiles follow a few blocks behind, when what was stored
-// has arrived there.
+// Weights on their way from the decoder to the tiles, in L1. The tiles follow a few blocks behind,
+// when what was stored has arrived there.
 constexpr int64_t kRingBlocks = 8, kBlocksAhead = 4;
 struct alignas(64) Ring {
   __m512bh weights[kRingBlocks * kBlockPairs * kStripPanels];  // (pairs, panels)
 
-  __m512bh* block(int64_t b, int64_t panels) { return weights + b % kRingBlocks * kBlockPairs * panels; }
+  __m512bh* block(int64_t b, int64_t panels) {
+    return weights + b % kRingBlocks * kBlockPairs * panels;
+  }
 };
 
-// All rows times kPanels panels, kStepBlocks blocks of K a step. Accumulators stay in tiles from the first block to the
-// last.
+// All rows times kPanels panels, kStepBlocks blocks of K a step. Accumulators stay in tiles from
+// the first block to the last.
 template <int kPanels, int kTiles, int kStepBlocks, bool kFp8>
-void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc, int64_t acc_stride) {
+void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc,
+                     int64_t acc_stride) {
   const int64_t blocks = strip.chunks * kBlocksPerChunk;
   Ring ring;
   Decoder<kPanels, kFp8> decoder(strip);
   clear_accumulators<kPanels, kTiles>();
-  for (int64_t b = 0; b < std::min(kBlocksAhead, blocks); ++b) decoder.decode_next(ring.block(b, kPanels));
+  for (int64_t b = 0; b < std::min(kBlocksAhead, blocks); ++b)
+    decoder.decode_next(ring.block(b, kPanels));
   for (int64_t b = 0; b < blocks; b += kStepBlocks) {
     multiply_tiles<kPanels, kTiles>(rows + b * kBlockPairs * 4, row_bytes, ring.block(b, kPanels));
-    for (int64_t ahead = b + kBlocksAhead; ahead < std::min(b + kBlocksAhead + kStepBlocks, blocks); ++ahead)
+    for (int64_t ahead = b + kBlocksAhead; ahead < std::min(b + kBlocksAhead + kStepBlocks, blocks);
+         ++ahead)
       decoder.decode_next(ring.block(ahead, kPanels));
   }
   store_accumulators<kPanels, kTiles>(acc, acc_stride);
@@ -174,11 +197,12 @@ void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes
     if (strip.panels == 2)
       return multiply_panels<2, kTiles, kStepBlocks, kFp8>(strip, rows, row_bytes, acc, acc_stride);
   for (int64_t p = 0; p < strip.panels; ++p)
-    multiply_panels<1, kTiles, kStepBlocks, kFp8>(panel_of(strip, p), rows, row_bytes, acc + p * kPanelRows,
-                                                  acc_stride);
+    multiply_panels<1, kTiles, kStepBlocks, kFp8>(panel_of(strip, p), rows, row_bytes,
+                                                  acc + p * kPanelRows, acc_stride);
 }
 
-// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. If there are more tiles than one all are full.
+// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. If there are more tiles than
+// one all are full.
 template <int kStepBlocks>
 inline TileConfig tile_config(int64_t count) {
   TileConfig config;
@@ -191,7 +215,8 @@ inline TileConfig tile_config(int64_t count) {
 
 template <int kStepBlocks, bool kFp8 = false>
 void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
-  bf16_tiles_run_on_host();  // without the system's permission, asked for once, ldtilecfg is an illegal instruction
+  bf16_tiles_run_on_host();  // without the system's permission, asked for once, ldtilecfg is an
+                             // illegal instruction
   const int64_t row_bytes = all.count > 1 ? all.rows[1] - all.rows[0] : 0;
   for (int64_t first = 0; first < all.count; first += kMostRows) {
     const int64_t count = std::min(kMostRows, all.count - first);
@@ -221,7 +246,8 @@ void multiply_bf16_row(const Strip& strip, const std::byte* row, float* acc) {
     const int64_t end = std::min(first + kSliceChunks, strip.chunks);
     for (int64_t k = 0; k < (end - first) * kChunkK; k += kLanes) {
       const std::byte* from = row + first * kBf16ChunkBytes + 2 * k;
-      const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+      const __m512i wide =
+          _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
       const __m512i ordered = _mm512_permutexvar_epi32(order, _mm512_slli_epi32(wide, 16));
       _mm512_store_ps(floats.x + k, _mm512_castsi512_ps(ordered));
     }
@@ -235,7 +261,8 @@ void multiply_bf16_row(const Strip& strip, const std::byte* row, float* acc) {
 void multiply_nvfp4(const Strip& strip, const OperandRows& rows, float* acc) {
   if (rows.count <= kInt8SmallBatchRows) {
     const std::byte* int8_rows[kInt8SmallBatchRows];
-    for (int64_t i = 0; i < rows.count; ++i) int8_rows[i] = rows.rows[i] + chunks_of(rows.k) * kBf16ChunkBytes;
+    for (int64_t i = 0; i < rows.count; ++i)
+      int8_rows[i] = rows.rows[i] + chunks_of(rows.k) * kBf16ChunkBytes;
     return multiply_int8(strip, {.rows = int8_rows, .count = rows.count, .k = rows.k}, acc);
   }
   multiply_tiled<1>(strip, rows, acc);

@@ -1,8 +1,10 @@
-// The instruction set "avx2": vpmaddubsw on 256-bit registers for 8-bit activations, fp32 multiply-adds for W4A16.
+// The instruction set "avx2": vpmaddubsw on 256-bit registers for 8-bit activations, fp32
+// multiply-adds for W4A16.
 //
-// Weights are u8 = 2w + 12 as in avx512vnni; a product pair is at most 2 * 24 * 127 and the four pairs of a row's block
-// add up below 2^15, so 16-bit accumulators hold them exactly. One block of 16 weight rows stays decoded in registers
-// (8 of 16) while all rows of activations pass; the accumulators lie in L1.
+// Weights are u8 = 2w + 12 as in avx512vnni; a product pair is at most 2 * 24 * 127 and the four
+// pairs of a row's block add up below 2^15, so 16-bit accumulators hold them exactly. One block of
+// 16 weight rows stays decoded in registers (8 of 16) while all rows of activations pass; the
+// accumulators lie in L1.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -37,12 +39,12 @@ struct Block {
 };
 
 inline void decode(const uint8_t* chunk, int64_t b, Block& block) {
-  const __m256i table =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  const __m256i table = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const __m256i nibble = _mm256_set1_epi8(15);
   // An E4M3 byte shifted by 7 is an fp16 number 2^-8 times as large, subnormals included.
-  const __m256i halves =
-      _mm256_slli_epi16(_mm256_cvtepu8_epi16(load128(chunk + kChunkScalesOffset + b * kPanelRows)), 7);
+  const __m256i halves = _mm256_slli_epi16(
+      _mm256_cvtepu8_epi16(load128(chunk + kChunkScalesOffset + b * kPanelRows)), 7);
   block.scale[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
   block.scale[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
   for (int h = 0; h < 2; ++h) {
@@ -70,12 +72,14 @@ inline void add_block(const Block& block, const Int8Block& row, bool first, floa
 #pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) {
     const __m256i(&w)[4] = block.weights[h];
-    const __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(w[0], x0), _mm256_maddubs_epi16(w[1], x1));
-    const __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(w[2], x2), _mm256_maddubs_epi16(w[3], x3));
+    const __m256i low =
+        _mm256_add_epi16(_mm256_maddubs_epi16(w[0], x0), _mm256_maddubs_epi16(w[1], x1));
+    const __m256i high =
+        _mm256_add_epi16(_mm256_maddubs_epi16(w[2], x2), _mm256_maddubs_epi16(w[3], x3));
     const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(_mm256_add_epi16(low, high), one), bias);
     const __m256 before = first ? _mm256_setzero_ps() : _mm256_loadu_ps(acc + 8 * h);
-    _mm256_storeu_ps(acc + 8 * h,
-                     _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(block.scale[h], scale), before));
+    _mm256_storeu_ps(acc + 8 * h, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum),
+                                                  _mm256_mul_ps(block.scale[h], scale), before));
   }
 }
 
@@ -89,7 +93,8 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
         decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, block);
         const int64_t index = c * kBlocksPerChunk + b;
         for (int64_t i = 0; i < rows.count; ++i)
-          add_block(block, int8_blocks(rows.rows[i])[index], index == 0, acc + i * acc_stride + p * kPanelRows);
+          add_block(block, int8_blocks(rows.rows[i])[index], index == 0,
+                    acc + i * acc_stride + p * kPanelRows);
       }
     }
   }

@@ -1,13 +1,15 @@
-// The instruction set "avx512bf16": vdpbf16ps for W4A16 and fp8; other 8-bit activations as avx512vnni.
+// The instruction set "avx512bf16": vdpbf16ps for W4A16 and fp8; other 8-bit activations as
+// avx512vnni.
 //
-// A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with their block scale folded
-// in, which bf16 holds exactly: four instructions for 32 of them, all on 16-bit integers. In a 32-bit lane the codes of
-// k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
-// Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to two chains; then the
-// chains are added, then the slices: the same for any number of rows. Up to eight rows may instead leave the scale
-// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits; not under fp8, whose weights
-// are rounded with their scale).
-// The instruction takes subnormal inputs, products and results as 0: an activation below 2^-116 counts as 0.
+// A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with
+// their block scale folded in, which bf16 holds exactly: four instructions for 32 of them, all on
+// 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order,
+// two at a time, so the rows' elements are stored in it. Order of additions: within a slice of
+// float_slice(K) elements the 8-halves of the blocks go to two chains; then the chains are added,
+// then the slices: the same for any number of rows. Up to eight rows may instead leave the scale
+// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits; not
+// under fp8, whose weights are rounded with their scale). The instruction takes subnormal inputs,
+// products and results as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -33,16 +35,18 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = true;
-inline __m512i permute_bytes(__m512i index, __m512i table) { return _mm512_permutexvar_epi8(index, table); }
+inline __m512i permute_bytes(__m512i index, __m512i table) {
+  return _mm512_permutexvar_epi8(index, table);
+}
 
 #include "backend/cpu/bf16_avx512.h"
 #include "backend/cpu/int8_avx512.h"
 
 // bf16 values of the codes, twice, since the look-up reads five bits.
-alignas(64) constexpr uint16_t kValues[32] = {0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
-                                              0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0,
-                                              0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0,
-                                              0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
+alignas(64) constexpr uint16_t kValues[32] = {
+    0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
+    0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
+    0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80, 0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0};
 
 constexpr int kTileRows = 4;  // x 2 panels x 2 chains = 16 accumulators of 32 registers
 
@@ -61,7 +65,8 @@ struct Tile {
       for (auto& panel : half)
         for (__m512& sum : panel) sum = _mm512_setzero_ps();
   }
-  void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&rows)[kCount], int64_t pair) {
+  void add(int half, const __m512bh (&w)[kPanels], const uint32_t* const (&rows)[kCount],
+           int64_t pair) {
 #pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
       const __m512bh x = pair_of(rows[i], pair);
@@ -87,7 +92,8 @@ struct alignas(64) Slice {
   __m512bh weights[kMostSlice / 2 * kStripPanels];  // (pairs, panels)
 };
 template <int kPanels, int kCount>
-void multiply_slice(const Slice& slice, const std::byte* const* rows, int64_t first_pair, int64_t pairs, float* acc) {
+void multiply_slice(const Slice& slice, const std::byte* const* rows, int64_t first_pair,
+                    int64_t pairs, float* acc) {
   const uint32_t* x[kCount];
   for (int i = 0; i < kCount; ++i) x[i] = reinterpret_cast<const uint32_t*>(rows[i]) + first_pair;
   Tile<kPanels, kCount> tile;
@@ -102,7 +108,8 @@ void multiply_slice(const Slice& slice, const std::byte* const* rows, int64_t fi
   tile.add_to(acc);
 }
 template <int kPanels, bool kFp8 = false>
-void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t count, int64_t k, float* acc) {
+void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t count, int64_t k,
+                     float* acc) {
   const int64_t blocks = k / kBlockElems, step = float_slice(k) / kBlockElems;
   constexpr int64_t kAccStride = kPanels * kPanelRows;
   std::fill(acc, acc + count * kAccStride, 0.0f);
@@ -110,22 +117,30 @@ void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t c
   Decoder<kPanels, kFp8> decoder(strip);
   for (int64_t first = 0; first < blocks; first += step) {
     const int64_t count_blocks = std::min(step, blocks - first);
-    for (int64_t b = 0; b < count_blocks; ++b) decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
+    for (int64_t b = 0; b < count_blocks; ++b)
+      decoder.decode_next(slice.weights + b * kBlockPairs * kPanels);
     const int64_t first_pair = first * kBlockPairs, pairs = count_blocks * kBlockPairs;
     int64_t i = 0;
     for (; i + kTileRows <= count; i += kTileRows)
       multiply_slice<kPanels, kTileRows>(slice, rows + i, first_pair, pairs, acc + i * kAccStride);
     switch (count - i) {
-      case 1: multiply_slice<kPanels, 1>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
-      case 2: multiply_slice<kPanels, 2>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
-      case 3: multiply_slice<kPanels, 3>(slice, rows + i, first_pair, pairs, acc + i * kAccStride); break;
+      case 1:
+        multiply_slice<kPanels, 1>(slice, rows + i, first_pair, pairs, acc + i * kAccStride);
+        break;
+      case 2:
+        multiply_slice<kPanels, 2>(slice, rows + i, first_pair, pairs, acc + i * kAccStride);
+        break;
+      case 3:
+        multiply_slice<kPanels, 3>(slice, rows + i, first_pair, pairs, acc + i * kAccStride);
+        break;
       default: break;
     }
   }
 }
 
-// A small batch leaves no time to fold scales into weights, since the memory is the limit. A block's chains start from
-// 0, are added, and are scaled into the accumulator: |err| <= (K/16 + 16) 2^-24 sum|p|.
+// A small batch leaves no time to fold scales into weights, since the memory is the limit. A
+// block's chains start from 0, are added, and are scaled into the accumulator: |err| <= (K/16 + 16)
+// 2^-24 sum|p|.
 template <int kPanels, int kCount>
 void multiply_small_batch(const Strip& strip, const std::byte* const* rows, float* acc) {
   const __m512i table = _mm512_load_si512(kValues);
@@ -145,8 +160,8 @@ void multiply_small_batch(const Strip& strip, const std::byte* const* rows, floa
       for (int half = 0; half < 2; ++half) {
         __m512i codes[kPanels];
         for (int p = 0; p < kPanels; ++p)
-          codes[p] =
-              _mm512_loadu_si512(strip.bytes + (p * strip.chunks + c) * kChunkBytes + b * kBlockCodesBytes + half * 64);
+          codes[p] = _mm512_loadu_si512(strip.bytes + (p * strip.chunks + c) * kChunkBytes +
+                                        b * kBlockCodesBytes + half * 64);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
           __m512bh w[kPanels];
@@ -158,15 +173,17 @@ void multiply_small_batch(const Strip& strip, const std::byte* const* rows, floa
         }
       }
       for (int p = 0; p < kPanels; ++p) {
-        const __m512 scale =
-            small_scales(strip.bytes + (p * strip.chunks + c) * kChunkBytes + kChunkScalesOffset + b * kPanelRows);
-        for (int i = 0; i < kCount; ++i) sum[p][i] = _mm512_fmadd_ps(block.sum(p, i), scale, sum[p][i]);
+        const __m512 scale = small_scales(strip.bytes + (p * strip.chunks + c) * kChunkBytes +
+                                          kChunkScalesOffset + b * kPanelRows);
+        for (int i = 0; i < kCount; ++i)
+          sum[p][i] = _mm512_fmadd_ps(block.sum(p, i), scale, sum[p][i]);
       }
     }
   }
   for (int i = 0; i < kCount; ++i)
     for (int p = 0; p < kPanels; ++p)
-      _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, _mm512_mul_ps(sum[p][i], _mm512_set1_ps(256.0f)));
+      _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows,
+                       _mm512_mul_ps(sum[p][i], _mm512_set1_ps(256.0f)));
 }
 
 template <int kPanels>

@@ -27,7 +27,9 @@ namespace {
 // clang-format on
 
 constexpr bool kPermuteBytes = false;
-[[maybe_unused]] inline __m512i permute_bytes(__m512i, __m512i table) { return table; }  // never called
+[[maybe_unused]] inline __m512i permute_bytes(__m512i, __m512i table) {
+  return table;
+}  // never called
 
 #include "backend/cpu/int8_avx512.h"
 

@@ -1,5 +1,6 @@
-// The CPU backend's entries in the contract: "cpu", which runs the best instruction set of the host, and one "cpu:NAME"
-// for each of this build, so that a layer, a test or a measurement can force it. All share one packed layout.
+// The CPU backend's entries in the contract: "cpu", which runs the best instruction set of the
+// host, and one "cpu:NAME" for each of this build, so that a layer, a test or a measurement can
+// force it. All share one packed layout.
 #include "backend/backend.h"
 
 #include <array>
@@ -19,17 +20,19 @@ namespace cpu {
 namespace {
 
 // Everything that a run of that many tokens keeps.
-void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
-                 Arena& arena) {
+void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
+                 const Kernels& kernels, Arena& arena) {
   layer_buffers(config, range, tokens, arena);
   LayerScratch(config, range, tokens, kernels, arena);
 }
 
-Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config, const ExpertRange& range,
-               const Limits& limits, const DeviceFacts& device) {
+Plan make_plan(const char* backend, const Kernels& kernels, const MoeConfig& config,
+               const ExpertRange& range, const Limits& limits, const DeviceFacts& device) {
   const char* gemm = kernels.multiplication(config->activation_format).name;
   const std::string rows = std::string(kernels.name) + "_rows";
-  const auto walk = [&](Arena& arena) { take_arrays(config, range, limits.max_tokens, kernels, arena); };
+  const auto walk = [&](Arena& arena) {
+    take_arrays(config, range, limits.max_tokens, kernels, arena);
+  };
   Plan plan{.backend = backend,
             .limits = limits,
             .device = device,
@@ -70,26 +73,31 @@ const Kernels& forced() {
 template <const Kernels& (*kKernels)()>
 struct Entry {
   static Status supports(const MoeConfig&, const DeviceFacts& device) {
-    if (device.kind != DeviceKind::kCpu) return unsupported("device: expected a CPU, got " + device.name);
+    if (device.kind != DeviceKind::kCpu)
+      return unsupported("device: expected a CPU, got " + device.name);
     if (!kKernels().runs_on_host())
-      return unsupported(std::string("instruction set ") + kKernels().name + ": expected a CPU with " +
-                         kKernels().requires_text + ", this one lacks it");
+      return unsupported(std::string("instruction set ") + kKernels().name +
+                         ": expected a CPU with " + kKernels().requires_text +
+                         ", this one lacks it");
     return {};
   }
-  static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
-                           const Limits& limits, const DeviceFacts& device) {
+  static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range,
+                           const LayerScales& scales, const Limits& limits,
+                           const DeviceFacts& device) {
     NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
     NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
-    return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range, limits, device);
+    return make_plan(kKernels == best ? "cpu" : kKernels().backend_name, kKernels(), config, range,
+                     limits, device);
   }
-  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                    const RunContext& context) {
+  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                    std::byte* workspace, const RunContext& context) {
     Arena arena(workspace, plan.limits.guard_bytes);
     const LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
     run_layer({weights, batch, buffers, *context.executor, arena}, kKernels());
     return {};
   }
-  static size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  static size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                                int64_t tokens) {
     Arena arena(nullptr, plan.limits.guard_bytes);
     take_arrays(config, range, tokens, kKernels(), arena);
     return arena.size_bytes();
@@ -97,8 +105,8 @@ struct Entry {
   static size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
     return cpu::linear_workspace_bytes(weights, max_tokens, kKernels());
   }
-  static Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
-                           const RunContext& context) {
+  static Status linear_run(const LinearWeights& weights, const LinearBatch& batch,
+                           std::byte* workspace, const RunContext& context) {
     return cpu::linear_run(weights, batch, workspace, context, kKernels());
   }
 
@@ -127,7 +135,8 @@ struct Entry {
 };
 
 template <const Kernels& (*kKernels)()>
-constexpr Backend make_backend(const char* name, int priority, std::string (*selection)() = nullptr) {
+constexpr Backend make_backend(const char* name, int priority,
+                               std::string (*selection)() = nullptr) {
   using Functions = Entry<kKernels>;
   return {.name = name,
           .priority = priority,
@@ -161,7 +170,8 @@ auto make_forced(std::index_sequence<kIndices...>) {
 }  // namespace
 }  // namespace cpu
 
-constinit const Backend kCpuBackend = cpu::make_backend<cpu::best>("cpu", cpu::kPriority, cpu::name_best);
+constinit const Backend kCpuBackend =
+    cpu::make_backend<cpu::best>("cpu", cpu::kPriority, cpu::name_best);
 
 std::span<const Backend> cpu_instruction_sets() {
   static const auto backends = cpu::make_forced(std::make_index_sequence<cpu::kKernelsCount>());

@@ -1,11 +1,13 @@
-// Weights as bf16 with their block scales folded in, and rows of bf16, for instructions that multiply pairs of bf16.
+// Weights as bf16 with their block scales folded in, and rows of bf16, for instructions that
+// multiply pairs of bf16.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region, behind int8_avx512.h.
-// `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is four instructions for 32 weights,
-// all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order, two at a
-// time, so the rows' elements are stored in it.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region, behind
+// int8_avx512.h. `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is
+// four instructions for 32 weights, all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4
+// 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
 
-constexpr int64_t kBlockPairs = kBlockElems / 2;  // 32-bit pairs of a block in a row, and vectors of it in a panel
+constexpr int64_t kBlockPairs =
+    kBlockElems / 2;  // 32-bit pairs of a block in a row, and vectors of it in a panel
 constexpr int64_t kBf16ChunkBytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t));
 
 void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
@@ -22,25 +24,29 @@ void bf16_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
   alignas(64) uint16_t chunk[kChunkK];
   for (int64_t i = 0; i < k; i += kChunkK) {
     const int64_t count = std::min(kChunkK, k - i);
-    for (int64_t j = 0; j < count; j += kLanes) store_u16(chunk + j, shift_right<16>(bits(fp8_values(codes + i + j))));
+    for (int64_t j = 0; j < count; j += kLanes)
+      store_u16(chunk + j, shift_right<16>(bits(fp8_values(codes + i + j))));
     bf16_operands(chunk, count, out + i * static_cast<int64_t>(sizeof(uint16_t)));
   }
 }
 
 // ---- decoding: bits(e2m1 * s) = base - (table[code] & mask), saturating at 0
 //
-// base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an unsigned number. The table
-// takes the sign away (2^15), and one exponent (2^7) for every power of two below 4; where the code's significand is 1
-// and not 1.5 its low seven bits are ones, and mask lets bits(1.5 s) - bits(s) of them through, which fits in seven
-// bits for every 4-bit significand. Code 0 takes away more than there is; base is 0 if s is.
-alignas(64) constexpr uint16_t kTakeAway[32] = {0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
-                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000,
-                                                0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000,
-                                                0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
+// base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an
+// unsigned number. The table takes the sign away (2^15), and one exponent (2^7) for every power of
+// two below 4; where the code's significand is 1 and not 1.5 its low seven bits are ones, and mask
+// lets bits(1.5 s) - bits(s) of them through, which fits in seven bits for every 4-bit significand.
+// Code 0 takes away more than there is; base is 0 if s is.
+alignas(64) constexpr uint16_t kTakeAway[32] = {
+    0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000, 0xFFFF, 0x01FF, 0x017F,
+    0x0100, 0x00FF, 0x0080, 0x007F, 0x0000, 0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080,
+    0x807F, 0x8000, 0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
 
-// Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and bits(1.5 s) -
-// bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0) take the table.
-constexpr uint16_t kScaleBits = 0x3C00, kTopBits = 0x8100;  // 2^-7; the sign and the 4 of -4 * 1.5 s
+// Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and
+// bits(1.5 s) - bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0)
+// take the table.
+constexpr uint16_t kScaleBits = 0x3C00,
+                   kTopBits = 0x8100;  // 2^-7; the sign and the 4 of -4 * 1.5 s
 struct ScaleTables {
   alignas(64) uint16_t step[32], small_step[32], small_base[32];
 
@@ -49,7 +55,8 @@ struct ScaleTables {
     for (int i = 0; i < 32; ++i) step[i] = kOneAndHalf[i % 8];
     for (int m = 1; m < 8; ++m) {
       const float s = static_cast<float>(m) * 0x1p-9f;
-      const uint32_t one = std::bit_cast<uint32_t>(s) >> 16, more = std::bit_cast<uint32_t>(1.5f * s) >> 16;
+      const uint32_t one = std::bit_cast<uint32_t>(s) >> 16,
+                     more = std::bit_cast<uint32_t>(1.5f * s) >> 16;
       small_step[m] = static_cast<uint16_t>(more - one);
       small_base[m] = static_cast<uint16_t>(more + kTopBits);
     }
@@ -57,19 +64,23 @@ struct ScaleTables {
 };
 constexpr ScaleTables kScaleTables;
 
-// fp8: bits(c) - bits(s), c = 1.5 s rounded to four significant bits, ties to even: with it the same look-up gives every
-// weight rounded to E4M3, as long as none is subnormal there: codes of significand 1 are powers of two times s.
-alignas(64) constexpr uint16_t kRoundedStep[32] = {64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80, 64, 64,
-                                                   64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80, 64, 64};
-// The least block scale byte of a matrix under which every weight is normal in E4M3, 0.5 s >= 2^(shift - 6); of normal
-// scales, which is what the look-up takes.
-constexpr uint8_t least_fast_scale(int shift) { return static_cast<uint8_t>(shift < -1 ? 8 : (shift + 2) * 8); }
+// fp8: bits(c) - bits(s), c = 1.5 s rounded to four significant bits, ties to even: with it the
+// same look-up gives every weight rounded to E4M3, as long as none is subnormal there: codes of
+// significand 1 are powers of two times s.
+alignas(64) constexpr uint16_t kRoundedStep[32] = {64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80,
+                                                   80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80,
+                                                   64, 64, 64, 80, 80, 80, 80, 80, 64, 64};
+// The least block scale byte of a matrix under which every weight is normal in E4M3, 0.5 s >=
+// 2^(shift - 6); of normal scales, which is what the look-up takes.
+constexpr uint8_t least_fast_scale(int shift) {
+  return static_cast<uint8_t>(shift < -1 ? 8 : (shift + 2) * 8);
+}
 
 // Byte r of 16, as a word, twice: byte 63 of the 16 is 0.
-alignas(64) constexpr uint8_t kTwice[64] = {0,  63, 0,  63, 1,  63, 1,  63, 2,  63, 2,  63, 3,  63, 3,  63,
-                                            4,  63, 4,  63, 5,  63, 5,  63, 6,  63, 6,  63, 7,  63, 7,  63,
-                                            8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63, 11, 63, 11, 63,
-                                            12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
+alignas(64) constexpr uint8_t kTwice[64] = {
+    0,  63, 0,  63, 1,  63, 1,  63, 2,  63, 2,  63, 3,  63, 3,  63, 4,  63, 4,  63, 5,  63,
+    5,  63, 6,  63, 6,  63, 7,  63, 7,  63, 8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63,
+    11, 63, 11, 63, 12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
 
 // Constants in registers: what the compiler knows it would rather make again for every block.
 inline __m512i keep(__m512i x) {
@@ -78,7 +89,8 @@ inline __m512i keep(__m512i x) {
 }
 struct DecodeConstants {
   __m512i take_away, step, bits, exponents, twice;
-  __m512i sixteenth;  // the high half of a product with it: a shift by 4, for which there are two ports and not one
+  __m512i sixteenth;  // the high half of a product with it: a shift by 4, for which there are two
+                      // ports and not one
 
   explicit DecodeConstants(bool fp8)
       : take_away(keep(_mm512_load_si512(kTakeAway))),
@@ -96,13 +108,17 @@ struct BlockScale {
 template <bool kSmall>
 inline BlockScale block_scale(const uint8_t* bytes, const DecodeConstants& constants) {
   const __m512i words = _mm512_permutexvar_epi8(
-      constants.twice, _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
+      constants.twice,
+      _mm512_zextsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
   __m512i step = _mm512_permutexvar_epi16(words, constants.step);
-  __m512i base = _mm512_add_epi16(_mm512_add_epi16(_mm512_slli_epi16(words, 4), step), constants.bits);
+  __m512i base =
+      _mm512_add_epi16(_mm512_add_epi16(_mm512_slli_epi16(words, 4), step), constants.bits);
   if constexpr (kSmall) {
     const __mmask32 small = _mm512_cmplt_epu16_mask(words, _mm512_set1_epi16(8));
-    step = _mm512_mask_permutexvar_epi16(step, small, words, _mm512_load_si512(kScaleTables.small_step));
-    base = _mm512_mask_permutexvar_epi16(base, small, words, _mm512_load_si512(kScaleTables.small_base));
+    step = _mm512_mask_permutexvar_epi16(step, small, words,
+                                         _mm512_load_si512(kScaleTables.small_step));
+    base = _mm512_mask_permutexvar_epi16(base, small, words,
+                                         _mm512_load_si512(kScaleTables.small_base));
   }
   return {base, _mm512_or_si512(step, constants.exponents)};
 }
@@ -112,16 +128,21 @@ inline __m512bh weights(__m512i codes, const BlockScale& scale, __m512i table) {
 }
 // Eight vectors of one block's weights, in the order of a row's pairs, kPanels vectors apart.
 template <int kPanels, bool kSmall>
-inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeConstants& constants, __m512bh* out) {
-  const BlockScale scale = block_scale<kSmall>(chunk + kChunkScalesOffset + in_chunk * kPanelRows, constants);
+inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeConstants& constants,
+                         __m512bh* out) {
+  const BlockScale scale =
+      block_scale<kSmall>(chunk + kChunkScalesOffset + in_chunk * kPanelRows, constants);
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half, out += 4 * kPanels) {
     const uint8_t* bytes = chunk + in_chunk * kBlockCodesBytes + half * 64;
-    const __m512i codes = _mm512_loadu_si512(bytes), later = _mm512_loadu_si512(bytes + 1);  // a shift by 8 for nothing
+    const __m512i codes = _mm512_loadu_si512(bytes),
+                  later = _mm512_loadu_si512(bytes + 1);  // a shift by 8 for nothing
     out[0 * kPanels] = weights(codes, scale, constants.take_away);
-    out[1 * kPanels] = weights(_mm512_mulhi_epu16(codes, constants.sixteenth), scale, constants.take_away);
+    out[1 * kPanels] =
+        weights(_mm512_mulhi_epu16(codes, constants.sixteenth), scale, constants.take_away);
     out[2 * kPanels] = weights(later, scale, constants.take_away);
-    out[3 * kPanels] = weights(_mm512_mulhi_epu16(later, constants.sixteenth), scale, constants.take_away);
+    out[3 * kPanels] =
+        weights(_mm512_mulhi_epu16(later, constants.sixteenth), scale, constants.take_away);
   }
 }
 
@@ -140,13 +161,15 @@ inline void decode_block_rounded(const uint8_t* chunk, int64_t in_chunk, int shi
   }
 }
 
-// Decodes a strip's blocks in their order, all panels of a block at a time: (pairs, panels) vectors.
+// Decodes a strip's blocks in their order, all panels of a block at a time: (pairs, panels)
+// vectors.
 template <int kPanels, bool kFp8 = false>
 struct Decoder {
   const Strip& strip;
   const DecodeConstants constants{kFp8};
   const uint8_t* chunk[kPanels];
-  // Whether the chunk has scales that the look-up does not take: 0 and subnormal ones, and under fp8 small ones.
+  // Whether the chunk has scales that the look-up does not take: 0 and subnormal ones, and under
+  // fp8 small ones.
   bool small[kPanels];
   int64_t next = 0;  // block
 

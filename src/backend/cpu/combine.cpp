@@ -1,5 +1,5 @@
-// rows_out, router weights -> out: fp32 from 0 in increasing k, then the shared expert, then one rounding. Counted: router
-// weights of rows that are not finite, and elements of out.
+// rows_out, router weights -> out: fp32 from 0 in increasing k, then the shared expert, then one
+// rounding. Counted: router weights of rows that are not finite, and elements of out.
 #include <cmath>
 #include <functional>
 
@@ -13,7 +13,8 @@ uint64_t nonfinite_weights(const StepContext& step, int64_t token) {
   const int64_t top_k = step.weights.config->top_k;
   uint64_t count = 0;
   for (int64_t assignment = token * top_k; assignment < (token + 1) * top_k; ++assignment)
-    if (step.buffers.row_of_assignment[assignment] >= 0) count += !std::isfinite(batch.topk_weights[assignment]);
+    if (step.buffers.row_of_assignment[assignment] >= 0)
+      count += !std::isfinite(batch.topk_weights[assignment]);
   if (step.buffers.shared.experts > 0 && batch.shared_weights != nullptr)
     count += !std::isfinite(batch.shared_weights[token]);
   return count;
@@ -29,7 +30,8 @@ void combine(const StepContext& step, const Kernels& kernels) {
     add_count(status.nonfinite_weights, weights);
     add_count(status.nonfinite_outputs, kernels.combine(step, begin, end));
   };
-  step.executor.parallel_for(step.batch.tokens, 4, std::ref(body));  // by reference: nothing is allocated
+  step.executor.parallel_for(step.batch.tokens, 4,
+                             std::ref(body));  // by reference: nothing is allocated
 }
 
 }  // namespace nvfp4_moe::internal::cpu

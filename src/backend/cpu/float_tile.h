@@ -1,12 +1,14 @@
-// W4A16 and fp8 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales folded in, times tiles
-// of rows.
+// W4A16 and fp8 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales
+// folded in, times tiles of rows.
 //
-// Included like rows.h, behind it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant bits: the products are
-// exact, and only the additions round. Within a slice of float_slice(K) elements the 8-halves of the blocks are added
-// in two chains, then the chains, then the slices; so |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24
-// sum|p|, inside the contract's bound for every K, and independent of the rows beside it. A small batch takes another
-// order (float_small_batch.h) unless OperandRows::same_bits. fp8: weights are rounded to E4M3 with their scale where they
-// are decoded, a product has 8 significant bits, and any number of rows takes this order.
+// Included like rows.h, behind it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant
+// bits: the products are exact, and only the additions round. Within a slice of float_slice(K)
+// elements the 8-halves of the blocks are added in two chains, then the chains, then the slices; so
+// |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|, inside the contract's
+// bound for every K, and independent of the rows beside it. A small batch takes another order
+// (float_small_batch.h) unless OperandRows::same_bits. fp8: weights are rounded to E4M3 with their
+// scale where they are decoded, a product has 8 significant bits, and any number of rows takes this
+// order.
 
 constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
 
@@ -31,12 +33,14 @@ struct alignas(64) FloatSlice {
 
 // Blocks [first, end) of a panel; fp8_shift: of its matrix, under fp8 alone.
 template <bool kFp8>
-void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shift, FloatSlice& slice) {
+void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shift,
+                  FloatSlice& slice) {
   const I least = least_normal(fp8_shift);
   float* out = slice.weights[0];
   for (int64_t b = first; b < end; ++b, out += kBlockElems * kPanelRows) {
     const uint8_t* chunk = panel + b / kBlocksPerChunk * kChunkBytes;
-    const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
+    const F scale =
+        e4m3_values(load_bytes(chunk + kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows));
     const auto weight = [&](I code) {
       const F exact = e2m1(code) * scale;
       return kFp8 ? round_to_e4m3(exact, least) : exact;
@@ -58,8 +62,8 @@ void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shif
 
 // acc[i][0..15] += slice x rows[i][begin, begin + elems) for kCount rows.
 template <int kCount>
-void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t begin, int64_t elems, float* acc,
-                int64_t acc_stride) {
+void float_tile(const FloatSlice& slice, const std::byte* const* rows, int64_t begin, int64_t elems,
+                float* acc, int64_t acc_stride) {
   const float* x[kCount];
   F chain[2][kCount];
   for (int i = 0; i < kCount; ++i) {
@@ -103,9 +107,11 @@ void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
                          strip.fp8_shift[static_cast<size_t>(p)], slice);
       int64_t i = 0;
       for (; i + kFloatTileRows <= count; i += kFloatTileRows)
-        float_tile<kFloatTileRows>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+        float_tile<kFloatTileRows>(slice, rows + i, begin, elems,
+                                   acc + i * acc_stride + p * kPanelRows, acc_stride);
       for (; i < count; ++i)
-        float_tile<1>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows, acc_stride);
+        float_tile<1>(slice, rows + i, begin, elems, acc + i * acc_stride + p * kPanelRows,
+                      acc_stride);
     }
   }
 }
@@ -113,4 +119,6 @@ void multiply_floats(const Strip& strip, const OperandRows& all, float* acc) {
 void multiply_fp32(const Strip& strip, const OperandRows& rows, float* acc) {
   multiply_floats<false>(strip, rows, acc);
 }
-void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) { multiply_floats<true>(strip, rows, acc); }
+void multiply_fp8(const Strip& strip, const OperandRows& rows, float* acc) {
+  multiply_floats<true>(strip, rows, acc);
+}

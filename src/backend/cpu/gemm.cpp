@@ -6,14 +6,16 @@ namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
-// acc times 2^-shift of each panel: exact, since no product lies below 2^-18 times 2^shift, far from fp32's end.
+// acc times 2^-shift of each panel: exact, since no product lies below 2^-18 times 2^shift, far
+// from fp32's end.
 void take_shifts_back(const Strip& strip, int64_t rows, float* acc) {
   for (int64_t p = 0; p < strip.panels; ++p) {
     const int shift = strip.fp8_shift[static_cast<size_t>(p)];
     if (shift == 0) continue;
     const float factor = std::ldexp(1.0f, -shift);
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t r = 0; r < kPanelRows; ++r) acc[(i * strip.panels + p) * kPanelRows + r] *= factor;
+      for (int64_t r = 0; r < kPanelRows; ++r)
+        acc[(i * strip.panels + p) * kPanelRows + r] *= factor;
   }
 }
 
@@ -26,21 +28,28 @@ float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix
 }
 
 void prefetch_rows(const RowBlock& block, const Operands& operands) {
-  constexpr int64_t kUnprefetchedRows = 8;  // they come with the first strip, whose weights would only wait for them
+  constexpr int64_t kUnprefetchedRows =
+      8;  // they come with the first strip, whose weights would only wait for them
   if (block.count <= kUnprefetchedRows) return;
   for (int64_t i = 0; i < block.count; ++i)
-    for (int64_t byte = 0; byte < operands.row_bytes; byte += 64) __builtin_prefetch(block.rows[i] + byte, 0, 2);
+    for (int64_t byte = 0; byte < operands.row_bytes; byte += 64)
+      __builtin_prefetch(block.rows[i] + byte, 0, 2);
 }
 
-void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block) {
+void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip,
+              RowBlock& block) {
   kernels.multiplication(operands.format)
-      .multiply(strip, {.rows = block.rows, .count = block.count, .k = operands.k, .same_bits = operands.same_bits},
+      .multiply(strip,
+                {.rows = block.rows,
+                 .count = block.count,
+                 .k = operands.k,
+                 .same_bits = operands.same_bits},
                 block.acc);
   if (operands.format == ActivationFormat::kFp8) take_shifts_back(strip, block.count, block.acc);
 }
 
-RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype, int64_t channels, int64_t row,
-                        int64_t channel, const float* bias) {
+RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype,
+                        int64_t channels, int64_t row, int64_t channel, const float* bias) {
   const int64_t width = dtype == DType::kF32 ? 4 : 2;
   return {.acc = block.acc,
           .acc_stride = panels * kPanelRows,

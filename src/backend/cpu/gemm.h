@@ -1,7 +1,9 @@
-// How a GEMM's work is cut: strips of 32 weight rows times row blocks of activations, over threads and over the caches.
+// How a GEMM's work is cut: strips of 32 weight rows times row blocks of activations, over threads
+// and over the caches.
 //
-// A row block stays in L2 while a range of strips passes: a strip is read in one run, which prefetches well, and
-// multiplies 128 rows of activations, which lie apart and would come from L3 one by one.
+// A row block stays in L2 while a range of strips passes: a strip is read in one run, which
+// prefetches well, and multiplies 128 rows of activations, which lie apart and would come from L3
+// one by one.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +26,8 @@ struct RowBlock {
   int64_t first = 0;  // of the rows that multiply_strips was given
   int64_t count = 0;
   const std::byte* rows[kBlockRows];
-  float alpha[kStripPanels][kBlockRows];           // by panel of a strip of gate and up; [0] alone elsewhere
-  float weight[kBlockRows];                        // router weights
+  float alpha[kStripPanels][kBlockRows];  // by panel of a strip of gate and up; [0] alone elsewhere
+  float weight[kBlockRows];               // router weights
   alignas(64) float acc[kBlockRows * kStripRows];  // (count, panels * 16)
 };
 
@@ -43,11 +45,13 @@ constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1)
 
 // A row block's operands into L2, more of them at a time than a kernel would ask for.
 void prefetch_rows(const RowBlock& block, const Operands& operands);
-void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip, RowBlock& block);
-// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel` on; with bias (channels):
-// fl32(acc * alpha[0]) + bias, likewise. What Kernels::round gets.
-RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype, int64_t channels, int64_t row,
-                        int64_t channel, const float* bias = nullptr);
+void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip,
+              RowBlock& block);
+// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel`
+// on; with bias (channels): fl32(acc * alpha[0]) + bias, likewise. What Kernels::round gets.
+RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype,
+                        int64_t channels, int64_t row, int64_t channel,
+                        const float* bias = nullptr);
 
 // What strips are cut from: panels one after another, and fp8_shift of the panels of each strip.
 struct PanelMatrix {
@@ -56,11 +60,13 @@ struct PanelMatrix {
   std::array<int, kStripPanels> fp8_shift{};
 };
 
-// Strips [first_strip, end_strip) of a matrix, times `rows` rows of activations. prepare(block) fills rows, alpha and
-// weight for block.first and count; epilogue(block, strip_index, panels_of_strip) takes acc.
+// Strips [first_strip, end_strip) of a matrix, times `rows` rows of activations. prepare(block)
+// fills rows, alpha and weight for block.first and count; epilogue(block, strip_index,
+// panels_of_strip) takes acc.
 template <class Prepare, class Epilogue>
-void multiply_strips(const Kernels& kernels, const Operands& operands, const PanelMatrix& matrix, int64_t first_strip,
-                     int64_t end_strip, int64_t rows, const Prepare& prepare, const Epilogue& epilogue) {
+void multiply_strips(const Kernels& kernels, const Operands& operands, const PanelMatrix& matrix,
+                     int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
+                     const Epilogue& epilogue) {
   const int64_t chunks = chunks_of(operands.k), strip_bytes = kStripPanels * chunks * kChunkBytes;
   RowBlock block;
   for (block.first = 0; block.first < rows; block.first += kBlockRows) {
@@ -74,16 +80,18 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const Pan
                   .fp8_shift = matrix.fp8_shift,
                   .next = nullptr};
       // Within the matrix, also if its last strip is a single panel.
-      strip.next =
-          s + 1 < end_strip && (s + 2) * kStripPanels <= matrix.panels ? strip.bytes + strip_bytes : strip.bytes;
+      strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= matrix.panels
+                       ? strip.bytes + strip_bytes
+                       : strip.bytes;
       multiply(kernels, operands, strip, block);
       epilogue(block, s, strip.panels);
     }
   }
 }
 
-// Calls body(begin, end) over ranges that cover [0, count), large ones first and ones of `least` last: ranges are long
-// if memory is read in one run, and no thread waits long for another at the end.
+// Calls body(begin, end) over ranges that cover [0, count), large ones first and ones of `least`
+// last: ranges are long if memory is read in one run, and no thread waits long for another at the
+// end.
 template <class Body>
 void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& body) {
   if (count <= 0) return;
@@ -100,7 +108,8 @@ void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& bo
       }
     }
   };
-  executor.parallel_for(std::min(threads, count), 1, std::ref(take));  // by reference: nothing is allocated
+  executor.parallel_for(std::min(threads, count), 1,
+                        std::ref(take));  // by reference: nothing is allocated
 }
 
 }  // namespace nvfp4_moe::internal::cpu

@@ -1,11 +1,13 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region; kPermuteBytes says whether the host has
-// vpermb (VBMI), which reads four bits of an index where vpshufb must be given them alone. A lane is a row of the
-// panel. Weights become u8 = 2w + 12 by a byte shuffle, activations are s8 broadcast four at a time, and a block of 16
-// is four vpdpbusd that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x two
-// blocks of weights stay decoded in registers while all rows of activations pass, so that decoding costs once per strip
-// whatever the number of rows. The accumulators of a small batch stay in registers, those of a large one lie in L1.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region;
+// kPermuteBytes says whether the host has vpermb (VBMI), which reads four bits of an index where
+// vpshufb must be given them alone. A lane is a row of the panel. Weights become u8 = 2w + 12 by a
+// byte shuffle, activations are s8 broadcast four at a time, and a block of 16 is four vpdpbusd
+// that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x
+// two blocks of weights stay decoded in registers while all rows of activations pass, so that
+// decoding costs once per strip whatever the number of rows. The accumulators of a small batch stay
+// in registers, those of a large one lie in L1.
 
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast4(const void* p) {
@@ -14,7 +16,8 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(four);
 }
 
-// One block of a panel: u8 weights of k 0-3, 4-7, 8-11, 12-15 of each row, and the rows' block scales times 2^-8.
+// One block of a panel: u8 weights of k 0-3, 4-7, 8-11, 12-15 of each row, and the rows' block
+// scales times 2^-8.
 struct Block {
   __m512i weights[4];
   __m512 scale;
@@ -26,14 +29,17 @@ inline __m512i doubled(__m512i codes, __m512i table) {
   return _mm512_shuffle_epi8(table, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
 }
 
-// 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller, subnormals included.
+// 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller,
+// subnormals included.
 inline __m512 small_scales(const uint8_t* bytes) {
-  const __m256i halves = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  const __m256i halves =
+      _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
   return _mm512_cvtph_ps(_mm256_slli_epi16(halves, 7));
 }
 
 inline Block decode(const uint8_t* chunk, int64_t b, __m512i table) {
-  const __m512i v0 = load512(chunk + b * kBlockCodesBytes), v1 = load512(chunk + b * kBlockCodesBytes + 64);
+  const __m512i v0 = load512(chunk + b * kBlockCodesBytes),
+                v1 = load512(chunk + b * kBlockCodesBytes + 64);
   Block block;
   block.weights[0] = doubled(v0, table);
   block.weights[1] = doubled(_mm512_srli_epi16(v0, 4), table);
@@ -45,21 +51,25 @@ inline Block decode(const uint8_t* chunk, int64_t b, __m512i table) {
 
 // acc + the activation row's block times kPanels panels' blocks.
 template <int kPanels>
-inline void add_block(const Block (&blocks)[kPanels], const Int8Block& row, __m512 (&acc)[kPanels]) {
+inline void add_block(const Block (&blocks)[kPanels], const Int8Block& row,
+                      __m512 (&acc)[kPanels]) {
   __m512i sum[kPanels];
   for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_set1_epi32(row.bias);
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const __m512i four = broadcast4(row.values + 4 * j);
-    for (int p = 0; p < kPanels; ++p) sum[p] = _mm512_dpbusd_epi32(sum[p], blocks[p].weights[j], four);
+    for (int p = 0; p < kPanels; ++p)
+      sum[p] = _mm512_dpbusd_epi32(sum[p], blocks[p].weights[j], four);
   }
   const __m512 scale = _mm512_set1_ps(row.scale);
   for (int p = 0; p < kPanels; ++p)
-    acc[p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p]), _mm512_mul_ps(blocks[p].scale, scale), acc[p]);
+    acc[p] =
+        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p]), _mm512_mul_ps(blocks[p].scale, scale), acc[p]);
 }
 
 inline __m512i doubled_table() {
-  return _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+  return _mm512_broadcast_i32x4(
+      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
 }
 
 // Blocks 2 pair and 2 pair + 1 of chunk c, of every panel.
@@ -94,19 +104,22 @@ void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows,
       for (int p = 0; p < kPanels; ++p)
         blocks[p] = decode(strip.bytes + (p * strip.chunks + c) * kChunkBytes, b, table);
 #pragma GCC unroll 8
-      for (int i = 0; i < kCount; ++i) add_block(blocks, int8_blocks(rows[i])[c * kBlocksPerChunk + b], sum[i]);
+      for (int i = 0; i < kCount; ++i)
+        add_block(blocks, int8_blocks(rows[i])[c * kBlocksPerChunk + b], sum[i]);
     }
   }
   for (int i = 0; i < kCount; ++i)
-    for (int p = 0; p < kPanels; ++p) _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
+    for (int p = 0; p < kPanels; ++p)
+      _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
 }
 
-// How far ahead a row's operands are fetched, two or three passes over all rows: more rows than a core's prefetchers
-// follow, and in L3 if an expert has more rows than L2 holds.
+// How far ahead a row's operands are fetched, two or three passes over all rows: more rows than a
+// core's prefetchers follow, and in L3 if an expert has more rows than L2 holds.
 constexpr int64_t kRowAheadBytes = 128;
 
 template <int kPanels>
-void multiply_int8_large_batch(const Strip& strip, const std::byte* const* rows, int64_t count, float* acc) {
+void multiply_int8_large_batch(const Strip& strip, const std::byte* const* rows, int64_t count,
+                               float* acc) {
   const __m512i table = doubled_table();
   std::fill(acc, acc + count * kPanels * kPanelRows, 0.0f);
   for (int64_t c = 0; c < strip.chunks; ++c) {

@@ -6,8 +6,9 @@ namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
-// Intel's cores take vdpbf16ps every other cycle and a fused multiply-add of half its products twice in one: a host of
-// theirs that gives no tiles runs W4A16 half as fast again in fp32, and W4A4 as fast.
+// Intel's cores take vdpbf16ps every other cycle and a fused multiply-add of half its products
+// twice in one: a host of theirs that gives no tiles runs W4A16 half as fast again in fp32, and
+// W4A4 as fast.
 bool slower_than_next([[maybe_unused]] const Kernels& kernels) {
 #if defined(__x86_64__)
   return &kernels == &kAvx512Bf16Kernels && __builtin_cpu_is("intel") != 0;
@@ -18,7 +19,8 @@ bool slower_than_next([[maybe_unused]] const Kernels& kernels) {
 
 }  // namespace
 
-void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up, float* out) {
+void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up,
+                 float* out) {
   const GatedActivation activation = GatedActivation::of(options);
   for (; lanes != 0; lanes &= lanes - 1) {
     const int i = std::countr_zero(lanes);

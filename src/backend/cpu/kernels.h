@@ -1,8 +1,10 @@
-// An instruction set's functions for the CPU backend: one const table each, with the same signatures.
+// An instruction set's functions for the CPU backend: one const table each, with the same
+// signatures.
 //
-// The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named "cpu:NAME" forces one. Every
-// table reads the same packed panels (panel.h) and the same activation operands (below), and gives the same bits for
-// nvfp4 and int8_block (docs/cpu.md, "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
+// The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named
+// "cpu:NAME" forces one. Every table reads the same packed panels (panel.h) and the same activation
+// operands (below), and gives the same bits for nvfp4 and int8_block (docs/cpu.md, "Order of
+// accumulation"). A table's own code lies in one file, NAME.cpp.
 #pragma once
 
 #include <array>
@@ -19,39 +21,47 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-// A block of 16 of a row of activations as the integer kernels read it. Weights are u8 there, 2w + 12 in 0..24, so that
-// an unsigned by signed dot product can take them; bias makes up for the 12.
+// A block of 16 of a row of activations as the integer kernels read it. Weights are u8 there, 2w +
+// 12 in 0..24, so that an unsigned by signed dot product can take them; bias makes up for the 12.
 struct Int8Block {
   int8_t values[16];  // nvfp4: 2a; int8_block: the code
   int32_t bias;       // -12 * sum(values)
-  float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the factor 2 of each 2x
+  float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the
+                // factor 2 of each 2x
 };
 static_assert(sizeof(Int8Block) == 24);
-inline constexpr int64_t kInt8ChunkBytes = kBlocksPerChunk * static_cast<int64_t>(sizeof(Int8Block));
+inline constexpr int64_t kInt8ChunkBytes =
+    kBlocksPerChunk * static_cast<int64_t>(sizeof(Int8Block));
 inline constexpr float kNvfp4OperandFactor = 64.0f;  // 2^8 / (2 * 2)
 inline constexpr float kInt8OperandFactor = 128.0f;  // 2^8 / 2
 
-inline const Int8Block* int8_blocks(const std::byte* row) { return reinterpret_cast<const Int8Block*>(row); }
+inline const Int8Block* int8_blocks(const std::byte* row) {
+  return reinterpret_cast<const Int8Block*>(row);
+}
 
-// Products of W4A16 and of fp8 that are added in one go, a multiple of 16: long enough to pay for the decoding, short enough for
-// the contract's bound (float_tile.h) and for the first level of cache.
+// Products of W4A16 and of fp8 that are added in one go, a multiple of 16: long enough to pay for
+// the decoding, short enough for the contract's bound (float_tile.h) and for the first level of
+// cache.
 inline constexpr int64_t kMostSlice = 512;
 constexpr int64_t float_slice(int64_t k) {
   const int64_t half = k / 2 / kBlockElems * kBlockElems;
   return half < kBlockElems ? kBlockElems : half > kMostSlice ? kMostSlice : half;
 }
 
-// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its up panel, if it has a gate.
+// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its
+// up panel, if it has a gate.
 inline constexpr int64_t kStripPanels = 2;
 inline constexpr int64_t kStripRows = kStripPanels * kPanelRows;
 struct Strip {
   const uint8_t* bytes = nullptr;  // (panels, chunks, 576)
   int64_t panels = 0;
   int64_t chunks = 0;
-  // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to be decoded; multiply()
-  // of gemm.h takes the power of two back. The shift says where w8 becomes subnormal (core/fp8.h).
+  // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to be
+  // decoded; multiply() of gemm.h takes the power of two back. The shift says where w8 becomes
+  // subnormal (core/fp8.h).
   std::array<int, kStripPanels> fp8_shift{};
-  const uint8_t* next = nullptr;  // what this thread reads after this strip, to be prefetched; bytes if nothing
+  const uint8_t* next =
+      nullptr;  // what this thread reads after this strip, to be prefetched; bytes if nothing
 };
 
 // The rows of activations that a strip is multiplied by.
@@ -62,37 +72,42 @@ struct OperandRows {
   bool same_bits = false;  // a row's result must not depend on count (batch_invariant)
 };
 
-// An instruction set's functions for one activation format. A row's operands are as long as panels: chunks of 64 along
-// K, zeros behind the row's end.
+// An instruction set's functions for one activation format. A row's operands are as long as panels:
+// chunks of 64 along K, zeros behind the row's end.
 struct Multiplication {
   const char* name;     // for describe() and plans
   int64_t chunk_bytes;  // of a row's operands
-  int64_t tile_rows;    // 1: rows of operands may lie anywhere. n: they fill tiles, so they lie at one distance, and
-                        // as many behind them as fill a tile of n are read, and written to acc, without a meaning
-  // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, tensor scales and row
-  // scales left out. Written, not added to.
+  int64_t tile_rows;    // 1: rows of operands may lie anywhere. n: they fill tiles, so they lie at
+                        // one distance, and as many behind them as fill a tile of n are read, and
+                        // written to acc, without a meaning
+  // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, tensor
+  // scales and row scales left out. Written, not added to.
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
 };
 
-// Epilogue of gemm1 with a gate: acc (count, 32) = 16 gate and 16 up channels -> out row i at out + i * stride, 16 channels of
-// bf16.
+// Epilogue of gemm1 with a gate: acc (count, 32) = 16 gate and 16 up channels -> out row i at out +
+// i * stride, 16 channels of bf16.
 struct SwigluRows {
   const float* acc = nullptr;         // (count, 32)
   int64_t count = 0;                  //
   const float* gate_alpha = nullptr;  // (count); NaN for a nonfinite row
   const float* up_alpha = nullptr;    // (count)
-  const float* gate_bias = nullptr;   // (16) of the channels, added after the alphas; null, both, without biases
-  const float* up_bias = nullptr;     // (16)
-  const float* weight = nullptr;      // (count) router weights, or null
+  const float* gate_bias =
+      nullptr;  // (16) of the channels, added after the alphas; null, both, without biases
+  const float* up_bias = nullptr;  // (16)
+  const float* weight = nullptr;   // (count) router weights, or null
   uint16_t* out = nullptr;
   int64_t stride = 0;
 };
 
-// The activation of the 16 channels of `lanes` (bit i: channel i) whose sigmoid's argument is below kSigmoidTail, into out.
-void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up, float* out);
+// The activation of the 16 channels of `lanes` (bit i: channel i) whose sigmoid's argument is below
+// kSigmoidTail, into out.
+void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up,
+                 float* out);
 
-// Epilogue of gemm2, of the linear and of gemm1 without a gate: out[i * stride + c] = acc[i][c] * alpha[i] (+ bias[c]),
-// under relu2 the square of its positive part (* weight[i]), rounded once to dtype.
+// Epilogue of gemm2, of the linear and of gemm1 without a gate: out[i * stride + c] = acc[i][c] *
+// alpha[i] (+ bias[c]), under relu2 the square of its positive part (* weight[i]), rounded once to
+// dtype.
 struct RoundRows {
   const float* acc = nullptr;    // (count, acc_stride)
   int64_t acc_stride = 0;        //
@@ -107,7 +122,8 @@ struct RoundRows {
   int64_t stride = 0;
 };
 
-// One row x[0 .. k) to NVFP4. scale: the row's tensor scale, 0 for its own power of two; compat: vLLM's order.
+// One row x[0 .. k) to NVFP4. scale: the row's tensor scale, 0 for its own power of two; compat:
+// vLLM's order.
 struct QuantizeRow {
   const void* x = nullptr;
   DType dtype = DType::kBf16;
@@ -139,7 +155,8 @@ struct Kernels {
     return bf16;
   }
   // One row of operands: chunks_of(k) times the chunk_bytes of its multiplication.
-  void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k, std::byte* out);
+  void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k,
+                         std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
   void (*bf16_operands)(const uint16_t* bf16, int64_t k, std::byte* out);
   void (*fp8_operands)(const uint8_t* codes, int64_t k, std::byte* out);
@@ -160,8 +177,8 @@ struct Kernels {
   uint64_t (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 
-// Every table of this build, the best first; portable, which runs anywhere, is the last. A new instruction set is a
-// file of its own and two entries here.
+// Every table of this build, the best first; portable, which runs anywhere, is the last. A new
+// instruction set is a file of its own and two entries here.
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAmxKernels;

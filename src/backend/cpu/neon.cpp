@@ -1,10 +1,12 @@
-// The instruction set "neon" of aarch64: sdot on 128-bit registers for 8-bit activations, fp32 multiply-adds for W4A16.
+// The instruction set "neon" of aarch64: sdot on 128-bit registers for 8-bit activations, fp32
+// multiply-adds for W4A16.
 //
-// sdot multiplies signed by signed, so weights stay 2w, one byte lookup from their codes, and no bias is needed. A
-// register holds four rows of a panel times four of k: a row's block is four sdot that start from 0, and D is exact. A
-// small batch keeps its accumulators in registers and decodes four rows of a block at a time; otherwise one block of 16
-// weight rows stays decoded (20 of 32 registers) while all rows of activations pass, and the accumulators lie in L1.
-// One table and not another without sdot: every server core since 2018 has it, and portable serves the rest.
+// sdot multiplies signed by signed, so weights stay 2w, one byte lookup from their codes, and no
+// bias is needed. A register holds four rows of a panel times four of k: a row's block is four sdot
+// that start from 0, and D is exact. A small batch keeps its accumulators in registers and decodes
+// four rows of a block at a time; otherwise one block of 16 weight rows stays decoded (20 of 32
+// registers) while all rows of activations pass, and the accumulators lie in L1. One table and not
+// another without sdot: every server core since 2018 has it, and portable serves the rest.
 #include "backend/cpu/kernels.h"
 
 #if defined(NVFP4_MOE_NEON)
@@ -55,7 +57,8 @@ inline Quad decode(const uint8_t* codes, int quad, int8x16_t table) {
            vqtbl1q_s8(table, vandq_u8(v1, nibble)), vqtbl1q_s8(table, vshrq_n_u8(v1, 4))}};
 }
 
-// 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller, subnormals included.
+// 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller,
+// subnormals included.
 inline F small_scales(const uint8_t* scales) {
   const uint8x16_t bytes = vld1q_u8(scales);
   return from_fp16(vreinterpretq_f16_u16(vshll_n_u8(vget_low_u8(bytes), 7)),
@@ -63,7 +66,8 @@ inline F small_scales(const uint8_t* scales) {
 }
 
 // acc + four rows' block, of these scales, times that of a row of activations.
-inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t values, float row_scale, float32x4_t acc) {
+inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t values, float row_scale,
+                             float32x4_t acc) {
   int32x4_t sum = vdotq_laneq_s32(vdupq_n_s32(0), quad.weights[0], values, 0);
   sum = vdotq_laneq_s32(sum, quad.weights[1], values, 1);
   sum = vdotq_laneq_s32(sum, quad.weights[2], values, 2);
@@ -71,12 +75,13 @@ inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t valu
   return vfmaq_f32(acc, vcvtq_f32_s32(sum), vmulq_n_f32(scale, row_scale));
 }
 
-inline constexpr int64_t kInt8SmallBatchRows = 4;  // x 4 accumulators, beside 5 registers of weights
+inline constexpr int64_t kInt8SmallBatchRows =
+    4;  // x 4 accumulators, beside 5 registers of weights
 
 // acc: of one panel of the strip.
 template <int kCount>
-void multiply_int8_small_batch(const Strip& strip, int64_t panel, const std::byte* const* rows, float* acc,
-                               int64_t acc_stride) {
+void multiply_int8_small_batch(const Strip& strip, int64_t panel, const std::byte* const* rows,
+                               float* acc, int64_t acc_stride) {
   const int8x16_t table = doubled_table();
   F sum[kCount];
   for (F& row : sum) row = splat(0.0f);
@@ -100,8 +105,8 @@ void multiply_int8_small_batch(const Strip& strip, int64_t panel, const std::byt
   for (int i = 0; i < kCount; ++i) store(acc + i * acc_stride, sum[i]);
 }
 
-void multiply_int8_large_batch(const Strip& strip, int64_t panel, const OperandRows& rows, float* acc,
-                               int64_t acc_stride) {
+void multiply_int8_large_batch(const Strip& strip, int64_t panel, const OperandRows& rows,
+                               float* acc, int64_t acc_stride) {
   const int8x16_t table = doubled_table();
   for (int64_t i = 0; i < rows.count; ++i) store(acc + i * acc_stride, splat(0.0f));
   for (int64_t c = 0; c < strip.chunks; ++c) {
@@ -117,7 +122,8 @@ void multiply_int8_large_batch(const Strip& strip, int64_t panel, const OperandR
         float* out = acc + i * acc_stride;
 #pragma GCC unroll 4
         for (int q = 0; q < kQuads; ++q)
-          vst1q_f32(out + 4 * q, add_block(quads[q], scale.v[q], values, row.scale, vld1q_f32(out + 4 * q)));
+          vst1q_f32(out + 4 * q,
+                    add_block(quads[q], scale.v[q], values, row.scale, vld1q_f32(out + 4 * q)));
       }
     }
   }
@@ -131,7 +137,9 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
       case 1: multiply_int8_small_batch<1>(strip, p, rows.rows, out, acc_stride); break;
       case 2: multiply_int8_small_batch<2>(strip, p, rows.rows, out, acc_stride); break;
       case 3: multiply_int8_small_batch<3>(strip, p, rows.rows, out, acc_stride); break;
-      case kInt8SmallBatchRows: multiply_int8_small_batch<4>(strip, p, rows.rows, out, acc_stride); break;
+      case kInt8SmallBatchRows:
+        multiply_int8_small_batch<4>(strip, p, rows.rows, out, acc_stride);
+        break;
       default: multiply_int8_large_batch(strip, p, rows, out, acc_stride); break;
     }
   }

@@ -13,7 +13,8 @@ ExpertPanels panels_of_expert(const MoeConfig& config, int64_t local_expert) {
 
 uint8_t* bytes_of_expert(const PackedWeights& weights, int64_t local_expert) {
   const int64_t index = local_expert == kSharedExpert ? weights.range.count : local_expert;
-  return reinterpret_cast<uint8_t*>(weights.bytes.data()) + index * routed_panels(weights.config).bytes();
+  return reinterpret_cast<uint8_t*>(weights.bytes.data()) +
+         index * routed_panels(weights.config).bytes();
 }
 
 // Of all panels: where the biases begin.
@@ -31,16 +32,22 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
   const ExpertPanels panels = panels_of_expert(weights.config, local_expert);
   uint8_t* bytes = bytes_of_expert(weights, local_expert);
-  for (int64_t p = 0; p < panels_of(source.gate.rows); ++p) pack_panel(source.gate, p, bytes + panels.gate(p));
-  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p) pack_panel(source.up, p, bytes + panels.up(p));
-  for (int64_t p = 0; p < panels_of(panels.hidden); ++p) pack_panel(source.down, p, bytes + panels.down(p));
+  for (int64_t p = 0; p < panels_of(source.gate.rows); ++p)
+    pack_panel(source.gate, p, bytes + panels.gate(p));
+  for (int64_t p = 0; p < panels_of(panels.intermediate); ++p)
+    pack_panel(source.up, p, bytes + panels.up(p));
+  for (int64_t p = 0; p < panels_of(panels.hidden); ++p)
+    pack_panel(source.down, p, bytes + panels.down(p));
   if (weights.config->activation_format == ActivationFormat::kFp8) {
     weights.fp8_weights.resize(weights.tensor_scales.size());
-    weights.fp8_weights[weights.index_of(local_expert)] = {
-        measure_fp8_weights(source.gate), measure_fp8_weights(source.up), measure_fp8_weights(source.down)};
+    weights.fp8_weights[weights.index_of(local_expert)] = {measure_fp8_weights(source.gate),
+                                                           measure_fp8_weights(source.up),
+                                                           measure_fp8_weights(source.down)};
   }
-  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
-  return store_biases(weights, panels_bytes(weights.config, weights.range), local_expert, source.biases);
+  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale,
+                                            source.down.tensor_scale};
+  return store_biases(weights, panels_bytes(weights.config, weights.range), local_expert,
+                      source.biases);
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
@@ -50,7 +57,8 @@ Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertB
     matrix.codes.resize(static_cast<size_t>(rows * cols / 2));
     matrix.block_scales.resize(static_cast<size_t>(rows * cols / 16));
     for (int64_t p = 0; p < panels_of(rows); ++p)
-      unpack_panel(bytes + offset(p), p, rows, cols, matrix.codes.data(), matrix.block_scales.data());
+      unpack_panel(bytes + offset(p), p, rows, cols, matrix.codes.data(),
+                   matrix.block_scales.data());
   };
   unpack(out.gate, gate_rows(weights.config->activation, panels.intermediate), panels.hidden,
          [&](int64_t p) { return panels.gate(p); });
@@ -64,7 +72,8 @@ const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& par
   return bytes_of_expert(weights, part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 
-const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert) {
+const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part,
+                                  int64_t expert) {
   return weights.tensor_scales_of(part.assignment_of_row == nullptr ? kSharedExpert : expert);
 }
 

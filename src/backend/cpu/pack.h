@@ -1,5 +1,5 @@
-// Packing and unpacking of one expert, and where it lies in PackedWeights::bytes: experts in order, the shared one
-// last.
+// Packing and unpacking of one expert, and where it lies in PackedWeights::bytes: experts in order,
+// the shared one last.
 #pragma once
 
 #include "backend/backend.h"

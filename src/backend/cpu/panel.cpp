@@ -8,7 +8,8 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Byte of k (0..15 in its block) within lane r of a block's 128 bytes; bit 2 of k says which nibble.
+// Byte of k (0..15 in its block) within lane r of a block's 128 bytes; bit 2 of k says which
+// nibble.
 constexpr int64_t code_byte(int64_t r, int64_t k) { return (k >> 3) * 64 + r * 4 + (k & 3); }
 constexpr bool in_high_nibble(int64_t k) { return (k & 4) != 0; }
 
@@ -28,8 +29,10 @@ void pack_panel(const Nvfp4View& source, int64_t panel, uint8_t* out) {
       for (int64_t k = 0; k < kBlockElems; k += 2) {
         const uint8_t pair = codes[b * 8 + k / 2];
         const int shift = in_high_nibble(k) ? 4 : 0;
-        block[code_byte(r, k)] = static_cast<uint8_t>(block[code_byte(r, k)] | low_code(pair) << shift);
-        block[code_byte(r, k + 1)] = static_cast<uint8_t>(block[code_byte(r, k + 1)] | high_code(pair) << shift);
+        block[code_byte(r, k)] =
+            static_cast<uint8_t>(block[code_byte(r, k)] | low_code(pair) << shift);
+        block[code_byte(r, k + 1)] =
+            static_cast<uint8_t>(block[code_byte(r, k + 1)] | high_code(pair) << shift);
       }
       chunk[kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows + r] = scales[b];
     }
@@ -48,8 +51,9 @@ void unpack_panel(const uint8_t* packed, int64_t panel, int64_t rows, int64_t co
       const uint8_t* block = chunk + b % kBlocksPerChunk * kBlockCodesBytes;
       for (int64_t k = 0; k < kBlockElems; k += 2) {
         const int shift = in_high_nibble(k) ? 4 : 0;
-        row_codes[b * 8 + k / 2] = pack_codes(static_cast<uint8_t>(block[code_byte(r, k)] >> shift),
-                                              static_cast<uint8_t>(block[code_byte(r, k + 1)] >> shift));
+        row_codes[b * 8 + k / 2] =
+            pack_codes(static_cast<uint8_t>(block[code_byte(r, k)] >> shift),
+                       static_cast<uint8_t>(block[code_byte(r, k + 1)] >> shift));
       }
       row_scales[b] = chunk[kChunkScalesOffset + b % kBlocksPerChunk * kPanelRows + r];
     }

@@ -1,13 +1,14 @@
-// The packed layout of the CPU backend: panels of 16 output rows, one sequential stream of codes and scales.
+// The packed layout of the CPU backend: panels of 16 output rows, one sequential stream of codes
+// and scales.
 //
 // A matrix W (rows, K) becomes ceil(rows/16) panels; a panel is ceil(K/64) chunks of 576 bytes:
-//   4 blocks of 16 along K x 128 bytes of codes, then 4 blocks x 16 rows of block scales (64 bytes).
-//   Within a block: two 64-byte vectors v = 0, 1; lane r (row r of the panel) is 4 bytes; byte j of lane r holds
-//   k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
-// The two nibbles of a 32-bit lane are four consecutive k each: the operand order of 8-bit dot-product instructions,
-// so that every instruction set reads the same bytes. Rows and K beyond the matrix are code 0 with scale 0.
-// An expert is its gate and up panels alternating (one SwiGLU tile reads one run of memory), or its up panels alone
-// without a gate; then its down panels.
+//   4 blocks of 16 along K x 128 bytes of codes, then 4 blocks x 16 rows of block scales (64
+//   bytes). Within a block: two 64-byte vectors v = 0, 1; lane r (row r of the panel) is 4 bytes;
+//   byte j of lane r holds k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
+// The two nibbles of a 32-bit lane are four consecutive k each: the operand order of 8-bit
+// dot-product instructions, so that every instruction set reads the same bytes. Rows and K beyond
+// the matrix are code 0 with scale 0. An expert is its gate and up panels alternating (one SwiGLU
+// tile reads one run of memory), or its up panels alone without a gate; then its down panels.
 #pragma once
 
 #include <cstdint>
@@ -37,22 +38,29 @@ struct ExpertPanels {
   // gemm1's panels, gate's and up's.
   int64_t gemm1_panels() const { return matrices * panels_of(intermediate); }
   int64_t gate(int64_t panel) const { return matrices * panel * panel_bytes(hidden); }
-  int64_t up(int64_t panel) const { return (matrices * panel + matrices - 1) * panel_bytes(hidden); }
-  int64_t down(int64_t panel) const { return gemm1_panels() * panel_bytes(hidden) + panel * panel_bytes(intermediate); }
+  int64_t up(int64_t panel) const {
+    return (matrices * panel + matrices - 1) * panel_bytes(hidden);
+  }
+  int64_t down(int64_t panel) const {
+    return gemm1_panels() * panel_bytes(hidden) + panel * panel_bytes(intermediate);
+  }
   int64_t bytes() const { return down(panels_of(hidden)); }
 };
 
 inline ExpertPanels expert_panels(const MoeConfig& config, int64_t intermediate_size) {
   return {config->hidden_size, intermediate_size, has_gate(config->activation) ? 2 : 1};
 }
-inline ExpertPanels routed_panels(const MoeConfig& config) { return expert_panels(config, config->intermediate_size); }
+inline ExpertPanels routed_panels(const MoeConfig& config) {
+  return expert_panels(config, config->intermediate_size);
+}
 inline ExpertPanels shared_panels(const MoeConfig& config) {
   return expert_panels(config, config->shared_intermediate_size);
 }
 
 // Writes panel `panel` of the matrix: panel_bytes(source.cols) bytes.
 void pack_panel(const Nvfp4View& source, int64_t panel, uint8_t* out);
-// The reverse: the panel's rows of codes (rows, cols/2) and block_scales (rows, cols/16), contiguous.
+// The reverse: the panel's rows of codes (rows, cols/2) and block_scales (rows, cols/16),
+// contiguous.
 void unpack_panel(const uint8_t* packed, int64_t panel, int64_t rows, int64_t cols, uint8_t* codes,
                   uint8_t* block_scales);
 

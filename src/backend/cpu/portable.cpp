@@ -1,6 +1,8 @@
-// The instruction set "portable": plain C++ in the order that every other one follows. Runs anywhere.
+// The instruction set "portable": plain C++ in the order that every other one follows. Runs
+// anywhere.
 //
-// int8 row x u4 panel, per block of 16: D = sum (2w)(2a) exactly, then acc = fma(D, weight scale * row scale, acc).
+// int8 row x u4 panel, per block of 16: D = sum (2w)(2a) exactly, then acc = fma(D, weight scale *
+// row scale, acc).
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -16,7 +18,8 @@ namespace {
 
 #include "backend/cpu/vector_portable.h"
 
-constexpr std::array<int8_t, 16> kDoubled = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr std::array<int8_t, 16> kDoubled = {0, 1,  2,  3,  4,  6,  8,  12,
+                                             0, -1, -2, -3, -4, -6, -8, -12};
 
 inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
   int32_t sum = 0;
@@ -51,7 +54,8 @@ void decode_block(const uint8_t* chunk, int64_t b, Block& block) {
       }
     }
   }
-  block.scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + b * kPanelRows)) * splat(0x1p-8f);
+  block.scale =
+      e4m3_values(load_bytes(chunk + kChunkScalesOffset + b * kPanelRows)) * splat(0x1p-8f);
 }
 
 void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
@@ -61,12 +65,14 @@ void multiply_int8(const Strip& strip, const OperandRows& rows, float* acc) {
   Block block;
   for (int64_t p = 0; p < strip.panels; ++p) {
     for (int64_t b = 0; b < strip.chunks * kBlocksPerChunk; ++b) {
-      decode_block(strip.bytes + (p * strip.chunks + b / kBlocksPerChunk) * kChunkBytes, b % kBlocksPerChunk, block);
+      decode_block(strip.bytes + (p * strip.chunks + b / kBlocksPerChunk) * kChunkBytes,
+                   b % kBlocksPerChunk, block);
       for (int64_t i = 0; i < count; ++i) {
         const Int8Block& row = int8_blocks(rows.rows[i])[b];
         I sum = splat(0);
         for (int k = 0; k < kBlockElems; ++k)
-          for (int r = 0; r < kLanes; ++r) sum.v[r] += static_cast<uint32_t>(block.weights[k][r] * row.values[k]);
+          for (int r = 0; r < kLanes; ++r)
+            sum.v[r] += static_cast<uint32_t>(block.weights[k][r] * row.values[k]);
         float* out = acc + i * acc_stride + p * kPanelRows;
         store(out, fma(to_float(sum), block.scale * splat(row.scale), load(out)));
       }

@@ -1,6 +1,7 @@
-// hidden and the intermediate -> activations and their operands: for each token that has a row in expert order (for
-// every token if there is a shared expert), and for each row in expert order. On_input the routed experts multiply
-// hidden times the router weight, and the shared expert hidden itself.
+// hidden and the intermediate -> activations and their operands: for each token that has a row in
+// expert order (for every token if there is a shared expert), and for each row in expert order.
+// On_input the routed experts multiply hidden times the router weight, and the shared expert hidden
+// itself.
 #include <cstring>
 #include <functional>
 
@@ -18,13 +19,14 @@ bool has_routed_row(const StepContext& step, int64_t token) {
   return false;
 }
 
-// Which rows a token has: one of routed.hidden, which is the shared expert's too, and on_input one of shared.hidden
-// next to it, each where somebody reads it.
+// Which rows a token has: one of routed.hidden, which is the shared expert's too, and on_input one
+// of shared.hidden next to it, each where somebody reads it.
 struct HiddenRows {
   bool routed, shared;
 
   HiddenRows(const StepContext& step, int64_t token) {
-    const bool has_shared = step.buffers.shared.experts > 0, weighs = weighs_hidden(step.weights.config);
+    const bool has_shared = step.buffers.shared.experts > 0,
+               weighs = weighs_hidden(step.weights.config);
     routed = (has_shared && !weighs) || has_routed_row(step, token);
     shared = has_shared && weighs;
   }
@@ -40,7 +42,8 @@ void for_each_row(Executor& executor, int64_t rows, const Body& body) {
   executor.parallel_for(rows, grain, std::ref(range));  // by reference: nothing is allocated
 }
 
-// A token's operands, and, if operands must lie at one distance, a copy for each of its rows in expert order.
+// A token's operands, and, if operands must lie at one distance, a copy for each of its rows in
+// expert order.
 void write_hidden_operands(const StepContext& step, const Kernels& kernels, int64_t token,
                            const LayerScratch& scratch) {
   write_operands(kernels, step.buffers.routed.hidden, token, scratch.hidden);
@@ -61,7 +64,8 @@ void weigh(const StepContext& step, const Kernels& kernels, int64_t token) {
   float weight = batch.topk_weights[token];  // top_k is 1
   if (batch.hidden_dtype == DType::kBf16) weight = bf16_to_float(bf16_from_float(weight));
   if (batch.hidden_dtype == DType::kF16) weight = fp16_to_float(fp16_from_float(weight));
-  kernels.weigh(static_cast<const std::byte*>(batch.hidden) + token * row_bytes, batch.hidden_dtype, k, weight,
+  kernels.weigh(static_cast<const std::byte*>(batch.hidden) + token * row_bytes, batch.hidden_dtype,
+                k, weight,
                 static_cast<std::byte*>(step.buffers.weighted_hidden) + token * row_bytes);
 }
 
@@ -72,12 +76,13 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   const float scale = resolve_activation_scales(config, step.weights.scales)->hidden;
   RunStatus& status = *step.buffers.status;
   const Batch& batch = step.batch;
-  const ActivationBuffers &routed = step.buffers.routed.hidden, &shared = step.buffers.shared.hidden;
+  const ActivationBuffers &routed = step.buffers.routed.hidden,
+                          &shared = step.buffers.shared.hidden;
   // True if the row is not finite.
   const auto convert = [&](const void* x, int64_t token, const ActivationBuffers& to) {
-    const ConvertedRow converted =
-        convert_row(kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format, scale,
-                    config->activation_scale == ActivationScale::kCompat, to, token);
+    const ConvertedRow converted = convert_row(
+        kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format,
+        scale, config->activation_scale == ActivationScale::kCompat, to, token);
     add_count(status.hidden_blocks, converted.counts.blocks);
     add_count(status.hidden_saturated, converted.counts.saturated);
     add_count(status.hidden_zeroed, converted.counts.zeroed);
@@ -101,14 +106,16 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   });
 }
 
-void requantize(const StepContext& step, const PartBuffers& part, const Kernels& kernels, const Operands* operands) {
+void requantize(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                const Operands* operands) {
   const MoeConfig& config = step.weights.config;
   const float scale = resolve_activation_scales(config, step.weights.scales)->intermediate;
   RunStatus& status = *step.buffers.status;
   for_each_row(step.executor, part.row_offsets[part.experts], [&](int64_t row) {
     const ConvertedRow converted = convert_row(
-        kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size, config->activation_format, scale,
-        config->intermediate_scale == IntermediateScale::kCompat, part.intermediate, row);
+        kernels, part.intermediate.bf16, DType::kBf16, row, part.intermediate_size,
+        config->activation_format, scale, config->intermediate_scale == IntermediateScale::kCompat,
+        part.intermediate, row);
     add_count(status.intermediate_blocks, converted.counts.blocks);
     add_count(status.intermediate_saturated, converted.counts.saturated);
     add_count(status.intermediate_zeroed, converted.counts.zeroed);
@@ -121,7 +128,8 @@ void hidden_operands(const StepContext& step, const Kernels& kernels, const Laye
   for_each_row(step.executor, step.batch.tokens, [&](int64_t token) {
     const HiddenRows rows(step, token);
     if (rows.routed) write_hidden_operands(step, kernels, token, scratch);
-    if (rows.shared) write_operands(kernels, step.buffers.shared.hidden, token, scratch.shared_hidden);
+    if (rows.shared)
+      write_operands(kernels, step.buffers.shared.hidden, token, scratch.shared_hidden);
   });
 }
 

@@ -1,8 +1,9 @@
-// Functions of every instruction set on rows of elements, 16 at a time: conversions, quantization, SwiGLU, combine.
+// Functions of every instruction set on rows of elements, 16 at a time: conversions, quantization,
+// SwiGLU, combine.
 //
-// Included once by each instruction set's file, in its unnamed namespace behind one of the vector_*.h, whose words it
-// is written in; so it is compiled for that instruction set. All operations are IEEE ones in a fixed order: every
-// instruction set gives the same bits.
+// Included once by each instruction set's file, in its unnamed namespace behind one of the
+// vector_*.h, whose words it is written in; so it is compiled for that instruction set. All
+// operations are IEEE ones in a fixed order: every instruction set gives the same bits.
 
 inline constexpr int kLanes = 16;
 
@@ -30,7 +31,8 @@ inline I magnitude_bits(F a) { return bits(a) & splat(0x7FFFFFFF); }
 
 float row_amax(const void* x, DType dtype, int64_t k) {
   I largest = splat(0);
-  for (int64_t i = 0; i < k; i += kLanes) largest = max(largest, magnitude_bits(load16(x, dtype, i)));
+  for (int64_t i = 0; i < k; i += kLanes)
+    largest = max(largest, magnitude_bits(load16(x, dtype, i)));
   return std::bit_cast<float>(max_lane(largest));  // finite < Inf < NaN as bits
 }
 
@@ -40,7 +42,8 @@ void row_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
 
 // The product of two bf16 or fp16 numbers is exact in fp32, so that storing it is its one rounding.
 void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
-  for (int64_t i = 0; i < k; i += kLanes) store16(out, dtype, i, load16(x, dtype, i) * splat(weight));
+  for (int64_t i = 0; i < k; i += kLanes)
+    store16(out, dtype, i, load16(x, dtype, i) * splat(weight));
 }
 
 // ---- E4M3 of 16 block scales at once (core/float_formats.h has the steps)
@@ -48,8 +51,10 @@ void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
 // Bytes of floats >= 0, to nearest even, saturating at 448.
 inline I e4m3_bytes(F a) {
   const I all = bits(a);
-  const I normal = shift_right<20>(all + splat(0x7FFFF) + (shift_right<20>(all) & splat(1))) - splat(120 << 3);
-  const I subnormal = bits(a * splat(0x1p9f) + splat(0x1p23f)) - splat(0x4B000000);  // below 2^-6: multiples of 2^-9
+  const I normal =
+      shift_right<20>(all + splat(0x7FFFF) + (shift_right<20>(all) & splat(1))) - splat(120 << 3);
+  const I subnormal = bits(a * splat(0x1p9f) + splat(0x1p23f)) -
+                      splat(0x4B000000);  // below 2^-6: multiples of 2^-9
   const I byte = select(splat(0x3C800000) > all, subnormal, normal);
   return select(all > splat(0x43DFFFFF), splat(0x7E), byte);
 }
@@ -58,9 +63,10 @@ inline F e4m3_values(I bytes) {
   return select(splat(8) > bytes, to_float(bytes) * splat(0x1p-9f), normal);
 }
 
-// The E4M3 number nearest to a / 2^shift, ties to even, times 2^shift, for |a| < 448 2^shift. least: bits of
-// 2^(shift - 6), the least normal number times 2^shift. Adding 1.5 2^20 times a's power of two, or times that of least
-// below it, leaves no more of a than E4M3 has: three bits below its first, or multiples of 2^(shift - 9).
+// The E4M3 number nearest to a / 2^shift, ties to even, times 2^shift, for |a| < 448 2^shift.
+// least: bits of 2^(shift - 6), the least normal number times 2^shift. Adding 1.5 2^20 times a's
+// power of two, or times that of least below it, leaves no more of a than E4M3 has: three bits
+// below its first, or multiples of 2^(shift - 9).
 inline F round_to_e4m3(F a, I least) {
   const I exponent = max(bits(a) & splat(0x7F800000), least);
   const F large = from_bits(exponent + splat((20 << 23) + (1 << 22)));
@@ -98,7 +104,8 @@ RowCounts quantize_row(const QuantizeRow& row) {
     for (int64_t b = 0; b < count; ++b)
       amax_bits[b] = max_lane(magnitude_bits(load16(row.x, row.dtype, (first + b) * kBlockElems)));
     const F amax = from_bits(load(amax_bits));
-    const F scale = compat ? splat(inverse) * (amax * splat(kSixth)) : (amax * splat(inverse)) * splat(kSixth);
+    const F scale =
+        compat ? splat(inverse) * (amax * splat(kSixth)) : (amax * splat(inverse)) * splat(kSixth);
     const I bytes = e4m3_bytes(scale);
     const F v = e4m3_values(bytes);
     const uint32_t zero = ~lanes_of(bytes > splat(0)) & ((1u << count) - 1u);
@@ -115,7 +122,8 @@ RowCounts quantize_row(const QuantizeRow& row) {
       if ((zero >> b & 1u) != 0)
         std::memset(codes, 0, kBlockElems / 2);
       else
-        block_codes(load16(row.x, row.dtype, (first + b) * kBlockElems), compat, inverse, divisors[b], codes);
+        block_codes(load16(row.x, row.dtype, (first + b) * kBlockElems), compat, inverse,
+                    divisors[b], codes);
     }
   }
   return counts;
@@ -128,7 +136,8 @@ RowCounts quantize_row_int8(const void* x, DType dtype, int64_t k, int8_t* codes
     const F values = load16(x, dtype, i);
     const auto amax = std::bit_cast<float>(max_lane(magnitude_bits(values)));
     const float scale = std::max(amax / 127.0f, kInt8BlockMinScale);
-    // Adding 1.5 2^23 leaves the quotient's nearest integer, ties to even, in the low bits of the sum.
+    // Adding 1.5 2^23 leaves the quotient's nearest integer, ties to even, in the low bits of the
+    // sum.
     const I rounded = bits(values / splat(scale) + splat(0x1.8p23f)) - splat(0x4B400000);
     uint8_t bytes[kLanes];
     store_bytes(bytes, rounded & splat(0xFF));
@@ -150,7 +159,8 @@ RowCounts quantize_row_fp8(const void* x, DType dtype, int64_t k, float scale, u
     const I bytes = e4m3_bytes(magnitude);
     store_bytes(codes + i, bytes | (shift_right<24>(bits(quotient)) & splat(0x80)));
     counts.saturated += lanes_of(magnitude > splat(448.0f)) != 0;
-    counts.zeroed += lanes_of(bytes > splat(0)) == 0 && lanes_of(magnitude_bits(values) > splat(0)) != 0;
+    counts.zeroed +=
+        lanes_of(bytes > splat(0)) == 0 && lanes_of(magnitude_bits(values) > splat(0)) != 0;
   }
   return counts;
 }
@@ -162,13 +172,14 @@ inline F fp8_values(const uint8_t* codes) {
 
 // ---- SwiGLU
 
-// e^x within 1 ulp for |x| <= 87, overflowing to Inf and underflowing towards 0 beyond; NaN stays NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its series up to r^7 (the rest is below 2^-27);
-// 2^n as two factors, since n reaches beyond the exponents of normal numbers.
+// e^x within 1 ulp for |x| <= 87, overflowing to Inf and underflowing towards 0 beyond; NaN stays
+// NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its series up to r^7 (the
+// rest is below 2^-27); 2^n as two factors, since n reaches beyond the exponents of normal numbers.
 inline F exponential(F x) {
   x = select(x > splat(104.0f), splat(104.0f), x);
   x = select(splat(-104.0f) > x, splat(-104.0f), x);
-  const F shifted = fma(x, splat(1.44269504f), splat(0x1.8p23f));  // rounds x / ln 2 to the integer n in the low bits
+  const F shifted = fma(x, splat(1.44269504f),
+                        splat(0x1.8p23f));  // rounds x / ln 2 to the integer n in the low bits
   const F n = shifted - splat(0x1.8p23f);
   F r = fma(n, splat(-0x1.62e4p-1f), x);
   r = fma(n, splat(-0x1.7f7d1cp-20f), r);
@@ -205,7 +216,8 @@ inline void gate_and_up(const SwigluRows& rows, int64_t i, F& g, F& u) {
   u = u + load(rows.up_bias);
 }
 // h with the lanes of the sigmoid's far tail replaced: rare, so that gate and up are made again.
-inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i, uint32_t lanes, F h) {
+inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i, uint32_t lanes,
+                   F h) {
   F g = h, u = h;
   gate_and_up(rows, i, g, u);
   float gate[kLanes], up[kLanes], out[kLanes];
@@ -217,7 +229,8 @@ inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i,
 }
 
 void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
-  const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f), alpha = splat(options.swiglu_alpha);
+  const F limit = splat(options.swiglu_limit.value_or(0.0f)), one = splat(1.0f),
+          alpha = splat(options.swiglu_alpha);
   for (int64_t i = 0; i < rows.count; ++i) {
     F g = one, u = one;
     gate_and_up(rows, i, g, u);
@@ -263,8 +276,9 @@ void round_rows(const RoundRows& rows) {
       uint8_t rest[kLanes * sizeof(float)];  // the matrix ends within the panel
       store16(rest, rows.dtype, 0, value);
       const size_t width = rows.dtype == DType::kF32 ? 4 : 2;
-      std::memcpy(static_cast<uint8_t*>(rows.out) + static_cast<size_t>(i * rows.stride + c) * width, rest,
-                  static_cast<size_t>(rows.channels - c) * width);
+      std::memcpy(
+          static_cast<uint8_t*>(rows.out) + static_cast<size_t>(i * rows.stride + c) * width, rest,
+          static_cast<size_t>(rows.channels - c) * width);
     }
   }
 }
@@ -301,7 +315,8 @@ uint64_t combine_tokens(const StepContext& step, int64_t first_token, int64_t en
     for (int64_t h = 0; h < hidden; h += kLanes) {  // rare: the row is read again
       float values[kLanes];
       store(values, load16(step.batch.out, step.batch.out_dtype, token * hidden + h));
-      for (const float value : values) nonfinite += (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFu) >= 0x7F800000u;
+      for (const float value : values)
+        nonfinite += (std::bit_cast<uint32_t>(value) & 0x7FFFFFFFu) >= 0x7F800000u;
     }
   }
   return nonfinite;

@@ -1,4 +1,5 @@
-// The CPU backend's own memory during a run: activation operands as its kernels read them, and the experts with rows.
+// The CPU backend's own memory during a run: activation operands as its kernels read them, and the
+// experts with rows.
 //
 // Everything is placed for the number of tokens that the batch has.
 #pragma once
@@ -11,8 +12,8 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-// How far rows lie apart: an odd multiple of 64 bytes, so that the same k of many rows falls into different sets of
-// a cache. (Rows of 4096 bytes would all fall into one.)
+// How far rows lie apart: an odd multiple of 64 bytes, so that the same k of many rows falls into
+// different sets of a cache. (Rows of 4096 bytes would all fall into one.)
 constexpr int64_t pitch_bytes(int64_t used_bytes) { return ((used_bytes + 63) / 64 | 1) * 64; }
 
 // Rows of operands: row i at bytes + i * row_bytes.
@@ -23,39 +24,43 @@ struct Operands {
   std::byte* bytes = nullptr;
   bool same_bits = false;  // OperandRows::same_bits
 
-  static Operands make(ActivationFormat format, int64_t k, int64_t rows, const Kernels& kernels, Arena& arena,
-                       const char* name, bool same_bits) {
+  static Operands make(ActivationFormat format, int64_t k, int64_t rows, const Kernels& kernels,
+                       Arena& arena, const char* name, bool same_bits) {
     const Multiplication& multiplication = kernels.multiplication(format);
     const int64_t row_bytes = pitch_bytes(chunks_of(k) * multiplication.chunk_bytes);
     const int64_t readable = rows + multiplication.tile_rows - 1;
-    return {format, k, row_bytes, arena.take<std::byte>("operands.", name, readable * row_bytes), same_bits};
+    return {format, k, row_bytes, arena.take<std::byte>("operands.", name, readable * row_bytes),
+            same_bits};
   }
   std::byte* row(int64_t i) const { return bytes + i * row_bytes; }
 };
 
 struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) of the part at work
-  Operands hidden;                    // (T, H) of the routed experts, and of the shared one where both read the same
-  Operands shared_hidden;             // (T, H) of the shared expert, on_input; or empty
-  Operands hidden_rows;               // (T k, H) in expert order, if operands must lie at one distance; or empty
-  Operands routed;                    // (T k, I)
-  Operands shared;                    // (T, shared I)
+  Operands hidden;  // (T, H) of the routed experts, and of the shared one where both read the same
+  Operands shared_hidden;  // (T, H) of the shared expert, on_input; or empty
+  Operands hidden_rows;  // (T k, H) in expert order, if operands must lie at one distance; or empty
+  Operands routed;       // (T k, I)
+  Operands shared;       // (T, shared I)
 
-  LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens, const Kernels& kernels,
-               Arena& arena) {
+  LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
+               const Kernels& kernels, Arena& arena) {
     const ActivationFormat format = config->activation_format;
     const bool same_bits = config->batch_invariant;
     active_experts = arena.take<int32_t>("cpu.", "active_experts", range.count);
-    hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
+    hidden =
+        Operands::make(format, config->hidden_size, tokens, kernels, arena, "hidden", same_bits);
     if (weighs_hidden(config) && config->shared_intermediate_size > 0)
-      shared_hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena, "shared_hidden", same_bits);
+      shared_hidden = Operands::make(format, config->hidden_size, tokens, kernels, arena,
+                                     "shared_hidden", same_bits);
     if (kernels.multiplication(format).tile_rows > 1)
-      hidden_rows =
-          Operands::make(format, config->hidden_size, tokens * config->top_k, kernels, arena, "hidden_rows", same_bits);
-    routed =
-        Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels, arena, "routed", same_bits);
+      hidden_rows = Operands::make(format, config->hidden_size, tokens * config->top_k, kernels,
+                                   arena, "hidden_rows", same_bits);
+    routed = Operands::make(format, config->intermediate_size, tokens * config->top_k, kernels,
+                            arena, "routed", same_bits);
     if (config->shared_intermediate_size > 0)
-      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, arena, "shared", same_bits);
+      shared = Operands::make(format, config->shared_intermediate_size, tokens, kernels, arena,
+                              "shared", same_bits);
   }
   const Operands& intermediate(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr ? shared : routed;
@@ -65,7 +70,8 @@ struct LayerScratch {
     return part.assignment_of_row == nullptr || hidden_rows.bytes != nullptr;
   }
   const Operands& gemm1(const PartBuffers& part) const {
-    if (part.assignment_of_row == nullptr) return shared_hidden.bytes != nullptr ? shared_hidden : hidden;
+    if (part.assignment_of_row == nullptr)
+      return shared_hidden.bytes != nullptr ? shared_hidden : hidden;
     return hidden_rows.bytes != nullptr ? hidden_rows : hidden;
   }
 };

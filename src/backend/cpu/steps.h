@@ -1,8 +1,9 @@
-// The steps of the layer (backend/layer_steps.h tells what each reads and writes), each in a file of its own.
+// The steps of the layer (backend/layer_steps.h tells what each reads and writes), each in a file
+// of its own.
 //
-// A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself, or by the
-// quantization before it where the whole layer runs and the row is still in a cache (LayerScratch*, Operands* not
-// null).
+// A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself,
+// or by the quantization before it where the whole layer runs and the row is still in a cache
+// (LayerScratch*, Operands* not null).
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,8 @@ void route(const StepContext& step);
 void quantize(const StepContext& step, const Kernels& kernels, const LayerScratch* scratch);
 void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                       const LayerScratch& scratch);
-void requantize(const StepContext& step, const PartBuffers& part, const Kernels& kernels, const Operands* operands);
+void requantize(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
+                const Operands* operands);
 void multiply_down(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                    const LayerScratch& scratch);
 void combine(const StepContext& step, const Kernels& kernels);
@@ -35,11 +37,12 @@ inline void add_count(uint64_t& counter, uint64_t value) {
 
 // Calls body(expert, begin, end) over runs of strips of every expert that has rows, in parallel.
 template <class Body>
-void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t strips, int32_t* active_experts,
-                    const Body& body) {
+void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t strips,
+                    int32_t* active_experts, const Body& body) {
   int64_t active = 0;
   for (int64_t e = 0; e < part.experts; ++e)
-    if (part.row_offsets[e] < part.row_offsets[e + 1]) active_experts[active++] = static_cast<int32_t>(e);
+    if (part.row_offsets[e] < part.row_offsets[e + 1])
+      active_experts[active++] = static_cast<int32_t>(e);
   const int64_t least = active == 0 ? 1 : least_strips(part.row_offsets[part.experts] / active);
   for_ranges(step.executor, active * strips, least, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end;) {
@@ -50,9 +53,11 @@ void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t st
   });
 }
 
-// The packed bytes, tensor scales, fp8 shifts and biases of a part's expert; the shared expert has no biases.
+// The packed bytes, tensor scales, fp8 shifts and biases of a part's expert; the shared expert has
+// no biases.
 const uint8_t* expert_bytes(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
-const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
+const TensorScales& expert_scales(const PackedWeights& weights, const PartBuffers& part,
+                                  int64_t expert);
 Fp8ExpertWeights expert_fp8(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 ExpertBiases expert_biases(const PackedWeights& weights, const PartBuffers& part, int64_t expert);
 

@@ -1,7 +1,8 @@
 // 16 lanes of float and of int32 as AVX-512 registers: the vocabulary that rows.h is written in.
 //
-// Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the same
-// names with the same results are in vector_avx2.h and vector_portable.h.
+// Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the
+// headers it needs; the same names with the same results are in vector_avx2.h and
+// vector_portable.h.
 
 struct F {
   __m512 v;
@@ -22,7 +23,8 @@ inline I load_bytes(const uint8_t* p) {
   return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
 inline F load_bf16(const uint16_t* p) {
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i wide =
+      _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
 inline F load_fp16(const uint16_t* p) {
@@ -30,9 +32,12 @@ inline F load_fp16(const uint16_t* p) {
 }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
 inline void store(int32_t* p, I a) { _mm512_storeu_si512(p, a.v); }
-inline void store_bytes(uint8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+inline void store_bytes(uint8_t* p, I a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+}
 inline void store_fp16(uint16_t* p, F a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
 inline F splat(float a) { return {_mm512_set1_ps(a)}; }
@@ -85,7 +90,7 @@ inline void store_codes(uint8_t* p, I a) {
 }
 // The E2M1 value of each lane's low four bits; the bits above do not matter.
 inline F e2m1(I a) {
-  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f, -2.0f,
-                                      -3.0f, -4.0f, -6.0f);
+  const __m512 table = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f,
+                                      -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
   return {_mm512_permutexvar_ps(a.v, table)};
 }

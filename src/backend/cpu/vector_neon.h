@@ -1,7 +1,8 @@
 // 16 lanes of float and of int32 as four NEON registers: the vocabulary that rows.h is written in.
 //
-// Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the same
-// names with the same results are in vector_avx512.h, vector_avx2.h and vector_portable.h. Armv8-A has all of it.
+// Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the
+// headers it needs; the same names with the same results are in vector_avx512.h, vector_avx2.h and
+// vector_portable.h. Armv8-A has all of it.
 
 struct F {
   float32x4_t v[4];
@@ -13,7 +14,8 @@ struct M {
   uint32x4_t v[4];  // all ones or all zeros
 };
 
-inline constexpr int kFloatTileRows = 3;  // x 2 chains x 4 registers = 24 accumulators of 32 registers
+inline constexpr int kFloatTileRows =
+    3;  // x 2 chains x 4 registers = 24 accumulators of 32 registers
 
 #define NVFP4_MOE_QUADS _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i)
 
@@ -46,8 +48,8 @@ inline I load_bytes(const uint8_t* p) {
 }
 // 16 fp16 numbers in order.
 inline F from_fp16(float16x8_t lo, float16x8_t hi) {
-  return {
-      {vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)), vcvt_high_f32_f16(hi)}};
+  return {{vcvt_f32_f16(vget_low_f16(lo)), vcvt_high_f32_f16(lo), vcvt_f32_f16(vget_low_f16(hi)),
+           vcvt_high_f32_f16(hi)}};
 }
 inline F load_fp16(const uint16_t* p) {
   return from_fp16(vreinterpretq_f16_u16(vld1q_u16(p)), vreinterpretq_f16_u16(vld1q_u16(p + 8)));
@@ -59,7 +61,8 @@ inline uint16x8_t low_halves(int32x4_t a, int32x4_t b) {
   return vuzp1q_u16(vreinterpretq_u16_s32(a), vreinterpretq_u16_s32(b));
 }
 inline uint8x16_t low_bytes(I a) {
-  return vuzp1q_u8(vreinterpretq_u8_u16(low_halves(a.v[0], a.v[1])), vreinterpretq_u8_u16(low_halves(a.v[2], a.v[3])));
+  return vuzp1q_u8(vreinterpretq_u8_u16(low_halves(a.v[0], a.v[1])),
+                   vreinterpretq_u8_u16(low_halves(a.v[2], a.v[3])));
 }
 inline void store_u16(uint16_t* p, I a) {
   vst1q_u16(p, low_halves(a.v[0], a.v[1]));
@@ -112,7 +115,9 @@ inline F from_bits(I a) {
   NVFP4_MOE_QUADS b.v[i] = vreinterpretq_f32_s32(a.v[i]);
   return b;
 }
-inline F load_bf16(const uint16_t* p) { return from_bits(from_u16<16>(vld1q_u16(p), vld1q_u16(p + 8))); }
+inline F load_bf16(const uint16_t* p) {
+  return from_bits(from_u16<16>(vld1q_u16(p), vld1q_u16(p + 8)));
+}
 inline F to_float(I a) {
   F b;
   NVFP4_MOE_QUADS b.v[i] = vcvtq_f32_s32(a.v[i]);
@@ -153,7 +158,9 @@ inline I max(I a, I b) {
   NVFP4_MOE_QUADS a.v[i] = vmaxq_s32(a.v[i], b.v[i]);
   return a;
 }
-inline int32_t max_lane(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3]))); }
+inline int32_t max_lane(I a) {
+  return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
+}
 
 // Comparisons with NaN are false.
 inline M operator>(F a, F b) {
@@ -204,13 +211,15 @@ inline int8x16_t doubled_table() {
   const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   return vld1q_s8(doubled);
 }
-// The E2M1 value of each lane's low four bits; the bits above do not matter. -0 gives 0, which no sum that starts from 0
-// tells from it. The lookup leaves 2a in the lowest byte and, code 0's, 0 in the others.
+// The E2M1 value of each lane's low four bits; the bits above do not matter. -0 gives 0, which no
+// sum that starts from 0 tells from it. The lookup leaves 2a in the lowest byte and, code 0's, 0 in
+// the others.
 inline F e2m1(I a) {
   const int8x16_t table = doubled_table();
   F b;
   NVFP4_MOE_QUADS {
-    const int8x16_t twice = vqtbl1q_s8(table, vreinterpretq_u8_s32(vandq_s32(a.v[i], vdupq_n_s32(15))));
+    const int8x16_t twice =
+        vqtbl1q_s8(table, vreinterpretq_u8_s32(vandq_s32(a.v[i], vdupq_n_s32(15))));
     b.v[i] = vcvtq_n_f32_s32(vshlq_n_s32(vreinterpretq_s32_s8(twice), 24), 25);
   }
   return b;

@@ -1,7 +1,9 @@
-// 16 lanes of float and of int32 as plain arrays: the vocabulary that rows.h is written in, for any machine.
+// 16 lanes of float and of int32 as plain arrays: the vocabulary that rows.h is written in, for any
+// machine.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the same names with the same results
-// are in vector_avx512.h and vector_avx2.h. The loops are what a compiler turns into whatever vectors there are.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the
+// same names with the same results are in vector_avx512.h and vector_avx2.h. The loops are what a
+// compiler turns into whatever vectors there are.
 
 struct F {
   float v[16];
@@ -29,8 +31,9 @@ inline I load(const int32_t* p) {
 }
 inline I load_lanes(const uint8_t* p) {
   I a;
-  NVFP4_MOE_LANES a.v[i] = static_cast<uint32_t>(p[4 * i] | p[4 * i + 1] << 8 | p[4 * i + 2] << 16) |
-                           static_cast<uint32_t>(p[4 * i + 3]) << 24;
+  NVFP4_MOE_LANES a.v[i] =
+      static_cast<uint32_t>(p[4 * i] | p[4 * i + 1] << 8 | p[4 * i + 2] << 16) |
+      static_cast<uint32_t>(p[4 * i + 3]) << 24;
   return a;
 }
 inline I load_bytes(const uint8_t* p) {
@@ -50,8 +53,12 @@ inline F load_fp16(const uint16_t* p) {
 }
 inline void store(float* p, const F& a) { std::memcpy(p, a.v, sizeof a.v); }
 inline void store(int32_t* p, const I& a) { std::memcpy(p, a.v, sizeof a.v); }
-inline void store_u16(uint16_t* p, const I& a) { NVFP4_MOE_LANES p[i] = static_cast<uint16_t>(a.v[i]); }
-inline void store_bytes(uint8_t* p, const I& a) { NVFP4_MOE_LANES p[i] = static_cast<uint8_t>(a.v[i]); }
+inline void store_u16(uint16_t* p, const I& a) {
+  NVFP4_MOE_LANES p[i] = static_cast<uint16_t>(a.v[i]);
+}
+inline void store_bytes(uint8_t* p, const I& a) {
+  NVFP4_MOE_LANES p[i] = static_cast<uint8_t>(a.v[i]);
+}
 inline void store_fp16(uint16_t* p, const F& a) { NVFP4_MOE_LANES p[i] = fp16_from_float(a.v[i]); }
 
 inline F splat(float value) {

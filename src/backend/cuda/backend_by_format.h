@@ -1,6 +1,6 @@
-// The functions of a backend that has GEMMs of their own for one format of activations. The others go through other GEMMs,
-// which may want another order of the same codes: a layer is opened for one format of activations, and packed for that one
-// alone.
+// The functions of a backend that has GEMMs of their own for one format of activations. The others
+// go through other GEMMs, which may want another order of the same codes: a layer is opened for one
+// format of activations, and packed for that one alone.
 #pragma once
 
 #include "backend/cuda/layer.h"
@@ -10,13 +10,14 @@
 namespace nvfp4_moe::internal::cuda {
 
 // kOwn and its tiles under activations of kFormat, kOther and its tiles under the others.
-template <ActivationFormat kFormat, const Architecture& kOwn, const TileFormat& kOwnTiles, const Architecture& kOther,
-          const TileFormat& kOtherTiles>
+template <ActivationFormat kFormat, const Architecture& kOwn, const TileFormat& kOwnTiles,
+          const Architecture& kOther, const TileFormat& kOtherTiles>
 class BackendByFormat {
   using Own = BackendFunctions<kOwn>;
   using Other = BackendFunctions<kOther>;
 
-  // The one place that tells the formats apart: kOwnCall or kOtherCall with the same arguments, by what carries the format.
+  // The one place that tells the formats apart: kOwnCall or kOtherCall with the same arguments, by
+  // what carries the format.
   static bool own(ActivationFormat format) { return format == kFormat; }
   static bool own(const MoeConfig& config) { return own(config->activation_format); }
   static bool own(const PackedWeights& weights) { return own(weights.config); }
@@ -29,18 +30,23 @@ class BackendByFormat {
 
   template <auto kOwnCall, auto kOtherCall>
   struct ByFormat;
-  template <class R, class First, class... Rest, R (*kOwnCall)(First, Rest...), R (*kOtherCall)(First, Rest...)>
+  template <class R, class First, class... Rest, R (*kOwnCall)(First, Rest...),
+            R (*kOtherCall)(First, Rest...)>
   struct ByFormat<kOwnCall, kOtherCall> {
-    static R call(First first, Rest... rest) { return (own(first) ? kOwnCall : kOtherCall)(first, rest...); }
+    static R call(First first, Rest... rest) {
+      return (own(first) ? kOwnCall : kOtherCall)(first, rest...);
+    }
   };
   template <auto kOwnCall, auto kOtherCall>
   static constexpr auto kByFormat = ByFormat<kOwnCall, kOtherCall>::call;
 
  public:
-  static Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+  static Status pack_expert(PackedWeights& weights, int64_t local_expert,
+                            const ExpertSource& source) {
     return cuda::pack_expert(tiles_of(weights), weights, local_expert, source);
   }
-  static Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+  static Status unpack_expert(const PackedWeights& weights, int64_t local_expert,
+                              ExpertBuffers& out) {
     return cuda::unpack_expert(tiles_of(weights), weights, local_expert, out);
   }
   static Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
@@ -50,7 +56,8 @@ class BackendByFormat {
   static constexpr auto run = kByFormat<Own::run, Other::run>;
   static constexpr auto workspace_bytes = kByFormat<Own::workspace_bytes, Other::workspace_bytes>;
   static constexpr auto describe_run = kByFormat<Own::describe_run, Other::describe_run>;
-  static constexpr auto linear_workspace_bytes = kByFormat<Own::linear_workspace_bytes, Other::linear_workspace_bytes>;
+  static constexpr auto linear_workspace_bytes =
+      kByFormat<Own::linear_workspace_bytes, Other::linear_workspace_bytes>;
   static constexpr auto linear_run = kByFormat<Own::linear_run, Other::linear_run>;
   static constexpr LayerSteps kSteps = {kByFormat<Own::route, Other::route>,
                                         kByFormat<Own::quantize, Other::quantize>,

@@ -1,11 +1,11 @@
-// Rows of activations as operands of FP4 tensor cores: a row's codes and block scales together, so that one copy brings
-// both, in k-blocks of 256.
+// Rows of activations as operands of FP4 tensor cores: a row's codes and block scales together, so
+// that one copy brings both, in k-blocks of 256.
 //
 //   k-block 128 bytes of codes, low nibble the even k | 16 bytes of scales, E4M3
 //   row     k-block 0 | k-block 1 | ...       k beyond the row's is code 0 under scale 0
 //
-// 144 bytes are 36 banks of shared memory: eight rows that follow each other there are read 16 bytes each without a
-// conflict, and no swizzle is needed.
+// 144 bytes are 36 banks of shared memory: eight rows that follow each other there are read 16
+// bytes each without a conflict, and no swizzle is needed.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,10 @@
-// Rows of activations as operands of FP8 tensor cores: E4M3, in the order in which wgmma of weights from registers has
-// them cheapest. A lane of an A fragment of k32 holds k = 4q..4q+3 and 16 more of them (q = lane % 4); K is permuted so
-// that over 64 k its 16 codes are consecutive k, one scale block, and activations lie in the order that follows:
+// Rows of activations as operands of FP8 tensor cores: E4M3, in the order in which wgmma of weights
+// from registers has them cheapest. A lane of an A fragment of k32 holds k = 4q..4q+3 and 16 more
+// of them (q = lane % 4); K is permuted so that over 64 k its 16 codes are consecutive k, one scale
+// block, and activations lie in the order that follows:
 //
-//   in each 64 k   byte 32s + 16half + 4q + j holds k = 16q + 8s + 4half + j       s, half 0..1; q, j 0..3
+//   in each 64 k   byte 32s + 16half + 4q + j holds k = 16q + 8s + 4half + j       s, half 0..1; q,
+//                  j 0..3
 //   row            64 k | 64 k | ...        k beyond the row's is 0
 //
 // Eight consecutive k (a vec8) are two words of four bytes, 16 bytes apart.

@@ -7,27 +7,31 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kLeastCapability = 80;    // bf16 tensor cores, cp.async
-constexpr int64_t kMaxExperts = 12032;  // route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
+constexpr int kLeastCapability = 80;  // bf16 tensor cores, cp.async
+constexpr int64_t kMaxExperts =
+    12032;  // route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
 
 // A run of that many tokens of bf16, aligned: what sizes and descriptions are made for.
-RunPlan default_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                    const Plan& plan, int64_t tokens) {
-  return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens}, plan.limits.gemm_config);
+RunPlan default_run(const Architecture& architecture, const MoeConfig& config,
+                    const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens},
+                       plan.limits.gemm_config);
 }
 
-void take_arrays(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                 const RunPlan& run, Arena& arena) {
+void take_arrays(const Architecture& architecture, const MoeConfig& config,
+                 const ExpertRange& range, const RunPlan& run, Arena& arena) {
   layer_buffers(config, range, run.tokens, arena);
   architecture.take_scratch(config, range, run, arena);
 }
 
 }  // namespace
 
-constinit const DeviceMemory kMemory = {to_device, to_host, synchronize, capture_id, allocate, gather_rows};
+constinit const DeviceMemory kMemory = {to_device,  to_host,  synchronize,
+                                        capture_id, allocate, gather_rows};
 
 Status supports_device(const DeviceFacts& device) {
-  if (device.kind != DeviceKind::kCuda) return unsupported("device: expected a CUDA device, got " + device.name);
+  if (device.kind != DeviceKind::kCuda)
+    return unsupported("device: expected a CUDA device, got " + device.name);
   if (device.compute_capability >= kLeastCapability) return {};
   return unsupported("device: expected compute capability 8.0 or higher, got " +
                      std::to_string(device.compute_capability / 10) + "." +
@@ -37,26 +41,31 @@ Status supports_device(const DeviceFacts& device) {
 Status supports_config(const MoeConfig& config) {
   if (config->activation_format != ActivationFormat::kInt8Block) return {};
   return unsupported(
-      "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4, bf16 and fp8 run here");
+      "activation_format int8_block: int8 tensor cores have no scale per 16 elements; nvfp4, bf16 "
+      "and fp8 run here");
 }
 
 Status decline_fp8(const MoeConfig& config) {
   if (config->activation_format != ActivationFormat::kFp8) return {};
   return unsupported(
-      "activation_format fp8: expected nvfp4 or bf16, which this backend has GEMMs for; cuda runs fp8 here");
+      "activation_format fp8: expected nvfp4 or bf16, which this backend has GEMMs for; cuda runs "
+      "fp8 here");
 }
 
-Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                       const LayerScales& scales, const Limits& limits, const DeviceFacts& device) {
+Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config,
+                       const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                       const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   if (range.count > kMaxExperts)
     return unsupported("local experts: expected at most " + std::to_string(kMaxExperts) + ", got " +
                        std::to_string(range.count));
   const ActivationFormat format = config->activation_format;
-  const bool quantized = quantizes(format), as_bf16 = architecture.gemms.operands.of(format) == Operand::kBf16;
-  const std::string rows =
-      quantized && as_bf16 ? std::string(to_string(format)) + "_and_bf16_operand" : to_string(format);
+  const bool quantized = quantizes(format),
+             as_bf16 = architecture.gemms.operands.of(format) == Operand::kBf16;
+  const std::string rows = quantized && as_bf16
+                               ? std::string(to_string(format)) + "_and_bf16_operand"
+                               : to_string(format);
   const std::string gemm = std::string(architecture.gemm_kind) +
                            (format == ActivationFormat::kNvfp4 ? "_w4a4"
                             : quantized                        ? "_w4a8"
@@ -78,16 +87,18 @@ Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config
   return plan;
 }
 
-size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                       const Plan& plan, int64_t tokens) {
+size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config,
+                       const ExpertRange& range, const Plan& plan, int64_t tokens) {
   Arena arena(nullptr, plan.limits.guard_bytes);
-  take_arrays(architecture, config, range, default_run(architecture, config, range, plan, tokens), arena);
+  take_arrays(architecture, config, range, default_run(architecture, config, range, plan, tokens),
+              arena);
   return arena.size_bytes();
 }
 
-std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                                   const Plan& plan, int64_t tokens) {
-  return describe(architecture.gemms, config, default_run(architecture, config, range, plan, tokens));
+std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config,
+                                   const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  return describe(architecture.gemms, config,
+                  default_run(architecture, config, range, plan, tokens));
 }
 
 Status run_route(const Architecture& architecture, const StepContext& step) {
@@ -96,16 +107,18 @@ Status run_route(const Architecture& architecture, const StepContext& step) {
 
 Status run_quantize(const Architecture& architecture, const StepContext& step) {
   if (step.plan->weighs_hidden) NVFP4_MOE_TRY(weigh(step));
-  NVFP4_MOE_TRY(step.plan->hidden.into_rows ? architecture.quantize_into_rows(step) : quantize(step));
-  return step.plan->shared_hidden.kernel == QuantizeKernel::kNone ? Status() : quantize_shared_hidden(step);
+  NVFP4_MOE_TRY(step.plan->hidden.into_rows ? architecture.quantize_into_rows(step)
+                                            : quantize(step));
+  return step.plan->shared_hidden.kernel == QuantizeKernel::kNone ? Status()
+                                                                  : quantize_shared_hidden(step);
 }
 
-Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan, const Batch& batch,
-                 std::byte* workspace, const RunContext& context) {
+Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan,
+                 const Batch& batch, std::byte* workspace, const RunContext& context) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const RunPlan run = make_run_plan(architecture.gemms, weights.config, weights.range, plan.device, RunFacts::of(batch),
-                                    plan.limits.gemm_config);
+  const RunPlan run = make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
+                                    RunFacts::of(batch), plan.limits.gemm_config);
   Arena arena(workspace, plan.limits.guard_bytes);
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
@@ -131,10 +144,12 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   return combine(step);
 }
 
-std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture, const PackedWeights& weights,
-                                                 const Plan& plan, const Batch& batch) {
-  return std::make_shared<const RunPlan>(make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
-                                                       RunFacts::of(batch, true), plan.limits.gemm_config));
+std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture,
+                                                 const PackedWeights& weights, const Plan& plan,
+                                                 const Batch& batch) {
+  return std::make_shared<const RunPlan>(
+      make_run_plan(architecture.gemms, weights.config, weights.range, plan.device,
+                    RunFacts::of(batch, true), plan.limits.gemm_config));
 }
 
 }  // namespace nvfp4_moe::internal::cuda

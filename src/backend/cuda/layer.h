@@ -1,6 +1,7 @@
 // A layer on a GPU, whatever its GEMMs are: what it takes, its plan, and its run through the steps.
 //
-// An architecture brings its GEMMs and the table of their configurations; everything else of its backend is made here.
+// An architecture brings its GEMMs and the table of their configurations; everything else of its
+// backend is made here.
 #pragma once
 
 #include "backend/backend.h"
@@ -18,7 +19,8 @@ struct Architecture {
   Status (*gemm1_swiglu)(const StepContext& step, const PartBuffers& part);
   Status (*gemm2)(const StepContext& step, const PartBuffers& part);
   // Takes the architecture's arrays, which begin with cuda's Scratch.
-  void (*take_scratch)(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena);
+  void (*take_scratch)(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
+                       Arena& arena);
   // The counters that route sets to 0, (gemms.max_ctas) of them; null if there are none.
   int32_t* (*counters)(const StepContext& step);
 };
@@ -28,63 +30,70 @@ Status supports_config(const MoeConfig& config);
 Status decline_fp8(const MoeConfig& config);        // of an architecture that has no GEMMs for it
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
-Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                       const LayerScales& scales, const Limits& limits, const DeviceFacts& device);
+Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config,
+                       const ExpertRange& range, const LayerScales& scales, const Limits& limits,
+                       const DeviceFacts& device);
 // Workspace and plan of a run of that many tokens.
-size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                       const Plan& plan, int64_t tokens);
-std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config, const ExpertRange& range,
-                                   const Plan& plan, int64_t tokens);
+size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config,
+                       const ExpertRange& range, const Plan& plan, int64_t tokens);
+std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config,
+                                   const ExpertRange& range, const Plan& plan, int64_t tokens);
 // Plans the run, then enqueues it in context.stream.
-Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan, const Batch& batch,
-                 std::byte* workspace, const RunContext& context);
+Status run_layer(const Architecture& architecture, const PackedWeights& weights, const Plan& plan,
+                 const Batch& batch, std::byte* workspace, const RunContext& context);
 // For steps that are called one by one.
-std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture, const PackedWeights& weights,
-                                                 const Plan& plan, const Batch& batch);
+std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architecture,
+                                                 const PackedWeights& weights, const Plan& plan,
+                                                 const Batch& batch);
 Status run_route(const Architecture& architecture, const StepContext& step);
 Status run_quantize(const Architecture& architecture, const StepContext& step);
 
-// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). If the architecture
-// multiplies FP4, gemm2 finds its operand in intermediate.codes, in rows of fp4_row_bytes.
+// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). If the
+// architecture multiplies FP4, gemm2 finds its operand in intermediate.codes, in rows of
+// fp4_row_bytes.
 size_t linear_bytes(int64_t rows, int64_t cols);
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source);
 inline Status linear_pack(LinearWeights& weights, const Nvfp4View& source) {
   return linear_pack(kBf16Tiles, weights, source);
 }
-size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens);
-Status linear_run(const Architecture& architecture, const LinearWeights& weights, const LinearBatch& batch,
-                  std::byte* workspace, const RunContext& context);
+size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights,
+                              int64_t max_tokens);
+Status linear_run(const Architecture& architecture, const LinearWeights& weights,
+                  const LinearBatch& batch, std::byte* workspace, const RunContext& context);
 
 extern const DeviceMemory kMemory;
 
 // The functions of a backend that take no architecture: one set for each.
 template <const Architecture& kArchitecture>
 struct BackendFunctions {
-  static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
-                           const Limits& limits, const DeviceFacts& device) {
+  static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range,
+                           const LayerScales& scales, const Limits& limits,
+                           const DeviceFacts& device) {
     return make_plan(kArchitecture, config, range, scales, limits, device);
   }
-  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
-                    const RunContext& context) {
+  static Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch,
+                    std::byte* workspace, const RunContext& context) {
     return run_layer(kArchitecture, weights, plan, batch, workspace, context);
   }
-  static size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+  static size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                                int64_t tokens) {
     return cuda::workspace_bytes(kArchitecture, config, range, plan, tokens);
   }
-  static std::vector<StepPlan> describe_run(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
-                                            int64_t tokens) {
+  static std::vector<StepPlan> describe_run(const MoeConfig& config, const ExpertRange& range,
+                                            const Plan& plan, int64_t tokens) {
     return cuda::describe_run(kArchitecture, config, range, plan, tokens);
   }
   static size_t linear_workspace_bytes(const LinearWeights& weights, int64_t max_tokens) {
     return cuda::linear_workspace_bytes(kArchitecture, weights, max_tokens);
   }
-  static Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::byte* workspace,
-                           const RunContext& context) {
+  static Status linear_run(const LinearWeights& weights, const LinearBatch& batch,
+                           std::byte* workspace, const RunContext& context) {
     return cuda::linear_run(kArchitecture, weights, batch, workspace, context);
   }
   static Status route(const StepContext& step) { return run_route(kArchitecture, step); }
   static Status quantize(const StepContext& step) { return run_quantize(kArchitecture, step); }
-  static std::shared_ptr<const RunPlan> plan_steps(const PackedWeights& weights, const Plan& plan, const Batch& batch) {
+  static std::shared_ptr<const RunPlan> plan_steps(const PackedWeights& weights, const Plan& plan,
+                                                   const Batch& batch) {
     return plan_single_steps(kArchitecture, weights, plan, batch);
   }
 };

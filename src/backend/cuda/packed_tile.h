@@ -1,22 +1,24 @@
-// The packed layout of the CUDA backends: where a weight's four bits and its block's scale byte lie (docs/layouts.md).
+// The packed layout of the CUDA backends: where a weight's four bits and its block's scale byte lie
+// (docs/layouts.md).
 //
-// A matrix becomes tiles of 128 rows x 128 k, one after the other along K; a tile is 8 KiB of codes and 1 KiB of
-// scales. Codes stand in the order of the A fragment of mma.m16n8k16 (a warp's quarter of wgmma's): lane l holds rows r
-// = l/4 and r + 8 of 16, k = 2c, 2c+1, 2c+8, 2c+9 with c = l%4. One lane's 16 bytes are four k16 steps, one 32-bit word
-// each.
+// A matrix becomes tiles of 128 rows x 128 k, one after the other along K; a tile is 8 KiB of codes
+// and 1 KiB of scales. Codes stand in the order of the A fragment of mma.m16n8k16 (a warp's quarter
+// of wgmma's): lane l holds rows r = l/4 and r + 8 of 16, k = 2c, 2c+1, 2c+8, 2c+9 with c = l%4.
+// One lane's 16 bytes are four k16 steps, one 32-bit word each.
 //
-// In each 16-bit half of a word (low half: even k, high half: odd k) the four codes (s e f m) of a0..a3 stand so that a
-// shift and a mask give bf16 bits 15, 8, 7, 6 = s e f m, which is e2m1 2^-126 exactly, subnormal code included; a3's
-// bits are brought together by one multiplication:
+// In each 16-bit half of a word (low half: even k, high half: odd k) the four codes (s e f m) of
+// a0..a3 stand so that a shift and a mask give bf16 bits 15, 8, 7, 6 = s e f m, which is e2m1
+// 2^-126 exactly, subnormal code included; a3's bits are brought together by one multiplication:
 //
 //   bit   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
 //         a0 a3 a3 a1 a3 a3 a2 a0 a0 a0 a1 a1 a1 a2 a2 a2
 //         s  f  m  s  s  e  s  e  f  m  e  f  m  e  f  m
 //
-// A scale byte is UE5M3 with exponent bias 10: E4M3's value exactly, its subnormals as normal numbers, so that
-// (byte << 4) + 0x3A80 are the bits of that value in bf16. Zero has no such byte: a block whose scale is 0 has byte 0
-// and codes 0. A word of scales has those of rows r and r + 8 of an even k16 step at bits 4..11 and 20..27, where bf16
-// wants them, and those of the odd step after it there too, once the word is rotated.
+// A scale byte is UE5M3 with exponent bias 10: E4M3's value exactly, its subnormals as normal
+// numbers, so that (byte << 4) + 0x3A80 are the bits of that value in bf16. Zero has no such byte:
+// a block whose scale is 0 has byte 0 and codes 0. A word of scales has those of rows r and r + 8
+// of an even k16 step at bits 4..11 and 20..27, where bf16 wants them, and those of the odd step
+// after it there too, once the word is rotated.
 #pragma once
 
 #include <cstdint>
@@ -41,14 +43,18 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 NVFP4_MOE_HOST_DEVICE constexpr int lane_offset(int group, int half, int lane) {
   return ((group * kHalves + half) * 32 + lane) * 16;
 }
-// Offset in its tile of the two words of scales of rows r and r + 8 of a group over 64 k. Word w has steps 2w, 2w + 1.
+// Offset in its tile of the two words of scales of rows r and r + 8 of a group over 64 k. Word w
+// has steps 2w, 2w + 1.
 NVFP4_MOE_HOST_DEVICE constexpr int scale_offset(int group, int half, int r) {
   return static_cast<int>(kTileCodeBytes) + ((group * kHalves + half) * 8 + r) * 8;
 }
 
 // The 16-bit half that holds codes a0..a3, and the code at position i of it.
-NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_half(uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3) {
-  const auto spread = [](uint32_t code, int shift) { return ((code & 8) << 12 | (code & 7) << 6) >> shift; };
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_half(uint32_t a0, uint32_t a1, uint32_t a2,
+                                                   uint32_t a3) {
+  const auto spread = [](uint32_t code, int shift) {
+    return ((code & 8) << 12 | (code & 7) << 6) >> shift;
+  };
   return spread(a0, 0) | spread(a1, 3) | spread(a2, 6) | (a3 & 12) << 8 | (a3 & 3) << 13;
 }
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t unpack_half(uint32_t half, int i) {
@@ -63,10 +69,11 @@ struct CodePairs {
 };
 NVFP4_MOE_HOST_DEVICE constexpr CodePairs code_pairs(uint32_t word) {
   constexpr uint32_t kMask = 0x81C081C0u;  // s e f m at bits 15, 8, 7, 6 of both halves
-  // Bits 10, 11, 13, 14 come down to 0, 1, 3, 4, and go up by 14, 8 and 3: s to 15, e to 8, f and m to 7 and 6. No two
-  // of the twelve overlap, so that nothing carries.
+  // Bits 10, 11, 13, 14 come down to 0, 1, 3, 4, and go up by 14, 8 and 3: s to 15, e to 8, f and m
+  // to 7 and 6. No two of the twelve overlap, so that nothing carries.
   constexpr uint32_t kTogether = 1u << 14 | 1u << 8 | 1u << 3;
-  return {{word & kMask, word << 3 & kMask, word << 6 & kMask, (word >> 10 & 0x001B001Bu) * kTogether & kMask}};
+  return {{word & kMask, word << 3 & kMask, word << 6 & kMask,
+           (word >> 10 & 0x001B001Bu) * kTogether & kMask}};
 }
 
 // E4M3 without sign (0x00..0x7E) <-> UE5M3 with bias 10; 0 <-> 0.
@@ -83,7 +90,8 @@ NVFP4_MOE_HOST_DEVICE constexpr uint32_t scale_from_ue5m3(uint32_t byte) {
   return byte / 8;
 }
 
-// A word of scales from pairs of UE5M3 bytes (row r in bits 0..7, row r + 8 in bits 16..23) of an even and an odd step.
+// A word of scales from pairs of UE5M3 bytes (row r in bits 0..7, row r + 8 in bits 16..23) of an
+// even and an odd step.
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_scales(uint32_t even, uint32_t odd) {
   return even << 4 | odd >> 4 | odd << 28;
 }
@@ -93,8 +101,8 @@ NVFP4_MOE_HOST_DEVICE constexpr uint32_t scales_of_step(uint32_t word, bool odd)
 }
 inline constexpr uint32_t kScalesMask = 0x0FF00FF0u;
 
-// Row of gate (projection 0) or up (1) at row m of the joined matrix: granules of 8, so that one lane holds gate and up
-// of the same channel in rows r and r + 8.
+// Row of gate (projection 0) or up (1) at row m of the joined matrix: granules of 8, so that one
+// lane holds gate and up of the same channel in rows r and r + 8.
 struct JoinedRow {
   int projection;
   int64_t row;

@@ -26,12 +26,13 @@ struct Question {
 
 // ---- route
 
-// How one CTA routes: by bits if the device has room for them; else as many warps as there are slices and room for
-// their counters.
+// How one CTA routes: by bits if the device has room for them; else as many warps as there are
+// slices and room for their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
   const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.sorts_tiles());
-  if (bit_bytes <= kSharedBytesOfAll || bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
+  if (bit_bytes <= kSharedBytesOfAll ||
+      bit_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
     route.segments = static_cast<int32_t>(ceil_div(assignments, kRouteSegment));
     route.slices = 1;  // one count of bad ids
     route.threads = assignments <= 2 * kRouteSmallThreads ? kRouteSmallThreads : kRouteLargeThreads;
@@ -45,7 +46,8 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
   route.slices = static_cast<int32_t>(route.slice == 0 ? 0 : ceil_div(assignments, route.slice));
   route.threads = static_cast<int>(warps * 32);
   route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
-  if (route.sorts_tiles()) route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
+  if (route.sorts_tiles())
+    route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
 }
 
 // wide: of a rank with many rows, or null.
@@ -54,7 +56,8 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig
   RoutePlan route;
   route.tile_n = gemm.tile_n;
   route.even_tiles = gemm.even_tiles;
-  route.widest_first = gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
+  route.widest_first =
+      gemm.even_tiles && gemm.tile_n >= kMinSortedTileN && experts <= kMaxSortedExperts;
   if (wide != nullptr) {
     route.wide_tile_n = wide->tile_n;
     route.max_narrow_rows = max_narrow_rows(experts, gemm.tile_n);
@@ -68,14 +71,16 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig
   route.slices = static_cast<int32_t>(ceil_div(q.assignments(), kRouteSlice));
   route.threads = kRouteSlice;
   route.shared_bytes = scatter_bits_bytes(experts);
-  if (route.slices <= kMaxScatteredSlices && route.shared_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
+  if (route.slices <= kMaxScatteredSlices &&
+      route.shared_bytes <= q.device.cta_shared_bytes - kRouteStaticBytes) {
     route.kernel = RouteKernel::kScatterByBits;
     return route;
   }
   route.kernel = RouteKernel::kScanScatter;
   const int64_t counter_bytes = experts * static_cast<int64_t>(sizeof(int32_t));
   route.slice_parts = 8;  // a power of two, so that it divides a slice
-  while (route.slice_parts > 1 && route.slice_parts * counter_bytes > kRouteCounterBytes) route.slice_parts /= 2;
+  while (route.slice_parts > 1 && route.slice_parts * counter_bytes > kRouteCounterBytes)
+    route.slice_parts /= 2;
   route.shared_bytes = route.slice_parts * counter_bytes;
   return route;
 }
@@ -90,9 +95,10 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   QuantizePlan plan;
   plan.ctas = tokens;
   if (tokens == 0) return plan;
-  // The shared expert reads hidden once a token, so that the rows alone would not do if it reads the same.
-  plan.into_rows =
-      tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) && (!q.quantizes() || vec8);
+  // The shared expert reads hidden once a token, so that the rows alone would not do if it reads
+  // the same.
+  plan.into_rows = tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) &&
+                   (!q.quantizes() || vec8);
   if (!q.quantizes()) {
     plan.kernel = QuantizeKernel::kRound;
     plan.threads = fused ? kRowThreads : plan.into_rows ? kIntoRowsThreads : row_threads(k);
@@ -110,10 +116,12 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   return plan;
 }
 
-// rows: at most; expected: if every expert had as many. As many CTAs as run at once, if they take turns.
+// rows: at most; expected: if every expert had as many. As many CTAs as run at once, if they take
+// turns.
 QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
   QuantizePlan plan;
-  if (rows == 0 || (!q.quantizes() && !q.facts.single_steps)) return plan;  // combine counts nonfinite rows
+  if (rows == 0 || (!q.quantizes() && !q.facts.single_steps))
+    return plan;  // combine counts nonfinite rows
   const auto resident = [&](int64_t ctas, int threads) {
     return std::min<int64_t>(ctas, int64_t{q.device.compute_units} * (kVec8Threads / threads));
   };
@@ -146,11 +154,12 @@ GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
   return gemm;
 }
 
-// Whether gemm2 quantizes its rows as it loads them. Each CTA reads them whole before it multiplies, some batch of reads
-// after the other; a kernel of its own takes longer than that as long as these are few. tile_rows: about, of an expert
-// that has any.
+// Whether gemm2 quantizes its rows as it loads them. Each CTA reads them whole before it
+// multiplies, some batch of reads after the other; a kernel of its own takes longer than that as
+// long as these are few. tile_rows: about, of an expert that has any.
 bool gemm2_requantizes(const Question& q, int index, int wide, int64_t k, double tile_rows) {
-  return q.config->activation_format == ActivationFormat::kFp8 && !q.facts.single_steps && q.tokens() > 0 && wide < 0 &&
+  return q.config->activation_format == ActivationFormat::kFp8 && !q.facts.single_steps &&
+         q.tokens() > 0 && wide < 0 &&
          q.gemms.configs[static_cast<size_t>(index)].fused_requantize &&
          tile_rows * static_cast<double>(k) <= kMaxRequantizedTile;
 }
@@ -164,8 +173,8 @@ GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
 }
 
 // The part's requantize and gemm2. rows, expected, tile_rows: as above.
-void plan_second_half(const Question& q, PartPlan& part, int index, int wide, int64_t k, int64_t rows, int64_t expected,
-                      double tile_rows) {
+void plan_second_half(const Question& q, PartPlan& part, int index, int wide, int64_t k,
+                      int64_t rows, int64_t expected, double tile_rows) {
   part.gemm2 = plan_gemm2(q, index, k);
   part.gemm2.wide = wide;
   if (gemm2_requantizes(q, index, wide, k, tile_rows)) {
@@ -183,9 +192,11 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
     gemm.rows = run.hidden.into_rows ? RowSource::kInRows : RowSource::kGatheredFirst;
   } else if (run.fused_route_quantize && config.fused_routing && q.assignments() <= kSmallBatch) {
     gemm.rows = RowSource::kFusedRouting;
-    gemm.early_hidden = !q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
+    gemm.early_hidden =
+        !q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
   }
-  // Between route and this kernel lies another one, which has waited for route: the gather, or quantize.
+  // Between route and this kernel lies another one, which has waited for route: the gather, or
+  // quantize.
   gemm.after_route = config.tma_rows || (!q.facts.single_steps && !run.fused_route_quantize);
   gemm.flags_nonfinite = config.tma_rows && !q.quantizes();
   return gemm;
@@ -198,7 +209,8 @@ PartPlan plan_shared(const Question& q) {
   part.gemm1 = plan_gemm(q, index, q.config->hidden_size);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) part.gemm1.rows = RowSource::kInRows;
   part.gemm1.after_route = !q.facts.single_steps;  // the routed experts' GEMMs come before it
-  plan_second_half(q, part, index, -1, inner, q.tokens(), q.tokens(), static_cast<double>(q.tokens()));
+  plan_second_half(q, part, index, -1, inner, q.tokens(), q.tokens(),
+                   static_cast<double>(q.tokens()));
   return part;
 }
 
@@ -210,7 +222,9 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
   const bool small_batch = tokens <= kSmallCombineTokens;
   combine.channels = small_batch ? kSmallCombineChannels : kLargeCombineChannels;
   combine.ctas_per_token =
-      tokens >= kLargeCombineTokens ? 1 : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
+      tokens >= kLargeCombineTokens
+          ? 1
+          : ceil_div(q.config->hidden_size, int64_t{kCombineThreads} * combine.channels);
   if (q.facts.single_steps || tokens == 0) return combine;
   combine.counts_hidden = run.fused_route_quantize;
   combine.counts_intermediate = !q.quantizes();
@@ -220,17 +234,20 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
     rows += combine.reads_flags ? ceil_div(q.assignments(), 32) : q.assignments();
     if (q.has_shared()) rows += tokens;
   }
-  combine.counting_ctas = ceil_div(rows, combine.ctas_per_token * (small_batch ? 1 : kCombineThreads / 32));
+  combine.counting_ctas =
+      ceil_div(rows, combine.ctas_per_token * (small_batch ? 1 : kCombineThreads / 32));
   return combine;
 }
 
-// Of the largest configuration up to these, so that it grows with tokens; 0 if nothing is cut along K.
+// Of the largest configuration up to these, so that it grows with tokens; 0 if nothing is cut along
+// K.
 int64_t partial_bytes(const Question& q, int last) {
-  const int64_t longest_k =
-      std::max({q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});
+  const int64_t longest_k = std::max(
+      {q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});
   if (!q.gemms.splits_k(q.config, longest_k)) return 0;
   int64_t largest = 0;
-  for (int i = 0; i <= last; ++i) largest = std::max(largest, q.gemms.configs[static_cast<size_t>(i)].partial_bytes);
+  for (int i = 0; i <= last; ++i)
+    largest = std::max(largest, q.gemms.configs[static_cast<size_t>(i)].partial_bytes);
   return largest;
 }
 
@@ -241,10 +258,10 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const Question q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
-  // One warp that routes a small batch lists one kind of tiles, wide ones are sorted, and kernels that hold two
-  // configurations are compiled for activations with a gate alone.
-  const bool may_be_wide =
-      q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts && has_gate(config->activation);
+  // One warp that routes a small batch lists one kind of tiles, wide ones are sorted, and kernels
+  // that hold two configurations are compiled for activations with a gate alone.
+  const bool may_be_wide = q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts &&
+                           has_gate(config->activation);
   const int wide = may_be_wide ? gemm.wide : -1;
   RunPlan run;
   run.tokens = facts.tokens;
@@ -252,16 +269,19 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
   // What is weighed is there only after route, which knows the tokens that have a row.
-  run.fused_route_quantize =
-      !facts.single_steps && facts.tokens > 0 && q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
+  run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 &&
+                             q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
   run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
   // The weighed array is the workspace's, which is aligned.
-  run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize, gemm.tma_rows);
-  if (run.weighs_hidden && q.has_shared()) run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
+  run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize,
+                           gemm.tma_rows);
+  if (run.weighs_hidden && q.has_shared())
+    run.shared_hidden = plan_hidden(q, facts.hidden_aligned, false, false);
   run.routed.gemm1 = plan_routed_gemm1(q, index, run);
   run.selects = facts.selects;
   run.routed.gemm1.wide = wide;
-  const double rows_beside = static_cast<double>(q.assignments()) / static_cast<double>(config->num_experts);
+  const double rows_beside =
+      static_cast<double>(q.assignments()) / static_cast<double>(config->num_experts);
   plan_second_half(q, run.routed, index, wide, config->intermediate_size, q.assignments(),
                    q.assignments() * range.count / config->num_experts, 1 + rows_beside);
   int last = std::max(index, wide);
@@ -286,7 +306,8 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const Question q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
-  run.shared.gemm2.after_route = false;  // a linear has no route: what stands for it comes just before this kernel
+  run.shared.gemm2.after_route =
+      false;  // a linear has no route: what stands for it comes just before this kernel
   run.route.cleared_counters = static_cast<int32_t>(gemms.max_ctas);
   run.partial_bytes = partial_bytes(q, index);
   return run;
@@ -331,7 +352,8 @@ std::string text_of(const QuantizePlan& plan, ActivationFormat format) {
 }
 std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
   std::string text = gemms.configs[static_cast<size_t>(plan.config)].name;
-  if (plan.wide >= 0) text += std::string(" or ") + gemms.configs[static_cast<size_t>(plan.wide)].name;
+  if (plan.wide >= 0)
+    text += std::string(" or ") + gemms.configs[static_cast<size_t>(plan.wide)].name;
   if (gemm1 || plan.rows == RowSource::kInRows) text += std::string(", ") + name_of(plan.rows);
   if (plan.split_k) text += ", split-K";
   return text;
@@ -339,9 +361,11 @@ std::string text_of(const GemmTable& gemms, const GemmPlan& plan, bool gemm1) {
 
 }  // namespace
 
-std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, const RunPlan& plan) {
+std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
+                               const RunPlan& plan) {
   const ActivationFormat format = config->activation_format;
-  std::string route = std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
+  std::string route =
+      std::string(name_of(plan.route.kernel)) + ", tiles of " + std::to_string(plan.route.tile_n);
   if (plan.route.even_tiles) route += ", rows shared evenly";
   if (plan.route.widest_first) route += ", widest first";
   if (plan.route.wide_tile_n > 0)
@@ -363,7 +387,8 @@ std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config, 
   };
   add_part(plan.routed, "");
   if (config->shared_intermediate_size > 0) add_part(plan.shared, "_shared");
-  std::string combine = "fp32_fma_in_order, " + std::to_string(plan.combine.ctas_per_token) + " CTAs a token";
+  std::string combine =
+      "fp32_fma_in_order, " + std::to_string(plan.combine.ctas_per_token) + " CTAs a token";
   if (plan.combine.counting_ctas > 0) combine += ", counts what no step has";
   steps.push_back({"combine", combine});
   return steps;

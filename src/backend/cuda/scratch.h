@@ -1,5 +1,6 @@
-// What the CUDA backends keep beside the layer's arrays: the operands of the tensor cores, and the list of tiles, which
-// route builds on the device because the host does not know how many rows an expert has.
+// What the CUDA backends keep beside the layer's arrays: the operands of the tensor cores, and the
+// list of tiles, which route builds on the device because the host does not know how many rows an
+// expert has.
 #pragma once
 
 #include <algorithm>
@@ -27,17 +28,18 @@ struct RowCounts {
 
 struct Scratch {
   // nvfp4 and fp8 only: rows of operand_row_bytes.
-  std::byte* hidden_operand = nullptr;         // (T, H)
-  std::byte* shared_hidden_operand = nullptr;  // (T, H) of the shared expert's hidden: its own on_input
-  std::byte* routed_operand = nullptr;         // (R, I) of the intermediate
-  std::byte* shared_operand = nullptr;         // (T, Is)
-  RowTile* tiles = nullptr;                    // (tile_bound)
-  int32_t* tile_count = nullptr;               // (1)
-  int32_t* lists_wide = nullptr;               // (1) whether tiles are the wide configuration's
-  int32_t* slice_counts = nullptr;             // (slices, E) rows of each expert: before the slice and in it
-  uint32_t* slice_bad_ids = nullptr;           // (slices)
-  RowCounts* token_counts = nullptr;           // (T) of a batch that one CTA routes
-  uint64_t* discarded_count = nullptr;         // (1) that nobody reads: of what another kernel counts
+  std::byte* hidden_operand = nullptr;  // (T, H)
+  std::byte* shared_hidden_operand =
+      nullptr;                          // (T, H) of the shared expert's hidden: its own on_input
+  std::byte* routed_operand = nullptr;  // (R, I) of the intermediate
+  std::byte* shared_operand = nullptr;  // (T, Is)
+  RowTile* tiles = nullptr;             // (tile_bound)
+  int32_t* tile_count = nullptr;        // (1)
+  int32_t* lists_wide = nullptr;        // (1) whether tiles are the wide configuration's
+  int32_t* slice_counts = nullptr;    // (slices, E) rows of each expert: before the slice and in it
+  uint32_t* slice_bad_ids = nullptr;  // (slices)
+  RowCounts* token_counts = nullptr;  // (T) of a batch that one CTA routes
+  uint64_t* discarded_count = nullptr;  // (1) that nobody reads: of what another kernel counts
 
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
     const int64_t tokens = plan.tokens, rows = tokens * config->top_k;
@@ -47,7 +49,8 @@ struct Scratch {
         return arena.take<std::byte>("cuda.", name, count * operand_row_bytes(plan.operand, k));
       };
       hidden_operand = take("hidden_operand", tokens, config->hidden_size);
-      shared_hidden_operand = two_hiddens ? take("shared_hidden_operand", tokens, config->hidden_size) : hidden_operand;
+      shared_hidden_operand =
+          two_hiddens ? take("shared_hidden_operand", tokens, config->hidden_size) : hidden_operand;
       routed_operand = take("routed_operand", rows, config->intermediate_size);
       shared_operand = take("shared_operand", tokens, config->shared_intermediate_size);
     }
@@ -57,19 +60,22 @@ struct Scratch {
     const int64_t slices = ceil_div(rows, kRouteSlice);
     slice_counts = arena.take<int32_t>("cuda.", "slice_counts", slices * range.count);
     slice_bad_ids = arena.take<uint32_t>("cuda.", "slice_bad_ids", slices);
-    token_counts = arena.take<RowCounts>("cuda.", "token_counts", std::min(tokens, kOneCtaAssignments));
+    token_counts =
+        arena.take<RowCounts>("cuda.", "token_counts", std::min(tokens, kOneCtaAssignments));
     if (two_hiddens) discarded_count = arena.take<uint64_t>("cuda.", "discarded_count", 1);
   }
   // The scratch of a step: its arrays lie behind the layer's.
   explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
 
  private:
-  Scratch(const StepContext& step, Arena arena) : Scratch(step.weights.config, step.weights.range, *step.plan, arena) {}
+  Scratch(const StepContext& step, Arena arena)
+      : Scratch(step.weights.config, step.weights.range, *step.plan, arena) {}
 };
 
 // Operand of gemm1, (T, H) in rows of the plan's format.
 inline const std::byte* hidden_rows(const StepContext& step, const PartBuffers& part) {
-  if (!quantizes(step.weights.config->activation_format)) return reinterpret_cast<const std::byte*>(part.hidden.bf16);
+  if (!quantizes(step.weights.config->activation_format))
+    return reinterpret_cast<const std::byte*>(part.hidden.bf16);
   const Scratch scratch(step);
   return &part == &step.buffers.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
 }
@@ -81,6 +87,8 @@ inline const std::byte* intermediate_rows(const StepContext& step, const PartBuf
   const Scratch scratch(step);
   return &part == &step.buffers.shared ? scratch.shared_operand : scratch.routed_operand;
 }
-inline const uint16_t* bf16_rows(const std::byte* operand) { return reinterpret_cast<const uint16_t*>(operand); }
+inline const uint16_t* bf16_rows(const std::byte* operand) {
+  return reinterpret_cast<const uint16_t*>(operand);
+}
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,4 +1,5 @@
-// The reference backend: the definition of the layer on a host. Supports everything legal, chosen last.
+// The reference backend: the definition of the layer on a host. Supports everything legal, chosen
+// last.
 #include "backend/backend.h"
 
 #include "backend/layer_steps.h"
@@ -16,12 +17,13 @@ constexpr LayerSteps kSteps = {succeed<route>,
                                succeed<combine>};
 
 Status supports(const MoeConfig&, const DeviceFacts& device) {
-  if (device.kind != DeviceKind::kCpu) return unsupported("reference: expected host memory, got a " + device.name);
+  if (device.kind != DeviceKind::kCpu)
+    return unsupported("reference: expected host memory, got a " + device.name);
   return {};
 }
 
-Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales, const Limits& limits,
-                  const DeviceFacts& device) {
+Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const LayerScales& scales,
+                  const Limits& limits, const DeviceFacts& device) {
   NVFP4_MOE_TRY(check_layer_limits(config, range, limits));
   NVFP4_MOE_TRY(resolve_activation_scales(config, scales).status());
   const bool bf16 = config->activation_format == ActivationFormat::kBf16;
@@ -40,12 +42,14 @@ Result<Plan> plan(const MoeConfig& config, const ExpertRange& range, const Layer
                 {"gemm2", dots},
                 {"combine", "fp32 fma, increasing k"}};
   plan.device = device;
-  plan.workspace = WorkspaceLayout::of([&](Arena& arena) { layer_buffers(config, range, limits.max_tokens, arena); },
-                                       limits.guard_bytes);
+  plan.workspace = WorkspaceLayout::of(
+      [&](Arena& arena) { layer_buffers(config, range, limits.max_tokens, arena); },
+      limits.guard_bytes);
   return plan;
 }
 
-size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan, int64_t tokens) {
+size_t workspace_bytes(const MoeConfig& config, const ExpertRange& range, const Plan& plan,
+                       int64_t tokens) {
   Arena arena(nullptr, plan.limits.guard_bytes);
   layer_buffers(config, range, tokens, arena);
   return arena.size_bytes();

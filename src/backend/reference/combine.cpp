@@ -1,8 +1,9 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
-// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
-// before_down and on_input, if the row has the weight in it. Then the shared expert's row, then one rounding to out's
-// type. A token without any row gives zeros. Counted: router weights of rows that are not finite, and elements of out.
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a
+// row; acc + row under before_down and on_input, if the row has the weight in it. Then the shared
+// expert's row, then one rounding to out's type. A token without any row gives zeros. Counted:
+// router weights of rows that are not finite, and elements of out.
 #include <cmath>
 #include <functional>
 
@@ -25,19 +26,23 @@ void combine(const StepContext& step) {
     for (int64_t k = 0; k < top_k; ++k) {
       const int64_t assignment = token * top_k + k, row = buffers.row_of_assignment[assignment];
       if (row < 0) continue;
-      const auto value = static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
+      const auto value =
+          static_cast<float>(load(buffers.routed.rows_out, row_dtype, row * hidden + channel));
       acc = weigh ? std::fma(batch.topk_weights[assignment], value, acc) : acc + value;
     }
     if (buffers.shared.experts > 0) {
-      const auto value = static_cast<float>(load(buffers.shared.rows_out, row_dtype, token * hidden + channel));
-      acc = batch.shared_weights != nullptr ? std::fma(batch.shared_weights[token], value, acc) : acc + value;
+      const auto value =
+          static_cast<float>(load(buffers.shared.rows_out, row_dtype, token * hidden + channel));
+      acc = batch.shared_weights != nullptr ? std::fma(batch.shared_weights[token], value, acc)
+                                            : acc + value;
     }
     return acc;
   };
   auto nonfinite_weights = [&](int64_t token) {
     uint64_t count = 0;
     for (int64_t assignment = token * top_k; assignment < (token + 1) * top_k; ++assignment)
-      count += buffers.row_of_assignment[assignment] >= 0 && !std::isfinite(batch.topk_weights[assignment]);
+      count += buffers.row_of_assignment[assignment] >= 0 &&
+               !std::isfinite(batch.topk_weights[assignment]);
     if (buffers.shared.experts > 0 && batch.shared_weights != nullptr)
       count += !std::isfinite(batch.shared_weights[token]);
     return count;

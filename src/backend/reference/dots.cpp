@@ -10,8 +10,8 @@ namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
-constexpr int kKBlock =
-    256;  // K elements decoded at a time: 16 KiB of int16, so that weights and accumulators stay in L1
+constexpr int kKBlock = 256;  // K elements decoded at a time: 16 KiB of int16, so that weights and
+                              // accumulators stay in L1
 constexpr int kDoubleKBlock = 64;
 
 // GCC and clang lower these to what the target has; element-wise arithmetic is all that is used.
@@ -38,8 +38,8 @@ struct IntegerKBlock {
   }
 };
 
-// The same as doubles: the value e2m1 * e4m3, which a double holds exactly, or the E4M3 weight of fp8 in multiples of
-// 2^-9.
+// The same as doubles: the value e2m1 * e4m3, which a double holds exactly, or the E4M3 weight of
+// fp8 in multiples of 2^-9.
 struct DoubleKBlock {
   alignas(64) double values[kDoubleKBlock][kTileN];  // (k, n)
 
@@ -68,23 +68,26 @@ struct DoubleKBlock {
   }
 };
 
-// sum[j] += the values of outputs n + j times x(k), in increasing k. By pointer: how such a vector is passed or returned
-// depends on the instruction set.
+// sum[j] += the values of outputs n + j times x(k), in increasing k. By pointer: how such a vector
+// is passed or returned depends on the instruction set.
 template <class Element>
-void add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x, DoubleLanes* sum) {
+void add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x,
+                  DoubleLanes* sum) {
   DoubleLanes lanes = *sum;
-  for (int k = 0; k < k_count; ++k) lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * x(k);
+  for (int k = 0; k < k_count; ++k)
+    lanes += *reinterpret_cast<const DoubleLanes*>(&k_block.values[k][n]) * x(k);
   *sum = lanes;
 }
 
 }  // namespace
 
-void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
-          Tile<int64_t>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
+          const Nvfp4View& weight, int64_t n0, Tile<int64_t>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   IntegerKBlock k_block;
-  if (n_count < kTileN) std::memset(&k_block, 0, sizeof(k_block));  // the lanes beyond the last weight row
+  if (n_count < kTileN)
+    std::memset(&k_block, 0, sizeof(k_block));  // the lanes beyond the last weight row
   for (int64_t k0 = 0; k0 < weight.cols; k0 += kKBlock) {
     const int k_count = static_cast<int>(std::min<int64_t>(kKBlock, weight.cols - k0));
     k_block.decode(weight, n0, n_count, k0, k_count);
@@ -99,14 +102,15 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
           block += k_block.codes[b * kBlock + 2 * i + 1] * kE2m1Doubled[byte >> 4];
         }
         const int64_t scale = kE4m3Times512[scale_bytes[b] & 127];
-        for (int n = 0; n < kTileN; ++n) tile.sum[m][n] += scale * (block[n] * k_block.scales[b][n]);
+        for (int n = 0; n < kTileN; ++n)
+          tile.sum[m][n] += scale * (block[n] * k_block.scales[b][n]);
       }
     }
   }
 }
 
-void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
-          Tile<WideSum>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
+          const Nvfp4View& weight, int64_t n0, Tile<WideSum>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   IntegerKBlock k_block;
@@ -123,14 +127,15 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
           block += k_block.codes[b * kBlock + i] * static_cast<int16_t>(codes[b * kBlock + i]);
         const BlockFactor scale(scales[b]);
         for (int n = 0; n < kTileN; ++n)
-          tile.sum[m][n].bucket[scale.bucket] += Int128{int64_t{block[n]} * k_block.scales[b][n]} * scale.factor;
+          tile.sum[m][n].bucket[scale.bucket] +=
+              Int128{int64_t{block[n]} * k_block.scales[b][n]} * scale.factor;
       }
     }
   }
 }
 
-void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Nvfp4View& weight, int64_t n0,
-          Tile<double>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
+          const Nvfp4View& weight, int64_t n0, Tile<double>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   DoubleKBlock k_block;
@@ -148,8 +153,8 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
   }
 }
 
-void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count, const Matrix& weight, int64_t n0,
-          Tile<Fp8Sum>& tile) {
+void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
+          const Matrix& weight, int64_t n0, Tile<Fp8Sum>& tile) {
   const int n_count = static_cast<int>(std::min<int64_t>(kTileN, weight.rows - n0));
   std::memset(&tile, 0, sizeof(tile));
   DoubleKBlock k_block;
@@ -160,12 +165,14 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
     for (int m = 0; m < row_count; ++m) {
       const uint8_t* codes = activations.fp8 + rows[m] * weight.cols + k0;
       double x[kDoubleKBlock];  // in multiples of 2^-9
-      for (int k = 0; k < k_count; ++k) x[k] = (codes[k] < 128 ? 1 : -1) * kE4m3Times512[codes[k] & 127];
+      for (int k = 0; k < k_count; ++k)
+        x[k] = (codes[k] < 128 ? 1 : -1) * kE4m3Times512[codes[k] & 127];
       for (int n = 0; n < kTileN; n += kDoubleLanes) {
         DoubleLanes lanes{};  // below 2^42, integers: exact
         add_products(
             k_block, n, k_count, [&x](int k) { return x[k]; }, &lanes);
-        for (int j = 0; j < kDoubleLanes; ++j) tile.sum[m][n + j].value += static_cast<int64_t>(lanes[j]);
+        for (int j = 0; j < kDoubleLanes; ++j)
+          tile.sum[m][n + j].value += static_cast<int64_t>(lanes[j]);
       }
     }
   }

@@ -1,5 +1,5 @@
-// From an accumulator to a rounded GEMM element, by activation format. What differs between the formats is here and in
-// the dots; the steps are written once for all.
+// From an accumulator to a rounded GEMM element, by activation format. What differs between the
+// formats is here and in the dots; the steps are written once for all.
 //
 //   nvfp4       int64     exact; alpha = row scale * tensor scale
 //   int8_block  WideSum   exact; alpha = tensor scale
@@ -15,20 +15,21 @@
 
 namespace nvfp4_moe::internal::reference {
 
-inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot, const Matrix& weight,
-                       const FloatFormat& format) {
+inline double epilogue(const ActivationBuffers& activations, int64_t row, int64_t dot,
+                       const Matrix& weight, const FloatFormat& format) {
   return scale_exact(dot, alpha_of(activations.row_scale[row], weight.tensor_scale), format);
 }
 inline double epilogue(const ActivationBuffers&, int64_t, const WideSum& dot, const Matrix& weight,
                        const FloatFormat& format) {
   return scale_exact(dot, weight.tensor_scale, format);
 }
-inline double epilogue(const ActivationBuffers& activations, int64_t row, const Fp8Sum& dot, const Matrix& weight,
-                       const FloatFormat& format) {
+inline double epilogue(const ActivationBuffers& activations, int64_t row, const Fp8Sum& dot,
+                       const Matrix& weight, const FloatFormat& format) {
   const float alpha = alpha_of(activations.row_scale[row], weight.tensor_scale, weight.fp8_shift);
   return scale_exact(dot.value, alpha, format, kFp8AccumulatorExponent);
 }
-inline double epilogue(const ActivationBuffers&, int64_t, double dot, const Matrix& weight, const FloatFormat& format) {
+inline double epilogue(const ActivationBuffers&, int64_t, double dot, const Matrix& weight,
+                       const FloatFormat& format) {
   return round_to(format, dot * weight.tensor_scale);
 }
 

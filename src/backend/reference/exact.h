@@ -1,8 +1,8 @@
 // One rounding of an exact GEMM accumulator.
 //
-// A W4A4 dot product is an integer multiple of 2^-20: each 16-block gives sum (2w)(2a), at most 2304, times two scales
-// in multiples of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of 24 bits, it fits 128 bits: so the product is
-// exact and what follows is the only rounding.
+// A W4A4 dot product is an integer multiple of 2^-20: each 16-block gives sum (2w)(2a), at most
+// 2304, times two scales in multiples of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of
+// 24 bits, it fits 128 bits: so the product is exact and what follows is the only rounding.
 #pragma once
 
 #include <bit>
@@ -43,8 +43,9 @@ inline double round_exact(Int128 value, int exponent, const FloatFormat& format)
     exponent = quantum;
   }
   const double rounded = std::ldexp(static_cast<double>(magnitude), exponent);
-  return sign *
-         (rounded >= std::ldexp(1.0, format.max_exponent + 1) ? std::numeric_limits<double>::infinity() : rounded);
+  return sign * (rounded >= std::ldexp(1.0, format.max_exponent + 1)
+                     ? std::numeric_limits<double>::infinity()
+                     : rounded);
 }
 
 // accumulator * 2^accumulator_exponent * alpha, rounded once.
@@ -52,12 +53,14 @@ inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& f
                           int accumulator_exponent = kAccumulatorExponent) {
   if (!std::isfinite(alpha)) return static_cast<double>(accumulator) * alpha;
   int exponent = 0;
-  const auto significand = static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));  // 24 bits: exact
-  return round_exact(Int128{accumulator} * significand, accumulator_exponent + exponent - 24, format);
+  const auto significand =
+      static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));  // 24 bits: exact
+  return round_exact(Int128{accumulator} * significand, accumulator_exponent + exponent - 24,
+                     format);
 }
 
-// The factor of an accumulator: computed in double, which holds the product of two floats, and of a power of two,
-// exactly, and rounded once.
+// The factor of an accumulator: computed in double, which holds the product of two floats, and of a
+// power of two, exactly, and rounded once.
 inline float alpha_of(float row_scale, float tensor_scale, int shift = 0) {
   return static_cast<float>(std::ldexp(double{row_scale} * double{tensor_scale}, shift));
 }

@@ -1,7 +1,8 @@
-// The number formats of the contract, by definition: a value is rounded to the nearest entry of a sorted table, or to
-// the nearest multiple of its binade's quantum, ties to even.
+// The number formats of the contract, by definition: a value is rounded to the nearest entry of a
+// sorted table, or to the nearest multiple of its binade's quantum, ties to even.
 //
-// The reference shares no table and no rounding with core: a mistake made there must show here. Nothing is fast.
+// The reference shares no table and no rounding with core: a mistake made there must show here.
+// Nothing is fast.
 #pragma once
 
 #include <array>
@@ -19,7 +20,8 @@ namespace nvfp4_moe::internal::reference {
 inline constexpr std::array<double, 8> kE2m1Magnitudes = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
 
 // Twice the value: an integer.
-inline constexpr std::array<int16_t, 16> kE2m1Doubled = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+inline constexpr std::array<int16_t, 16> kE2m1Doubled = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                         0, -1, -2, -3, -4, -6, -8, -12};
 
 // ---- E4M3, the non-negative half: 0x7F is NaN, the others ascend
 
@@ -34,15 +36,19 @@ inline constexpr auto kE4m3Magnitudes = [] {
   for (int byte = 0; byte < 127; ++byte) table[static_cast<size_t>(byte)] = e4m3_magnitude(byte);
   return table;
 }();
-// 512 times the value: an integer. The NaN byte is refused when weights are packed and never produced.
+// 512 times the value: an integer. The NaN byte is refused when weights are packed and never
+// produced.
 inline constexpr auto kE4m3Times512 = [] {
   std::array<int32_t, 128> table{};
-  for (size_t byte = 0; byte < 127; ++byte) table[byte] = static_cast<int32_t>(kE4m3Magnitudes[byte] * 512);
+  for (size_t byte = 0; byte < 127; ++byte)
+    table[byte] = static_cast<int32_t>(kE4m3Magnitudes[byte] * 512);
   return table;
 }();
-static_assert(kE4m3Magnitudes[126] == 448 && kE4m3Magnitudes[1] * 512 == 1 && kE4m3Magnitudes[0x38] == 1);
+static_assert(kE4m3Magnitudes[126] == 448 && kE4m3Magnitudes[1] * 512 == 1 &&
+              kE4m3Magnitudes[0x38] == 1);
 
-// Index of the entry nearest to magnitude >= 0; a tie goes to the even index, beyond the end is the end.
+// Index of the entry nearest to magnitude >= 0; a tie goes to the even index, beyond the end is the
+// end.
 template <size_t kCount>
 constexpr uint8_t nearest(const std::array<double, kCount>& table, double magnitude) {
   size_t low = 0, high = kCount - 1;
@@ -51,7 +57,8 @@ constexpr uint8_t nearest(const std::array<double, kCount>& table, double magnit
     const size_t middle = (low + high) / 2;
     (table[middle] <= magnitude ? low : high) = middle;
   }
-  const double midpoint = (table[low] + table[high]) / 2;  // exact: neighbours differ by one quantum
+  const double midpoint =
+      (table[low] + table[high]) / 2;  // exact: neighbours differ by one quantum
   const bool up = magnitude > midpoint || (magnitude == midpoint && low % 2 == 1);
   return static_cast<uint8_t>(up ? high : low);
 }
@@ -59,7 +66,8 @@ constexpr uint8_t nearest(const std::array<double, kCount>& table, double magnit
 // NaN gives +6, as the hardware's conversion does; the sign of zero is kept.
 inline uint8_t round_to_e2m1(double value) {
   if (std::isnan(value)) return 7;
-  return static_cast<uint8_t>(nearest(kE2m1Magnitudes, std::fabs(value)) | (std::signbit(value) ? 8 : 0));
+  return static_cast<uint8_t>(nearest(kE2m1Magnitudes, std::fabs(value)) |
+                              (std::signbit(value) ? 8 : 0));
 }
 // For block scales, which are never negative.
 inline uint8_t round_to_e4m3(double value) { return nearest(kE4m3Magnitudes, value); }
@@ -103,9 +111,11 @@ inline uint32_t bits_of(const FloatFormat& format, double value) {
   if (std::isinf(value)) return sign | infinity;
   if (value == 0) return sign;
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
-  const auto significand = static_cast<uint32_t>(std::ldexp(std::fabs(value), fraction_bits - exponent));
+  const auto significand =
+      static_cast<uint32_t>(std::ldexp(std::fabs(value), fraction_bits - exponent));
   // A normal's hidden bit adds the one that a subnormal's exponent field lacks.
-  return sign | ((static_cast<uint32_t>(exponent - format.min_exponent) << fraction_bits) + significand);
+  return sign |
+         ((static_cast<uint32_t>(exponent - format.min_exponent) << fraction_bits) + significand);
 }
 
 inline double value_of(const FloatFormat& format, uint32_t bits) {
@@ -114,15 +124,19 @@ inline double value_of(const FloatFormat& format, uint32_t bits) {
   const uint32_t field = bits << 1 << (32 - format.bits) >> (33 - format.bits) >> fraction_bits;
   const double sign = bits >> (format.bits - 1) & 1u ? -1.0 : 1.0;
   if (field == static_cast<uint32_t>(format.max_exponent - format.min_exponent + 2))
-    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * std::numeric_limits<double>::infinity();
+    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
+                         : sign * std::numeric_limits<double>::infinity();
   if (field == 0) return sign * std::ldexp(fraction, format.min_exponent - fraction_bits);
-  return sign *
-         std::ldexp(fraction | 1u << fraction_bits, static_cast<int>(field) - 1 + format.min_exponent - fraction_bits);
+  return sign * std::ldexp(fraction | 1u << fraction_bits,
+                           static_cast<int>(field) - 1 + format.min_exponent - fraction_bits);
 }
 
-// bf16 is the upper half of an fp32: the one conversion that is read often enough to deserve its shortcut.
+// bf16 is the upper half of an fp32: the one conversion that is read often enough to deserve its
+// shortcut.
 inline float bf16_value(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-inline uint16_t round_to_bf16(double value) { return static_cast<uint16_t>(bits_of(kBf16, round_to(kBf16, value))); }
+inline uint16_t round_to_bf16(double value) {
+  return static_cast<uint16_t>(bits_of(kBf16, round_to(kBf16, value)));
+}
 
 // Element i of an array of activations; exact.
 inline double load(const void* data, DType dtype, int64_t i) {

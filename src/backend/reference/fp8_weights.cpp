@@ -20,8 +20,10 @@ Fp8WeightTable make_table(int shift) {
   for (size_t byte = 0; byte < table.size(); ++byte)
     for (size_t code = 0; code < 16; ++code) {
       const double multiple = unrounded(byte, code, shift);
-      // 6 * 448 * 2^15 and its like lie beyond the end of the format; no matrix of this shift has such a block scale.
-      table[byte][code] = std::copysign(kE4m3Times512[round_to_e4m3(std::fabs(multiple) / 512)], multiple);
+      // 6 * 448 * 2^15 and its like lie beyond the end of the format; no matrix of this shift has
+      // such a block scale.
+      table[byte][code] =
+          std::copysign(kE4m3Times512[round_to_e4m3(std::fabs(multiple) / 512)], multiple);
     }
   return table;
 }
@@ -45,7 +47,8 @@ Fp8Weights define_fp8_weights(const Nvfp4View& matrix) {
   Fp8Weights weights;
   // The least shift that will do: from one that cannot, upwards; a matrix of zeros has 0.
   if (largest > 0)
-    for (weights.shift = kFp8LeastShift; std::ldexp(6 * largest, -weights.shift) > 448;) ++weights.shift;
+    for (weights.shift = kFp8LeastShift; std::ldexp(6 * largest, -weights.shift) > 448;)
+      ++weights.shift;
   const Fp8WeightTable& table = fp8_weight_table(weights.shift);
   for (int64_t r = 0; r < matrix.rows; ++r)
     for (int64_t k = 0; k < matrix.cols; ++k) {

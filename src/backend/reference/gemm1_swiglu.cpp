@@ -1,8 +1,9 @@
 // gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I). relu2 has no gate.
 //
-// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value (nvfp4, int8_block, fp8), or
-// of the double sum times the tensor scale (bf16). Biases are added to them in fp32. The activation function, the router weight under before_down, and then
-// the one rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
+// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value
+// (nvfp4, int8_block, fp8), or of the double sum times the tensor scale (bf16). Biases are added to
+// them in fp32. The activation function, the router weight under before_down, and then the one
+// rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
 #include <cmath>
 #include <functional>
 
@@ -41,8 +42,10 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const ExpertMatrices weights = expert_matrices(step, part, expert);
   const ExpertBiases biases = expert_biases(step, part, expert);
   const bool gated = has_gate(config->activation);
-  const bool weigh = config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
-  const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
+  const bool weigh =
+      config->router_weight == RouterWeight::kBeforeDown && part.assignment_of_row != nullptr;
+  const int64_t end = part.row_offsets[expert + 1],
+                n_end = std::min<int64_t>(n0 + kTileN, part.intermediate_size);
 
   constexpr int kRows = Tile<Accumulator>::kRows;
   for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kRows) {
@@ -57,8 +60,11 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
       uint16_t* out = part.intermediate.bf16 + (row0 + m) * part.intermediate_size;
       for (int64_t n = n0; n < n_end; ++n) {
         const double g =
-            gated ? add_bias(epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32), biases.gate, n) : 0;
-        const double u = add_bias(epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up, kFp32), biases.up, n);
+            gated ? add_bias(epilogue(hidden, tokens[m], gate.sum[m][n - n0], weights.gate, kFp32),
+                             biases.gate, n)
+                  : 0;
+        const double u = add_bias(epilogue(hidden, tokens[m], up.sum[m][n - n0], weights.up, kFp32),
+                                  biases.up, n);
         const bool bad = hidden.nonfinite[tokens[m]] != 0;
         out[n] = round_to_bf16(bad ? std::nan("") : activate(config, g, u) * weight);
       }
@@ -73,8 +79,9 @@ void gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      with_accumulator(step.weights.config->activation_format,
-                       [&]<class Accumulator>() { expert_tile<Accumulator>(step, part, expert, n0); });
+      with_accumulator(step.weights.config->activation_format, [&]<class Accumulator>() {
+        expert_tile<Accumulator>(step, part, expert, n0);
+      });
     }
   };
   step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));

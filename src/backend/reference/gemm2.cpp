@@ -1,8 +1,8 @@
 // gemm2: part.intermediate (R, I), down (H, I) -> part.rows_out (R, H) in row_format.
 //
-// One rounding of the exact value alpha * dot (nvfp4, int8_block, fp8), or of the double sum times the tensor scale (bf16),
-// straight to bf16 or fp32. With biases: to fp32, the bias added in fp32, and that rounded to row_format. A nonfinite row
-// is NaN.
+// One rounding of the exact value alpha * dot (nvfp4, int8_block, fp8), or of the double sum times
+// the tensor scale (bf16), straight to bf16 or fp32. With biases: to fp32, the bias added in fp32,
+// and that rounded to row_format. A nonfinite row is NaN.
 #include <cmath>
 #include <functional>
 
@@ -21,7 +21,8 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
   const Matrix down = expert_matrices(step, part, expert).down;
   const float* bias = expert_biases(step, part, expert).down;
   const FloatFormat& format = bias == nullptr ? format_of(row_dtype) : kFp32;
-  const int64_t end = part.row_offsets[expert + 1], n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
+  const int64_t end = part.row_offsets[expert + 1],
+                n_end = std::min<int64_t>(n0 + kTileN, config->hidden_size);
 
   constexpr int kRows = Tile<Accumulator>::kRows;
   for (int64_t row0 = part.row_offsets[expert]; row0 < end; row0 += kRows) {
@@ -35,7 +36,8 @@ void expert_tile(const StepContext& step, const PartBuffers& part, int64_t exper
         const double value =
             intermediate.nonfinite[rows[m]] != 0
                 ? std::nan("")
-                : add_bias(epilogue(intermediate, rows[m], tile.sum[m][n - n0], down, format), bias, n);
+                : add_bias(epilogue(intermediate, rows[m], tile.sum[m][n - n0], down, format), bias,
+                           n);
         store(part.rows_out, row_dtype, rows[m] * config->hidden_size + n, value);
       }
     }
@@ -49,8 +51,9 @@ void gemm2(const StepContext& step, const PartBuffers& part) {
   auto body = [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t expert = item / tiles, n0 = item % tiles * kTileN;
-      with_accumulator(step.weights.config->activation_format,
-                       [&]<class Accumulator>() { expert_tile<Accumulator>(step, part, expert, n0); });
+      with_accumulator(step.weights.config->activation_format, [&]<class Accumulator>() {
+        expert_tile<Accumulator>(step, part, expert, n0);
+      });
     }
   };
   step.executor.parallel_for(part.experts * tiles, 1, std::ref(body));

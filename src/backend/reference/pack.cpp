@@ -1,8 +1,8 @@
 // pack: the checkpoint's layout verbatim, row strides removed.
 //
-// Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up scales, down codes,
-// down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block scales (rows, cols/16). Without a gate it begins
-// with up. Biases behind them all.
+// Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up
+// scales, down codes, down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block
+// scales (rows, cols/16). Without a gate it begins with up. Biases behind them all.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -17,7 +17,8 @@ namespace {
 size_t matrix_bytes(int64_t rows, int64_t cols) { return linear_bytes(rows, cols); }
 
 int64_t intermediate_of(const MoeConfig& config, int64_t local_expert) {
-  return local_expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+  return local_expert == kSharedExpert ? config->shared_intermediate_size
+                                       : config->intermediate_size;
 }
 
 size_t expert_bytes(const MoeConfig& config, int64_t intermediate_size) {
@@ -41,8 +42,10 @@ void copy_matrix(const Nvfp4View& source, const Nvfp4View& packed) {
   auto* codes = const_cast<uint8_t*>(packed.codes);  // packed points into our own writable bytes
   auto* scales = const_cast<uint8_t*>(packed.block_scales);
   for (int64_t r = 0; r < source.rows; ++r) {
-    std::memcpy(codes + r * packed.codes_stride, source.row_codes(r), static_cast<size_t>(packed.codes_stride));
-    std::memcpy(scales + r * packed.scales_stride, source.row_scales(r), static_cast<size_t>(packed.scales_stride));
+    std::memcpy(codes + r * packed.codes_stride, source.row_codes(r),
+                static_cast<size_t>(packed.codes_stride));
+    std::memcpy(scales + r * packed.scales_stride, source.row_scales(r),
+                static_cast<size_t>(packed.scales_stride));
   }
 }
 
@@ -61,18 +64,21 @@ size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
 
 size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
   size_t total = 0;
-  if (__builtin_add_overflow(matrices_bytes(config, range), packed_biases_bytes(config, range), &total))
+  if (__builtin_add_overflow(matrices_bytes(config, range), packed_biases_bytes(config, range),
+                             &total))
     return std::numeric_limits<size_t>::max();
   return total;
 }
 
 ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert) {
   if (part.assignment_of_row == nullptr) return {};
-  return packed_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range), expert);
+  return packed_biases(step.weights, matrices_bytes(step.weights.config, step.weights.range),
+                       expert);
 }
 
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert) {
-  const int64_t hidden = weights.config->hidden_size, intermediate = intermediate_of(weights.config, local_expert);
+  const int64_t hidden = weights.config->hidden_size,
+                intermediate = intermediate_of(weights.config, local_expert);
   const TensorScales& scales = weights.tensor_scales_of(local_expert);
   const auto* next = reinterpret_cast<const uint8_t*>(expert_base(weights, local_expert));
   const Fp8ExpertWeights fp8 = weights.fp8_weights_of(local_expert);
@@ -83,24 +89,28 @@ ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_exper
     return Matrix{Nvfp4View::contiguous(codes, block_scales, tensor_scale, rows, cols), fp8_shift};
   };
   ExpertMatrices matrices;
-  matrices.gate = take(gate_rows(weights.config->activation, intermediate), hidden, scales.gate, fp8.gate.shift);
+  matrices.gate = take(gate_rows(weights.config->activation, intermediate), hidden, scales.gate,
+                       fp8.gate.shift);
   matrices.up = take(intermediate, hidden, scales.up, fp8.up.shift);
   matrices.down = take(hidden, intermediate, scales.down, fp8.down.shift);
   return matrices;
 }
 
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
-  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  weights.tensor_scales_of(local_expert) = {source.gate.tensor_scale, source.up.tensor_scale,
+                                            source.down.tensor_scale};
   if (weights.config->activation_format == ActivationFormat::kFp8) {
     weights.fp8_weights.resize(weights.tensor_scales.size());
-    weights.fp8_weights[weights.index_of(local_expert)] = {
-        define_fp8_weights(source.gate), define_fp8_weights(source.up), define_fp8_weights(source.down)};
+    weights.fp8_weights[weights.index_of(local_expert)] = {define_fp8_weights(source.gate),
+                                                           define_fp8_weights(source.up),
+                                                           define_fp8_weights(source.down)};
   }
   const ExpertMatrices packed = expert_matrices(weights, local_expert);
   copy_matrix(source.gate, packed.gate);
   copy_matrix(source.up, packed.up);
   copy_matrix(source.down, packed.down);
-  return store_biases(weights, matrices_bytes(weights.config, weights.range), local_expert, source.biases);
+  return store_biases(weights, matrices_bytes(weights.config, weights.range), local_expert,
+                      source.biases);
 }
 
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {

@@ -1,13 +1,14 @@
 // quantize: hidden (T, H) -> routed.hidden and shared.hidden, one row per token.
 //
-// on_input: weighted_hidden = hidden * weight, both numbers and the product of hidden's dtype, is what the routed experts
-// multiply; it is taken as hidden itself would be. The shared expert multiplies hidden. Otherwise both parts multiply
-// the same arrays.
+// on_input: weighted_hidden = hidden * weight, both numbers and the product of hidden's dtype, is
+// what the routed experts multiply; it is taken as hidden itself would be. The shared expert
+// multiplies hidden. Otherwise both parts multiply the same arrays.
 //
-// nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values. int8_block: codes (T, H),
-// scales (T, H/16), from hidden's own values. fp8: E4M3 bytes (T, H), row scale (T), from hidden's own values. bf16:
-// hidden rounded once. Only tokens with a row are read: a token without one enters no statistic and leaves what belongs
-// to it as it was, with nonfinite = 0.
+// nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values.
+// int8_block: codes (T, H), scales (T, H/16), from hidden's own values. fp8: E4M3 bytes (T, H), row
+// scale (T), from hidden's own values. bf16: hidden rounded once. Only tokens with a row are read:
+// a token without one enters no statistic and leaves what belongs to it as it was, with nonfinite =
+// 0.
 #include <functional>
 
 #include "backend/reference/formats.h"
@@ -27,9 +28,10 @@ bool has_routed_row(const StepContext& step, int64_t token) {
 ScalePolicy hidden_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->activation_scale == ActivationScale::kDynamicToken) return {};
-  const float scale =
-      resolve_activation_scales(config, step.weights.scales)->hidden;  // make_plan has resolved them once
-  return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
+  const float scale = resolve_activation_scales(config, step.weights.scales)
+                          ->hidden;  // make_plan has resolved them once
+  return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat
+                                                               : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
@@ -39,7 +41,8 @@ void weigh(const StepContext& step, int64_t token) {
   const int64_t cols = step.weights.config->hidden_size;
   const double weight = round_to(format_of(batch.hidden_dtype), double{batch.topk_weights[token]});
   for (int64_t i = token * cols; i < (token + 1) * cols; ++i)
-    store(step.buffers.weighted_hidden, batch.hidden_dtype, i, load(batch.hidden, batch.hidden_dtype, i) * weight);
+    store(step.buffers.weighted_hidden, batch.hidden_dtype, i,
+          load(batch.hidden, batch.hidden_dtype, i) * weight);
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // The definitions of the activation quantizers (docs/numerics.md, "Activation scales").
 //
-//   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);  code = e2m1(fl32(x 2^-k / v))
-//   dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of zeros, at least 2^-126
-//   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));  code = e2m1(fl32(x rcp(fl32(v rcp(G)))))
+//   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);  code = e2m1(fl32(x 2^-k /
+//   v)) dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of
+//   zeros,
+//                          at least 2^-126
+//   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));  code = e2m1(fl32(x
+//   rcp(fl32(v rcp(G)))))
 //
-// A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16 elements the first
-// form gives what rounding the exact quotients gives; the named fp32 roundings define fp32 elements as well.
+// A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16
+// elements the first form gives what rounding the exact quotients gives; the named fp32 roundings
+// define fp32 elements as well.
 #include "backend/reference/quantize_row.h"
 
 #include <algorithm>
@@ -23,8 +27,12 @@ static_assert(std::bit_cast<uint32_t>(kSixth) == 0x3E2AAAABu);
 
 struct PowerOfTwo {
   int exponent;
-  float scale_of(float amax) const { return static_cast<float>(std::ldexp(double{amax}, -exponent)) * kSixth; }
-  float quotient(float x, float v) const { return static_cast<float>(std::ldexp(double{x}, -exponent)) / v; }
+  float scale_of(float amax) const {
+    return static_cast<float>(std::ldexp(double{amax}, -exponent)) * kSixth;
+  }
+  float quotient(float x, float v) const {
+    return static_cast<float>(std::ldexp(double{x}, -exponent)) / v;
+  }
 };
 
 struct Compat {
@@ -35,8 +43,8 @@ struct Compat {
 };
 
 template <class Rule>
-void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, uint8_t* block_scale,
-                    RowCounts& counts) {
+void quantize_block(const float (&x)[kBlock], const Rule& rule, uint8_t* codes,
+                    uint8_t* block_scale, RowCounts& counts) {
   float amax = 0;
   for (float value : x) amax = std::max(amax, std::fabs(value));
   const float scale = rule.scale_of(amax);
@@ -71,8 +79,9 @@ int dynamic_exponent(double amax, double largest) {
   return exponent;
 }
 
-void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
-                  const ActivationBuffers& out, int64_t row, RowCounts& counts) {
+void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols,
+                  const ScalePolicy& policy, const ActivationBuffers& out, int64_t row,
+                  RowCounts& counts) {
   uint8_t* codes = out.codes + row * (cols / 2);
   uint8_t* block_scales = out.block_scales + row * (cols / kBlock);
   const auto [amax, finite] = range_of(x, dtype, first, cols);
@@ -86,21 +95,27 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols, const
   int exponent = 0;
   if (policy.kind == ScalePolicy::kDynamicToken) exponent = dynamic_exponent(amax, 2688.0);
   if (policy.kind == ScalePolicy::kPowerOfTwo) exponent = std::ilogb(policy.scale);
-  out.row_scale[row] =
-      policy.kind == ScalePolicy::kCompat ? policy.scale : static_cast<float>(std::ldexp(1.0, exponent));
+  out.row_scale[row] = policy.kind == ScalePolicy::kCompat
+                           ? policy.scale
+                           : static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     float block[kBlock];
-    for (int i = 0; i < kBlock; ++i) block[i] = static_cast<float>(load(x, dtype, first + b * kBlock + i));
+    for (int i = 0; i < kBlock; ++i)
+      block[i] = static_cast<float>(load(x, dtype, first + b * kBlock + i));
     if (policy.kind == ScalePolicy::kCompat)
-      quantize_block(block, Compat(policy.scale), codes + b * (kBlock / 2), block_scales + b, counts);
+      quantize_block(block, Compat(policy.scale), codes + b * (kBlock / 2), block_scales + b,
+                     counts);
     else
-      quantize_block(block, PowerOfTwo{exponent}, codes + b * (kBlock / 2), block_scales + b, counts);
+      quantize_block(block, PowerOfTwo{exponent}, codes + b * (kBlock / 2), block_scales + b,
+                     counts);
   }
 }
 
-void round_row(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out, int64_t row) {
+void round_row(const void* x, DType dtype, int64_t first, int64_t cols,
+               const ActivationBuffers& out, int64_t row) {
   out.nonfinite[row] = range_of(x, dtype, first, cols).finite ? 0 : 1;
-  for (int64_t i = 0; i < cols; ++i) out.bf16[row * cols + i] = round_to_bf16(load(x, dtype, first + i));
+  for (int64_t i = 0; i < cols; ++i)
+    out.bf16[row * cols + i] = round_to_bf16(load(x, dtype, first + i));
 }
 
 }  // namespace nvfp4_moe::internal::reference

@@ -1,7 +1,8 @@
 // The definition of fp8 rows (docs/numerics.md, section 3), s = 2^e the row's scale:
 //
 //   x8 = e4m3(x 2^-e), to nearest even, saturating at 448
-//   dynamic_token: s = the smallest power of two with amax <= 448 s, 1 for a row of zeros, at least 2^-126
+//   dynamic_token: s = the smallest power of two with amax <= 448 s, 1 for a row of zeros, at least
+//   2^-126
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -16,8 +17,9 @@ constexpr int kBlock = 16;
 
 }  // namespace
 
-void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, const ScalePolicy& policy,
-                      const ActivationBuffers& out, int64_t row, RowCounts& counts) {
+void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols,
+                      const ScalePolicy& policy, const ActivationBuffers& out, int64_t row,
+                      RowCounts& counts) {
   uint8_t* codes = out.fp8 + row * cols;
   const auto [amax, finite] = range_of(x, dtype, first, cols);
   out.nonfinite[row] = finite ? 0 : 1;
@@ -26,8 +28,8 @@ void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols, c
     out.row_scale[row] = std::numeric_limits<float>::quiet_NaN();
     return;
   }
-  const int exponent =
-      policy.kind == ScalePolicy::kPowerOfTwo ? std::ilogb(policy.scale) : dynamic_exponent(amax, 448.0);
+  const int exponent = policy.kind == ScalePolicy::kPowerOfTwo ? std::ilogb(policy.scale)
+                                                               : dynamic_exponent(amax, 448.0);
   out.row_scale[row] = static_cast<float>(std::ldexp(1.0, exponent));
   for (int64_t b = 0; b < cols; b += kBlock) {
     bool all_zero = true, rounded_to_zero = true, saturated = false;

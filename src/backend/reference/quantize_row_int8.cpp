@@ -18,8 +18,8 @@ constexpr double kLeastScale = 0x1p-116;
 
 }  // namespace
 
-void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, const ActivationBuffers& out,
-                       int64_t row, RowCounts& counts) {
+void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols,
+                       const ActivationBuffers& out, int64_t row, RowCounts& counts) {
   int8_t* codes = out.int8_codes + row * cols;
   float* scales = out.int8_scales + row * (cols / kBlock);
   const bool finite = range_of(x, dtype, first, cols).finite;
@@ -31,13 +31,16 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols, 
   }
   for (int64_t b = 0; b < cols / kBlock; ++b) {
     double amax = 0;
-    for (int64_t i = 0; i < kBlock; ++i) amax = std::max(amax, std::fabs(load(x, dtype, first + b * kBlock + i)));
+    for (int64_t i = 0; i < kBlock; ++i)
+      amax = std::max(amax, std::fabs(load(x, dtype, first + b * kBlock + i)));
     const double scale = std::max(round_to(kFp32, amax / 127), kLeastScale);
     scales[b] = static_cast<float>(scale);
     bool zero = true;
     for (int64_t i = b * kBlock; i < (b + 1) * kBlock; ++i) {
-      // A quotient of two floats, rounded to double on the way, still rounds to the nearest float: 53 >= 2 * 24 + 2.
-      codes[i] = static_cast<int8_t>(std::nearbyint(round_to(kFp32, load(x, dtype, first + i) / scale)));
+      // A quotient of two floats, rounded to double on the way, still rounds to the nearest float:
+      // 53 >= 2 * 24 + 2.
+      codes[i] =
+          static_cast<int8_t>(std::nearbyint(round_to(kFp32, load(x, dtype, first + i) / scale)));
       zero = zero && codes[i] == 0;
     }
     counts.blocks += 1;

@@ -1,8 +1,8 @@
-// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block, fp8), and which rows
-// are nonfinite.
+// requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block, fp8), and
+// which rows are nonfinite.
 //
-// A nonfinite row is counted. If rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN; under bf16 it
-// stays 0, and gemm2 multiplies the values as they are.
+// A nonfinite row is counted. If rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN;
+// under bf16 it stays 0, and gemm2 multiplies the values as they are.
 #include <cmath>
 #include <functional>
 
@@ -16,9 +16,10 @@ namespace {
 ScalePolicy intermediate_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
-  const float scale =
-      resolve_activation_scales(config, step.weights.scales)->intermediate;  // make_plan has resolved them once
-  return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat : ScalePolicy::kPowerOfTwo,
+  const float scale = resolve_activation_scales(config, step.weights.scales)
+                          ->intermediate;  // make_plan has resolved them once
+  return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat
+                                                                   : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
@@ -34,7 +35,8 @@ void requantize(const StepContext& step, const PartBuffers& part) {
   const ActivationBuffers& intermediate = part.intermediate;
   const int64_t cols = part.intermediate_size;
   const ActivationFormat format = step.weights.config->activation_format;
-  const ScalePolicy policy = row_scale_range(format) > 0 ? intermediate_policy(step) : ScalePolicy{};
+  const ScalePolicy policy =
+      row_scale_range(format) > 0 ? intermediate_policy(step) : ScalePolicy{};
 
   auto body = [&](int64_t begin, int64_t end) {
     RowCounts counts;
@@ -43,7 +45,8 @@ void requantize(const StepContext& step, const PartBuffers& part) {
       nonfinite += !all_finite(intermediate.bf16 + row * cols, cols);
       intermediate.nonfinite[row] = 0;
       if (format != ActivationFormat::kBf16)
-        convert_row(format, intermediate.bf16, DType::kBf16, row * cols, cols, policy, intermediate, row, counts);
+        convert_row(format, intermediate.bf16, DType::kBf16, row * cols, cols, policy, intermediate,
+                    row, counts);
     }
     RunStatus& status = *step.buffers.status;
     add_count(status.nonfinite_rows, nonfinite);

@@ -1,8 +1,9 @@
 // route: expert ids -> the rows of each local expert.
 //
-// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1); clears the run's status. Rows
-// of an expert are in increasing token * k + k. An id of -1, or of an expert that another rank holds, takes no row; any
-// other id outside [0, num_experts) is counted and takes none either. The shared part's rows are the tokens.
+// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1); clears
+// the run's status. Rows of an expert are in increasing token * k + k. An id of -1, or of an expert
+// that another rank holds, takes no row; any other id outside [0, num_experts) is counted and takes
+// none either. The shared part's rows are the tokens.
 #include <algorithm>
 #include <optional>
 
@@ -42,7 +43,8 @@ void route(const StepContext& step) {
     const auto expert = local_expert(assignment);
     buffers.row_of_assignment[assignment] = expert ? static_cast<int32_t>(offsets[*expert]++) : -1;
     if (expert)
-      buffers.routed.assignment_of_row[buffers.row_of_assignment[assignment]] = static_cast<int32_t>(assignment);
+      buffers.routed.assignment_of_row[buffers.row_of_assignment[assignment]] =
+          static_cast<int32_t>(assignment);
   }
   for (int64_t e = range.count; e > 0; --e) offsets[e] = offsets[e - 1];
   offsets[0] = 0;

@@ -1,4 +1,5 @@
-// The steps of the reference layer, in the order they run, one file each; and the view of packed weights they read.
+// The steps of the reference layer, in the order they run, one file each; and the view of packed
+// weights they read.
 #pragma once
 
 #include "backend/layer_steps.h"
@@ -24,7 +25,8 @@ Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSou
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert);
 // Those of expert e of a part.
-inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers& part, int64_t expert) {
+inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers& part,
+                                      int64_t expert) {
   return expert_matrices(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
 }
 

@@ -1,9 +1,10 @@
 // The exact sum of a W4A8 dot product, and its one rounding.
 //
-// A 16-block gives D = sum (2w) q, at most 24384; E = 512 * weight scale, at most 229376; and an fp32 activation scale
-// of 24 bits whose exponent is the block's own. D E times that significand is an integer below 2^57, but blocks of one
-// row may lie 237 octaves apart: more than any accumulator. So terms are added in buckets of 32 octaves, each an
-// Int128: a term shifted inside its bucket stays below 2^88, and the 2^16 blocks of the longest K below 2^104.
+// A 16-block gives D = sum (2w) q, at most 24384; E = 512 * weight scale, at most 229376; and an
+// fp32 activation scale of 24 bits whose exponent is the block's own. D E times that significand is
+// an integer below 2^57, but blocks of one row may lie 237 octaves apart: more than any
+// accumulator. So terms are added in buckets of 32 octaves, each an Int128: a term shifted inside
+// its bucket stays below 2^88, and the 2^16 blocks of the longest K below 2^104.
 #pragma once
 
 #include <array>
@@ -16,8 +17,10 @@ namespace nvfp4_moe::internal::reference {
 
 struct WideSum {
   static constexpr int kBuckets = 8;
-  static constexpr int kLeastExponent = -139;                   // of a significand's last bit: 2^-116 is 2^23 of them
-  static constexpr int kQuantumExponent = kLeastExponent - 10;  // and D is doubled, E 512 times its value
+  static constexpr int kLeastExponent =
+      -139;  // of a significand's last bit: 2^-116 is 2^23 of them
+  static constexpr int kQuantumExponent =
+      kLeastExponent - 10;  // and D is doubled, E 512 times its value
   Int128 bucket[kBuckets];  // the sum is that of bucket[j] 2^(32 j + kQuantumExponent)
 };
 
@@ -29,9 +32,11 @@ struct BlockFactor {
   // 0 for what no quantizer writes: a scale of a nonfinite row, whose sum is not used.
   explicit BlockFactor(float scale) {
     if (!(scale >= 0x1p-116f && std::isfinite(scale))) return;
-    const int above = std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
+    const int above =
+        std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
     bucket = above / 32;
-    factor = static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));
+    factor =
+        static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));
   }
 };
 
@@ -39,7 +44,8 @@ struct BlockFactor {
 inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& format) {
   if (!std::isfinite(alpha)) return scale_exact(sum, 1.0f, format) * alpha;
   int exponent = 0;
-  const auto significand = static_cast<uint64_t>(std::ldexp(std::frexp(std::fabs(alpha), &exponent), 24));
+  const auto significand =
+      static_cast<uint64_t>(std::ldexp(std::frexp(std::fabs(alpha), &exponent), 24));
 
   constexpr int kLimbs = 12;  // of 32 bits: 104 + 7 * 32 + 24 bits at most
   std::array<uint32_t, kLimbs> limbs{};
@@ -66,8 +72,8 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
     over >>= 32;
   }
 
-  // The three highest limbs hold more bits than any format; whether anything lies below them is all that is left to
-  // say.
+  // The three highest limbs hold more bits than any format; whether anything lies below them is all
+  // that is left to say.
   size_t top = kLimbs - 1;
   while (top > 2 && limbs[top] == 0) --top;
   Int128 head = 0;
@@ -76,7 +82,8 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
   for (size_t j = 0; j < top - 2; ++j) below = below || limbs[j] != 0;
   head = head << 1 | (below ? 1 : 0);
   return round_exact(negative ? -head : head,
-                     WideSum::kQuantumExponent + 32 * static_cast<int>(top - 2) - 1 + exponent - 24, format);
+                     WideSum::kQuantumExponent + 32 * static_cast<int>(top - 2) - 1 + exponent - 24,
+                     format);
 }
 
 }  // namespace nvfp4_moe::internal::reference

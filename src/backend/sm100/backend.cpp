@@ -53,14 +53,18 @@ constexpr cuda::Architecture kBf16 = {
     .take_scratch = Scratch::take,
     .counters = Scratch::counters,
 };
-using Functions = cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
+using Functions =
+    cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, kFp4Tiles>;
 
-constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate,
+                                      "mma.sync m16n8k16"};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
   if (device.compute_capability / 10 != 10)
-    return unsupported("device: expected compute capability 10.x, whose tcgen05 no other GPU has, got " + device.name);
+    return unsupported(
+        "device: expected compute capability 10.x, whose tcgen05 no other GPU has, got " +
+        device.name);
   NVFP4_MOE_TRY(cuda::decline_fp8(config));
   return cuda::supports_config(config);
 }
@@ -87,7 +91,8 @@ constinit const Backend kSm100Backend = {
     .steps = &sm100::Functions::kSteps,
     .memory = &cuda::kMemory,
     .caveat =
-        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend \"cuda\" has run on "
+        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend "
+        "\"cuda\" has run on "
         "GPUs",
     .measures = &sm100::kMeasures,
     .formats = &cuda::kFormats,

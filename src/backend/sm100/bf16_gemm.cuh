@@ -1,5 +1,6 @@
-// The grouped GEMM under bf16 activations: packed weight rows, dequantized to bf16 in shared memory, times rows in bf16, on
-// tcgen05 kind::f16. e2m1 * e4m3 is a bf16 number exactly. Weights are packed as for FP4 products.
+// The grouped GEMM under bf16 activations: packed weight rows, dequantized to bf16 in shared
+// memory, times rows in bf16, on tcgen05 kind::f16. e2m1 * e4m3 is a bf16 number exactly. Weights
+// are packed as for FP4 products.
 //
 // Roles as in gemm.cuh, and four warps more that dequantize: a thread a weight row.
 #pragma once
@@ -29,11 +30,13 @@ class Bf16Rows : public TileSources<Traits> {
 #pragma unroll
     for (int pass = 0; pass < Traits::kPasses; ++pass)
       ptx::cp_async_16_if(to + bf16_offset(row(pass), vec() % 8),
-                          args_.x + x_row_[pass] * args_.x_stride + (valid ? byte : 0), valid, row(pass) < rows_.count);
+                          args_.x + x_row_[pass] * args_.x_stride + (valid ? byte : 0), valid,
+                          row(pass) < rows_.count);
   }
 };
 
-// Two codes, the even k in the low nibble of each half, as bf16 times 2^-126: s e e m at bits 15, 8, 7, 6.
+// Two codes, the even k in the low nibble of each half, as bf16 times 2^-126: s e e m at bits 15,
+// 8, 7, 6.
 __device__ inline uint32_t code_pair(uint32_t codes) {
   return (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
 }
@@ -44,14 +47,17 @@ __device__ inline uint32_t scale_pair(uint32_t e4m3) {
 }
 
 // A packed row of weights, 128 k, into both halves. row: of the tile.
-__device__ inline void dequantize_row(const uint8_t* tile, int row, uint8_t* const (&halves)[cuda::kHalves]) {
+__device__ inline void dequantize_row(const uint8_t* tile, int row,
+                                      uint8_t* const (&halves)[cuda::kHalves]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;
 #pragma unroll
   for (int half = 0; half < cuda::kHalves; ++half) {
-    const uint32_t scales = *reinterpret_cast<const uint32_t*>(tile + weight_scales_offset(row, half));
+    const uint32_t scales =
+        *reinterpret_cast<const uint32_t*>(tile + weight_scales_offset(row, half));
 #pragma unroll
     for (int vec = 0; vec < 2; ++vec) {  // of 32 k
-      const uint4 codes = *reinterpret_cast<const uint4*>(tile + weight_codes_offset(row, half * 2 + vec));
+      const uint4 codes =
+          *reinterpret_cast<const uint4*>(tile + weight_codes_offset(row, half * 2 + vec));
       const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
       for (int word = 0; word < 4; ++word) {  // of 8 k
@@ -103,8 +109,9 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
     const uint32_t accumulators = tensor_memory + index % 2 * Traits::kAccumulatorColumns;
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
-      ptx::mbarrier_wait(ptx::shared_address(&shared.dequantized[state.stage]), state.parity);  // which follows full
-      ptx::fence_proxy_async_shared();  // rows were written through the generic proxy
+      ptx::mbarrier_wait(ptx::shared_address(&shared.dequantized[state.stage]),
+                         state.parity);  // which follows full
+      ptx::fence_proxy_async_shared();   // rows were written through the generic proxy
       ptx::tcgen05_fence_after_thread_sync();
       const Bf16Stage<Traits>& stage = shared.stages[state.stage];
       constexpr uint32_t kCoreBytes = 8 * kHalfRowBytes;  // of the eight rows of a swizzle
@@ -113,9 +120,10 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
         const int half = step / kHalfSteps, offset = step % kHalfSteps * kBf16StepBytes;
         ptx::tcgen05_mma_bf16(
             accumulators,
-            ptx::tcgen05_descriptor(ptx::shared_address(stage.dequantized[half]) + offset, kCoreBytes,
+            ptx::tcgen05_descriptor(ptx::shared_address(stage.dequantized[half]) + offset,
+                                    kCoreBytes, ptx::Swizzle::k128B),
+            ptx::tcgen05_descriptor(ptx::shared_address(stage.rows[half]) + offset, kCoreBytes,
                                     ptx::Swizzle::k128B),
-            ptx::tcgen05_descriptor(ptx::shared_address(stage.rows[half]) + offset, kCoreBytes, ptx::Swizzle::k128B),
             kind, k_block > 0 || step > 0);
       }
       ptx::tcgen05_commit(ptx::shared_address(&shared.empty[state.stage]));
@@ -131,7 +139,8 @@ __device__ void bf16_gemm(const GemmArgs& args, const Epilogue& epilogue) {
   const int warp = static_cast<int>(threadIdx.x / 32);
   begin<Traits>(shared, args);
   if (warp < kFirstDequantizeWarp)
-    take_role<Traits, Bf16Rows<Traits>>(warp, shared, args, epilogue, [&] { multiply_bf16<Traits>(shared); });
+    take_role<Traits, Bf16Rows<Traits>>(warp, shared, args, epilogue,
+                                        [&] { multiply_bf16<Traits>(shared); });
   else
     dequantize<Traits>(shared);
   end<Traits>(shared);

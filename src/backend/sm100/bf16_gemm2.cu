@@ -7,7 +7,8 @@ namespace {
 
 template <size_t kIndex>
 __global__ void __launch_bounds__(Bf16Traits<kIndex>::kThreads, 1)
-    sm100_bf16_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue epilogue) {
+    sm100_bf16_gemm2_kernel(const __grid_constant__ GemmArgs args,
+                            const __grid_constant__ DownEpilogue epilogue) {
   bf16_gemm<Bf16Traits<kIndex>>(args, epilogue);
 }
 struct Kernels {

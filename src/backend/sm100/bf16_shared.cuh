@@ -1,7 +1,8 @@
-// The same as shared.cuh for the GEMMs under bf16 activations: their constants, shared memory and tensor memory.
+// The same as shared.cuh for the GEMMs under bf16 activations: their constants, shared memory and
+// tensor memory.
 //
-// A stage is 128 k: a packed tile of weights, the same tile in bf16, and the tile's rows of activations. Both operands lie
-// K-major in the 128-byte swizzle, in halves of 64 k.
+// A stage is 128 k: a packed tile of weights, the same tile in bf16, and the tile's rows of
+// activations. Both operands lie K-major in the 128-byte swizzle, in halves of 64 k.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +21,9 @@ inline constexpr int kBf16StepBytes = 32;  // of a row: the 16 k of one product
 inline constexpr int kHalfRowBytes = 128;  // of 64 k of a row in bf16
 inline constexpr int kHalfSteps = kHalfRowBytes / kBf16StepBytes;
 // Offset in 64 k of rows of bf16 of 16 bytes, k 8 c and the 7 that follow.
-NVFP4_MOE_HOST_DEVICE constexpr int bf16_offset(int row, int c) { return row * kHalfRowBytes + (c ^ (row & 7)) * 16; }
+NVFP4_MOE_HOST_DEVICE constexpr int bf16_offset(int row, int c) {
+  return row * kHalfRowBytes + (c ^ (row & 7)) * 16;
+}
 
 template <size_t kIndex>
 struct Bf16Traits {
@@ -36,7 +39,8 @@ struct Bf16Traits {
   static constexpr int kRowVecs = cuda::kTileK * 2 / 16;
   static constexpr int kPassRows = kGatherThreads / kRowVecs, kPasses = kTileN / kPassRows;
   static constexpr int kAccumulatorColumns = std::max(kTileN, 32);
-  static constexpr int kColumns = static_cast<int>(std::bit_ceil(static_cast<unsigned>(2 * kAccumulatorColumns)));
+  static constexpr int kColumns =
+      static_cast<int>(std::bit_ceil(static_cast<unsigned>(2 * kAccumulatorColumns)));
   // A product of 128 weight rows takes rows of activations in steps of 16.
   static_assert(kTileN % 16 == 0 && kTileN <= 256 && kPasses * kPassRows == kTileN);
   static_assert(kDequantizeThreads == cuda::kTileRows, "one thread a weight row");
@@ -67,13 +71,15 @@ struct Bf16SharedOf {
   uint64_t work_empty[2];
 };
 template <class Traits>
-using Bf16Shared = Bf16SharedOf<Traits, cuda::fitting_stages<Bf16SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
+using Bf16Shared =
+    Bf16SharedOf<Traits, cuda::fitting_stages<Bf16SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
 template <class Traits>
 __device__ Bf16Shared<Traits>& bf16_shared() {
   using S = Bf16Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
-  static_assert(offsetof(Bf16Stage<Traits>, rows) % 1024 == 0 && Traits::kTileN * kHalfRowBytes % 1024 == 0);
+  static_assert(offsetof(Bf16Stage<Traits>, rows) % 1024 == 0 &&
+                Traits::kTileN * kHalfRowBytes % 1024 == 0);
   static_assert(offsetof(Bf16Stage<Traits>, weights) % 16 == 0 && offsetof(S, full) % 8 == 0);
   return *reinterpret_cast<S*>(shared_bytes);
 }

@@ -1,8 +1,9 @@
 // The compiled configurations of the FP4 GEMMs, as data, and which of them a layer takes.
 //
-// Weights are the M dimension, 128 rows a tile, and activations the N dimension: as many rows as a tile has, in steps of 8,
-// whatever the configuration, which says how many there may be, and so how many stages fit beside them. It must hold almost
-// every expert's rows in one tile, since a second tile reads the expert's weights again.
+// Weights are the M dimension, 128 rows a tile, and activations the N dimension: as many rows as a
+// tile has, in steps of 8, whatever the configuration, which says how many there may be, and so how
+// many stages fit beside them. It must hold almost every expert's rows in one tile, since a second
+// tile reads the expert's weights again.
 #pragma once
 
 #include <array>
@@ -18,8 +19,8 @@
 namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kMaxSharedBytes = 227 * 1024;  // of one cta
-inline constexpr int kMaxCtas = 192;                // one a multiprocessor; the largest chip has 160
-inline constexpr int kBlockK = cuda::kFp4KBlock;    // k of a k-block: one stage of the pipeline
+inline constexpr int kMaxCtas = 192;              // one a multiprocessor; the largest chip has 160
+inline constexpr int kBlockK = cuda::kFp4KBlock;  // k of a k-block: one stage of the pipeline
 inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
@@ -32,7 +33,8 @@ struct GemmConfig {
   // Accumulators of a split-K partial, fp32.
   constexpr int64_t partial_bytes() const { return int64_t{cuda::kTileRows} * tile_n * 4; }
 };
-// The widest that leaves tensor memory room for two tiles' accumulators, 192 columns each, and the scales of a k-block.
+// The widest that leaves tensor memory room for two tiles' accumulators, 192 columns each, and the
+// scales of a k-block.
 inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
     {8, 2.5, "tcgen05_128x8"},
     {64, 40.0, "tcgen05_128x64"},
@@ -52,8 +54,8 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
 }
 
-// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run: about the bytes that pay for
-// it on Hopper (80 KiB). Not measured here.
+// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run:
+// about the bytes that pay for it on Hopper (80 KiB). Not measured here.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 4 : 6; }
 // Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 1 << 15 : 4; }
@@ -61,12 +63,14 @@ constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 
 // The index in a table of configurations for the routed experts of a batch.
 template <const auto& kConfigs>
 int routed_config_of(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
-  const double rows_per_expert = static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
+  const double rows_per_expert =
+      static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
   size_t index = 0;
   while (rows_per_expert > kConfigs[index].max_rows_per_expert) ++index;
   return static_cast<int>(index);
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
+// The same for the shared expert, whose number of rows is known: one tile, up to the largest
+// configuration's.
 template <const auto& kConfigs>
 int shared_config_of(int64_t tokens) {
   size_t index = 0;

@@ -1,7 +1,8 @@
-// The role of the epilogue's warps: a tile's accumulators from tensor memory to the output, or to a split-K partial.
+// The role of the epilogue's warps: a tile's accumulators from tensor memory to the output, or to a
+// split-K partial.
 //
-// Read in the shape 16x256b accumulators lie in a warp's registers as those of mma.sync do: gate and up of a channel,
-// weight rows r and r + 8, are one lane's.
+// Read in the shape 16x256b accumulators lie in a warp's registers as those of mma.sync do: gate
+// and up of a channel, weight rows r and r + 8, are one lane's.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// each(group, octet, four accumulators) of this warp's share of a tile of that many rows, whose first column is `from`.
+// each(group, octet, four accumulators) of this warp's share of a tile of that many rows, whose
+// first column is `from`.
 template <class Traits, class Each>
 __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
   constexpr int kOctets = Traits::kWarpOctets < 4 ? 1 : 4;  // that one load brings
@@ -26,7 +28,8 @@ __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
     uint32_t values[Traits::kWarpGroups][4 * kOctets];
 #pragma unroll
     for (int group = 0; group < Traits::kWarpGroups; ++group)
-      ptx::tcgen05_load_16x256b(values[group], from + lanes + (group * cuda::kGroupRows << 16) + octet * 8);
+      ptx::tcgen05_load_16x256b(values[group],
+                                from + lanes + (group * cuda::kGroupRows << 16) + octet * 8);
     ptx::tcgen05_wait_load();
 #pragma unroll
     for (int group = 0; group < Traits::kWarpGroups; ++group) {
@@ -35,8 +38,8 @@ __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
       for (int i = 0; i < kOctets; ++i) {
         if ((octet + i) * 8 >= count) break;
         const uint32_t* const four = values[group] + 4 * i;
-        const float of[4] = {__uint_as_float(four[0]), __uint_as_float(four[1]), __uint_as_float(four[2]),
-                             __uint_as_float(four[3])};
+        const float of[4] = {__uint_as_float(four[0]), __uint_as_float(four[1]),
+                             __uint_as_float(four[2]), __uint_as_float(four[3])};
         each(group, octet + i, of);
       }
     }
@@ -64,15 +67,18 @@ __device__ void store_tiles(Shared& shared, const GemmArgs& args, const Epilogue
       cuda::LaneBiases biases[Traits::kWarpGroups];
 #pragma unroll
       for (int group = 0; group < Traits::kWarpGroups; ++group)
-        biases[group] = lane_biases(epilogue, rows, work.tile.m_tile, Traits::first_group() + group);
-      for_each_fragment<Traits>(accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
-        store_fragment(epilogue, rows, shared.factors[index % 2], work.tile.m_tile, Traits::first_group() + group,
-                       octet, of, biases[group]);
-      });
+        biases[group] =
+            lane_biases(epilogue, rows, work.tile.m_tile, Traits::first_group() + group);
+      for_each_fragment<Traits>(
+          accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
+            store_fragment(epilogue, rows, shared.factors[index % 2], work.tile.m_tile,
+                           Traits::first_group() + group, octet, of, biases[group]);
+          });
     } else {
-      for_each_fragment<Traits>(accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
-        cuda::fp4::store_partial<Traits>(args, work.partial, group, octet, of);
-      });
+      for_each_fragment<Traits>(
+          accumulators, rows.count, [&](int group, int octet, const float(&of)[4]) {
+            cuda::fp4::store_partial<Traits>(args, work.partial, group, octet, of);
+          });
     }
     ptx::tcgen05_fence_before_thread_sync();
     arrive_as_warp(shared.work_empty[index % 2]);

@@ -1,8 +1,9 @@
-// The grouped GEMM on tcgen05: packed weight rows times rows of activations, both as they are stored, accumulators in
-// tensor memory. What becomes of them is the caller's Epilogue.
+// The grouped GEMM on tcgen05: packed weight rows times rows of activations, both as they are
+// stored, accumulators in tensor memory. What becomes of them is the caller's Epilogue.
 //
-// One persistent cta a multiprocessor, whose warps have roles: one loads weights, four gather rows (producer.cuh), one
-// multiplies (mainloop.cuh), four store (epilogue.cuh). shared.cuh has the barriers between them.
+// One persistent cta a multiprocessor, whose warps have roles: one loads weights, four gather rows
+// (producer.cuh), one multiplies (mainloop.cuh), four store (epilogue.cuh). shared.cuh has the
+// barriers between them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,7 +30,8 @@ __device__ void init_barriers(Shared& shared) {
   for (int stage = 0; stage < Shared::kStages; ++stage) {
     init(shared.full[stage], 1 + Traits::kGatherThreads);
     init(shared.empty[stage], 1);
-    if constexpr (requires { shared.dequantized; }) init(shared.dequantized[stage], Traits::kDequantizeThreads);
+    if constexpr (requires { shared.dequantized; })
+      init(shared.dequantized[stage], Traits::kDequantizeThreads);
   }
   for (int i = 0; i < 2; ++i) {
     init(shared.rows_full[i], 1);
@@ -45,13 +47,15 @@ template <class Traits, class Shared>
 __device__ void begin(Shared& shared, const GemmArgs& args) {
   if (args.after_route) ptx::launch_dependents();
   if (threadIdx.x == 0) init_barriers<Traits>(shared);
-  if (threadIdx.x / 32 == kMmaWarp) ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
+  if (threadIdx.x / 32 == kMmaWarp)
+    ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
   if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
     ptx::grid_dependency_wait();
     ptx::launch_dependents();
   }
   if (threadIdx.x == 0)
-    shared.schedule = cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
+    shared.schedule =
+        cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
   ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();
   ptx::tcgen05_fence_after_thread_sync();
@@ -65,8 +69,8 @@ __device__ void end(Shared& shared) {
   ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
 }
 
-// The role of a warp among those that both kinds of GEMMs have. Rows: as gather_rows has them. multiply: the role of the
-// warp that multiplies, by one of its lanes.
+// The role of a warp among those that both kinds of GEMMs have. Rows: as gather_rows has them.
+// multiply: the role of the warp that multiplies, by one of its lanes.
 template <class Traits, class Rows, class Shared, class Epilogue, class Multiply>
 __device__ void take_role(int warp, Shared& shared, const GemmArgs& args, const Epilogue& epilogue,
                           const Multiply& multiply) {
@@ -88,7 +92,8 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   auto& shared = sm100::shared<Traits>();
   const int warp = static_cast<int>(threadIdx.x / 32);
   begin<Traits>(shared, args);
-  take_role<Traits, GatheredRows<Traits>>(warp, shared, args, epilogue, [&] { multiply<Traits>(args); });
+  take_role<Traits, GatheredRows<Traits>>(warp, shared, args, epilogue,
+                                          [&] { multiply<Traits>(args); });
   end<Traits>(shared);
 }
 

@@ -1,4 +1,5 @@
-// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles, or up's -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles, or up's ->
+// part.intermediate.bf16 (R, I).
 #include "backend/sm100/gemm_launch.cuh"
 #include "backend/sm100/steps.h"
 
@@ -7,7 +8,8 @@ namespace {
 
 template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm100_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ Epilogue epilogue) {
+    sm100_gemm1_kernel(const __grid_constant__ GemmArgs args,
+                       const __grid_constant__ Epilogue epilogue) {
   gemm<GemmTraits<kIndex>>(args, epilogue);
 }
 template <class Epilogue>

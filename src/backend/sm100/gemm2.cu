@@ -7,7 +7,8 @@ namespace {
 
 template <size_t kIndex>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm100_gemm2_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ DownEpilogue epilogue) {
+    sm100_gemm2_kernel(const __grid_constant__ GemmArgs args,
+                       const __grid_constant__ DownEpilogue epilogue) {
   gemm<GemmTraits<kIndex>>(args, epilogue);
 }
 struct Kernels {
@@ -18,6 +19,8 @@ struct Kernels {
 
 }  // namespace
 
-Status gemm2(const StepContext& step, const PartBuffers& part) { return cuda::fp4::gemm2<Room, Kernels>(step, part); }
+Status gemm2(const StepContext& step, const PartBuffers& part) {
+  return cuda::fp4::gemm2<Room, Kernels>(step, part);
+}
 
 }  // namespace nvfp4_moe::internal::sm100

@@ -1,8 +1,8 @@
-// The kernels that pack checkpoint rows into tiles for tcgen05 (weight_tile.h) and read them back: bytes are moved, none
-// changes.
+// The kernels that pack checkpoint rows into tiles for tcgen05 (weight_tile.h) and read them back:
+// bytes are moved, none changes.
 //
-// One thread has 16 bytes of codes of one row, 32 k, and where these begin a step of 64 k also its word of scales. Rows and
-// k beyond the matrix are code 0 under scale 0.
+// One thread has 16 bytes of codes of one row, 32 k, and where these begin a step of 64 k also its
+// word of scales. Rows and k beyond the matrix are code 0 under scale 0.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
@@ -36,7 +36,8 @@ struct RowVec {
 };
 
 __global__ void __launch_bounds__(cuda::kPackThreads)
-    pack_tcgen05_tiles(const __grid_constant__ cuda::SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
+    pack_tcgen05_tiles(const __grid_constant__ cuda::SourceRows source, int64_t vecs,
+                       int64_t k_tiles, uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * cuda::kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const RowVec vec(index, k_tiles);
@@ -48,9 +49,11 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
 #pragma unroll
   for (int i = 0; i < kVecBlocks; ++i) {
     if (vec.block() + i >= blocks) continue;
-    const uint8_t* const codes = matrix.codes + row.row * matrix.codes_stride + (vec.block() + i) * 8;
+    const uint8_t* const codes =
+        matrix.codes + row.row * matrix.codes_stride + (vec.block() + i) * 8;
 #pragma unroll
-    for (int byte = 0; byte < 8; ++byte) words[2 * i + byte / 4] |= uint32_t{codes[byte]} << byte % 4 * 8;
+    for (int byte = 0; byte < 8; ++byte)
+      words[2 * i + byte / 4] |= uint32_t{codes[byte]} << byte % 4 * 8;
   }
   *reinterpret_cast<uint4*>(tile + weight_codes_offset(vec.row, vec.vec)) =
       make_uint4(words[0], words[1], words[2], words[3]);
@@ -64,8 +67,8 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
 }
 
 __global__ void __launch_bounds__(cuda::kPackThreads)
-    unpack_tcgen05_tiles(const __grid_constant__ cuda::StagedRows staged, int64_t vecs, int64_t k_tiles,
-                         const uint8_t* tiles) {
+    unpack_tcgen05_tiles(const __grid_constant__ cuda::StagedRows staged, int64_t vecs,
+                         int64_t k_tiles, const uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * cuda::kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const RowVec vec(index, k_tiles);
@@ -86,17 +89,20 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
 #pragma unroll
   for (int i = 0; i < kStepBlocks; ++i)
     if (vec.block() + i < blocks)
-      matrix.scales[row.row * matrix.scales_stride + vec.block() + i] = tile[vec.scales_offset() + i];
+      matrix.scales[row.row * matrix.scales_stride + vec.block() + i] =
+          tile[vec.scales_offset() + i];
 }
 
-Status launch_pack(const cuda::SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, void* stream) {
-  pack_tcgen05_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      rows, vecs, k_tiles, tiles);
+Status launch_pack(const cuda::SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles,
+                   void* stream) {
+  pack_tcgen05_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0,
+                       static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
   return cuda::check_launch("pack_tcgen05_tiles");
 }
-Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles, const uint8_t* tiles, void* stream) {
-  unpack_tcgen05_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      rows, vecs, k_tiles, tiles);
+Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles,
+                     const uint8_t* tiles, void* stream) {
+  unpack_tcgen05_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0,
+                         static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
   return cuda::check_launch("unpack_tcgen05_tiles");
 }
 

@@ -1,9 +1,10 @@
-// The producers: one warp asks for packed weights, four gather rows of activations and put what the epilogue has to know
-// of each.
+// The producers: one warp asks for packed weights, four gather rows of activations and put what the
+// epilogue has to know of each.
 //
-// Packed weights of a k-block lie together as the tensor cores read them: one bulk copy. Rows lie wherever their tokens do,
-// and their codes and scales take places of their own in the stage (row_tile.h): copies of 16 and of 4 bytes by threads,
-// eight of which have one row. These write through the generic proxy; whoever issues the products fences.
+// Packed weights of a k-block lie together as the tensor cores read them: one bulk copy. Rows lie
+// wherever their tokens do, and their codes and scales take places of their own in the stage
+// (row_tile.h): copies of 16 and of 4 bytes by threads, eight of which have one row. These write
+// through the generic proxy; whoever issues the products fences.
 #pragma once
 
 #include <cstdint>
@@ -16,35 +17,40 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// The role of the warp that loads weights, and says which rows a work tile has. It waits for no kernel before this one:
-// weights are there, and whoever launches with after_route has promised the rest.
+// The role of the warp that loads weights, and says which rows a work tile has. It waits for no
+// kernel before this one: weights are there, and whoever launches with after_route has promised the
+// rest.
 template <class Traits, class Shared>
 __device__ void load_weights(Shared& shared, const GemmArgs& args) {
   const bool leader = threadIdx.x % 32 == 0;
   // Wide tiles: other ctas read the same weights soon.
-  const uint64_t policy = Traits::kTileN > 64 ? ptx::create_policy_evict_normal() : ptx::create_policy_evict_first();
+  const uint64_t policy =
+      Traits::kTileN > 64 ? ptx::create_policy_evict_normal() : ptx::create_policy_evict_first();
   const int64_t m_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
   PipelineState<Shared::kStages> state;
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
-    const cuda::TileRows rows = cuda::rows_of_tile<Traits::kTileN>(args.row_tiles, work.tile.n_tile);
+    const cuda::TileRows rows =
+        cuda::rows_of_tile<Traits::kTileN>(args.row_tiles, work.tile.n_tile);
     ptx::mbarrier_wait(ptx::shared_address(&shared.work_empty[index % 2]), turn_parity(index) ^ 1);
     if (leader) {
       shared.rows[index % 2] = rows;
       ptx::mbarrier_arrive(ptx::shared_address(&shared.rows_full[index % 2]));
     }
-    const uint8_t* const weights = args.weights + rows.expert * args.expert_stride + work.tile.m_tile * m_tile_bytes;
+    const uint8_t* const weights =
+        args.weights + rows.expert * args.expert_stride + work.tile.m_tile * m_tile_bytes;
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.empty[state.stage]), state.parity ^ 1);
       if (!leader) continue;
       const int32_t k_tile = (work.first_k_block + k_block) * Traits::kStageTiles;
-      const auto bytes = static_cast<uint32_t>(min(Traits::kStageTiles, args.k_tiles - k_tile) * cuda::kTileBytes);
+      const auto bytes =
+          static_cast<uint32_t>(min(Traits::kStageTiles, args.k_tiles - k_tile) * cuda::kTileBytes);
       const uint32_t full = ptx::shared_address(&shared.full[state.stage]);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
-      ptx::copy_bulk(ptx::shared_address(shared.stages[state.stage].weights), weights + k_tile * cuda::kTileBytes,
-                     bytes, full, policy);
+      ptx::copy_bulk(ptx::shared_address(shared.stages[state.stage].weights),
+                     weights + k_tile * cuda::kTileBytes, bytes, full, policy);
     }
     __syncwarp();
   }
@@ -54,11 +60,13 @@ __device__ void load_weights(Shared& shared, const GemmArgs& args) {
 template <class Traits>
 class TileSources {
  public:
-  __device__ TileSources(const GemmArgs& args, const cuda::TileRows& rows) : args_(args), rows_(rows) {
+  __device__ TileSources(const GemmArgs& args, const cuda::TileRows& rows)
+      : args_(args), rows_(rows) {
 #pragma unroll
     for (int pass = 0; pass < Traits::kPasses; ++pass) {
       if (row(pass) >= rows.count) continue;
-      x_row_[pass] = args.assignment_of_row == nullptr ? assignment(pass) : args.by_top_k(assignment(pass));
+      x_row_[pass] =
+          args.assignment_of_row == nullptr ? assignment(pass) : args.by_top_k(assignment(pass));
     }
   }
   template <class Epilogue>
@@ -71,7 +79,9 @@ class TileSources {
 
  protected:
   __device__ static int thread() { return static_cast<int>(threadIdx.x) - kFirstGatherWarp * 32; }
-  __device__ static int row(int pass) { return pass * Traits::kPassRows + thread() / Traits::kRowVecs; }
+  __device__ static int row(int pass) {
+    return pass * Traits::kPassRows + thread() / Traits::kRowVecs;
+  }
   __device__ static int vec() { return thread() % Traits::kRowVecs; }
   const GemmArgs& args_;
   cuda::TileRows rows_;
@@ -81,7 +91,8 @@ class TileSources {
   // From L2 each time: it is wanted twice a work tile, and registers are few.
   __device__ int32_t assignment(int pass) const {
     const auto global_row = static_cast<int32_t>(rows_.first + row(pass));
-    return args_.assignment_of_row == nullptr ? global_row : __ldcg(args_.assignment_of_row + global_row);
+    return args_.assignment_of_row == nullptr ? global_row
+                                              : __ldcg(args_.assignment_of_row + global_row);
   }
 };
 
@@ -94,11 +105,13 @@ class GatheredRows : public TileSources<Traits> {
  public:
   using Base::Base;
   __device__ void request(int32_t k_block, Stage<Traits>& stage) const {
-    const uint32_t codes = ptx::shared_address(stage.row_codes), scales = ptx::shared_address(stage.row_scales);
+    const uint32_t codes = ptx::shared_address(stage.row_codes),
+                   scales = ptx::shared_address(stage.row_scales);
 #pragma unroll
     for (int pass = 0; pass < Traits::kPasses; ++pass) {
       if (row(pass) >= rows_.count) continue;
-      const std::byte* const from = args_.x + x_row_[pass] * args_.x_stride + int64_t{k_block} * cuda::kFp4KBlockBytes;
+      const std::byte* const from =
+          args_.x + x_row_[pass] * args_.x_stride + int64_t{k_block} * cuda::kFp4KBlockBytes;
       ptx::cp_async_16(codes + row_codes_offset(row(pass), vec()), from + vec() * 16);
       if (vec() < kRowWords)
         ptx::cp_async_4(scales + row_scales_offset(row(pass), vec(), Traits::kAtoms),

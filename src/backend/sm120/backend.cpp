@@ -1,5 +1,5 @@
-// The entry of RTX Blackwell in the contract: the CUDA backend with GEMMs on block-scaled FP4 tensor cores.
-// bf16 activations go through the plain GEMMs.
+// The entry of RTX Blackwell in the contract: the CUDA backend with GEMMs on block-scaled FP4
+// tensor cores. bf16 activations go through the plain GEMMs.
 #include "backend/backend.h"
 
 #include <array>
@@ -29,7 +29,13 @@ constexpr auto kConfigs = [] {
 }();
 
 constexpr cuda::Architecture kFp4 = {
-    .gemms = {"sm120", kConfigs, routed_config, shared_config, splits_k, kMaxCtas, {.nvfp4 = cuda::Operand::kFp4}},
+    .gemms = {"sm120",
+              kConfigs,
+              routed_config,
+              shared_config,
+              splits_k,
+              kMaxCtas,
+              {.nvfp4 = cuda::Operand::kFp4}},
     .gemm_kind = "mma_m16n8k64",
     .quantize_into_rows = nullptr,
     .gemm1_swiglu = gemm1_swiglu,
@@ -38,15 +44,19 @@ constexpr cuda::Architecture kFp4 = {
     .counters = Scratch::counters,
 };
 constexpr cuda::Architecture kBf16 = cuda::plain::architecture("sm120");
-using Functions = cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
+using Functions =
+    cuda::BackendByFormat<ActivationFormat::kNvfp4, kFp4, kFp4Tiles, kBf16, cuda::kBf16Tiles>;
 
-constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate,
+                                      "mma.sync m16n8k16"};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
   if (device.compute_capability / 10 != 12)
-    return unsupported("device: expected compute capability 12.x, whose block-scaled mma.sync no other GPU has, got " +
-                       device.name);
+    return unsupported(
+        "device: expected compute capability 12.x, whose block-scaled mma.sync no other GPU has, "
+        "got " +
+        device.name);
   return cuda::supports_config(config);
 }
 
@@ -72,7 +82,8 @@ constinit const Backend kSm120Backend = {
     .steps = &sm120::Functions::kSteps,
     .memory = &cuda::kMemory,
     .caveat =
-        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend \"cuda\" has run on "
+        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend "
+        "\"cuda\" has run on "
         "GPUs",
     .measures = &sm120::kMeasures,
     .formats = &cuda::kFormats,

@@ -1,7 +1,8 @@
 // The compiled configurations of the FP4 GEMMs, as data, and which of them a layer takes.
 //
-// Weights are the M dimension, 128 rows a tile, and activations the N dimension, in steps of 8. A configuration must hold
-// almost every expert's rows in one tile, since a second tile reads the expert's weights again.
+// Weights are the M dimension, 128 rows a tile, and activations the N dimension, in steps of 8. A
+// configuration must hold almost every expert's rows in one tile, since a second tile reads the
+// expert's weights again.
 #pragma once
 
 #include <array>
@@ -44,20 +45,23 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 2;
 }
 
-// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run. By arithmetic, not measured:
-// the reduction costs some 3 us of latency, in which a multiprocessor reads two k-blocks, or multiplies three wide ones.
+// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run. By
+// arithmetic, not measured: the reduction costs some 3 us of latency, in which a multiprocessor
+// reads two k-blocks, or multiplies three wide ones.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 32 ? 2 : 3; }
 // Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 32 ? 1 << 15 : 4; }
 
 // The index in kGemmConfigs for the routed experts of a batch.
 inline int routed_config(const MoeConfig& config, const ExpertRange&, int64_t tokens) {
-  const double rows_per_expert = static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
+  const double rows_per_expert =
+      static_cast<double>(tokens * config->top_k) / static_cast<double>(config->num_experts);
   size_t index = 0;
   while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
   return static_cast<int>(index);
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
+// The same for the shared expert, whose number of rows is known: one tile, up to the largest
+// configuration's.
 inline int shared_config(int64_t tokens) {
   size_t index = 0;
   while (index + 1 < kGemmConfigs.size() && tokens > kGemmConfigs[index].tile_n) ++index;

@@ -10,11 +10,12 @@
 
 namespace nvfp4_moe::internal::sm120 {
 
-// A tile's accumulators, octet by octet: what a store needs lives no longer than its octet, since accumulators take most
-// registers.
+// A tile's accumulators, octet by octet: what a store needs lives no longer than its octet, since
+// accumulators take most registers.
 template <class Traits, class Epilogue>
-__device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows, const RowFactor* factors,
-                           int32_t m_tile, const Accumulators<Traits>& accumulators) {
+__device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows,
+                           const RowFactor* factors, int32_t m_tile,
+                           const Accumulators<Traits>& accumulators) {
   cuda::LaneBiases biases[Traits::kWarpGroups];
 #pragma unroll
   for (int m = 0; m < Traits::kWarpGroups; ++m)
@@ -24,8 +25,8 @@ __device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows,
     if ((Traits::first_octet() + n) * 8 >= rows.count) break;
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m)
-      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n,
-                     accumulators[m][n], biases[m]);
+      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m,
+                     Traits::first_octet() + n, accumulators[m][n], biases[m]);
     ptx::compiler_fence();
   }
 }

@@ -1,8 +1,9 @@
-// The grouped GEMM on block-scaled FP4 tensor cores: packed weight rows times rows of activations, both as they are
-// stored. What becomes of the accumulators is the caller's Epilogue.
+// The grouped GEMM on block-scaled FP4 tensor cores: packed weight rows times rows of activations,
+// both as they are stored. What becomes of the accumulators is the caller's Epilogue.
 //
-// One persistent cta a multiprocessor, a producer warp (producer.cuh) and eight consumer warps (mainloop.cuh, then
-// epilogue.cuh) around a pipeline of stages of 256 k each. shared.cuh has the barriers between them.
+// One persistent cta a multiprocessor, a producer warp (producer.cuh) and eight consumer warps
+// (mainloop.cuh, then epilogue.cuh) around a pipeline of stages of 256 k each. shared.cuh has the
+// barriers between them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -74,7 +75,8 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
     ptx::launch_dependents();
   }
   if (threadIdx.x == 0)
-    shared.schedule = cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
+    shared.schedule =
+        cuda::Schedule(args.schedule, cuda::count_row_tiles<Traits::kTileN>(args.row_tiles));
   __syncthreads();
   if (threadIdx.x >= Traits::kEpilogueThreads) {
     produce<Traits>(args, epilogue);

@@ -1,5 +1,5 @@
-// The consumers' mainloop: a stage's packed weight rows as A fragments, its rows of activations as B fragments, both with
-// their scales as they lie, into mma.m16n8k64. Nothing is converted.
+// The consumers' mainloop: a stage's packed weight rows as A fragments, its rows of activations as
+// B fragments, both with their scales as they lie, into mma.m16n8k64. Nothing is converted.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,12 @@ namespace nvfp4_moe::internal::sm120 {
 template <class Traits>
 using Accumulators = float[Traits::kWarpGroups][Traits::kWarpOctets][4];
 
-// accumulators += 128 k of the stage. last_row: the tile's last row of activations; octets beyond it are left out, and
-// within one it stands for what is not there, so that nothing is read that was not written.
+// accumulators += 128 k of the stage. last_row: the tile's last row of activations; octets beyond
+// it are left out, and within one it stands for what is not there, so that nothing is read that was
+// not written.
 template <class Traits>
-__device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row, Accumulators<Traits>& accumulators) {
+__device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row,
+                              Accumulators<Traits>& accumulators) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const uint8_t* const weights = stage.weights[tile];
   uint4 a[cuda::kHalves][Traits::kWarpGroups];
@@ -29,7 +31,8 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
     for (int m = 0; m < Traits::kWarpGroups; ++m) {
       const int group = Traits::first_group() + m;
       a[half][m] = *reinterpret_cast<const uint4*>(weights + cuda::lane_offset(group, half, lane));
-      scales_a[half][m] = *reinterpret_cast<const uint32_t*>(weights + scale_word_offset(group, half, scale_row(lane)));
+      scales_a[half][m] = *reinterpret_cast<const uint32_t*>(
+          weights + scale_word_offset(group, half, scale_row(lane)));
     }
 #pragma unroll
   for (int n = 0; n < Traits::kWarpOctets; ++n) {
@@ -38,8 +41,9 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
     uint32_t b[4];  // k 0, 32, 64, 96 of eight rows
     const uint8_t* const row = stage.rows[min(first + lane % 8, last_row)];
     cuda::load_matrices(b, ptx::shared_address(row + tile * (cuda::kTileK / 2) + lane / 8 * 16));
-    const auto scales_b = *reinterpret_cast<const uint2*>(stage.rows[min(first + lane / 4, last_row)] +
-                                                          cuda::kFp4KBlockScales + tile * (cuda::kTileK / 16));
+    const auto scales_b =
+        *reinterpret_cast<const uint2*>(stage.rows[min(first + lane / 4, last_row)] +
+                                        cuda::kFp4KBlockScales + tile * (cuda::kTileK / 16));
 #pragma unroll
     for (int m = 0; m < Traits::kWarpGroups; ++m) {
       ptx::mma_fp4(accumulators[m][n], a[0][m], b[0], b[1], scales_a[0][m], scales_b.x);
@@ -51,7 +55,8 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
 // accumulators = a work tile's products. The last k-block of K may have one tile of weights.
 template <class Traits>
 __device__ void multiply(const GemmArgs& args, const cuda::WorkTile& work, int last_row,
-                         PipelineState<Shared<Traits>::kStages>& state, Accumulators<Traits>& accumulators) {
+                         PipelineState<Shared<Traits>::kStages>& state,
+                         Accumulators<Traits>& accumulators) {
   auto& shared = sm120::shared<Traits>();
 #pragma unroll
   for (auto& of_group : accumulators)

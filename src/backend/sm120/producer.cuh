@@ -1,8 +1,9 @@
-// The producer warp: weights and rows of activations into the stages, by bulk copies, and what the consumers have to know
-// of each work tile.
+// The producer warp: weights and rows of activations into the stages, by bulk copies, and what the
+// consumers have to know of each work tile.
 //
-// Of a stage one lane asks for the weights, which lie together, and every lane for its rows, a k-block each. Weights of the
-// first stages are on their way before the kernels before this one have ended.
+// Of a stage one lane asks for the weights, which lie together, and every lane for its rows, a
+// k-block each. Weights of the first stages are on their way before the kernels before this one
+// have ended.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ namespace nvfp4_moe::internal::sm120 {
 template <class Traits, class Epilogue>
 class TileSource {
  public:
-  __device__ TileSource(const GemmArgs& args, const cuda::WorkTile& work, const cuda::TileRows& rows, uint64_t policy)
+  __device__ TileSource(const GemmArgs& args, const cuda::WorkTile& work,
+                        const cuda::TileRows& rows, uint64_t policy)
       : args_(args), rows_(rows), first_k_block_(work.first_k_block), policy_(policy) {
     const int64_t m_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
     weights_ = args.weights + rows.expert * args.expert_stride + work.tile.m_tile * m_tile_bytes;
@@ -30,24 +32,31 @@ class TileSource {
       const int row = lane() + i * 32;
       if (row >= rows_.count) continue;
       const auto global_row = static_cast<int32_t>(rows_.first + row);
-      assignment_[i] = args_.assignment_of_row == nullptr ? global_row : __ldcg(args_.assignment_of_row + global_row);
+      assignment_[i] = args_.assignment_of_row == nullptr
+                           ? global_row
+                           : __ldcg(args_.assignment_of_row + global_row);
       x_row_[i] = args_.assignment_of_row == nullptr ? global_row : args_.by_top_k(assignment_[i]);
     }
   }
   // By one lane: the stage's arrival, with the bytes of weights and rows.
   __device__ void request_weights(int32_t k_block, Stage<Traits>& stage, uint32_t full) const {
     const int32_t k_tile = (first_k_block_ + k_block) * kBlockTiles;
-    const auto bytes = static_cast<uint32_t>(min(kBlockTiles, args_.k_tiles - k_tile) * cuda::kTileBytes);
-    ptx::mbarrier_arrive_expect_tx(full, bytes + static_cast<uint32_t>(rows_.count * cuda::kFp4KBlockBytes));
-    ptx::copy_bulk(ptx::shared_address(stage.weights), weights_ + k_tile * cuda::kTileBytes, bytes, full, policy_);
+    const auto bytes =
+        static_cast<uint32_t>(min(kBlockTiles, args_.k_tiles - k_tile) * cuda::kTileBytes);
+    ptx::mbarrier_arrive_expect_tx(
+        full, bytes + static_cast<uint32_t>(rows_.count * cuda::kFp4KBlockBytes));
+    ptx::copy_bulk(ptx::shared_address(stage.weights), weights_ + k_tile * cuda::kTileBytes, bytes,
+                   full, policy_);
   }
-  __device__ void request_rows(int32_t k_block, Stage<Traits>& stage, uint32_t full, uint64_t policy) const {
+  __device__ void request_rows(int32_t k_block, Stage<Traits>& stage, uint32_t full,
+                               uint64_t policy) const {
 #pragma unroll
     for (int i = 0; i < Traits::kLaneRows; ++i) {
       const int row = lane() + i * 32;
       if (row < rows_.count)
         ptx::copy_bulk(ptx::shared_address(stage.rows[row]),
-                       args_.x + x_row_[i] * args_.x_stride + int64_t{first_k_block_ + k_block} * cuda::kFp4KBlockBytes,
+                       args_.x + x_row_[i] * args_.x_stride +
+                           int64_t{first_k_block_ + k_block} * cuda::kFp4KBlockBytes,
                        cuda::kFp4KBlockBytes, full, policy);
     }
   }
@@ -55,7 +64,8 @@ class TileSource {
 #pragma unroll
     for (int i = 0; i < Traits::kLaneRows; ++i) {
       const int row = lane() + i * 32;
-      if (row < rows_.count) factors[row] = epilogue.factor(rows_.expert, x_row_[i], assignment_[i]);
+      if (row < rows_.count)
+        factors[row] = epilogue.factor(rows_.expert, x_row_[i], assignment_[i]);
     }
   }
 
@@ -83,7 +93,8 @@ __device__ void produce(const GemmArgs& args, const Epilogue& epilogue) {
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
-    const cuda::TileRows rows = cuda::rows_of_tile<Traits::kTileN>(args.row_tiles, work.tile.n_tile);
+    const cuda::TileRows rows =
+        cuda::rows_of_tile<Traits::kTileN>(args.row_tiles, work.tile.n_tile);
     TileSource<Traits, Epilogue> source(args, work, rows, weights_policy);
     ptx::mbarrier_wait(address(shared.work_empty[index % 2]), turn_parity(index) ^ 1);
     if (leader) {

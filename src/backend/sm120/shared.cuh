@@ -1,4 +1,5 @@
-// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one struct.
+// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one
+// struct.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -34,10 +35,14 @@ struct GemmTraits {
   static_assert(kWarpGroups * kWarpsM == cuda::kGroups && kWarpOctets * kWarpsN * 8 == kTileN);
   static constexpr int kEpilogueThreads = kConsumerWarps * 32;
   static constexpr int kThreads = kEpilogueThreads + 32;  // and the producer warp
-  static constexpr int kLaneRows = (kTileN + 31) / 32;    // rows of a tile that one producer lane has
+  static constexpr int kLaneRows = (kTileN + 31) / 32;  // rows of a tile that one producer lane has
   // The first of this consumer warp's groups and octets.
-  __device__ static int first_group() { return static_cast<int>(threadIdx.x / 32) % kWarpsM * kWarpGroups; }
-  __device__ static int first_octet() { return static_cast<int>(threadIdx.x / 32) / kWarpsM * kWarpOctets; }
+  __device__ static int first_group() {
+    return static_cast<int>(threadIdx.x / 32) % kWarpsM * kWarpGroups;
+  }
+  __device__ static int first_octet() {
+    return static_cast<int>(threadIdx.x / 32) / kWarpsM * kWarpOctets;
+  }
 };
 
 // One stage of the pipeline: a k-block of a tile's weight rows and of its rows of activations.
@@ -47,8 +52,9 @@ struct alignas(128) Stage {
   uint8_t rows[Traits::kTileN][cuda::kFp4KBlockBytes];
 };
 
-// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work tiles stands twice, for
-// them by turns, since the producer describes the next one while the consumers are at one.
+// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work
+// tiles stands twice, for them by turns, since the producer describes the next one while the
+// consumers are at one.
 template <class Traits, int kStageCount>
 struct SharedOf {
   static constexpr int kStages = kStageCount;
@@ -56,7 +62,8 @@ struct SharedOf {
   RowFactor factors[2][Traits::kTileN];
   cuda::TileRows rows[2];
   cuda::Schedule schedule;
-  cuda::TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: not the last to arrive
+  cuda::TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: not
+                                  // the last to arrive
   alignas(8) uint64_t full[kStages];  // the stage is there
   uint64_t empty[kStages];            // all consumer warps are done with it
   uint64_t rows_full[2];              // rows[i] is there
@@ -67,16 +74,19 @@ struct SharedOf {
 // As many stages as fit; more than kMaxStages would only lengthen a cta's start.
 inline constexpr int kMaxStages = 5;
 template <class Traits>
-using Shared = SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
+using Shared =
+    SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
 // The contract with bulk copies, ldmatrix and mbarriers, which trust offsets rather than types.
 template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 2);
-  static_assert(sizeof(Stage<Traits>) == kBlockTiles * cuda::kTileBytes + Traits::kTileN * cuda::kFp4KBlockBytes,
+  static_assert(sizeof(Stage<Traits>) ==
+                    kBlockTiles * cuda::kTileBytes + Traits::kTileN * cuda::kFp4KBlockBytes,
                 "no padding");
-  static_assert(offsetof(Stage<Traits>, rows) % 16 == 0 && cuda::kFp4KBlockBytes % 16 == 0, "bulk copies and ldmatrix");
+  static_assert(offsetof(Stage<Traits>, rows) % 16 == 0 && cuda::kFp4KBlockBytes % 16 == 0,
+                "bulk copies and ldmatrix");
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, full) % 8 == 0);
   static constexpr bool kPassed = true;
 };

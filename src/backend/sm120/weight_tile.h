@@ -1,14 +1,17 @@
-// The packed tiles of weights for block-scaled FP4 products: 128 rows x 128 k, as long as the other CUDA backends' and in
-// the same places (packed_layout.h), with codes and scales as mma.m16n8k64 takes them from a lane (docs/layouts.md).
+// The packed tiles of weights for block-scaled FP4 products: 128 rows x 128 k, as long as the other
+// CUDA backends' and in the same places (packed_layout.h), with codes and scales as mma.m16n8k64
+// takes them from a lane (docs/layouts.md).
 //
-// A group of 16 rows over half a tile's k, 64, is one A fragment. With r = lane / 4, q = lane % 4 a lane's 16 bytes are
-// the instruction's four registers, eight consecutive k of one row each, in the order of the source:
+// A group of 16 rows over half a tile's k, 64, is one A fragment. With r = lane / 4, q = lane % 4 a
+// lane's 16 bytes are the instruction's four registers, eight consecutive k of one row each, in the
+// order of the source:
 //
-//   word 0: row r, k 8q ..    word 1: row r + 8, k 8q ..    word 2: row r, k 32 + 8q ..    word 3: row r + 8, k 32 + 8q ..
+//   word 0: row r, k 8q ..    word 1: row r + 8, k 8q ..    word 2: row r, k 32 + 8q ..    word 3:
+//                             row r + 8, k 32 + 8q ..
 //
-// The scales of a row over 64 k are one word, E4M3 bytes as they are, the word of row r + 8 behind that of row r. Scale
-// selectors 0 take row r from lane 4r and row r + 8 from lane 4r + 1. A code under a scale of 0 multiplies nothing and
-// stays in its place.
+// The scales of a row over 64 k are one word, E4M3 bytes as they are, the word of row r + 8 behind
+// that of row r. Scale selectors 0 take row r from lane 4r and row r + 8 from lane 4r + 1. A code
+// under a scale of 0 multiplies nothing and stays in its place.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +34,8 @@ NVFP4_MOE_HOST_DEVICE constexpr CodeWord code_word(int lane, int word) {
 NVFP4_MOE_HOST_DEVICE constexpr int scale_word_offset(int group, int half, int row) {
   return cuda::scale_offset(group, half, row % 8) + row / 8 * 4;
 }
-// The row whose scales a lane gives to the instruction. Lanes 4r + 2 and 4r + 3 give what nobody reads.
+// The row whose scales a lane gives to the instruction. Lanes 4r + 2 and 4r + 3 give what nobody
+// reads.
 NVFP4_MOE_HOST_DEVICE constexpr int scale_row(int lane) { return lane / 4 + lane % 2 * 8; }
 
 }  // namespace nvfp4_moe::internal::sm120

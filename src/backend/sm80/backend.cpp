@@ -1,5 +1,6 @@
-// The plain CUDA backend's entry in the contract, "cuda": every GPU from sm_80 up, mma.sync on bf16 operands. It is what
-// runs if no backend knows the architecture better, and the partner that those are compared with.
+// The plain CUDA backend's entry in the contract, "cuda": every GPU from sm_80 up, mma.sync on bf16
+// operands. It is what runs if no backend knows the architecture better, and the partner that those
+// are compared with.
 #include "backend/backend.h"
 
 #include "backend/cuda/device/device.h"
@@ -18,10 +19,11 @@ namespace {
 constexpr cuda::Architecture kArchitecture = cuda::plain::architecture("cuda");
 using Functions = cuda::BackendFunctions<kArchitecture>;
 
-constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate, "mma.sync m16n8k16"};
-constexpr LayerSteps kSteps = {Functions::route,      Functions::quantize,   cuda::plain::gemm1_swiglu,
-                               cuda::requantize,      cuda::plain::gemm2,    cuda::combine,
-                               Functions::plan_steps, kArchitecture.counters};
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, cuda::product_rate,
+                                      "mma.sync m16n8k16"};
+constexpr LayerSteps kSteps = {
+    Functions::route,   Functions::quantize, cuda::plain::gemm1_swiglu, cuda::requantize,
+    cuda::plain::gemm2, cuda::combine,       Functions::plan_steps,     kArchitecture.counters};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));

@@ -1,5 +1,6 @@
-// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma, of E4M3 under fp8 and of bf16 under the other
-// formats, each with a table of configurations and an order of packed codes of its own.
+// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma, of E4M3 under fp8 and of
+// bf16 under the other formats, each with a table of configurations and an order of packed codes of
+// its own.
 #include "backend/backend.h"
 
 #include <array>
@@ -51,7 +52,8 @@ int shared(int64_t tokens) {
 }
 
 constexpr cuda::Architecture kBf16 = {
-    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed<kBf16Table>, shared<kBf16Table>, splits_k, kMaxCtas},
+    .gemms = {"sm90", kAllConfigs.first<kBf16Configs>(), routed<kBf16Table>, shared<kBf16Table>,
+              splits_k, kMaxCtas},
     .gemm_kind = "wgmma",
     .quantize_into_rows = quantize_into_rows,
     .gemm1_swiglu = gemm1_swiglu,
@@ -67,18 +69,23 @@ constexpr cuda::Architecture kFp8 = [] {
   fp8.gemms.operands.fp8 = cuda::Operand::kE4m3;
   return fp8;
 }();
-using Functions = cuda::BackendByFormat<ActivationFormat::kFp8, kFp8, kFp8Tiles, kBf16, cuda::kBf16Tiles>;
+using Functions =
+    cuda::BackendByFormat<ActivationFormat::kFp8, kFp8, kFp8Tiles, kBf16, cuda::kBf16Tiles>;
 
-constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate, "wgmma m64n128k16"};
+constexpr DeviceMeasures kMeasures = {cuda::time_graph, cuda::read_rate, product_rate,
+                                      "wgmma m64n128k16"};
 
 Status supports(const MoeConfig& config, const DeviceFacts& device) {
   NVFP4_MOE_TRY(cuda::supports_device(device));
   if (device.compute_capability / 10 != 9)
-    return unsupported("device: expected compute capability 9.x, whose wgmma no other GPU has, got " + device.name);
+    return unsupported(
+        "device: expected compute capability 9.x, whose wgmma no other GPU has, got " +
+        device.name);
   return cuda::supports_config(config);
 }
 
-// Of weights: the first thing that a process asks of a device, and where run's driver functions are found.
+// Of weights: the first thing that a process asks of a device, and where run's driver functions are
+// found.
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   NVFP4_MOE_TRY(find_tensor_map_encoder());
   return cuda::allocate(size_bytes, device, purpose);
@@ -106,9 +113,11 @@ constinit const Backend kSm90Backend = {
     .steps = &sm90::Functions::kSteps,
     .memory = &cuda::kMemory,
     .fp8_caveat =
-        "fp8: Hopper's FP8 tensor cores accumulate with 13 bits and cut off the rest, so that results whose products "
+        "fp8: Hopper's FP8 tensor cores accumulate with 13 bits and cut off the rest, so that "
+        "results whose products "
         "agree "
-        "in sign come out too small (docs/numerics.md, section 7); backend \"cuda\" adds the same products in fp32",
+        "in sign come out too small (docs/numerics.md, section 7); backend \"cuda\" adds the same "
+        "products in fp32",
     .measures = &sm90::kMeasures,
     .formats = &cuda::kFormats,
     .router = &cuda::kRouter,

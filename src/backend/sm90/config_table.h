@@ -18,15 +18,16 @@ inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, cuda::kTileK) >= 4;
 }
 
-// Which configurations of a table a batch is offered, in this order. Their accumulators of a partial grow, so that a
-// workspace grows with its tokens.
+// Which configurations of a table a batch is offered, in this order. Their accumulators of a
+// partial grow, so that a workspace grows with its tokens.
 struct ConfigTable {
   std::span<const GemmConfig> configs;
   std::span<const int> of_layer;  // of a layer with all its experts, and of a shared expert
-  std::span<const int> of_rank;   // of a rank with a part of the experts, from kMinTokensWithWide tokens on
-  // Up to that many k-blocks of 512 weight rows, of one GEMM and multiprocessor, the table's first configuration, tiles of
-  // 256 weight rows, is taken in place of its second: they are shared out more evenly, and the last one to arrive leaves
-  // less to multiply.
+  std::span<const int>
+      of_rank;  // of a rank with a part of the experts, from kMinTokensWithWide tokens on
+  // Up to that many k-blocks of 512 weight rows, of one GEMM and multiprocessor, the table's first
+  // configuration, tiles of 256 weight rows, is taken in place of its second: they are shared out
+  // more evenly, and the last one to arrive leaves less to multiply.
   int64_t most_k_blocks_of_small_tiles;
   int64_t least_tma_hidden;  // channels of hidden from which on gemm1 may copy rows by TMA
 };
@@ -34,34 +35,42 @@ inline constexpr std::array<int, 5> kBf16OfLayer = {1, 2, 3, 4, 8};
 inline constexpr std::array<int, 4> kBf16OfRank = {5, 6, 7, 8};
 inline constexpr std::array<int, 6> kFp8OfLayer = {1, 2, 3, 4, 8, 9};
 inline constexpr std::array<int, 6> kFp8OfRank = {5, 6, 7, 4, 8, 9};
-inline constexpr ConfigTable kBf16Table = {std::span(kGemmConfigs).first<kBf16Configs>(), kBf16OfLayer, kBf16OfRank, 24,
-                                           1};
-// Rows by TMA have 64 k at least, which are 64 bytes, and those of gemm1 take the place of bf16 ones.
-inline constexpr ConfigTable kFp8Table = {std::span(kGemmConfigs).subspan<kBf16Configs>(), kFp8OfLayer, kFp8OfRank, 96,
-                                          32};
+inline constexpr ConfigTable kBf16Table = {std::span(kGemmConfigs).first<kBf16Configs>(),
+                                           kBf16OfLayer, kBf16OfRank, 24, 1};
+// Rows by TMA have 64 k at least, which are 64 bytes, and those of gemm1 take the place of bf16
+// ones.
+inline constexpr ConfigTable kFp8Table = {std::span(kGemmConfigs).subspan<kBf16Configs>(),
+                                          kFp8OfLayer, kFp8OfRank, 96, 32};
 
-// From that many tokens on the kernels of a narrow configuration hold a wide one. With fewer the narrow one serves any
-// routing nearly as well. They are compiled for activations with a gate alone.
+// From that many tokens on the kernels of a narrow configuration hold a wide one. With fewer the
+// narrow one serves any routing nearly as well. They are compiled for activations with a gate
+// alone.
 inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in the table for the routed experts of a batch.
-inline int routed_config(const ConfigTable& table, const MoeConfig& config, const ExpertRange& range, int64_t tokens) {
+inline int routed_config(const ConfigTable& table, const MoeConfig& config,
+                         const ExpertRange& range, int64_t tokens) {
   const int64_t rows = tokens * config->top_k;
-  const double rows_per_expert = static_cast<double>(rows) / static_cast<double>(config->num_experts);
+  const double rows_per_expert =
+      static_cast<double>(rows) / static_cast<double>(config->num_experts);
   const bool may_use_tma = config->hidden_size >= table.least_tma_hidden;
-  const bool with_wide =
-      range.count < config->num_experts && tokens >= kMinTokensWithWide && may_use_tma && has_gate(config->activation);
+  const bool with_wide = range.count < config->num_experts && tokens >= kMinTokensWithWide &&
+                         may_use_tma && has_gate(config->activation);
   const std::span<const int> offered = with_wide ? table.of_rank : table.of_layer;
-  const auto config_at = [&](size_t i) -> const GemmConfig& { return table.configs[static_cast<size_t>(offered[i])]; };
+  const auto config_at = [&](size_t i) -> const GemmConfig& {
+    return table.configs[static_cast<size_t>(offered[i])];
+  };
   size_t taken = 0;
-  while (rows_per_expert > config_at(taken).max_rows_per_expert && (may_use_tma || !config_at(taken + 1).tma_rows))
+  while (rows_per_expert > config_at(taken).max_rows_per_expert &&
+         (may_use_tma || !config_at(taken + 1).tma_rows))
     ++taken;
   if (offered[taken] != 1) return offered[taken];
   const int64_t local_rows = cuda::ceil_div(rows * range.count, config->num_experts);
-  const int64_t k_blocks =
-      local_rows * cuda::ceil_div(config->intermediate_size, 256) * cuda::ceil_div(config->hidden_size, cuda::kTileK);
+  const int64_t k_blocks = local_rows * cuda::ceil_div(config->intermediate_size, 256) *
+                           cuda::ceil_div(config->hidden_size, cuda::kTileK);
   return k_blocks <= table.most_k_blocks_of_small_tiles * kMaxCtas ? 0 : 1;
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest configuration's.
+// The same for the shared expert, whose number of rows is known: one tile, up to the largest
+// configuration's.
 inline int shared_config(const ConfigTable& table, int64_t tokens) {
   for (const int index : table.of_layer)
     if (tokens <= table.configs[static_cast<size_t>(index)].tile_n) return index;

@@ -1,10 +1,12 @@
-// Packed weights -> the A fragments of wgmma, in registers, and the products of each kind. A kind of product has
+// Packed weights -> the A fragments of wgmma, in registers, and the products of each kind. A kind
+// of product has
 //
 //   kSteps              wgmmas of 64 k
 //   kAccumulatorFactor  what is left for the epilogue
 //   Weights             a lane's packed weights of 64 k and of two rows, as read from a tile
 //   Constants           what the consumers hold in registers
-//   read, look_up       a tile's bytes into Weights; what else they need, once read's words are there
+//   read, look_up       a tile's bytes into Weights; what else they need, once read's words are
+//                       there
 //   dequantize          Weights into the four words of one step's fragment
 //   multiply            one wgmma
 #pragma once
@@ -21,8 +23,9 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// bf16 times bf16 (the bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16 e2m1 * 2^-126, two scale
-// bytes of UE5M3 become bf16 s * 2^107, and one multiplication of each gives e2m1 * s * 2^-19, exactly.
+// bf16 times bf16 (the bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16
+// e2m1 * 2^-126, two scale bytes of UE5M3 become bf16 s * 2^107, and one multiplication of each
+// gives e2m1 * s * 2^-19, exactly.
 struct Bf16Products {
   static constexpr int kSteps = 4;
   static constexpr float kAccumulatorFactor = 0x1p19f;
@@ -35,15 +38,19 @@ struct Bf16Products {
     __device__ void pin() { cuda::ptx::pin(scale_base); }
   };
 
-  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half, int lane) {
+  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half,
+                              int lane) {
     const auto codes = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
-    const auto scales = *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
-    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
+    const auto scales =
+        *reinterpret_cast<const uint2*>(tile + cuda::scale_offset(group, half, lane / 4));
+    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z,
+    weights.codes[3] = codes.w;
     weights.scales[0] = scales.x, weights.scales[1] = scales.y;
   }
   template <int kStride>
   __device__ static void look_up(Weights&, const uint2*) {}
-  __device__ static void dequantize(const Weights& weights, int step, const Constants& constants, uint32_t* fragment) {
+  __device__ static void dequantize(const Weights& weights, int step, const Constants& constants,
+                                    uint32_t* fragment) {
     const uint32_t scales = cuda::ptx::lop3_and_or<cuda::kScalesMask>(
         cuda::scales_of_step(weights.scales[step / 2], step % 2 != 0), constants.scale_base);
     const cuda::CodePairs pairs = cuda::code_pairs(weights.codes[step]);
@@ -58,8 +65,9 @@ struct Bf16Products {
   }
 };
 
-// E4M3 times E4M3 (the bit layout: fp8_tile.h). A table has, for the index of a scale, the eight magnitudes of E2M1 times
-// that scale as E4M3, each rounded once; PRMT picks four of a word's codes at a time.
+// E4M3 times E4M3 (the bit layout: fp8_tile.h). A table has, for the index of a scale, the eight
+// magnitudes of E2M1 times that scale as E4M3, each rounded once; PRMT picks four of a word's codes
+// at a time.
 struct Fp8Products {
   static constexpr int kSteps = 2;
   static constexpr float kAccumulatorFactor = 1.0f;
@@ -72,19 +80,24 @@ struct Fp8Products {
     __device__ static void pin() {}
   };
 
-  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half, int lane) {
+  __device__ static void read(Weights& weights, const uint8_t* tile, int group, int half,
+                              int lane) {
     const auto codes = *reinterpret_cast<const uint4*>(tile + cuda::lane_offset(group, half, lane));
-    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z, weights.codes[3] = codes.w;
-    weights.scales = *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(group, half, lane));
+    weights.codes[0] = codes.x, weights.codes[1] = codes.y, weights.codes[2] = codes.z,
+    weights.codes[3] = codes.w;
+    weights.scales =
+        *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(group, half, lane));
   }
   template <int kStride>
   __device__ static void look_up(Weights& weights, const uint2* table) {
-    // What lies in a stage beyond the last packed tile of a matrix is multiplied too, and may be anything.
+    // What lies in a stage beyond the last packed tile of a matrix is multiplied too, and may be
+    // anything.
     constexpr uint32_t kLast = kFp8ScaleIndices - 1;
     weights.magnitudes[0] = table[min(weights.scales & 0xFF, kLast) * kStride];
     weights.magnitudes[1] = table[min(weights.scales >> 8, kLast) * kStride];
   }
-  __device__ static void dequantize(const Weights& weights, int step, const Constants&, uint32_t* fragment) {
+  __device__ static void dequantize(const Weights& weights, int step, const Constants&,
+                                    uint32_t* fragment) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint32_t word = weights.codes[2 * i + step], picks = word & 0x77777777u;

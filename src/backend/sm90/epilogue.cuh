@@ -1,5 +1,6 @@
-// How accumulators leave a cta: through an Epilogue, which makes outputs of them, directly or, if the output is bf16
-// and tiles are wide, transposed through shared memory, so that 64 channels of a row, 128 bytes, are written together.
+// How accumulators leave a cta: through an Epilogue, which makes outputs of them, directly or, if
+// the output is bf16 and tiles are wide, transposed through shared memory, so that 64 channels of a
+// row, 128 bytes, are written together.
 //
 // An Epilogue is a step's own (gemm1.cuh, gemm2.cuh) and has
 //
@@ -8,7 +9,8 @@
 //   channels           of a row of outputs
 //   row_scale_of(token, assignment), scales(expert)     what RowFactor is made of
 //   biases(expert, weight_row), prefetch_biases(...)    of weight rows r and r + 8
-//   store(row, weight_row, a, b, factor, bias)          the accumulators of weight rows r and r + 8 to the output
+//   store(row, weight_row, a, b, factor, bias)          the accumulators of weight rows r and r + 8
+//                                                       to the output
 //   bf16_out()         (R, channels), or null: the output is not bf16
 //   value(...), plain()                                 one output; the kind of value<kPlain>
 #pragma once
@@ -30,7 +32,8 @@ __device__ inline uint32_t bf16_pair(float first, float second) {
 __device__ inline bool any_nonfinite(const uint4& vec8) {
   uint32_t carries = 0;
 #pragma unroll
-  for (uint32_t pair : {vec8.x, vec8.y, vec8.z, vec8.w}) carries |= (pair & 0x7F807F80u) + 0x00800080u;
+  for (uint32_t pair : {vec8.x, vec8.y, vec8.z, vec8.w})
+    carries |= (pair & 0x7F807F80u) + 0x00800080u;
   return (carries & 0x80008000u) != 0;
 }
 
@@ -52,23 +55,26 @@ __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int
     for (int i = 0; i < 2; ++i) {
       const int row = j * 8 + first + i;
       if (row < rows.count)
-        epilogue.store(rows.first + row, weight_row, accumulators[j * 4 + i], accumulators[j * 4 + 2 + i], factor(row),
-                       bias);
+        epilogue.store(rows.first + row, weight_row, accumulators[j * 4 + i],
+                       accumulators[j * 4 + 2 + i], factor(row), bias);
     }
 }
 
-// A consumer warpgroup's accumulators of a whole tile to bf16_out, through its staging buffer. kPlain: epilogue.plain(),
-// known at compile time.
+// A consumer warpgroup's accumulators of a whole tile to bf16_out, through its staging buffer.
+// kPlain: epilogue.plain(), known at compile time.
 //
-// The buffer holds a row's channels of one wgmma, 64, or of both where two weight rows give one channel and both give 32
-// each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 if two rows share the banks, so that neither way of
-// access conflicts in a bank.
+// The buffer holds a row's channels of one wgmma, 64, or of both where two weight rows give one
+// channel and both give 32 each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 if two rows
+// share the banks, so that neither way of access conflicts in a bank.
 template <class Traits, bool kPlain, class Epilogue>
-__device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work, const RowFactor* factors,
-                             const float (&accumulators)[Traits::kM64][Traits::kTileN / 2], int thread_of_cta) {
+__device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
+                             const RowFactor* factors,
+                             const float (&accumulators)[Traits::kM64][Traits::kTileN / 2],
+                             int thread_of_cta) {
   constexpr bool kJoined = Epilogue::kJoined;
   static_assert(Traits::kM64 <= 2);
-  constexpr int kMatrices = kJoined ? Traits::kM64 : 2;  // of a warp's eight rows: eight channels each
+  constexpr int kMatrices =
+      kJoined ? Traits::kM64 : 2;  // of a warp's eight rows: eight channels each
   constexpr int kPasses = kJoined ? 1 : Traits::kM64, kVec8s = kMatrices * 4;
   constexpr int kRowBytes = kVec8s * 16, kStagedRows = Traits::kStagingBytes / kRowBytes;
   const auto offset = [](int row, int vec8) {
@@ -78,12 +84,14 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
   const int warp = thread / 32, lane = thread % 32;
   uint8_t* const staging = staging_bytes<Traits>(warpgroup);
   const int matrix = lane / 8 % kMatrices;
-  const uint32_t own = ptx::shared_address(staging) + offset(lane % 8, kJoined ? matrix * 4 + warp : warp * 2 + matrix);
+  const uint32_t own = ptx::shared_address(staging) +
+                       offset(lane % 8, kJoined ? matrix * 4 + warp : warp * 2 + matrix);
   const int32_t first_weight_row = work.weight_row + warpgroup * Traits::kM64 * 64;
   LaneBiases biases[Traits::kM64];
 #pragma unroll
   for (int m = 0; m < Traits::kM64; ++m)
-    biases[m] = epilogue.biases(work.rows.expert, work.weight_row + weight_row_of<Traits>(thread_of_cta, m));
+    biases[m] = epilogue.biases(work.rows.expert,
+                                work.weight_row + weight_row_of<Traits>(thread_of_cta, m));
 #pragma unroll
   for (int first = 0; first < Traits::kTileN; first += kStagedRows)
 #pragma unroll
@@ -103,8 +111,8 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
           for (int n = 0; n < 2; ++n) {
             const int at = row / 2 + n;
             if constexpr (kJoined)
-              values[n] =
-                  epilogue.template value<kPlain>(accumulators[i][at], accumulators[i][at + 2], factor[n], biases[i]);
+              values[n] = epilogue.template value<kPlain>(
+                  accumulators[i][at], accumulators[i][at + 2], factor[n], biases[i]);
             else
               values[n] = epilogue.value(accumulators[pass][at + 2 * i], factor[n],
                                          i == 0 ? biases[pass].first : biases[pass].second);
@@ -122,7 +130,8 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
         if (first + staged < work.rows.count && channel < epilogue.channels) {
           const auto values = *reinterpret_cast<const uint4*>(staging + offset(staged, vec8));
           const int64_t row = work.rows.first + first + staged;
-          *reinterpret_cast<uint4*>(epilogue.bf16_out() + row * epilogue.channels + channel) = values;
+          *reinterpret_cast<uint4*>(epilogue.bf16_out() + row * epilogue.channels + channel) =
+              values;
           if constexpr (Epilogue::kReportsNonfinite) epilogue.report_if(any_nonfinite(values), row);
         }
       }

@@ -1,15 +1,17 @@
-// The packed tiles of weights for products of E4M3: as long as the other formats' and in the same places (packed_layout.h),
-// with codes and scales as wgmma m64nNk32 takes them from a lane once they are rounded (docs/layouts.md).
+// The packed tiles of weights for products of E4M3: as long as the other formats' and in the same
+// places (packed_layout.h), with codes and scales as wgmma m64nNk32 takes them from a lane once
+// they are rounded (docs/layouts.md).
 //
-// With r = lane / 4, q = lane % 4 a lane's 16 bytes over 64 k are block q of rows r and r + 8 of a group, so that all its
-// codes of a row have one scale. In a word of eight codes the magnitude of code i has bits 4i..4i+2, where PRMT takes it as
-// the index of a byte; its sign has bit 7 of the byte that PRMT makes of it, i < 4, or for i >= 4 four bits below that.
+// With r = lane / 4, q = lane % 4 a lane's 16 bytes over 64 k are block q of rows r and r + 8 of a
+// group, so that all its codes of a row have one scale. In a word of eight codes the magnitude of
+// code i has bits 4i..4i+2, where PRMT takes it as the index of a byte; its sign has bit 7 of the
+// byte that PRMT makes of it, i < 4, or for i >= 4 four bits below that.
 //
 //   word 0: row r, k 16q ..   word 1: row r, k 16q + 8 ..   words 2, 3: row r + 8
 //
-// A scale is stored as its index: scale * 2^-shift as UE5M3 with exponent bias 13, so that one table serves every shift.
-// The least such scale of any matrix is 2^-12 and the largest 74 2/3 (core/fp8.h): 8..153. 0 is a scale of 0. Codes under
-// it keep their place.
+// A scale is stored as its index: scale * 2^-shift as UE5M3 with exponent bias 13, so that one
+// table serves every shift. The least such scale of any matrix is 2^-12 and the largest 74 2/3
+// (core/fp8.h): 8..153. 0 is a scale of 0. Codes under it keep their place.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,9 @@
 namespace nvfp4_moe::internal::sm90 {
 
 // Eight codes of a word, low nibble the first k, to the order above and back.
-NVFP4_MOE_HOST_DEVICE constexpr int fp8_sign_bit(int i) { return i < 4 ? 8 * i + 7 : 8 * (i - 4) + 3; }
+NVFP4_MOE_HOST_DEVICE constexpr int fp8_sign_bit(int i) {
+  return i < 4 ? 8 * i + 7 : 8 * (i - 4) + 3;
+}
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_fp8_word(uint32_t codes) {
   uint32_t word = codes & 0x77777777u;
   for (int i = 0; i < 8; ++i) word |= (codes >> (4 * i + 3) & 1) << fp8_sign_bit(i);
@@ -40,7 +44,9 @@ NVFP4_MOE_HOST_DEVICE constexpr uint32_t fp8_scale_byte(uint32_t index, int32_t 
   return index == 0 ? 0 : cuda::scale_from_ue5m3(index - static_cast<uint32_t>(24 - 8 * shift));
 }
 // The bits of scale * 2^-shift in fp32; of an index that is not 0.
-NVFP4_MOE_HOST_DEVICE constexpr uint32_t fp8_scale_bits(uint32_t index) { return (index << 20) + (114u << 23); }
+NVFP4_MOE_HOST_DEVICE constexpr uint32_t fp8_scale_bits(uint32_t index) {
+  return (index << 20) + (114u << 23);
+}
 
 // Offset in its tile of a lane's two bytes of scale indices: of row r, of row r + 8.
 NVFP4_MOE_HOST_DEVICE constexpr int fp8_scales_offset(int group, int half, int lane) {

@@ -1,5 +1,5 @@
-// Activations into expert order: a token is read once and written, as it is, rounded or quantized, to each of its rows.
-// One cta a token, or one warp.
+// Activations into expert order: a token is read once and written, as it is, rounded or quantized,
+// to each of its rows. One cta a token, or one warp.
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -50,7 +50,8 @@ __device__ void write_rows(const RowsOfTokens& to, int64_t token, const Read& re
   }
 }
 
-__global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* x, RowsOfTokens to) {
+__global__ void __launch_bounds__(kGatherThreads)
+    sm90_gather_rows(const uint4* x, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   write_rows(to, blockIdx.x, [&](int64_t vector) { return x[vector]; });
@@ -58,7 +59,8 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_gather_rows(const uint4* 
 
 // round_rows, but for where the token goes.
 template <DType kType>
-__global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::RowArgs args, RowsOfTokens to) {
+__global__ void __launch_bounds__(kGatherThreads)
+    sm90_round_into_rows(cuda::RowArgs args, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   const int64_t token = blockIdx.x;
@@ -70,8 +72,10 @@ __global__ void __launch_bounds__(kGatherThreads) sm90_round_into_rows(cuda::Row
     cuda::load_elements<kType>(args.x, vec8 * 8, x);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      magnitude = max(magnitude, max(cuda::magnitude_bits(x[2 * j]), cuda::magnitude_bits(x[2 * j + 1])));
-      words[j] = uint32_t{cuda::bf16_from_float(x[2 * j])} | uint32_t{cuda::bf16_from_float(x[2 * j + 1])} << 16;
+      magnitude =
+          max(magnitude, max(cuda::magnitude_bits(x[2 * j]), cuda::magnitude_bits(x[2 * j + 1])));
+      words[j] = uint32_t{cuda::bf16_from_float(x[2 * j])} |
+                 uint32_t{cuda::bf16_from_float(x[2 * j + 1])} << 16;
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
   });
@@ -111,12 +115,14 @@ struct OperandRows {
   }
 };
 template <class Vec>
-__global__ void __launch_bounds__(cuda::kVec8Threads) sm90_quantize_into_rows(cuda::RowArgs args, RowsOfTokens to) {
+__global__ void __launch_bounds__(cuda::kVec8Threads)
+    sm90_quantize_into_rows(cuda::RowArgs args, RowsOfTokens to) {
   cuda::ptx::grid_dependency_wait();
   cuda::ptx::launch_dependents();  // gemm1 relies on route as soon as it starts
   const OperandRows<Vec> rows{to, blockIdx.x, vec8s_of<Vec>(args)};
   if (!rows.any()) return cuda::expect_row(args, rows.token, false, cuda::ThreadGroup::cta());
-  cuda::quantize_vec8_row<Vec>(args, rows.token, cuda::load_vec8(args, rows.token, threadIdx.x), rows);
+  cuda::quantize_vec8_row<Vec>(args, rows.token, cuda::load_vec8(args, rows.token, threadIdx.x),
+                               rows);
 }
 // The same, a warp a token.
 template <class Vec>
@@ -128,35 +134,38 @@ __global__ void __launch_bounds__(cuda::kWarpRowThreads, 4)
                               vec8s_of<Vec>(args)};
   if (rows.token >= tokens) return;
   if (!rows.any()) return cuda::expect_row(args, rows.token, false, cuda::ThreadGroup::warp());
-  cuda::quantize_vec8_row_by_warp<Vec>(args, rows.token,
-                                       cuda::load_vec8(args, rows.token, cuda::ThreadGroup::warp().rank), rows);
+  cuda::quantize_vec8_row_by_warp<Vec>(
+      args, rows.token, cuda::load_vec8(args, rows.token, cuda::ThreadGroup::warp().rank), rows);
 }
 
 RowsOfTokens rows_of_tokens(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
-  return {gathered(part), part.intermediate.nonfinite, step.buffers.row_of_assignment,
-          static_cast<int32_t>(config->top_k),
-          static_cast<int32_t>(cuda::operand_row_bytes(step.plan->operand, config->hidden_size) / 16)};
+  return {
+      gathered(part), part.intermediate.nonfinite, step.buffers.row_of_assignment,
+      static_cast<int32_t>(config->top_k),
+      static_cast<int32_t>(cuda::operand_row_bytes(step.plan->operand, config->hidden_size) / 16)};
 }
 
 }  // namespace
 
 Status gather_rows(const StepContext& step, const PartBuffers& part, const std::byte* x) {
-  return cuda::launch<sm90_gather_rows>("gather_rows", static_cast<unsigned>(step.batch.tokens), kGatherThreads, 0,
-                                        step.stream, reinterpret_cast<const uint4*>(x), rows_of_tokens(step, part));
+  return cuda::launch<sm90_gather_rows>(
+      "gather_rows", static_cast<unsigned>(step.batch.tokens), kGatherThreads, 0, step.stream,
+      reinterpret_cast<const uint4*>(x), rows_of_tokens(step, part));
 }
 
 namespace {
 
 template <class Vec>
-Status launch_into_rows(const StepContext& step, const cuda::RowArgs& args, const RowsOfTokens& rows) {
+Status launch_into_rows(const StepContext& step, const cuda::RowArgs& args,
+                        const RowsOfTokens& rows) {
   const cuda::QuantizePlan& plan = step.plan->hidden;
   const auto ctas = static_cast<unsigned>(plan.ctas);
   if (plan.kernel == cuda::QuantizeKernel::kVec8Warp)
-    return cuda::launch<sm90_quantize_into_rows_by_warps<Vec>>("quantize_into_rows", ctas, plan.threads, 0, step.stream,
-                                                               args, step.batch.tokens, rows);
-  return cuda::launch<sm90_quantize_into_rows<Vec>>("quantize_into_rows", ctas, plan.threads, 0, step.stream, args,
-                                                    rows);
+    return cuda::launch<sm90_quantize_into_rows_by_warps<Vec>>(
+        "quantize_into_rows", ctas, plan.threads, 0, step.stream, args, step.batch.tokens, rows);
+  return cuda::launch<sm90_quantize_into_rows<Vec>>("quantize_into_rows", ctas, plan.threads, 0,
+                                                    step.stream, args, rows);
 }
 
 }  // namespace
@@ -170,8 +179,8 @@ Status quantize_into_rows(const StepContext& step) {
     return cuda::is_fp8(step) ? launch_into_rows<cuda::E4m3Vec8>(step, args, rows)
                               : launch_into_rows<cuda::Vec8>(step, args, rows);
   const auto launch = [&](auto type) {
-    return cuda::launch<sm90_round_into_rows<type.value>>("round_into_rows", ctas, plan.threads, 0, step.stream, args,
-                                                          rows);
+    return cuda::launch<sm90_round_into_rows<type.value>>("round_into_rows", ctas, plan.threads, 0,
+                                                          step.stream, args, rows);
   };
   switch (step.batch.hidden_dtype) {
     case DType::kF32: return launch(std::integral_constant<DType, DType::kF32>{});

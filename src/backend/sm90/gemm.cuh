@@ -1,9 +1,10 @@
-// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, dequantized to bf16 or E4M3 in registers, times rows
-// of activations from shared memory. What becomes of the accumulators is the caller's Epilogue.
+// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, dequantized to bf16 or E4M3
+// in registers, times rows of activations from shared memory. What becomes of the accumulators is
+// the caller's Epilogue.
 //
-// One persistent cta a multiprocessor, its warpgroups around a pipeline of stages of 128 k each: a producer
-// (producer.cuh) and four or two consumers (mainloop.cuh, then epilogue.cuh or split_k.cuh). shared.cuh has the barriers between
-// them.
+// One persistent cta a multiprocessor, its warpgroups around a pipeline of stages of 128 k each: a
+// producer (producer.cuh) and four or two consumers (mainloop.cuh, then epilogue.cuh or
+// split_k.cuh). shared.cuh has the barriers between them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,13 +24,16 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// By one thread. Of row threads each arrives at a stage, or, if they requantize, the one warp that has made it.
+// By one thread. Of row threads each arrives at a stage, or, if they requantize, the one warp that
+// has made it.
 template <class Traits, class Rows>
 __device__ void init_barriers() {
   using S = Shared<Traits>;
   if (ptx::shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
   constexpr int kConsumerArrivals = Traits::kConsumerThreads / 32 * kArrivalsPerWarp;
-  constexpr int kRowArrivals = Traits::kTmaRows ? 0 : Rows::kRequantizes ? kArrivalsPerWarp : kProducerRowThreads;
+  constexpr int kRowArrivals = Traits::kTmaRows     ? 0
+                               : Rows::kRequantizes ? kArrivalsPerWarp
+                                                    : kProducerRowThreads;
   for (int s = 0; s < S::kStages; ++s) {
     ptx::mbarrier_init(full_barrier<Traits>(s), 1 + kRowArrivals);
     ptx::mbarrier_init(empty_barrier<Traits>(s), kConsumerArrivals);
@@ -52,8 +56,10 @@ __device__ void fill_magnitudes() {
   if (index >= kFp8ScaleIndices) return;
   const uint2 bytes = Fp8Products::magnitudes(index);
 #pragma unroll
-  for (uint32_t i = 0; i < Magnitudes::kCopies; ++i)  // each lane of half a warp to banks of its own
-    magnitudes<Traits>(static_cast<int>((index + i) % Magnitudes::kCopies))[index * Magnitudes::kCopies] = bytes;
+  for (uint32_t i = 0; i < Magnitudes::kCopies;
+       ++i)  // each lane of half a warp to banks of its own
+    magnitudes<Traits>(
+        static_cast<int>((index + i) % Magnitudes::kCopies))[index * Magnitudes::kCopies] = bytes;
 }
 
 // What route leaves of a small batch, by one warp for its cta; and the cta's schedule.
@@ -63,17 +69,20 @@ __device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentId
   FusedRouting& routing = shared<Traits>().routing;
   own.list(routing.row_tiles, Traits::kTileN, true);
   if (own.row() >= 0) routing.assignment_of_row[own.row()] = cuda::SmallBatch::lane();
-  if (cuda::SmallBatch::lane() == 0) shared<Traits>().work.schedule = Schedule(args.schedule, own.all_tiles);
+  if (cuda::SmallBatch::lane() == 0)
+    shared<Traits>().work.schedule = Schedule(args.schedule, own.all_tiles);
 }
 
 // A consumer's work tile: accumulators, and from these outputs or a partial.
 template <class Traits, class Epilogue>
-__device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t index, ConsumerState<Traits>& state) {
+__device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
+                        ConsumerState<Traits>& state) {
   if (epilogue.bias_table.biases != nullptr) {
     const WorkTileInfo& next = work_tile_info<Traits>(index);
 #pragma unroll
     for (int m = 0; m < Traits::kM64; ++m)
-      epilogue.prefetch_biases(next.rows.expert, next.weight_row + weight_row_of<Traits>(ptx::read_tid_x(), m));
+      epilogue.prefetch_biases(next.rows.expert,
+                               next.weight_row + weight_row_of<Traits>(ptx::read_tid_x(), m));
   }
   Accumulators<Traits> accumulators;
 #pragma unroll
@@ -83,20 +92,24 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
     ptx::pin(m64);
   }
   multiply_narrowest<Traits, Traits::kTileN>(work_tile_info<Traits>(index), state, accumulators);
-  if constexpr (Traits::kLateFactors) ptx::mbarrier_wait(factors_full_barrier<Traits>(index), index / 2 & 1);
-  const WorkTileInfo work = work_tile_info<Traits>(index);  // read again: no register held it meanwhile
+  if constexpr (Traits::kLateFactors)
+    ptx::mbarrier_wait(factors_full_barrier<Traits>(index), index / 2 & 1);
+  const WorkTileInfo work =
+      work_tile_info<Traits>(index);  // read again: no register held it meanwhile
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = ptx::read_tid_x();
   if constexpr (Traits::kWide) {
     if (work.partial < 0 && epilogue.bf16_out() != nullptr) {
-      if (epilogue.plain()) return store_staged<Traits, true>(epilogue, work, factors, accumulators, thread);
+      if (epilogue.plain())
+        return store_staged<Traits, true>(epilogue, work, factors, accumulators, thread);
       return store_staged<Traits, false>(epilogue, work, factors, accumulators, thread);
     }
   }
 #pragma unroll
   for (int m = 0; m < Traits::kM64; ++m) {
     if (work.partial < 0)
-      store_direct<Traits::kTileN>(epilogue, work.rows, work.weight_row + weight_row_of<Traits>(thread, m),
+      store_direct<Traits::kTileN>(epilogue, work.rows,
+                                   work.weight_row + weight_row_of<Traits>(thread, m),
                                    accumulators[m], [&](int row) { return factors[row]; });
     else
       store_partial<Traits>(args, work, m, accumulators[m], thread);
@@ -119,7 +132,8 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
       ptx::grid_dependency_wait();
       ptx::launch_dependents();
     }
-    if (threadIdx.x == 0) shared<Traits>().work.schedule = Schedule(args.schedule, count_row_tiles<Traits>(args));
+    if (threadIdx.x == 0)
+      shared<Traits>().work.schedule = Schedule(args.schedule, count_row_tiles<Traits>(args));
   }
   __syncthreads();
   const Schedule& schedule = shared<Traits>().work.schedule;
@@ -133,7 +147,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
     return;
   }
   ptx::setmaxnreg_inc<Traits::kConsumerRegisters>();
-  ptx::grid_dependency_wait();                                  // before anything is stored, and in every cta
+  ptx::grid_dependency_wait();  // before anything is stored, and in every cta
   if constexpr (Rows::kFusedRouting) ptx::launch_dependents();  // not before, as above
   ConsumerState<Traits> state;
   state.constants.pin();

@@ -1,10 +1,11 @@
 // gemm1_swiglu's epilogues and kernel: hidden (T, H), joined gate/up tiles, or up's without a gate
 // -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases where there
-// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel
-// are weight rows r and r + 8, so that both accumulators are in one lane. Without a gate they are two channels of up, and go
-// through relu2. Rows of a nonfinite token are NaN: their row scale is.
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and
+// their biases where there are any; the activation function, the router weight under before_down,
+// one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so that both
+// accumulators are in one lane. Without a gate they are two channels of up, and go through relu2.
+// Rows of a nonfinite token are NaN: their row scale is.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,15 +43,16 @@ struct SwigluEpilogue : Gemm1Params {
   }
   __device__ bool plain() const { return activation.plain; }
   template <bool kPlain>
-  __device__ float value(float gate, float up, const RowFactor& factor, const LaneBiases& bias) const {
+  __device__ float value(float gate, float up, const RowFactor& factor,
+                         const LaneBiases& bias) const {
     constexpr float kFactor = Products::kAccumulatorFactor;
     return activation.gated<kPlain>(fmaf(gate * kFactor, factor.first, bias.first),
                                     fmaf(up * kFactor, factor.second, bias.second)) *
            factor.weight;
   }
   // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
-  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t channel = cuda::joined_channel(weight_row);
     if (channel >= channels) return;
     store_one(row, channel, value<false>(gate, up, factor, bias));
@@ -74,11 +76,13 @@ struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
   }
   __device__ bool plain() const { return true; }
   __device__ float value(float accumulator, const RowFactor& factor, float bias) const {
-    return cuda::relu2(fmaf(accumulator * Products::kAccumulatorFactor, factor.second, bias)) * factor.weight;
+    return cuda::relu2(fmaf(accumulator * Products::kAccumulatorFactor, factor.second, bias)) *
+           factor.weight;
   }
-  // first, second: accumulators of channels `channel` and 8 further, of which there are a multiple of 16.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  // first, second: accumulators of channels `channel` and 8 further, of which there are a multiple
+  // of 16.
+  __device__ void store(int64_t row, int32_t channel, float first, float second,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     if (channel >= this->channels) return;
     this->store_one(row, channel, value(first, factor, bias.first));
     this->store_one(row, channel + 8, value(second, factor, bias.second));
@@ -88,14 +92,18 @@ struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
 // Under fp8 requantize counts nonfinite rows.
 template <class Traits, bool kGated>
 using Gemm1EpilogueOf =
-    std::conditional_t<kGated, SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
+    std::conditional_t<kGated,
+                       SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
                        Relu2Epilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>>;
 
-// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles. Both gather.
+// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles.
+// Both gather.
 template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm1_either_kernel(const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,
-                             const __grid_constant__ Epilogue epilogue, const __grid_constant__ GatheredRows rows) {
+    sm90_gemm1_either_kernel(const __grid_constant__ GemmArgs narrow,
+                             const __grid_constant__ GemmArgs wide,
+                             const __grid_constant__ Epilogue epilogue,
+                             const __grid_constant__ GatheredRows rows) {
   if (lists_wide(narrow))
     gemm<GemmTraits<wide_of<kIndex>, true>>(wide, epilogue, rows);
   else
@@ -104,7 +112,8 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
 
 template <size_t kIndex, class Rows, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ Epilogue epilogue,
+    sm90_gemm1_kernel(const __grid_constant__ GemmArgs args,
+                      const __grid_constant__ Epilogue epilogue,
                       const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }

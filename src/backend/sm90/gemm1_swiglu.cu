@@ -6,14 +6,16 @@
 namespace nvfp4_moe::internal::sm90 {
 namespace {
 
-Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool shared, const cuda::GemmPlan& plan) {
+Gemm1Params gemm1_params(const StepContext& step, const PartBuffers& part, bool shared,
+                         const cuda::GemmPlan& plan) {
   const MoeConfig& config = step.weights.config;
   Gemm1Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, shared);
   params.row_scale = part.hidden.row_scale;  // null under bf16
   params.nonfinite = part.hidden.nonfinite;
-  params.router_weights =
-      config->router_weight == RouterWeight::kBeforeDown && !shared ? step.batch.topk_weights : nullptr;
+  params.router_weights = config->router_weight == RouterWeight::kBeforeDown && !shared
+                              ? step.batch.topk_weights
+                              : nullptr;
   params.bias_table = cuda::gemm1_biases(step.weights, shared);
   params.activation = GatedActivation::from(config);
   params.gated = has_gate(config->activation);
@@ -42,15 +44,19 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const int32_t bytes = row_bytes(step, step.weights.config->hidden_size);
   const KernelEntry& kernels = kernels_of(step, plan);
   const LaunchSite site = launch_site(step, plan);
-  if (plan.wide >= 0) return kernels.gemm1_either(site, args, args_of(plan.wide), params, {x, bytes});
+  if (plan.wide >= 0)
+    return kernels.gemm1_either(site, args, args_of(plan.wide), params, {x, bytes});
   switch (plan.rows) {
     case cuda::RowSource::kGathered: return kernels.gemm1(site, args, params, {x, bytes});
     case cuda::RowSource::kFusedRouting: {
-      const auto* const own = plan.early_hidden ? static_cast<const std::byte*>(step.batch.hidden) : x;
-      return kernels.gemm1_fused_routing(site, args, params,
-                                         {own, bytes, plan.early_hidden, cuda::assignment_ids(step)});
+      const auto* const own =
+          plan.early_hidden ? static_cast<const std::byte*>(step.batch.hidden) : x;
+      return kernels.gemm1_fused_routing(
+          site, args, params, {own, bytes, plan.early_hidden, cuda::assignment_ids(step)});
     }
-    case cuda::RowSource::kGatheredFirst: NVFP4_MOE_TRY(gather_rows(step, part, x)); [[fallthrough]];
+    case cuda::RowSource::kGatheredFirst:
+      NVFP4_MOE_TRY(gather_rows(step, part, x));
+      [[fallthrough]];
     case cuda::RowSource::kInRows: break;
   }
   // The shared expert's rows are the tokens.

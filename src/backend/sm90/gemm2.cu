@@ -30,15 +30,18 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const LaunchSite site = launch_site(step, plan);
   if (part_plan.requantize.kernel == cuda::QuantizeKernel::kByGemm2) {
     const cuda::RowArgs rows = cuda::intermediate_args(step, part);
-    return kernels.gemm2_requantize(site, args, params,
-                                    {part.intermediate.bf16, static_cast<int32_t>(rows.k), rows.rule, rows.counters});
+    return kernels.gemm2_requantize(
+        site, args, params,
+        {part.intermediate.bf16, static_cast<int32_t>(rows.k), rows.rule, rows.counters});
   }
   const std::byte* const x = cuda::intermediate_rows(step, part);  // (R, I)
   const int32_t bytes = row_bytes(step, part.intermediate_size);
   const GatheredRows gathered_rows{x, bytes};
-  if (plan.wide < 0 && plan.rows == cuda::RowSource::kGathered) return kernels.gemm2(site, args, params, gathered_rows);
+  if (plan.wide < 0 && plan.rows == cuda::RowSource::kGathered)
+    return kernels.gemm2(site, args, params, gathered_rows);
   NVFP4_MOE_ASSIGN(const TmaRows rows, tma_rows(x, of.rows, bytes));
-  if (plan.wide >= 0) return kernels.gemm2_either(site, args, args_of(plan.wide), params, gathered_rows, rows);
+  if (plan.wide >= 0)
+    return kernels.gemm2_either(site, args, args_of(plan.wide), params, gathered_rows, rows);
   return kernels.gemm2_tma(site, args, params, rows);
 }
 

@@ -1,7 +1,9 @@
-// gemm2's epilogue and kernel: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
+// gemm2's epilogue and kernel: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in
+// row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one, then row_format. A
-// nonfinite row is NaN: its row scale is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one,
+// then row_format. A nonfinite row is NaN: its row scale is. Under bf16 the intermediate itself is
+// the operand, NaN and Inf included.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,8 +38,8 @@ struct DownEpilogue : Gemm2Params {
     return fmaf(accumulator * Products::kAccumulatorFactor, factor.first, bias);
   }
   // first, second: accumulators of channels `channel` and 8 further.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  __device__ void store(int64_t row, int32_t channel, float first, float second,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t at = row * channels + channel;
     if (channel < channels) store_one(at, value(first, factor, bias.first));
     if (channel + 8 < channels) store_one(at + 8, value(second, factor, bias.second));
@@ -50,13 +52,13 @@ struct DownEpilogue : Gemm2Params {
   }
 };
 
-// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles: the narrow one
-// gathers rows, the wide one copies them by TMA.
+// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles:
+// the narrow one gathers rows, the wide one copies them by TMA.
 template <size_t kIndex>
-__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm2_either_kernel(const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,
-                             const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
-                             const __grid_constant__ GatheredRows rows, const __grid_constant__ TmaRows tma_rows) {
+__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1) sm90_gemm2_either_kernel(
+    const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,
+    const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
+    const __grid_constant__ GatheredRows rows, const __grid_constant__ TmaRows tma_rows) {
   if (lists_wide(narrow))
     gemm<GemmTraits<wide_of<kIndex>>>(wide, epilogue, tma_rows);
   else
@@ -64,10 +66,10 @@ __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
 }
 
 template <size_t kIndex, class Rows>
-__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
-    sm90_gemm2_kernel(const __grid_constant__ GemmArgs args,
-                      const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
-                      const __grid_constant__ Rows rows) {
+__global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1) sm90_gemm2_kernel(
+    const __grid_constant__ GemmArgs args,
+    const __grid_constant__ DownEpilogue<typename GemmTraits<kIndex>::Products> epilogue,
+    const __grid_constant__ Rows rows) {
   gemm<GemmTraits<kIndex>>(args, epilogue, rows);
 }
 

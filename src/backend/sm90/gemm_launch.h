@@ -17,7 +17,8 @@ struct GemmPart {
   cuda::PartLayout layout;
   int64_t rows;  // at most
 
-  GemmPart(const StepContext& step, const PartBuffers& part) : shared(&part == &step.buffers.shared) {
+  GemmPart(const StepContext& step, const PartBuffers& part)
+      : shared(&part == &step.buffers.shared) {
     const cuda::PackedLayout packed(step.weights.config, step.weights.range);
     layout = shared ? packed.shared : packed.routed;
     rows = step.batch.tokens * (shared ? 1 : step.weights.config->top_k);
@@ -26,7 +27,8 @@ struct GemmPart {
 
 // In kGemmConfigs, of an index into the run's table.
 inline size_t config_index(const StepContext& step, int config) {
-  return static_cast<size_t>(config) + (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
+  return static_cast<size_t>(config) +
+         (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
 }
 
 // All but weights and assignment_of_row. config: plan's own, or its wide one.
@@ -38,9 +40,10 @@ inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, cons
   args.expert_stride = of.layout.expert_stride;
   args.m_blocks = static_cast<int32_t>(tiles.row_tiles);
   args.k_blocks = static_cast<int32_t>(tiles.k_tiles);
-  args.schedule = ScheduleParams(static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, gemm.tile_m / cuda::kTileRows)),
-                                 args.k_blocks, plan.ctas, plan.split_k, static_cast<int32_t>(min_saved_k_blocks(gemm)),
-                                 max_splits(gemm));
+  args.schedule = ScheduleParams(
+      static_cast<int32_t>(cuda::ceil_div(tiles.row_tiles, gemm.tile_m / cuda::kTileRows)),
+      args.k_blocks, plan.ctas, plan.split_k, static_cast<int32_t>(min_saved_k_blocks(gemm)),
+      max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
   args.row_offsets = part.row_offsets;
   args.row_tiles = of.shared ? nullptr : scratch.common.tiles;
@@ -68,7 +71,8 @@ inline int32_t row_bytes(const StepContext& step, int64_t k) {
 }
 // x (count, row_bytes) in expert order.
 inline Result<TmaRows> tma_rows(const std::byte* x, int64_t count, int64_t row_bytes) {
-  NVFP4_MOE_ASSIGN(const CUtensorMap map, rows_map(x, count, row_bytes, kTmaTileRows, kTmaTileBytesOfRow));
+  NVFP4_MOE_ASSIGN(const CUtensorMap map,
+                   rows_map(x, count, row_bytes, kTmaTileRows, kTmaTileBytesOfRow));
   return TmaRows{map};
 }
 

@@ -1,5 +1,5 @@
-// The parameters of the GEMM kernels: a grouped GEMM's sides, where its rows of activations come from, and what the
-// epilogues take.
+// The parameters of the GEMM kernels: a grouped GEMM's sides, where its rows of activations come
+// from, and what the epilogues take.
 #pragma once
 
 #include <cuda.h>
@@ -37,30 +37,33 @@ struct GemmArgs {
   const int64_t* row_offsets;        // (2) of dense rows
   const cuda::RowTile* row_tiles;    // (row_tile_count) by route; null: one expert, dense rows
   const int32_t* row_tile_count;     // (1)
-  const int32_t* lists_wide;         // (1) by route: row_tiles are the wide configuration's; if the kernel holds one
-  float* partials;                   // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
-  int32_t* arrivals;                 // (ctas) of the splits of a tile; 0 before and after
-  bool waits_for_requantize;         // and so has time to request more weights before its rows are there
-  bool after_route;                  // route has ended when this kernel starts, and not just when it has waited
+  const int32_t*
+      lists_wide;   // (1) by route: row_tiles are the wide configuration's; if the kernel holds one
+  float* partials;  // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
+  int32_t* arrivals;          // (ctas) of the splits of a tile; 0 before and after
+  bool waits_for_requantize;  // and so has time to request more weights before its rows are there
+  bool after_route;  // route has ended when this kernel starts, and not just when it has waited
 };
 
-// Rows of activations that are gathered by cp.async: x (T, row_bytes), bf16 or E4M3. row_bytes is a multiple of 32, and the
-// weights' padding beyond it is 0.
+// Rows of activations that are gathered by cp.async: x (T, row_bytes), bf16 or E4M3. row_bytes is a
+// multiple of 32, and the weights' padding beyond it is 0.
 struct GatheredRows {
   const std::byte* x;
   int32_t row_bytes;
   static constexpr bool kFusedRouting = false, kRequantizes = false;
 };
-// The same of a batch that is small enough for each cta to route by itself while route does: the cta knows its weights,
-// and may request them, before route has ended.
+// The same of a batch that is small enough for each cta to route by itself while route does: the
+// cta knows its weights, and may request them, before route has ended.
 struct FusedRoutingRows {
   const std::byte* x;
   int32_t row_bytes;
-  bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just once route has ended
+  bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just
+                    // once route has ended
   cuda::AssignmentIds ids;
   static constexpr bool kFusedRouting = true, kRequantizes = false;
 };
-// Rows of the intermediate in expert order as gemm1 leaves them, which the row producers turn to E4M3 themselves.
+// Rows of the intermediate in expert order as gemm1 leaves them, which the row producers turn to
+// E4M3 themselves.
 struct RequantizedRows {
   const uint16_t* x;  // (R, k) bf16
   int32_t k;
@@ -68,12 +71,14 @@ struct RequantizedRows {
   cuda::Counters counters;
   static constexpr bool kFusedRouting = false, kRequantizes = true;
 };
-// Rows in expert order, (R, row_bytes), copied by TMA in tiles of kTmaTileRows x kTmaTileBytesOfRow.
+// Rows in expert order, (R, row_bytes), copied by TMA in tiles of kTmaTileRows x
+// kTmaTileBytesOfRow.
 struct TmaRows {
   CUtensorMap map;
   static constexpr bool kFusedRouting = false, kRequantizes = false;
 };
-inline constexpr int kTmaTileRows = 32, kTmaTileBytesOfRow = 128, kTmaTileBytes = kTmaTileRows * kTmaTileBytesOfRow;
+inline constexpr int kTmaTileRows = 32, kTmaTileBytesOfRow = 128,
+                     kTmaTileBytes = kTmaTileRows * kTmaTileBytesOfRow;
 
 // Arguments of gemm1's epilogue.
 struct Gemm1Params {
@@ -107,8 +112,9 @@ struct RowScale {
   float scale;   // the row's own, NaN if its token is nonfinite
   float weight;  // the router's, or 1
 };
-// What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale * tensor scale) of each
-// tensor scale. The products' kAccumulatorFactor is not in it: a large alpha might overflow.
+// What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale *
+// tensor scale) of each tensor scale. The products' kAccumulatorFactor is not in it: a large alpha
+// might overflow.
 struct alignas(16) RowFactor {
   float first, second, weight;
 

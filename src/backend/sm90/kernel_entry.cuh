@@ -1,4 +1,5 @@
-// Compiles both GEMMs of one configuration and makes its entry of them: what the files under configs/ include.
+// Compiles both GEMMs of one configuration and makes its entry of them: what the files under
+// configs/ include.
 #pragma once
 
 #include <algorithm>
@@ -14,23 +15,26 @@
 namespace nvfp4_moe::internal::sm90 {
 
 template <size_t kIndex, class Rows>
-Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params, const Rows& rows) {
+Status launch_gemm1(const LaunchSite& site, const GemmArgs& args, const Gemm1Params& params,
+                    const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
   const auto launch = [&]<bool kGated>() {
     using Epilogue = Gemm1EpilogueOf<Traits, kGated>;
     Epilogue epilogue{};
     static_cast<Gemm1Params&>(epilogue) = params;
     return cuda::launch<sm90_gemm1_kernel<kIndex, Rows, Epilogue>>(
-        "gemm1_swiglu", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args, epilogue, rows);
+        "gemm1_swiglu", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args,
+        epilogue, rows);
   };
   return params.gated ? launch.template operator()<true>() : launch.template operator()<false>();
 }
 template <size_t kIndex, class Rows>
-Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params, const Rows& rows) {
+Status launch_gemm2(const LaunchSite& site, const GemmArgs& args, const Gemm2Params& params,
+                    const Rows& rows) {
   using Traits = GemmTraits<kIndex>;
-  return cuda::launch<sm90_gemm2_kernel<kIndex, Rows>>("gemm2", site.ctas, Traits::kThreads, sizeof(Shared<Traits>),
-                                                       site.stream, args,
-                                                       DownEpilogue<typename Traits::Products>{params}, rows);
+  return cuda::launch<sm90_gemm2_kernel<kIndex, Rows>>(
+      "gemm2", site.ctas, Traits::kThreads, sizeof(Shared<Traits>), site.stream, args,
+      DownEpilogue<typename Traits::Products>{params}, rows);
 }
 
 template <int kTileM, int kTileN, bool kFp8 = false>
@@ -45,32 +49,38 @@ constexpr KernelEntry make_kernel_entry() {
     entry.gemm1 = launch_gemm1<kIndex, GatheredRows>;
     entry.gemm2 = launch_gemm2<kIndex, GatheredRows>;
   }
-  if constexpr (GemmTraits<kIndex>::kMayFuseRouting) entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
-  if constexpr (GemmTraits<kIndex>::kMayFuseRequantize) entry.gemm2_requantize = launch_gemm2<kIndex, RequantizedRows>;
+  if constexpr (GemmTraits<kIndex>::kMayFuseRouting)
+    entry.gemm1_fused_routing = launch_gemm1<kIndex, FusedRoutingRows>;
+  if constexpr (GemmTraits<kIndex>::kMayFuseRequantize)
+    entry.gemm2_requantize = launch_gemm2<kIndex, RequantizedRows>;
   return entry;
 }
 
-// The same with the wide configuration next to it, for activations with a gate; the other kernels are those of the narrow
-// one alone.
+// The same with the wide configuration next to it, for activations with a gate; the other kernels
+// are those of the narrow one alone.
 template <size_t kIndex>
 Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
                            const Gemm1Params& params, const GatheredRows& rows) {
   using Traits = GemmTraits<kIndex>;
   using Epilogue = Gemm1EpilogueOf<Traits, true>;
-  constexpr size_t kBytes = std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
+  constexpr size_t kBytes =
+      std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>, true>>));
   Epilogue epilogue{};
   static_cast<Gemm1Params&>(epilogue) = params;
-  return cuda::launch<sm90_gemm1_either_kernel<kIndex, Epilogue>>("gemm1_swiglu", site.ctas, Traits::kThreads, kBytes,
-                                                                  site.stream, narrow, wide, epilogue, rows);
+  return cuda::launch<sm90_gemm1_either_kernel<kIndex, Epilogue>>(
+      "gemm1_swiglu", site.ctas, Traits::kThreads, kBytes, site.stream, narrow, wide, epilogue,
+      rows);
 }
 template <size_t kIndex>
 Status launch_gemm2_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
-                           const Gemm2Params& params, const GatheredRows& rows, const TmaRows& tma_rows) {
+                           const Gemm2Params& params, const GatheredRows& rows,
+                           const TmaRows& tma_rows) {
   using Traits = GemmTraits<kIndex>;
-  constexpr size_t kBytes = std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>>>));
-  return cuda::launch<sm90_gemm2_either_kernel<kIndex>>("gemm2", site.ctas, Traits::kThreads, kBytes, site.stream,
-                                                        narrow, wide, DownEpilogue<typename Traits::Products>{params},
-                                                        rows, tma_rows);
+  constexpr size_t kBytes =
+      std::max(sizeof(Shared<Traits>), sizeof(Shared<GemmTraits<wide_of<kIndex>>>));
+  return cuda::launch<sm90_gemm2_either_kernel<kIndex>>(
+      "gemm2", site.ctas, Traits::kThreads, kBytes, site.stream, narrow, wide,
+      DownEpilogue<typename Traits::Products>{params}, rows, tma_rows);
 }
 template <int kTileM, int kTileN, bool kFp8 = false>
 constexpr KernelEntry make_kernel_entry_with_wide() {

@@ -1,5 +1,5 @@
-// The compiled kernels, as the host finds them: one entry for each of kGemmConfigs, each compiled by a file of its own
-// under configs/.
+// The compiled kernels, as the host finds them: one entry for each of kGemmConfigs, each compiled
+// by a file of its own under configs/.
 #pragma once
 
 #include <cstddef>
@@ -21,19 +21,23 @@ struct LaunchSite {
   void* stream;
 };
 
-// Enqueues a kernel of one configuration, or of two; null if the configuration does not take rows that way.
+// Enqueues a kernel of one configuration, or of two; null if the configuration does not take rows
+// that way.
 struct KernelEntry {
   size_t config;  // index in kGemmConfigs
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
-  Status (*gemm1_fused_routing)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const FusedRoutingRows&);
+  Status (*gemm1_fused_routing)(const LaunchSite&, const GemmArgs&, const Gemm1Params&,
+                                const FusedRoutingRows&);
   Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);
   Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
   Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);
   // Of two configurations, the second wide; which of them, route's list of tiles says.
-  Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
-  Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&, const GatheredRows&,
-                         const TmaRows&);
-  Status (*gemm2_requantize)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const RequantizedRows&);
+  Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&,
+                         const GatheredRows&);
+  Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&,
+                         const GatheredRows&, const TmaRows&);
+  Status (*gemm2_requantize)(const LaunchSite&, const GemmArgs&, const Gemm2Params&,
+                             const RequantizedRows&);
 };
 
 // config: index in kGemmConfigs.
@@ -41,7 +45,8 @@ const KernelEntry& kernel_entry(size_t config);
 
 extern const KernelEntry kM256N8, kM512N8, kM512N16, kM512N32, kM256N64, kM256N128;
 extern const KernelEntry kM512N8OrWide, kM512N16OrWide, kM512N32OrWide;
-extern const KernelEntry kFp8M256N8, kFp8M512N8, kFp8M512N16, kFp8M512N32, kFp8M256N64, kFp8M256N128, kFp8M128N256;
+extern const KernelEntry kFp8M256N8, kFp8M512N8, kFp8M512N16, kFp8M512N32, kFp8M256N64,
+    kFp8M256N128, kFp8M128N256;
 extern const KernelEntry kFp8M512N8OrWide, kFp8M512N16OrWide, kFp8M512N32OrWide;
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -1,6 +1,7 @@
-// The consumers' mainloop: packed weight rows from a stage into registers, dequantized to fragments, times the stage's rows
-// of activations by wgmma. Each of the warpgroups has a share of the weight rows and waits for its own products; the others
-// fill the time, and if they are two, fragments made ahead do.
+// The consumers' mainloop: packed weight rows from a stage into registers, dequantized to
+// fragments, times the stage's rows of activations by wgmma. Each of the warpgroups has a share of
+// the weight rows and waits for its own products; the others fill the time, and if they are two,
+// fragments made ahead do.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +34,14 @@ struct ConsumerState {
   static constexpr int kFragmentWords = Traits::kStepsPerGroup * Traits::kM64 * 4;
   Pipeline pipeline;
   typename Products::Constants constants;
-  typename Products::Weights weights[Traits::kM64];            // of 64 k
-  uint32_t fragments[Traits::kAhead ? 2 : 1][kFragmentWords];  // of one commit group, and of the next one
+  typename Products::Weights weights[Traits::kM64];  // of 64 k
+  uint32_t fragments[Traits::kAhead ? 2 : 1]
+                    [kFragmentWords];  // of one commit group, and of the next one
 
   // Of the commit group `group` of a k-block.
-  __device__ uint32_t (&fragments_of(int group))[kFragmentWords] { return fragments[Traits::kAhead ? group % 2 : 0]; }
+  __device__ uint32_t (&fragments_of(int group))[kFragmentWords] {
+    return fragments[Traits::kAhead ? group % 2 : 0];
+  }
   __device__ void read(int stage, int half) {
     const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
     const uint8_t* const tiles = stage_bytes<Traits>(stage) + kWeightsOffset<Traits>;
@@ -50,23 +54,25 @@ struct ConsumerState {
   __device__ void look_up() {
 #pragma unroll
     for (auto& of_m64 : weights)
-      Products::template look_up<Magnitudes::kCopies>(of_m64, magnitudes<Traits>(threadIdx.x % Magnitudes::kCopies));
+      Products::template look_up<Magnitudes::kCopies>(
+          of_m64, magnitudes<Traits>(threadIdx.x % Magnitudes::kCopies));
   }
-  // A work tile's first weights and fragments. No work tile reads for the next one: fragments that live from a wgmma of
-  // one N to one of another leave ptxas too few registers.
+  // A work tile's first weights and fragments. No work tile reads for the next one: fragments that
+  // live from a wgmma of one N to one of another leave ptxas too few registers.
   __device__ void begin() {
     read_stage(pipeline);
     look_up();
     dequantize_group<0>(fragments_of(0));
   }
-  // Once the stage is there. cp.async writes through the generic proxy, and wgmma reads through the asynchronous one.
+  // Once the stage is there. cp.async writes through the generic proxy, and wgmma reads through the
+  // asynchronous one.
   __device__ void read_stage(Pipeline from) {
     ptx::mbarrier_wait(full_barrier<Traits>(from.stage), from.parity);
     if constexpr (!Traits::kTmaRows) ptx::fence_proxy_async_shared();
     read(from.stage, 0);
   }
-  // The other half of this k-block after half 0, the next k-block's first after half 1. A work tile's last k-block reads
-  // itself again; nothing uses that.
+  // The other half of this k-block after half 0, the next k-block's first after half 1. A work
+  // tile's last k-block reads itself again; nothing uses that.
   __device__ void read_on(int half, const Pipeline& next, bool more) {
     if (half == 0)
       read(pipeline.stage, 1);
@@ -89,11 +95,13 @@ struct ConsumerState {
 template <class Traits>
 using Accumulators = float[Traits::kM64][Traits::kTileN / 2];
 
-// accumulators += this warpgroup's weight rows times kN rows of activations, over a work tile's k-blocks.
+// accumulators += this warpgroup's weight rows times kN rows of activations, over a work tile's
+// k-blocks.
 //
 // Nothing between a wgmma and its wait branches: ptxas would serialize them.
 template <class Traits, int kN>
-__device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumulators<Traits>& accumulators) {
+__device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state,
+                         Accumulators<Traits>& accumulators) {
   using Products = typename Traits::Products;
   constexpr int kGroups = Products::kSteps / Traits::kStepsPerGroup;  // of 64 k
   static_assert(kGroups <= 2);
@@ -102,8 +110,10 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumul
   int previous = 0;
 #pragma unroll 1
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
-    uint64_t rows = ptx::wgmma_descriptor_128b(ptx::shared_address(stage_bytes<Traits>(state.pipeline.stage)));
-    rows = ptx::pinned(rows);  // else offsets into it are or'ed by halves, three instructions for one
+    uint64_t rows =
+        ptx::wgmma_descriptor_128b(ptx::shared_address(stage_bytes<Traits>(state.pipeline.stage)));
+    rows =
+        ptx::pinned(rows);  // else offsets into it are or'ed by halves, three instructions for one
     const auto next = state.pipeline.next();
     const bool more = k_block + 1 < k_blocks;
 #pragma unroll
@@ -120,9 +130,10 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state, Accumul
 #pragma unroll
         for (int m = 0; m < Traits::kM64; ++m) {
           const int step = g * Traits::kStepsPerGroup + i;
-          Products::multiply(
-              reinterpret_cast<float(&)[kN / 2]>(accumulators[m]), fragments + (i * Traits::kM64 + m) * 4,
-              rows + step / Traits::kStepsOfSlice * (Traits::kSliceBytes / 16) + step % Traits::kStepsOfSlice * 2);
+          Products::multiply(reinterpret_cast<float(&)[kN / 2]>(accumulators[m]),
+                             fragments + (i * Traits::kM64 + m) * 4,
+                             rows + step / Traits::kStepsOfSlice * (Traits::kSliceBytes / 16) +
+                                 step % Traits::kStepsOfSlice * 2);
         }
       ptx::wgmma_commit_group();
       if (!kReadFirst && ends_half) state.read_on(half, next, more);
@@ -157,7 +168,8 @@ __device__ void multiply_narrowest(const WorkTileInfo& work, ConsumerState<Trait
                                    Accumulators<Traits>& accumulators) {
   constexpr int kNarrower = kN - Traits::kConfig.n_step;
   if constexpr (kNarrower >= Traits::kConfig.min_n)
-    if (work.rows.count <= kNarrower) return multiply_narrowest<Traits, kNarrower>(work, state, accumulators);
+    if (work.rows.count <= kNarrower)
+      return multiply_narrowest<Traits, kNarrower>(work, state, accumulators);
   multiply<Traits, kN>(work.k_blocks, state, accumulators);
 }
 

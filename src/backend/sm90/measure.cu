@@ -1,4 +1,5 @@
-// product_rate: wgmma m64n128k16 with A in registers and B in shared memory, as the GEMMs issue it, and nothing else.
+// product_rate: wgmma m64n128k16 with A in registers and B in shared memory, as the GEMMs issue it,
+// and nothing else.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -28,7 +29,8 @@ __device__ uint32_t operand(uint32_t seed) {  // magnitudes near 1, signs and lo
 
 __global__ void __launch_bounds__(kMeasureThreads, 1) sm90_multiply(float* out) {
   __shared__ __align__(1024) uint32_t rows[kRows * 32];
-  for (int i = static_cast<int>(threadIdx.x); i < kRows * 32; i += kMeasureThreads) rows[i] = operand(i + 77777);
+  for (int i = static_cast<int>(threadIdx.x); i < kRows * 32; i += kMeasureThreads)
+    rows[i] = operand(i + 77777);
   ptx::fence_proxy_async_shared();
   __syncthreads();
   const uint64_t b = ptx::wgmma_descriptor_128b(ptx::shared_address(rows));
@@ -57,7 +59,8 @@ __global__ void __launch_bounds__(kMeasureThreads, 1) sm90_multiply(float* out) 
 
 Result<double> product_rate(int device) {
   int count = 0;
-  NVFP4_MOE_TRY(cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
+  NVFP4_MOE_TRY(cuda::check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+                            "multiprocessors"));
   NVFP4_MOE_ASSIGN(const Buffer out, cuda::allocate(256, device, "a measure's output"));
   constexpr int kCtasEach = 8;
   const unsigned ctas = static_cast<unsigned>(count) * kCtasEach;

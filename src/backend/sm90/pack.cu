@@ -1,8 +1,8 @@
-// The kernels that pack checkpoint rows into tiles for products of E4M3 (fp8_tile.h) and read them back: codes are moved, and
-// scales are stored with the shift of their matrix taken off.
+// The kernels that pack checkpoint rows into tiles for products of E4M3 (fp8_tile.h) and read them
+// back: codes are moved, and scales are stored with the shift of their matrix taken off.
 //
-// One thread has one lane's 16 bytes of codes, one block of each of two rows, and both of their scales. Rows and k beyond
-// the matrix are code 0 under scale 0.
+// One thread has one lane's 16 bytes of codes, one block of each of two rows, and both of their
+// scales. Rows and k beyond the matrix are code 0 under scale 0.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
@@ -16,7 +16,8 @@ namespace {
 constexpr int kCodeBytes = 8;  // of a block
 
 __global__ void __launch_bounds__(cuda::kPackThreads)
-    pack_fp8_tiles(const __grid_constant__ cuda::SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
+    pack_fp8_tiles(const __grid_constant__ cuda::SourceRows source, int64_t vecs, int64_t k_tiles,
+                   uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * cuda::kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const cuda::LaneVec vec(index, k_tiles);
@@ -26,7 +27,8 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
     const cuda::JoinedRow row = source.at(vec.row(i));
     if (row.row < 0 || block >= source.k / 16) continue;
     const cuda::SourceRows::Matrix& matrix = source.matrices[row.projection];
-    scales |= fp8_scale_index(matrix.scales[row.row * matrix.scales_stride + block], matrix.shift) << 8 * i;
+    scales |= fp8_scale_index(matrix.scales[row.row * matrix.scales_stride + block], matrix.shift)
+              << 8 * i;
     const uint8_t* const codes = matrix.codes + row.row * matrix.codes_stride + block * kCodeBytes;
     for (int w = 0; w < 2; ++w) {
       uint32_t in_order = 0;
@@ -37,7 +39,8 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
   uint8_t* const tile = tiles + (vec.row_tile * k_tiles + vec.k_tile) * cuda::kTileBytes;
   *reinterpret_cast<uint4*>(tile + cuda::lane_offset(vec.group, vec.half, vec.lane)) =
       make_uint4(words[0], words[1], words[2], words[3]);
-  *reinterpret_cast<uint16_t*>(tile + fp8_scales_offset(vec.group, vec.half, vec.lane)) = static_cast<uint16_t>(scales);
+  *reinterpret_cast<uint16_t*>(tile + fp8_scales_offset(vec.group, vec.half, vec.lane)) =
+      static_cast<uint16_t>(scales);
 }
 
 __global__ void __launch_bounds__(cuda::kPackThreads)
@@ -49,8 +52,10 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
   const int64_t block = vec.block(vec.lane % 4);
   if (block >= staged.k / 16) return;
   const uint8_t* const tile = tiles + (vec.row_tile * k_tiles + vec.k_tile) * cuda::kTileBytes;
-  const auto* const words = reinterpret_cast<const uint32_t*>(tile + cuda::lane_offset(vec.group, vec.half, vec.lane));
-  const uint32_t scales = *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(vec.group, vec.half, vec.lane));
+  const auto* const words =
+      reinterpret_cast<const uint32_t*>(tile + cuda::lane_offset(vec.group, vec.half, vec.lane));
+  const uint32_t scales =
+      *reinterpret_cast<const uint16_t*>(tile + fp8_scales_offset(vec.group, vec.half, vec.lane));
   for (int i = 0; i < 2; ++i) {
     const cuda::JoinedRow row = staged.at(vec.row(i));
     if (row.row < 0) continue;
@@ -60,19 +65,22 @@ __global__ void __launch_bounds__(cuda::kPackThreads)
     uint8_t* const codes = matrix.codes + row.row * matrix.codes_stride + block * kCodeBytes;
     for (int w = 0; w < 2; ++w) {
       const uint32_t in_order = unpack_fp8_word(words[2 * i + w]);
-      for (int byte = 0; byte < 4; ++byte) codes[4 * w + byte] = static_cast<uint8_t>(in_order >> byte * 8);
+      for (int byte = 0; byte < 4; ++byte)
+        codes[4 * w + byte] = static_cast<uint8_t>(in_order >> byte * 8);
     }
   }
 }
 
-Status launch_pack(const cuda::SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, void* stream) {
-  pack_fp8_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs,
-                                                                                                      k_tiles, tiles);
+Status launch_pack(const cuda::SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles,
+                   void* stream) {
+  pack_fp8_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0,
+                   static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
   return cuda::check_launch("pack_fp8_tiles");
 }
-Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles, const uint8_t* tiles, void* stream) {
-  unpack_fp8_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs,
-                                                                                                        k_tiles, tiles);
+Status launch_unpack(const cuda::StagedRows& rows, int64_t vecs, int64_t k_tiles,
+                     const uint8_t* tiles, void* stream) {
+  unpack_fp8_tiles<<<cuda::pack_ctas(vecs), cuda::kPackThreads, 0,
+                     static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
   return cuda::check_launch("unpack_fp8_tiles");
 }
 

@@ -1,12 +1,13 @@
 // The producer warpgroup: weights, rows of activations and their factors into the stages.
 //
-//   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too, by TMA tiles
-//   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16 bytes a thread, or
-//                        requantized (requantize.cuh)
+//   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too,
+//                        by TMA tiles
+//   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16
+//                        bytes a thread, or requantized (requantize.cuh)
 //
-// Both ways leave rows in the 128-byte swizzle that wgmma reads. Rows beyond a tile's count reach columns that nobody
-// reads; of gathered ones those that are multiplied all the same are zeros, which take the least power. k beyond K is
-// filled with zeros, since 0 times a stale NaN is NaN.
+// Both ways leave rows in the 128-byte swizzle that wgmma reads. Rows beyond a tile's count reach
+// columns that nobody reads; of gathered ones those that are multiplied all the same are zeros,
+// which take the least power. k beyond K is filled with zeros, since 0 times a stale NaN is NaN.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +28,17 @@ __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t n_tile) {
     const cuda::RowTile& tile = shared<Traits>().routing.row_tiles[n_tile];
     return {tile.first_row, tile.expert, tile.rows};
   }
-  return cuda::rows_of_tile<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets}, n_tile);
+  return cuda::rows_of_tile<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets},
+                                            n_tile);
 }
 template <class Traits>
 __device__ int32_t count_row_tiles(const GemmArgs& args) {
-  return cuda::count_row_tiles<Traits::kTileN>({args.row_tiles, args.row_tile_count, args.row_offsets});
+  return cuda::count_row_tiles<Traits::kTileN>(
+      {args.row_tiles, args.row_tile_count, args.row_offsets});
 }
 
-// A cta's work tiles with their rows. read_ahead() reads the next one's: the pipeline must not run dry while they are
-// read, and the first work tile's copies must not wait for the second's.
+// A cta's work tiles with their rows. read_ahead() reads the next one's: the pipeline must not run
+// dry while they are read, and the first work tile's copies must not wait for the second's.
 template <class Traits, bool kFused>
 class WorkTilesAhead {
  public:
@@ -63,16 +66,19 @@ class WorkTilesAhead {
 
 // The role of warp 0's first thread.
 template <class Traits, class Rows>
-__device__ void produce_weights(const GemmArgs& args, const Rows& source, const Schedule& schedule) {
+__device__ void produce_weights(const GemmArgs& args, const Rows& source,
+                                const Schedule& schedule) {
   constexpr int kStages = Shared<Traits>::kStages;
   const uint64_t read_once = ptx::create_policy_evict_first();
   const uint64_t read_again = Traits::kWide ? ptx::create_policy_evict_normal() : read_once;
   WorkTilesAhead<Traits, Rows::kFusedRouting> work_tiles(args, schedule);
   PipelineState<kStages> state;
   const int64_t m_block_bytes = int64_t{args.k_blocks} * cuda::kTileBytes;
-  // Stages of weights that are requested before the kernel may wait, and before its first rows are on their way: with
-  // more in flight these, and the reads that lead to them, would come later. Behind requantize there is time for all.
-  constexpr int kEarlyBytes = 54 * 1024, kWeightBytes = Traits::kMBlocks * static_cast<int>(cuda::kTileBytes);
+  // Stages of weights that are requested before the kernel may wait, and before its first rows are
+  // on their way: with more in flight these, and the reads that lead to them, would come later.
+  // Behind requantize there is time for all.
+  constexpr int kEarlyBytes = 54 * 1024,
+                kWeightBytes = Traits::kMBlocks * static_cast<int>(cuda::kTileBytes);
   int early = Traits::kTmaRows                                    ? 0
               : args.waits_for_requantize && Traits::kMBlocks > 2 ? kStages
                                                                   : kEarlyBytes / kWeightBytes;
@@ -80,17 +86,20 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
   for (TileRows rows; work_tiles.next(work, rows);) {
     const int32_t first_m_block = work.tile.m_tile * Traits::kMBlocks;
     const int32_t m_blocks = min(Traits::kMBlocks, args.m_blocks - first_m_block);
-    const uint8_t* from = args.weights + rows.expert * args.expert_stride + first_m_block * m_block_bytes +
-                          work.first_k_block * cuda::kTileBytes;
+    const uint8_t* from = args.weights + rows.expert * args.expert_stride +
+                          first_m_block * m_block_bytes + work.first_k_block * cuda::kTileBytes;
     auto bytes = static_cast<uint32_t>(m_blocks * cuda::kTileBytes);
-    // An expert with several wide tiles has more than half as many rows in each. Other ctas read its weights soon.
-    const uint64_t policy = Traits::kWide && rows.count > Traits::kTileN / 2 ? read_again : read_once;
+    // An expert with several wide tiles has more than half as many rows in each. Other ctas read
+    // its weights soon.
+    const uint64_t policy =
+        Traits::kWide && rows.count > Traits::kTileN / 2 ? read_again : read_once;
     int32_t tma_tiles = 0;
     if constexpr (Traits::kTmaRows) {
       tma_tiles = (rows.count + kTmaTileRows - 1) / kTmaTileRows;
       bytes += static_cast<uint32_t>(Traits::kSlices * tma_tiles * kTmaTileBytes);
     }
-    for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, from += cuda::kTileBytes, state = state.next()) {
+    for (int32_t k_block = 0; k_block < work.k_blocks;
+         ++k_block, from += cuda::kTileBytes, state = state.next()) {
       if (early-- == 0) {
         if constexpr (!Rows::kFusedRouting) ptx::grid_dependency_wait();
         if constexpr (!Traits::kTmaRows) ptx::mbarrier_wait(first_rows_barrier<Traits>(), 0);
@@ -102,8 +111,8 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
 #pragma unroll
       for (int m = 0; m < Traits::kMBlocks; ++m)
         if (m < m_blocks)
-          ptx::copy_bulk(stage + kWeightsOffset<Traits> + m * cuda::kTileBytes, from + m * m_block_bytes,
-                         cuda::kTileBytes, full, policy);
+          ptx::copy_bulk(stage + kWeightsOffset<Traits> + m * cuda::kTileBytes,
+                         from + m * m_block_bytes, cuda::kTileBytes, full, policy);
       if constexpr (Traits::kTmaRows) {
         const int32_t at = (work.first_k_block + k_block) * Traits::kSlices * kTmaTileBytesOfRow;
 #pragma unroll 1
@@ -112,8 +121,8 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
           const int32_t row = static_cast<int32_t>(rows.first) + tile * kTmaTileRows;
 #pragma unroll
           for (int slice = 0; slice < Traits::kSlices; ++slice)
-            ptx::copy_tensor_2d(to + slice * Traits::kSliceBytes, source.map, at + slice * kTmaTileBytesOfRow, row,
-                                full);
+            ptx::copy_tensor_2d(to + slice * Traits::kSliceBytes, source.map,
+                                at + slice * kTmaTileBytesOfRow, row, full);
         }
       }
       if (k_block == 0) work_tiles.read_ahead();
@@ -121,15 +130,15 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source, const 
   }
 }
 
-// What the consumers have to know of a work tile and of its rows, by all row threads. It is made in two halves, so that
-// copies of rows do not wait for reads that only the consumers need.
+// What the consumers have to know of a work tile and of its rows, by all row threads. It is made in
+// two halves, so that copies of rows do not wait for reads that only the consumers need.
 template <class Traits, class Epilogue, class Rows>
 class Description {
  public:
-  // The first half: where the row threads find the rows. Under kLateFactors a thread has one row at most, and what it may
-  // find before the kernels before this one have ended, it finds before.
-  __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Rows& source, const WorkTile& work,
-                         uint32_t index, int thread)
+  // The first half: where the row threads find the rows. Under kLateFactors a thread has one row at
+  // most, and what it may find before the kernels before this one have ended, it finds before.
+  __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
+                         const WorkTile& work, uint32_t index, int thread)
       : epilogue_(epilogue),
         index_(index),
         thread_(thread),
@@ -151,8 +160,8 @@ class Description {
     }
   }
   __device__ const TileRows& rows() const { return rows_; }
-  // The k-block with whose copies the second half comes. Where the first half did not wait for route, the second does,
-  // and then the copies of all stages go before it.
+  // The k-block with whose copies the second half comes. Where the first half did not wait for
+  // route, the second does, and then the copies of all stages go before it.
   __device__ int32_t completed_with(const WorkTile& work) const {
     return waits_later_ ? min(work.k_blocks, Shared<Traits>::kStages) - 1 : 0;
   }
@@ -176,9 +185,10 @@ class Description {
     if constexpr (Rows::kFusedRouting)
       assignment_ = shared<Traits>().routing.assignment_of_row[row];
     else
-      assignment_ =
-          args.assignment_of_row != nullptr ? __ldcg(args.assignment_of_row + row) : static_cast<int32_t>(row);
-    token_ = Rows::kFusedRouting || args.assignment_of_row != nullptr ? args.by_top_k(assignment_) : assignment_;
+      assignment_ = args.assignment_of_row != nullptr ? __ldcg(args.assignment_of_row + row)
+                                                      : static_cast<int32_t>(row);
+    token_ = Rows::kFusedRouting || args.assignment_of_row != nullptr ? args.by_top_k(assignment_)
+                                                                      : assignment_;
     if constexpr (!Traits::kTmaRows && !Rows::kRequantizes) row_tokens<Traits>(index_)[i] = token_;
   }
   __device__ void read_scales() {
@@ -187,7 +197,8 @@ class Description {
   }
   __device__ void publish(const WorkTile& work) const {
     if (thread_ == 0)
-      work_tile_info<Traits>(index_) = {rows_, work.tile.m_tile * Traits::kMBlocks * 128, work.k_blocks, work.partial};
+      work_tile_info<Traits>(index_) = {rows_, work.tile.m_tile * Traits::kMBlocks * 128,
+                                        work.k_blocks, work.partial};
     ptx::mbarrier_arrive(info_full_barrier<Traits>(index_));
   }
   static_assert(Traits::kLateFactors || (!Rows::kFusedRouting && !Rows::kRequantizes));
@@ -209,27 +220,31 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
   WorkTileIterator work_tiles(schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (WorkTile work; work_tiles.next(work); ++index)
-    Description<Traits, Epilogue, TmaRows>(args, epilogue, source, work, index, thread).complete(work);
+    Description<Traits, Epilogue, TmaRows>(args, epilogue, source, work, index, thread)
+        .complete(work);
 }
 
-// The same if they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for its copies: they
-// arrive at the full barrier themselves.
+// The same if they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for
+// its copies: they arrive at the full barrier themselves.
 template <class Traits, class Epilogue, class Rows>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
                              const Schedule& schedule) {
   constexpr int kColumns = Traits::kSlices * 8;  // 16 bytes each, of a row's 128 k
   constexpr int kRowsAtOnce = kProducerRowThreads / kColumns;
   constexpr int kPeriod = 24 / kRowsAtOnce;  // 24 rows are whole periods of the swizzle, 8 rows
-  constexpr int kBatch = Traits::kTileN <= 64 ? (Traits::kTileN + kRowsAtOnce - 1) / kRowsAtOnce : 3 * kPeriod;
+  constexpr int kBatch =
+      Traits::kTileN <= 64 ? (Traits::kTileN + kRowsAtOnce - 1) / kRowsAtOnce : 3 * kPeriod;
   static_assert(kRowsAtOnce * kPeriod % 8 == 0);
   const int thread = static_cast<int>(threadIdx.x) - Traits::kConsumerThreads - 32;
   const int column = thread % kColumns, own_row = thread / kColumns;
-  // Row i's 16 bytes `column % 8` of a slice lie at column ^ i: the swizzle, by which eight rows fill all banks.
+  // Row i's 16 bytes `column % 8` of a slice lie at column ^ i: the swizzle, by which eight rows
+  // fill all banks.
   uint32_t offsets[kPeriod];
 #pragma unroll
   for (int b = 0; b < kPeriod; ++b) {
     const int i = own_row + b * kRowsAtOnce;
-    offsets[b] = static_cast<uint32_t>(column / 8 * Traits::kSliceBytes + i * 128 + ((column ^ i) & 7) * 16);
+    offsets[b] =
+        static_cast<uint32_t>(column / 8 * Traits::kSliceBytes + i * 128 + ((column ^ i) & 7) * 16);
   }
   WorkTileIterator work_tiles(schedule, static_cast<int32_t>(blockIdx.x));
   PipelineState<Shared<Traits>::kStages> state;
@@ -246,7 +261,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
       const std::byte* const from = source.x + (valid ? at : 0);
       ptx::mbarrier_wait(empty_barrier<Traits>(state.stage), state.parity ^ 1);
       const uint32_t stage = ptx::shared_address(stage_bytes<Traits>(state.stage));
-      const int written = k_block < Shared<Traits>::kStages ? padded_rows : rows.count;  // then the zeros are there
+      const int written =
+          k_block < Shared<Traits>::kStages ? padded_rows : rows.count;  // then the zeros are there
 #pragma unroll 1
       for (int first = 0; first < rows.count; first += kBatch * kRowsAtOnce) {
         int32_t token[kBatch];  // all are read before the copies: no read may pass a copy
@@ -256,9 +272,10 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
         for (int b = 0; b < kBatch; ++b) {
           const int i = own_row + first + b * kRowsAtOnce;
           const bool has_row = i < rows.count;
-          ptx::cp_async_16_if(stage + offsets[b % kPeriod] + (first + b / kPeriod * kPeriod * kRowsAtOnce) * 128,
-                              has_row ? from + int64_t{token[b]} * source.row_bytes : from, valid && has_row,
-                              i < written);
+          ptx::cp_async_16_if(
+              stage + offsets[b % kPeriod] + (first + b / kPeriod * kPeriod * kRowsAtOnce) * 128,
+              has_row ? from + int64_t{token[b]} * source.row_bytes : from, valid && has_row,
+              i < written);
         }
       }
       ptx::cp_async_mbarrier_arrive_noinc(full_barrier<Traits>(state.stage));

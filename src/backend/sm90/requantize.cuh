@@ -1,10 +1,11 @@
-// gemm2's row producers of a small batch under fp8: rows of the intermediate (R, I), bf16, become E4M3 on their way into the
-// stages, so that no kernel has to run between gemm1 and gemm2.
+// gemm2's row producers of a small batch under fp8: rows of the intermediate (R, I), bf16, become
+// E4M3 on their way into the stages, so that no kernel has to run between gemm1 and gemm2.
 //
-// A row's scale is known once the whole row has been read. For each work tile the row threads first read its rows whole,
-// for their largest magnitudes, many reads in flight, while the elements of its first k-blocks come by cp.async. Then each
-// turns a block of 16 elements a k-block into what requantize (cuda/steps/quantize.cuh) would have written: the same bits
-// and the same counts. The ctas of the first tile of weight rows count, each of them its own k-blocks.
+// A row's scale is known once the whole row has been read. For each work tile the row threads first
+// read its rows whole, for their largest magnitudes, many reads in flight, while the elements of
+// its first k-blocks come by cp.async. Then each turns a block of 16 elements a k-block into what
+// requantize (cuda/steps/quantize.cuh) would have written: the same bits and the same counts. The
+// ctas of the first tile of weight rows count, each of them its own k-blocks.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +19,16 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// The largest magnitudes of a tile's rows as far as one of the row threads reads them, each in two halves, to its place of
-// found. all_requested() is called once the last reads are on their way.
+// The largest magnitudes of a tile's rows as far as one of the row threads reads them, each in two
+// halves, to its place of found. all_requested() is called once the last reads are on their way.
 template <class Traits, class AllRequested>
 __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& rows, int thread,
                                 uint32_t (&found)[Traits::kTileN][kProducerRowThreads],
                                 const AllRequested& all_requested) {
-  constexpr int kAtOnce = 4;  // reads of 16 bytes in flight: more would not leave the producer enough registers
-  const int32_t vec8s = source.k / 8, turns = (vec8s + kProducerRowThreads - 1) / kProducerRowThreads;
+  constexpr int kAtOnce =
+      4;  // reads of 16 bytes in flight: more would not leave the producer enough registers
+  const int32_t vec8s = source.k / 8,
+                turns = (vec8s + kProducerRowThreads - 1) / kProducerRowThreads;
   const auto* const x = reinterpret_cast<const uint4*>(source.x) + rows.first * vec8s;
   uint32_t largest = 0;
   int32_t read_row = 0, read_turn = 0, row = 0, turn = 0;
@@ -34,7 +37,8 @@ __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& r
     uint4 values[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      // Beyond the row its last elements are read once more, and beyond the tile its last row: no branch parts the reads.
+      // Beyond the row its last elements are read once more, and beyond the tile its last row: no
+      // branch parts the reads.
       const int32_t vec8 = min(read_turn * kProducerRowThreads + thread, vec8s - 1);
       values[i] = __ldcg(x + min(read_row, rows.count - 1) * vec8s + vec8);
       if (++read_turn == turns) read_turn = 0, ++read_row;
@@ -59,21 +63,25 @@ __device__ inline uint32_t largest_of_row(const uint32_t (&found)[kProducerRowTh
     largest = __vmaxu2(largest, __vmaxu2(__vmaxu2(four.x, four.y), __vmaxu2(four.z, four.w)));
   }
 #pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, lanes));
+  for (int lanes = 1; lanes < 8; lanes *= 2)
+    largest = __vmaxu2(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, lanes));
   return cuda::larger_half(largest);
 }
 
-// A block of 16 elements of a row, whose magnitudes are at most row_largest, to E4M3 in a stage; of a nonfinite row zeros.
-// Its four words lie in as many runs of 16 bytes (cuda/fp8_operand.h), of which the swizzle puts run v of half h at
-// (4h + v) ^ row.
-__device__ inline void store_block(uint8_t* stage, int row, int block, const uint4& first, const uint4& second,
-                                   uint32_t row_largest, const cuda::RowScaleRule& rule, bool counting,
+// A block of 16 elements of a row, whose magnitudes are at most row_largest, to E4M3 in a stage; of
+// a nonfinite row zeros. Its four words lie in as many runs of 16 bytes (cuda/fp8_operand.h), of
+// which the swizzle puts run v of half h at (4h + v) ^ row.
+__device__ inline void store_block(uint8_t* stage, int row, int block, const uint4& first,
+                                   const uint4& second, uint32_t row_largest,
+                                   const cuda::RowScaleRule& rule, bool counting,
                                    cuda::BlockCounts& counts) {
   uint32_t words[4] = {};
   if (row_largest < cuda::kInfBits) {
     const float inverse = rule.inverse_of(row_largest);
-    const uint32_t largest =
-        !counting ? 0 : cuda::larger_half(__vmaxu2(cuda::larger_magnitudes(first), cuda::larger_magnitudes(second)));
+    const uint32_t largest = !counting
+                                 ? 0
+                                 : cuda::larger_half(__vmaxu2(cuda::larger_magnitudes(first),
+                                                              cuda::larger_magnitudes(second)));
     const cuda::E4m3Vec8 vec8s[2] = {cuda::E4m3Vec8::of(first, inverse, largest),
                                      cuda::E4m3Vec8::of(second, inverse, largest)};
 #pragma unroll
@@ -81,32 +89,39 @@ __device__ inline void store_block(uint8_t* stage, int row, int block, const uin
     counts.saturated += vec8s[0].saturated;
     counts.zeroed += vec8s[0].zeroed;
   }
-  const auto first_word = static_cast<uint32_t>(row * 128 + ((block & 4) ^ (row & 7)) * 16 + block % 4 * 4);
+  const auto first_word =
+      static_cast<uint32_t>(row * 128 + ((block & 4) ^ (row & 7)) * 16 + block % 4 * 4);
 #pragma unroll
-  for (uint32_t v = 0; v < 4; ++v) *reinterpret_cast<uint32_t*>(stage + (first_word ^ v * 16)) = words[v];
+  for (uint32_t v = 0; v < 4; ++v)
+    *reinterpret_cast<uint32_t*>(stage + (first_word ^ v * 16)) = words[v];
 }
 
-// What each lane of the row threads does for a work tile. Eight lanes take a row's k-block, a block of 16 elements each. The
-// four groups of eight of a warp take as many rows, or, if a tile has fewer, several k-blocks; rows 4 to 7 come in a
-// second pass. The warps take turns.
+// What each lane of the row threads does for a work tile. Eight lanes take a row's k-block, a block
+// of 16 elements each. The four groups of eight of a warp take as many rows, or, if a tile has
+// fewer, several k-blocks; rows 4 to 7 come in a second pass. The warps take turns.
 //
-// A step of all warps is at most as long as the pipeline. A lane that waits for a stage to be empty then knows of the
-// round before the last that it is over, and the parity of a phase tells it the rest.
+// A step of all warps is at most as long as the pipeline. A lane that waits for a stage to be empty
+// then knows of the round before the last that it is over, and the parity of a phase tells it the
+// rest.
 template <int kStages>
 class RequantizeShare {
  public:
-  static constexpr int kBlocks = cuda::kTileK / 16, kGroups = 32 / kBlocks, kWarps = kProducerRowThreads / 32;
+  static constexpr int kBlocks = cuda::kTileK / 16, kGroups = 32 / kBlocks,
+                       kWarps = kProducerRowThreads / 32;
   int32_t k_blocks_of_warp;  // in a step
   int row, passes;           // of the first pass; the second's is kGroups further
 
-  __device__ RequantizeShare(int thread, int32_t rows) : passes(rows > kGroups ? 2 : 1), warp_(thread / 32) {
+  __device__ RequantizeShare(int thread, int32_t rows)
+      : passes(rows > kGroups ? 2 : 1), warp_(thread / 32) {
     const int group = thread % 32 / kBlocks, shift = rows <= 1 ? 0 : rows <= 2 ? 1 : 2;
     k_blocks_of_warp = min(kGroups >> shift, kStages / kWarps);
     row = group & ((1 << shift) - 1);
     k_block_ = group >> shift;
   }
   // The warp's first k-block of a step.
-  __device__ int32_t first_k_block(int32_t step) const { return (step * kWarps + warp_) * k_blocks_of_warp; }
+  __device__ int32_t first_k_block(int32_t step) const {
+    return (step * kWarps + warp_) * k_blocks_of_warp;
+  }
   // The lane's; beyond all of them if it has none.
   __device__ int32_t k_block(int32_t step) const {
     return k_block_ < k_blocks_of_warp ? first_k_block(step) + k_block_ : INT32_MAX;
@@ -119,21 +134,25 @@ class RequantizeShare {
 
 // The role of warps 1 to 3 if they requantize.
 template <class Traits, class Epilogue>
-__device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const RequantizedRows& source,
-                             const Schedule& schedule) {
+__device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue,
+                             const RequantizedRows& source, const Schedule& schedule) {
   using Buffers = RequantizeBuffers<Traits>;
   constexpr uint32_t kStages = Shared<Traits>::kStages;
   using Share = RequantizeShare<kStages>;
-  static_assert(Traits::kFp8 && Traits::kLateFactors && Traits::kTileN == 2 * Share::kGroups && Buffers::kPasses == 2);
+  static_assert(Traits::kFp8 && Traits::kLateFactors && Traits::kTileN == 2 * Share::kGroups &&
+                Buffers::kPasses == 2);
   Buffers& buffers = shared<Traits>().requantize;
   const int thread = static_cast<int>(threadIdx.x) - Traits::kConsumerThreads - 32;
   const int own_block = thread % Share::kBlocks;
-  // Whose factors this thread makes: the row of its group, of the first pass in the first warp, of the second in the second.
+  // Whose factors this thread makes: the row of its group, of the first pass in the first warp, of
+  // the second in the second.
   const int described_row = own_block == 0 ? thread / Share::kBlocks : kProducerRowThreads;
   WorkTileIterator work_tiles(schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0, k_blocks_before = 0;  // of the work tiles before
-  for (WorkTile work; work_tiles.next(work); k_blocks_before += static_cast<uint32_t>(work.k_blocks), ++index) {
-    Description<Traits, Epilogue, RequantizedRows> description(args, epilogue, source, work, index, described_row);
+  for (WorkTile work; work_tiles.next(work);
+       k_blocks_before += static_cast<uint32_t>(work.k_blocks), ++index) {
+    Description<Traits, Epilogue, RequantizedRows> description(args, epilogue, source, work, index,
+                                                               described_row);
     const TileRows& rows = description.rows();
     const Share share(thread, rows.count);
     const int32_t first_k = work.first_k_block * cuda::kTileK + own_block * 16;
@@ -145,11 +164,13 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
       for (int pass = 0; pass < share.passes; ++pass) {
         if (!has_row(pass) || k_block >= work.k_blocks) break;
         const bool valid = first_k + k_block * cuda::kTileK < source.k;  // else zeros
-        const uint16_t* const from = valid ? x + pass * Share::kGroups * source.k + k_block * cuda::kTileK : source.x;
+        const uint16_t* const from =
+            valid ? x + pass * Share::kGroups * source.k + k_block * cuda::kTileK : source.x;
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          ptx::cp_async_16_or_zeros(ptx::shared_address(&buffers.elements[step % Buffers::kSlots][pass][half][thread]),
-                                    from + half * 8, valid);
+          ptx::cp_async_16_or_zeros(
+              ptx::shared_address(&buffers.elements[step % Buffers::kSlots][pass][half][thread]),
+              from + half * 8, valid);
       }
       ptx::cp_async_commit_group();
     };
@@ -164,14 +185,16 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass)
       if (pass < share.passes)
-        largest[pass] = largest_of_row(magnitudes[has_row(pass) ? share.row + pass * Share::kGroups : 0], own_block);
+        largest[pass] = largest_of_row(
+            magnitudes[has_row(pass) ? share.row + pass * Share::kGroups : 0], own_block);
     const uint32_t described = thread < 32 ? largest[0] : largest[1];
     const bool finite = described < cuda::kInfBits;
     description.scale_row(finite ? source.rule.scale_of(described) : __uint_as_float(0x7FC00000u));
     const bool counting = work.tile.m_tile == 0;
     if (counting && work.first_k_block == 0 && described_row < rows.count) {
       uint64_t* const counter = finite ? source.counters.blocks : source.counters.nonfinite;
-      atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{finite ? source.k / 16u : 1u});
+      atomicAdd(reinterpret_cast<unsigned long long*>(counter),
+                uint64_t{finite ? source.k / 16u : 1u});
     }
     description.complete(work);
     cuda::BlockCounts counts;
@@ -191,7 +214,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
           const int row = share.row + pass * Share::kGroups;
           const uint32_t row_largest = pass == 0 ? largest[0] : largest[1];
           const auto& slot = buffers.elements[step % Buffers::kSlots][pass];
-          store_block(to, row, own_block, slot[0][thread], slot[1][thread], row_largest, source.rule, counting, counts);
+          store_block(to, row, own_block, slot[0][thread], slot[1][thread], row_largest,
+                      source.rule, counting, counts);
         }
         // Rows that nobody reads, once a stage and work tile.
         if (k_block < static_cast<int32_t>(kStages) && share.row == 0)
@@ -206,7 +230,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
 #pragma unroll 1
       for (int32_t i = share.first_k_block(step); i < end; ++i)
         if (thread % 32 < kArrivalsPerWarp)
-          ptx::mbarrier_arrive(full_barrier<Traits>(static_cast<int>((k_blocks_before + i) % kStages)));
+          ptx::mbarrier_arrive(
+              full_barrier<Traits>(static_cast<int>((k_blocks_before + i) % kStages)));
     }
     if (counting) {
       cuda::add(source.counters.saturated, counts.saturated);

@@ -1,4 +1,5 @@
-// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one struct.
+// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one
+// struct.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -37,8 +38,8 @@ struct WorkTileInfo {
   int32_t k_blocks, partial;
 };
 
-// The constants of configuration kIndex. kGathers: its rows are gathered by cp.async even where its own kernels copy them
-// by TMA.
+// The constants of configuration kIndex. kGathers: its rows are gathered by cp.async even where its
+// own kernels copy them by TMA.
 template <size_t kIndex, bool kGathers = false>
 struct GemmTraits {
   static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
@@ -47,7 +48,8 @@ struct GemmTraits {
   static constexpr bool kWide = kConfig.wide_tiles(), kTmaRows = kConfig.tma_rows && !kGathers;
   static constexpr bool kFp8 = kConfig.fp8, kAhead = kConfig.ahead;
   using Products = std::conditional_t<kFp8, Fp8Products, Bf16Products>;
-  static constexpr int kConsumerWarpgroups = kConfig.consumer_warpgroups, kConsumerThreads = kConsumerWarpgroups * 128;
+  static constexpr int kConsumerWarpgroups = kConfig.consumer_warpgroups,
+                       kConsumerThreads = kConsumerWarpgroups * 128;
   static constexpr int kThreads = kConsumerThreads + 128;  // and the producer warpgroup
   // wgmmas of 64 weight rows of one consumer warpgroup.
   static constexpr int kM64 = kConfig.tile_m / 64 / kConsumerWarpgroups;
@@ -61,18 +63,22 @@ struct GemmTraits {
   static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
   static_assert(Products::kSteps % kStepsPerGroup == 0);
   // A row's 128 k lie in slices of 128 bytes, the period of the swizzle, each of four steps.
-  static constexpr int kSlices = kFp8 ? 1 : 2, kSliceBytes = kTileN * 128, kStepsOfSlice = 4;  // bytes: of all rows
+  static constexpr int kSlices = kFp8 ? 1 : 2, kSliceBytes = kTileN * 128,
+                       kStepsOfSlice = 4;  // bytes: of all rows
   static_assert(kSlices * kStepsOfSlice == 2 * Products::kSteps);
   // If latency counts, a work tile is multiplied before its row factors are there.
   static constexpr bool kLateFactors = kTileN <= 16;
-  static constexpr bool kMayFuseRouting = kConfig.fused_routing(), kMayFuseRequantize = kConfig.fused_requantize();
-  static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores
+  static constexpr bool kMayFuseRouting = kConfig.fused_routing(),
+                        kMayFuseRequantize = kConfig.fused_requantize();
+  static constexpr int kStagingBytes =
+      16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores
 };
 
 // One stage of the pipeline: a k-block of a tile's rows and of its weight rows.
 template <class Traits>
-struct alignas(1024) Stage {                            // the period of the swizzle
-  uint8_t rows[Traits::kSlices][Traits::kSliceBytes];   // (slice of the k-block, row) x 128 bytes, swizzled
+struct alignas(1024) Stage {  // the period of the swizzle
+  uint8_t rows[Traits::kSlices]
+              [Traits::kSliceBytes];  // (slice of the k-block, row) x 128 bytes, swizzled
   uint8_t weights[Traits::kMBlocks][cuda::kTileBytes];  // packed tiles
 };
 template <class Traits>
@@ -80,16 +86,17 @@ struct Staging {
   alignas(16) uint8_t bytes[Traits::kConsumerWarpgroups][Traits::kStagingBytes];
 };
 
-// What Fp8Products look up: E4M3 magnitudes by the index of a scale, a copy for each lane of half a warp, which is what
-// shared memory serves at a time. Sixteen lanes that read one table at random take three times as long, and beside the
-// rows that wgmma reads shared memory has no time to lose.
+// What Fp8Products look up: E4M3 magnitudes by the index of a scale, a copy for each lane of half a
+// warp, which is what shared memory serves at a time. Sixteen lanes that read one table at random
+// take three times as long, and beside the rows that wgmma reads shared memory has no time to lose.
 struct Magnitudes {
   static constexpr int kCopies = 16;
   alignas(128) uint2 of[kFp8ScaleIndices][kCopies];
 };
 
-// What row threads that requantize keep: their elements of the k-blocks to come, bf16, in slots that they take by turns, each
-// thread's by itself; and the largest magnitudes of a work tile's rows, as each thread has found them.
+// What row threads that requantize keep: their elements of the k-blocks to come, bf16, in slots
+// that they take by turns, each thread's by itself; and the largest magnitudes of a work tile's
+// rows, as each thread has found them.
 template <class Traits>
 struct RequantizeBuffers {
   static constexpr int kSlots = 2, kPasses = 2;
@@ -97,9 +104,10 @@ struct RequantizeBuffers {
   alignas(16) uint32_t magnitudes[2][Traits::kTileN][kProducerRowThreads];
 };
 
-// The shared memory of a cta with that many stages. Members that a configuration does without take no room. Barriers are
-// mbarriers, whose instructions take only their address; those in pairs belong to work tiles by turns, since the
-// producer describes the next one while the consumers are at one.
+// The shared memory of a cta with that many stages. Members that a configuration does without take
+// no room. Barriers are mbarriers, whose instructions take only their address; those in pairs
+// belong to work tiles by turns, since the producer describes the next one while the consumers are
+// at one.
 template <class Traits, int kStageCount>
 struct SharedOf {
   static constexpr int kStages = kStageCount;
@@ -109,21 +117,23 @@ struct SharedOf {
   struct NoRequantize {};
   struct Work {
     Schedule schedule;
-    TileSplits
-        to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: it was not the last to arrive
+    TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: it was
+                              // not the last to arrive
     uint8_t unused[128 - sizeof(Schedule) - 2 * sizeof(TileSplits)];
   };
 
   Stage<Traits> stages[kStages];
   [[no_unique_address]] std::conditional_t<Traits::kWide, Staging<Traits>, NoStaging> staging;
   [[no_unique_address]] std::conditional_t<Traits::kFp8, Magnitudes, NoMagnitudes> magnitudes;
-  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRequantize, RequantizeBuffers<Traits>, NoRequantize>
+  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRequantize, RequantizeBuffers<Traits>,
+                                           NoRequantize>
       requantize;
   RowFactor factors[2][Traits::kTileN];
   int32_t tokens[2][Traits::kTileN];  // of gathered rows
   WorkTileInfo work_tiles[2];
   Work work;
-  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRouting, FusedRouting, NoRouting> routing;
+  [[no_unique_address]] std::conditional_t<Traits::kMayFuseRouting, FusedRouting, NoRouting>
+      routing;
   uint64_t full[kStages];         // the stage is there
   uint64_t empty[kStages];        // all consumer warps are done with it
   uint64_t info_full[2];          // work_tiles[i] is there, and without kLateFactors factors[i]
@@ -135,25 +145,32 @@ struct SharedOf {
 // As many stages as fit; more than kMaxStages would only lengthen a cta's start.
 inline constexpr int kMaxStages = 8;
 template <class Traits>
-using Shared = SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
+using Shared =
+    SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
-// The contract with the copies, stmatrix, wgmma and mbarriers, which trust offsets rather than types.
+// The contract with the copies, stmatrix, wgmma and mbarriers, which trust offsets rather than
+// types.
 template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
   static_assert(sizeof(S) <= kMaxSharedBytes && S::kStages >= 3);
-  static_assert(sizeof(Stage<Traits>) == Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
+  static_assert(sizeof(Stage<Traits>) ==
+                    Traits::kSlices * Traits::kSliceBytes + Traits::kMBlocks * cuda::kTileBytes,
                 "no padding");
-  static_assert(sizeof(Stage<Traits>) % 1024 == 0, "every stage begins with a period of the swizzle");
-  static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0, "rows are whole periods; bulk copies need 16");
+  static_assert(sizeof(Stage<Traits>) % 1024 == 0,
+                "every stage begins with a period of the swizzle");
+  static_assert(offsetof(Stage<Traits>, weights) % 1024 == 0,
+                "rows are whole periods; bulk copies need 16");
   static_assert(offsetof(S, stages) == 0, "shared memory begins at a multiple of 1024");
   static_assert(offsetof(S, factors) ==
-                S::kStages * sizeof(Stage<Traits>) + (Traits::kWide ? sizeof(Staging<Traits>) : size_t{0}) +
+                S::kStages * sizeof(Stage<Traits>) +
+                    (Traits::kWide ? sizeof(Staging<Traits>) : size_t{0}) +
                     (Traits::kFp8 ? sizeof(Magnitudes) : size_t{0}) +
                     (Traits::kMayFuseRequantize ? sizeof(RequantizeBuffers<Traits>) : size_t{0}));
   static_assert(offsetof(S, factors) % 16 == 0 && offsetof(S, work) % 16 == 0);
-  static_assert(offsetof(S, full) == offsetof(S, work) + sizeof(typename S::Work) +
-                                         (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));
+  static_assert(offsetof(S, full) ==
+                offsetof(S, work) + sizeof(typename S::Work) +
+                    (Traits::kMayFuseRouting ? sizeof(FusedRouting) : size_t{0}));
   static_assert(offsetof(S, full) % 8 == 0, "mbarriers");
   static constexpr bool kPassed = true;
 };
@@ -165,8 +182,8 @@ __device__ Shared<Traits>& shared() {
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
 }
 
-// Addresses of the shared window by offset: an address that is formed as a member's, through an object and an array,
-// costs the mainloop instructions.
+// Addresses of the shared window by offset: an address that is formed as a member's, through an
+// object and an array, costs the mainloop instructions.
 template <class Traits>
 __device__ uint8_t* stage_bytes(int stage) {
   return shared_bytes + stage * static_cast<int>(sizeof(Stage<Traits>));
@@ -175,17 +192,21 @@ template <class Traits>
 inline constexpr int kWeightsOffset = static_cast<int>(offsetof(Stage<Traits>, weights));
 template <class Traits>
 __device__ uint8_t* staging_bytes(int warpgroup) {
-  return shared_bytes + static_cast<int>(offsetof(Shared<Traits>, staging)) + warpgroup * Traits::kStagingBytes;
+  return shared_bytes + static_cast<int>(offsetof(Shared<Traits>, staging)) +
+         warpgroup * Traits::kStagingBytes;
 }
 template <class Traits>
 __device__ WorkTileInfo& work_tile_info(uint32_t index) {
   return shared<Traits>().work_tiles[index % 2];
 }
-// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null if products need none.
+// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null if products need
+// none.
 template <class Traits>
 __device__ uint2* magnitudes(int copy) {
   if constexpr (Traits::kFp8)
-    return reinterpret_cast<uint2*>(shared_bytes + static_cast<int>(offsetof(Shared<Traits>, magnitudes))) + copy;
+    return reinterpret_cast<uint2*>(shared_bytes +
+                                    static_cast<int>(offsetof(Shared<Traits>, magnitudes))) +
+           copy;
   return nullptr;
 }
 // (kTileN) of a work tile.
@@ -197,10 +218,11 @@ template <class Traits>
 __device__ int32_t* row_tokens(uint32_t index) {
   return shared<Traits>().tokens[0] + index % 2 * Traits::kTileN;
 }
-#define NVFP4_MOE_BARRIER(name, member, Index, offset)                                                          \
-  template <class Traits>                                                                                       \
-  __device__ uint32_t name(Index index) {                                                                       \
-    return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, member)) + (offset)*8; \
+#define NVFP4_MOE_BARRIER(name, member, Index, offset)                      \
+  template <class Traits>                                                   \
+  __device__ uint32_t name(Index index) {                                   \
+    return ptx::shared_address(shared_bytes) +                              \
+           static_cast<int>(offsetof(Shared<Traits>, member)) + (offset)*8; \
   }
 NVFP4_MOE_BARRIER(full_barrier, full, int, index)
 NVFP4_MOE_BARRIER(empty_barrier, empty, int, index)
@@ -210,7 +232,8 @@ NVFP4_MOE_BARRIER(factors_full_barrier, factors_full, uint32_t, index % 2)
 #undef NVFP4_MOE_BARRIER
 template <class Traits>
 __device__ uint32_t first_rows_barrier() {
-  return ptx::shared_address(shared_bytes) + static_cast<int>(offsetof(Shared<Traits>, first_rows_requested));
+  return ptx::shared_address(shared_bytes) +
+         static_cast<int>(offsetof(Shared<Traits>, first_rows_requested));
 }
 
 }  // namespace nvfp4_moe::internal::sm90

@@ -1,8 +1,8 @@
-// Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and the reduction by the
-// cta that arrives last.
+// Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and
+// the reduction by the cta that arrives last.
 //
-// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does it, so that the same
-// launch gives the same bits.
+// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does
+// it, so that the same launch gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,11 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// If a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m: coalesced over the
-// threads.
+// If a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m:
+// coalesced over the threads.
 template <class Traits>
-__device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int octet, int thread) {
+__device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int octet,
+                                   int thread) {
   return reinterpret_cast<float4*>(args.partials) + partial * Traits::kPartialFloat4s +
          (m * (Traits::kTileN / 8) + octet) * Traits::kConsumerThreads + thread;
 }
@@ -30,20 +31,22 @@ __device__ void store_partial(const GemmArgs& args, const WorkTileInfo& work, in
   for (int octet = 0; octet < Traits::kTileN / 8; ++octet)
     if (octet * 8 + thread % 4 * 2 < work.rows.count)
       *partial_address<Traits>(args, work.partial, m, octet, thread) =
-          make_float4(accumulators[octet * 4], accumulators[octet * 4 + 1], accumulators[octet * 4 + 2],
-                      accumulators[octet * 4 + 3]);
+          make_float4(accumulators[octet * 4], accumulators[octet * 4 + 1],
+                      accumulators[octet * 4 + 2], accumulators[octet * 4 + 3]);
 }
 
-// The splits of a tile, added, to the epilogue. All consumer threads. index: of this cta's work tile of it. A weight
-// row's four lanes share its rows of activations, of which there may be one, and its wgmmas, in one short loop: a cta that
-// comes here is the first of its multiprocessor, and waits for every instruction to be fetched.
+// The splits of a tile, added, to the epilogue. All consumer threads. index: of this cta's work
+// tile of it. A weight row's four lanes share its rows of activations, of which there may be one,
+// and its wgmmas, in one short loop: a cta that comes here is the first of its multiprocessor, and
+// waits for every instruction to be fetched.
 template <class Traits, class Epilogue>
-__device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
-                                   uint32_t index) {
+__device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogue,
+                                   const TileSplits& splits, uint32_t index) {
   constexpr int kAtOnce = 8;  // splits that are read at once
   const WorkTileInfo& own = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
-  const int lane = static_cast<int>(threadIdx.x % 4), first_thread = static_cast<int>(threadIdx.x) - lane;
+  const int lane = static_cast<int>(threadIdx.x % 4),
+            first_thread = static_cast<int>(threadIdx.x) - lane;
   const TileRows rows = own.rows;
   const int pairs = (rows.count + 1) / 2;  // of rows
 #pragma unroll 1
@@ -56,29 +59,30 @@ __device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogu
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (first + i < splits.count)
-          parts[i] =
-              __ldcg(partial_address<Traits>(args, splits.partial(first + i), m, pair / 4, first_thread + pair % 4));
+          parts[i] = __ldcg(partial_address<Traits>(args, splits.partial(first + i), m, pair / 4,
+                                                    first_thread + pair % 4));
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i)
         if (first + i < splits.count)
-          total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z, total.w += parts[i].w;
+          total.x += parts[i].x, total.y += parts[i].y, total.z += parts[i].z,
+              total.w += parts[i].w;
     }
     const int32_t weight_row = own.weight_row + weight_row_of<Traits>(first_thread, m);
     const LaneBiases bias = epilogue.biases(rows.expert, weight_row);
 #pragma unroll 1
     for (int row = pair * 2; row < min(pair * 2 + 2, rows.count); ++row) {
       const bool first = row % 2 == 0;
-      epilogue.store(rows.first + row, weight_row, first ? total.x : total.y, first ? total.z : total.w, factors[row],
-                     bias);
+      epilogue.store(rows.first + row, weight_row, first ? total.x : total.y,
+                     first ? total.z : total.w, factors[row], bias);
     }
   }
 }
 
-// The same of a wide tile, whose ctas have long fetched the instructions: a thread's own accumulators of 32 rows at a
-// time, so that many reads are in flight.
+// The same of a wide tile, whose ctas have long fetched the instructions: a thread's own
+// accumulators of 32 rows at a time, so that many reads are in flight.
 template <class Traits, class Epilogue>
-__device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
-                                 uint32_t index) {
+__device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue,
+                                 const TileSplits& splits, uint32_t index) {
   constexpr int kOctets = 4;  // of eight rows
   const WorkTileInfo own = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
@@ -94,7 +98,8 @@ __device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue,
 #pragma unroll
         for (int m = 0; m < Traits::kM64; ++m)
           if ((first_octet + q) * 8 + thread % 4 * 2 < own.rows.count)
-            parts[q][m] = __ldcg(partial_address<Traits>(args, splits.partial(split), m, first_octet + q, thread));
+            parts[q][m] = __ldcg(
+                partial_address<Traits>(args, splits.partial(split), m, first_octet + q, thread));
 #pragma unroll
       for (int q = 0; q < kOctets; ++q)
 #pragma unroll
@@ -110,17 +115,19 @@ __device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue,
       octet.count -= (first_octet + q) * 8;
 #pragma unroll
       for (int m = 0; m < Traits::kM64; ++m)
-        store_direct<8>(epilogue, octet, own.weight_row + weight_row_of<Traits>(thread, m), accumulators[q][m],
+        store_direct<8>(epilogue, octet, own.weight_row + weight_row_of<Traits>(thread, m),
+                        accumulators[q][m],
                         [&](int row) { return factors[(first_octet + q) * 8 + row]; });
     }
   }
 }
 
-// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two, and reduces those at
-// which it is the last. All consumer threads. index: of the last work tile; the info of the one before is still there.
+// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two,
+// and reduces those at which it is the last. All consumer threads. index: of the last work tile;
+// the info of the one before is still there.
 template <class Traits, class Epilogue>
-__device__ void reduce_split_tiles(const GemmArgs& args, const Epilogue& epilogue, const Schedule& schedule,
-                                   uint32_t index) {
+__device__ void reduce_split_tiles(const GemmArgs& args, const Epilogue& epilogue,
+                                   const Schedule& schedule, uint32_t index) {
   const int32_t begin = schedule.split_begin(static_cast<int32_t>(blockIdx.x)),
                 end = schedule.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
   if (begin == end) return;

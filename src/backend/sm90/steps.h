@@ -1,4 +1,5 @@
-// The steps of the layer that Hopper does in its own way; the others are those of backend/cuda/steps/steps.h.
+// The steps of the layer that Hopper does in its own way; the others are those of
+// backend/cuda/steps/steps.h.
 #pragma once
 
 #include "backend/layer_steps.h"

@@ -13,9 +13,10 @@ namespace nvfp4_moe::internal::sm90 {
 // Finds the driver's encoder, once in a process; run relies on it.
 Status find_tensor_map_encoder();
 
-// Rows x (count, row_bytes) in tiles of tile_rows x tile_bytes; tile_bytes = 128, in the swizzle that wgmma reads. What the
-// bytes mean does not matter: those beyond the rows come as zeros. Does not call the device. x and row_bytes: multiples
-// of 16.
-Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_bytes, int tile_rows, int tile_bytes);
+// Rows x (count, row_bytes) in tiles of tile_rows x tile_bytes; tile_bytes = 128, in the swizzle
+// that wgmma reads. What the bytes mean does not matter: those beyond the rows come as zeros. Does
+// not call the device. x and row_bytes: multiples of 16.
+Result<CUtensorMap> rows_map(const std::byte* x, int64_t count, int64_t row_bytes, int tile_rows,
+                             int tile_bytes);
 
 }  // namespace nvfp4_moe::internal::sm90

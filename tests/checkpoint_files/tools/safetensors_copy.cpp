@@ -1,5 +1,6 @@
-// safetensors_copy IN OUT_DIRECTORY MAX_SHARD_BYTES: IN (a file or a directory) through TensorIndex, written again by
-// ShardedWriter in the order of its files. The Python tests read the copy with the safetensors package.
+// safetensors_copy IN OUT_DIRECTORY MAX_SHARD_BYTES: IN (a file or a directory) through
+// TensorIndex, written again by ShardedWriter in the order of its files. The Python tests read the
+// copy with the safetensors package.
 #include <cstdio>
 #include <cstdlib>
 
@@ -18,7 +19,8 @@ Status copy(const std::string& in, const std::string& out, uint64_t max_shard_by
     tensors.insert(tensors.end(), opened.tensors().begin(), opened.tensors().end());
     metadata.insert(opened.header().metadata.begin(), opened.header().metadata.end());
   }
-  NVFP4_MOE_ASSIGN(ShardedWriter writer, ShardedWriter::create(out, tensors, max_shard_bytes, metadata));
+  NVFP4_MOE_ASSIGN(ShardedWriter writer,
+                   ShardedWriter::create(out, tensors, max_shard_bytes, metadata));
   for (const TensorInfo& info : tensors) {
     if (!writer.needs(info.name)) continue;
     const TensorIndex::Ref ref = index.find(info.name);

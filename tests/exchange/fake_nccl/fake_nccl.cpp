@@ -1,13 +1,15 @@
-// A test double of NCCL: the functions that src/exchange/nccl_library.h declares, between threads and processes, over
-// files of a folder that the unique id names. Pointers are the host's, or those of the emulator of CUDA, whose streams it
-// waits for where a program has them.
+// A test double of NCCL: the functions that src/exchange/nccl_library.h declares, between threads
+// and processes, over files of a folder that the unique id names. Pointers are the host's, or those
+// of the emulator of CUDA, whose streams it waits for where a program has them.
 //
-// A communicator does not block: a group is done by a thread of its own, and the state is "in progress" until then, or,
-// after fake_nccl_set("async", 1), at once success, as where a device is still at it. A message is a file, written under
-// another name and then renamed. A rank that is gone writes none, and those that wait for it wait until they are aborted.
-// After fake_nccl_set("graphs", 1) there are graphs that have captured the communicators: destroy and abort wait until they
-// are gone, as NCCL's do, which abort does behind having ended what is on its way.
-// A group in a stream that is being captured becomes a host function of the graph, which every replay calls.
+// A communicator does not block: a group is done by a thread of its own, and the state is "in
+// progress" until then, or, after fake_nccl_set("async", 1), at once success, as where a device is
+// still at it. A message is a file, written under another name and then renamed. A rank that is
+// gone writes none, and those that wait for it wait until they are aborted. After
+// fake_nccl_set("graphs", 1) there are graphs that have captured the communicators: destroy and
+// abort wait until they are gone, as NCCL's do, which abort does behind having ended what is on its
+// way. A group in a stream that is being captured becomes a host function of the graph, which every
+// replay calls.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -126,12 +128,14 @@ struct Communicator {
     return true;
   }
   fs::path message(uint64_t number, int from, int to) const {
-    return folder / (std::to_string(number) + "." + std::to_string(from) + "." + std::to_string(to));
+    return folder /
+           (std::to_string(number) + "." + std::to_string(from) + "." + std::to_string(to));
   }
   void put(int to, const void* data, size_t bytes) {
     std::vector<char> text(bytes);
     copy(text.data(), data, bytes);
-    const fs::path at = message(sent[static_cast<size_t>(to)]++, rank, to), hidden = at.string() + ".part";
+    const fs::path at = message(sent[static_cast<size_t>(to)]++, rank, to),
+                   hidden = at.string() + ".part";
     std::ofstream(hidden, std::ios::binary).write(text.data(), static_cast<std::streamsize>(bytes));
     std::error_code ignored;
     fs::rename(hidden, at, ignored);
@@ -165,16 +169,19 @@ NcclResult end_group() {
     };
     Group& kept = group.comm->captured.emplace_back(group);
     auto* const launch = cuda<int (*)(void*, void (*)(void*), void*)>("cudaLaunchHostFunc");
-    return launch(group.streams.front(), replay, &kept) == 0 ? NcclResult::kSuccess : kInternalError;
+    return launch(group.streams.front(), replay, &kept) == 0 ? NcclResult::kSuccess
+                                                             : kInternalError;
   }
   return group.comm->begin([group] {
     for (void* stream : group.streams) wait_for_stream(stream);
-    if (setting("stall") != 0 && !group.comm->wait_until([] { return false; })) return kInternalError;
+    if (setting("stall") != 0 && !group.comm->wait_until([] { return false; }))
+      return kInternalError;
     return group.move();
   });
 }
 
-NcclResult add(NcclCommunicator comm, void* stream, std::function<void()> send, std::function<NcclResult()> receive) {
+NcclResult add(NcclCommunicator comm, void* stream, std::function<void()> send,
+               std::function<NcclResult()> receive) {
   const bool alone = t_group.depth == 0;
   t_group.comm = static_cast<Communicator*>(comm);
   t_group.streams.push_back(stream);
@@ -204,7 +211,8 @@ void forget(Communicator* comm, bool whole_folder) {
   std::error_code ignored;
   fs::remove(comm->folder / ("rank." + std::to_string(comm->rank)), ignored);
   bool last = true;  // or one of a world whose ranks do not all get here
-  for (int r = 0; r < comm->world; ++r) last = last && !fs::exists(comm->folder / ("rank." + std::to_string(r)));
+  for (int r = 0; r < comm->world; ++r)
+    last = last && !fs::exists(comm->folder / ("rank." + std::to_string(r)));
   if (last || whole_folder) fs::remove_all(comm->folder, ignored);
   --g_communicators;
   delete comm;
@@ -250,7 +258,8 @@ NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   return NcclResult::kSuccess;
 }
 
-NcclResult ncclCommInitRankConfig(NcclCommunicator* comm, int world, NcclUniqueId id, int rank, NcclConfig* config) {
+NcclResult ncclCommInitRankConfig(NcclCommunicator* comm, int world, NcclUniqueId id, int rank,
+                                  NcclConfig* config) {
   if (config->magic != 0xcafebeef || config->size < 24 || rank < 0 || rank >= world)
     return NcclResult::kInvalidArgument;
   auto* const made = new Communicator;
@@ -264,13 +273,15 @@ NcclResult ncclCommInitRankConfig(NcclCommunicator* comm, int world, NcclUniqueI
   *comm = made;
   return made->begin([made] {
     if (setting("fail init") == made->rank + 1) return kInternalError;
-    if (setting("stall init") == made->rank + 1 && !made->wait_until([] { return false; })) return kInternalError;
+    if (setting("stall init") == made->rank + 1 && !made->wait_until([] { return false; }))
+      return kInternalError;
     const fs::path here = made->folder / ("rank." + std::to_string(made->rank));
     const int file = ::open(here.c_str(), O_CREAT | O_EXCL | O_WRONLY, 0600);
     if (file < 0) return NcclResult::kInvalidUsage;  // the rank is taken
     ::close(file);
     for (int r = 0; r < made->world; ++r)
-      if (!made->wait_until([&] { return fs::exists(made->folder / ("rank." + std::to_string(r))); }))
+      if (!made->wait_until(
+              [&] { return fs::exists(made->folder / ("rank." + std::to_string(r))); }))
         return kInternalError;
     return NcclResult::kSuccess;
   });
@@ -288,7 +299,8 @@ NcclResult ncclCommAbort(NcclCommunicator comm) {
   return NcclResult::kSuccess;
 }
 NcclResult ncclCommGetAsyncError(NcclCommunicator comm, NcclResult* state) {
-  *state = setting("async error") != 0 ? NcclResult::kRemoteError : static_cast<Communicator*>(comm)->state.load();
+  *state = setting("async error") != 0 ? NcclResult::kRemoteError
+                                       : static_cast<Communicator*>(comm)->state.load();
   return NcclResult::kSuccess;
 }
 NcclResult ncclCommCount(NcclCommunicator comm, int* count) {
@@ -308,21 +320,23 @@ NcclResult ncclGroupEnd() {
   note("group end");
   return --t_group.depth == 0 ? end_group() : NcclResult::kSuccess;
 }
-NcclResult ncclSend(const void* data, size_t count, NcclType, int peer, NcclCommunicator comm, void* stream) {
+NcclResult ncclSend(const void* data, size_t count, NcclType, int peer, NcclCommunicator comm,
+                    void* stream) {
   note("send " + std::to_string(count) + " to " + std::to_string(peer));
   if (setting("fail send") != 0) return NcclResult::kInvalidUsage;
   auto* const self = static_cast<Communicator*>(comm);
   return add(comm, stream, [=] { self->put(peer, data, count); }, {});
 }
 #ifndef FAKE_NCCL_WITHOUT_RECV
-NcclResult ncclRecv(void* data, size_t count, NcclType, int peer, NcclCommunicator comm, void* stream) {
+NcclResult ncclRecv(void* data, size_t count, NcclType, int peer, NcclCommunicator comm,
+                    void* stream) {
   note("recv " + std::to_string(count) + " from " + std::to_string(peer));
   auto* const self = static_cast<Communicator*>(comm);
   return add(comm, stream, {}, [=] { return self->take(peer, data, count); });
 }
 #endif
-NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type, NcclSum, NcclCommunicator comm,
-                         void* stream) {
+NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type, NcclSum,
+                         NcclCommunicator comm, void* stream) {
   note("all reduce " + std::to_string(count));
   auto* const self = static_cast<Communicator*>(comm);
   const size_t width = type == NcclType::kF32 ? 4 : 2, bytes = count * width;
@@ -333,7 +347,9 @@ NcclResult ncclAllReduce(const void* from, void* to, size_t count, NcclType type
     std::vector<float> sums(count);
     std::vector<char> part(bytes);
     for (int r = 0; r < self->world; ++r) {
-      if (const NcclResult result = self->take(r, part.data(), bytes); result != NcclResult::kSuccess) return result;
+      if (const NcclResult result = self->take(r, part.data(), bytes);
+          result != NcclResult::kSuccess)
+        return result;
       for (size_t i = 0; i < count; ++i) sums[i] += value_of(part.data() + i * width, type);
     }
     for (size_t i = 0; i < count; ++i) {  // bf16 by cutting: tests sum what it holds exactly

@@ -32,25 +32,32 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
     cudaGetLastError();  // an allocation that failed leaves the context as it was
     const std::string where = "cuda:" + std::to_string(device);
     size_t free_bytes = 0, total_bytes = 0;
-    if (error == cudaErrorMemoryAllocation && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+    if (error == cudaErrorMemoryAllocation &&
+        cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
       return out_of_memory(purpose, size_bytes, where, free_bytes, total_bytes);
-    return check(error, (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + where).c_str());
+    return check(
+        error,
+        (std::string(purpose) + ": " + std::to_string(size_bytes) + " bytes on " + where).c_str());
   }
-  return Buffer(static_cast<std::byte*>(data), size_bytes, [device, process = fork_count()](std::byte* bytes, size_t) {
-    if (process != fork_count()) return;  // a forked child has no CUDA, and the memory is its parent's
-    const DeviceGuard release(device);
-    const OutsideCaptures outside;
-    cudaFree(bytes);
-  });
+  return Buffer(static_cast<std::byte*>(data), size_bytes,
+                [device, process = fork_count()](std::byte* bytes, size_t) {
+                  if (process != fork_count())
+                    return;  // a forked child has no CUDA, and the memory is its parent's
+                  const DeviceGuard release(device);
+                  const OutsideCaptures outside;
+                  cudaFree(bytes);
+                });
 }
 
 namespace {
 
-Status copy(int device, void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, void* stream) {
+Status copy(int device, void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind,
+            void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const queue = static_cast<cudaStream_t>(stream);
-  if (size_bytes != 0) NVFP4_MOE_TRY(check(cudaMemcpyAsync(to, from, size_bytes, kind, queue), "copy"));
+  if (size_bytes != 0)
+    NVFP4_MOE_TRY(check(cudaMemcpyAsync(to, from, size_bytes, kind, queue), "copy"));
   return check(cudaStreamSynchronize(queue), "copy");
 }
 
@@ -64,13 +71,14 @@ Status to_host(int device, void* to, const void* from, size_t size_bytes, void* 
   return copy(device, to, from, size_bytes, cudaMemcpyDeviceToHost, stream);
 }
 
-Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
-                   void* stream) {
+Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes,
+                   int64_t stride_bytes, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const auto width = static_cast<size_t>(row_bytes);
-  return check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride_bytes), width, static_cast<size_t>(rows),
-                                 cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
+  return check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride_bytes), width,
+                                 static_cast<size_t>(rows), cudaMemcpyDeviceToDevice,
+                                 static_cast<cudaStream_t>(stream)),
                "gather_rows");
 }
 
@@ -83,8 +91,10 @@ Status synchronize(int device) {
 Result<uint64_t> capture_id(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
-  const cudaError_t error = cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
-  // The legacy stream cannot be asked while another stream is captured, and is never captured itself.
+  const cudaError_t error =
+      cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
+  // The legacy stream cannot be asked while another stream is captured, and is never captured
+  // itself.
   if (error == cudaErrorStreamCaptureImplicit) {
     cudaGetLastError();
     return uint64_t{0};
@@ -102,13 +112,16 @@ Result<DeviceFacts> cuda_device_facts(int index) {
     const bool forked = error == cudaErrorInitializationError && fork_count() > 0;
     return unsupported(
         "device cuda:" + std::to_string(index) + ": " + cudaGetErrorString(error) +
-        (forked ? " (a child forked from a process that used CUDA cannot use it: start it with spawn)" : ""));
+        (forked
+             ? " (a child forked from a process that used CUDA cannot use it: start it with spawn)"
+             : ""));
   }
   if (index < 0 || index >= count)
-    return unsupported("device cuda:" + std::to_string(index) + ": this machine has " + std::to_string(count) +
-                       " CUDA devices");
+    return unsupported("device cuda:" + std::to_string(index) + ": this machine has " +
+                       std::to_string(count) + " CUDA devices");
   cudaDeviceProp properties{};
-  NVFP4_MOE_TRY(cuda::check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));
+  NVFP4_MOE_TRY(
+      cuda::check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties"));
   DeviceFacts facts;
   facts.kind = DeviceKind::kCuda;
   facts.index = index;

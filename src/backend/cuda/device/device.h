@@ -1,4 +1,5 @@
-// The devices of this machine and memory on them: facts, allocation, copies, and the guard that makes one current.
+// The devices of this machine and memory on them: facts, allocation, copies, and the guard that
+// makes one current.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +23,15 @@ class DeviceGuard {
   Status status_;
 };
 
-// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is being captured, as
-// is giving it back: the memory is there at once and no part of the graph. purpose: what it is for, in kOutOfMemory.
+// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is
+// being captured, as is giving it back: the memory is there at once and no part of the graph.
+// purpose: what it is for, in kOutOfMemory.
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose);
 Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);
 
-Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
-                   void* stream);
+Status gather_rows(int device, void* to, const void* from, int64_t rows, int64_t row_bytes,
+                   int64_t stride_bytes, void* stream);
 
 Status synchronize(int device);
 Result<uint64_t> capture_id(void* stream);

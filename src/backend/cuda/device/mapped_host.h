@@ -18,7 +18,9 @@ Status make_mapped_host(int device, Type** host, Type** on_device) {
   const OutsideCaptures outside;
   void *made = nullptr, *seen = nullptr;
   NVFP4_MOE_TRY(check(cudaHostAlloc(&made, sizeof(Type), cudaHostAllocMapped), "cudaHostAlloc"));
-  if (const Status found = check(cudaHostGetDevicePointer(&seen, made, 0), "cudaHostGetDevicePointer"); !found.ok()) {
+  if (const Status found =
+          check(cudaHostGetDevicePointer(&seen, made, 0), "cudaHostGetDevicePointer");
+      !found.ok()) {
     cudaFreeHost(made);
     return found;
   }

@@ -36,10 +36,12 @@ constexpr int kMeasureThreads = 256;
 constexpr int kMeasureLoads = 8;  // of 16 bytes, in flight together
 
 // count: of 16 bytes, a multiple of kMeasureThreads * kMeasureLoads.
-__global__ void __launch_bounds__(kMeasureThreads) read_all(const uint4* data, int64_t count, uint32_t* seen) {
+__global__ void __launch_bounds__(kMeasureThreads)
+    read_all(const uint4* data, int64_t count, uint32_t* seen) {
   uint32_t any = 0;
   const int64_t stride = int64_t{gridDim.x} * kMeasureThreads * kMeasureLoads;
-  for (int64_t at = int64_t{blockIdx.x} * kMeasureThreads * kMeasureLoads + threadIdx.x; at < count; at += stride) {
+  for (int64_t at = int64_t{blockIdx.x} * kMeasureThreads * kMeasureLoads + threadIdx.x; at < count;
+       at += stride) {
     uint4 values[kMeasureLoads];
 #pragma unroll
     for (int i = 0; i < kMeasureLoads; ++i) values[i] = __ldcs(data + at + i * kMeasureThreads);
@@ -65,7 +67,8 @@ __global__ void __launch_bounds__(kMeasureThreads) multiply_registers(float* out
   float accumulators[kAccumulators][4] = {};
   for (int round = 0; round < kRounds; ++round) {
 #pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) mma_bf16(accumulators[i], a[i % 2], b[i % 4], b[(i + 1) % 4]);
+    for (int i = 0; i < kAccumulators; ++i)
+      mma_bf16(accumulators[i], a[i % 2], b[i % 4], b[(i + 1) % 4]);
   }
   float sum = 0;
   for (const auto& four : accumulators)
@@ -75,20 +78,23 @@ __global__ void __launch_bounds__(kMeasureThreads) multiply_registers(float* out
 
 Result<int> multiprocessors(int device) {
   int count = 0;
-  NVFP4_MOE_TRY(check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessors"));
+  NVFP4_MOE_TRY(check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+                      "multiprocessors"));
   return count;
 }
 
 }  // namespace
 
-Result<std::vector<double>> time_graph(int device, const std::function<Status(void* stream)>& enqueue, double seconds,
-                                       int64_t most_replays) {
+Result<std::vector<double>> time_graph(int device,
+                                       const std::function<Status(void* stream)>& enqueue,
+                                       double seconds, int64_t most_replays) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   Stream stream;
   NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream.stream, cudaStreamNonBlocking), "stream"));
   Graph graph;
-  NVFP4_MOE_TRY(check(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal), "capture"));
+  NVFP4_MOE_TRY(
+      check(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeThreadLocal), "capture"));
   const Status captured = enqueue(stream.stream);
   const cudaError_t ended = cudaStreamEndCapture(stream.stream, &graph.graph);
   NVFP4_MOE_TRY(captured);
@@ -108,7 +114,8 @@ Result<std::vector<double>> time_graph(int device, const std::function<Status(vo
     float ms = 0;
     NVFP4_MOE_TRY(check(cudaEventElapsedTime(&ms, begin.event, end.event), "event"));
     if (i >= 0) times.push_back(double{ms} * 1e3);
-    const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double elapsed =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (i + 1 >= kLeast && elapsed > seconds) break;
   }
   return times;
@@ -144,13 +151,17 @@ Result<double> read_rate(int device) {
   size_t free_bytes = 0, total_bytes = 0;
   NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
   constexpr size_t kTurnBytes = size_t{kMeasureThreads} * kMeasureLoads * sizeof(uint4);
-  const size_t size_bytes = std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kTurnBytes * kTurnBytes;
-  NVFP4_MOE_ASSIGN(const Buffer buffer, allocate(size_bytes + 256, device, "a buffer beyond every cache"));
+  const size_t size_bytes =
+      std::min<size_t>(size_t{4} << 30, free_bytes / 2) / kTurnBytes * kTurnBytes;
+  NVFP4_MOE_ASSIGN(const Buffer buffer,
+                   allocate(size_bytes + 256, device, "a buffer beyond every cache"));
   NVFP4_MOE_TRY(check(cudaMemset(buffer.data(), 1, size_bytes + 256), "cudaMemset"));
   NVFP4_MOE_TRY(check(cudaDeviceSynchronize(), "cudaMemset"));
   return best_rate(device, static_cast<double>(size_bytes), [&](void* stream) {
-    read_all<<<static_cast<unsigned>(count * 8), kMeasureThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        reinterpret_cast<const uint4*>(buffer.data()), static_cast<int64_t>(size_bytes / sizeof(uint4)),
+    read_all<<<static_cast<unsigned>(count * 8), kMeasureThreads, 0,
+               static_cast<cudaStream_t>(stream)>>>(
+        reinterpret_cast<const uint4*>(buffer.data()),
+        static_cast<int64_t>(size_bytes / sizeof(uint4)),
         reinterpret_cast<uint32_t*>(buffer.data() + size_bytes));
   });
 }

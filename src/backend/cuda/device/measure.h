@@ -8,12 +8,14 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-Result<std::vector<double>> time_graph(int device, const std::function<Status(void* stream)>& enqueue, double seconds,
-                                       int64_t most_replays);
+Result<std::vector<double>> time_graph(int device,
+                                       const std::function<Status(void* stream)>& enqueue,
+                                       double seconds, int64_t most_replays);
 Result<double> read_rate(int device);
 Result<double> product_rate(int device);
 
-// Work per second: the best of several launches, each of so much `work`, after one that is not timed.
+// Work per second: the best of several launches, each of so much `work`, after one that is not
+// timed.
 Result<double> best_rate(int device, double work, const std::function<void(void* stream)>& launch);
 
 }  // namespace nvfp4_moe::internal::cuda

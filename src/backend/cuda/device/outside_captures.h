@@ -1,4 +1,5 @@
-// Calls that leave other streams' captures alone: memory may come and go, and a stream be asked, while one is captured.
+// Calls that leave other streams' captures alone: memory may come and go, and a stream be asked,
+// while one is captured.
 #pragma once
 
 #include <cuda_runtime_api.h>

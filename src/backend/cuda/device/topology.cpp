@@ -8,7 +8,8 @@ namespace {
 
 Result<std::string> pci_address(int device) {
   char address[32] = {};
-  NVFP4_MOE_TRY(check(cudaDeviceGetPCIBusId(address, sizeof(address), device), "cudaDeviceGetPCIBusId"));
+  NVFP4_MOE_TRY(
+      check(cudaDeviceGetPCIBusId(address, sizeof(address), device), "cudaDeviceGetPCIBusId"));
   return std::string(address);
 }
 

@@ -1,6 +1,7 @@
 // Tokens to packets on their source rank (backend/device_exchange.h).
 //
-//   count, scan   a CTA per rank counts its tokens and slots, then scans them: which packet, which rows
+//   count, scan   a CTA per rank counts its tokens and slots, then scans them: which packet, which
+//                 rows
 //   pack          a CTA per packet: activations, slots and weights as they go over the wire
 // count and scan read all slots once for each rank; memory is the limit of pack.
 #include <cuda_runtime.h>
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kScanThreads) count_packets(CountPackets call)
   if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = totals[threadIdx.x];
 }
 
-// Where this rank's packets and rows begin among all, and the header of its message. Called by one warp.
+// Where this rank's packets and rows begin among all, and the header of its message. Called by one
+// warp.
 struct MessageStart {
   int32_t packets, rows;
   __device__ MessageStart(const ScanPackets& call, int64_t rank) {
@@ -65,7 +67,8 @@ struct MessageStart {
     int32_t before = 0, rows_before = 0, most = -1, most_rank = 0;
     for (int64_t r = lane; r < world; r += 32) {
       const auto tokens = static_cast<int32_t>(call.counted.counts[r * 2]);
-      if (r < rank) before += tokens, rows_before += static_cast<int32_t>(call.counted.counts[r * 2 + 1]);
+      if (r < rank)
+        before += tokens, rows_before += static_cast<int32_t>(call.counted.counts[r * 2 + 1]);
       if (tokens > most) most = tokens, most_rank = static_cast<int32_t>(r);
     }
     packets = __reduce_add_sync(kAllLanes, before);
@@ -77,8 +80,8 @@ struct MessageStart {
     rows = static_cast<int32_t>(packets * call.counted.top_k);
     if (lane != 0) return;
     const int64_t* const own = call.counted.counts + rank * 2;
-    *header_at(call.layout, call.messages, rank, packets) = {static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]),
-                                                             most_of_all, most_rank};
+    *header_at(call.layout, call.messages, rank, packets) = {
+        static_cast<int32_t>(own[0]), static_cast<int32_t>(own[1]), most_of_all, most_rank};
   }
 };
 
@@ -107,11 +110,14 @@ __global__ void __launch_bounds__(kScanThreads) scan_packets(ScanPackets call) {
     before.tiles += total.tiles, before.rows += total.rows;
     if (own.rows == 0) continue;
     const bool fits = packet < call.layout.packets;
-    if (fits) call.sources[starts[0] + packet] = {static_cast<int32_t>(token), static_cast<int32_t>(rank), first_row};
+    if (fits)
+      call.sources[starts[0] + packet] = {static_cast<int32_t>(token), static_cast<int32_t>(rank),
+                                          first_row};
     int32_t row = starts[1] + first_row;
     for (int64_t k = 0; k < top_k; ++k) {
       const int32_t slot = counted.slots[token * top_k + k];
-      if (slot >= first && slot < end) call.row_of_assignment[token * top_k + k] = fits ? row++ : -1;
+      if (slot >= first && slot < end)
+        call.row_of_assignment[token * top_k + k] = fits ? row++ : -1;
     }
   }
   if (!call.layout.fixed) return;
@@ -131,8 +137,8 @@ __global__ void __launch_bounds__(kPacketThreads, 6) pack_packets(PackPackets ca
   if (source.token < 0)
     token.put_none(to, ThreadGroup::cta());
   else
-    token.put(to, source.token, call.first_of_rank[source.rank], call.first_of_rank[source.rank + 1],
-              ThreadGroup::cta());
+    token.put(to, source.token, call.first_of_rank[source.rank],
+              call.first_of_rank[source.rank + 1], ThreadGroup::cta());
   if (threadIdx.x == 0) *reinterpret_cast<int32_t*>(to + packet.first_row_at) = source.first_row;
 }
 
@@ -154,8 +160,8 @@ unsigned scan_threads(int64_t tokens) {
 Status count(int device, const CountPackets& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<count_packets>("count_packets", static_cast<unsigned>(call.world), scan_threads(call.tokens), 0, stream,
-                               call);
+  return launch<count_packets>("count_packets", static_cast<unsigned>(call.world),
+                               scan_threads(call.tokens), 0, stream, call);
 }
 
 Status scan_tokens(int device, const ScanPackets& call, void* stream) {
@@ -169,7 +175,8 @@ Status pack(int device, const PackPackets& call, void* stream) {
   if (call.packets == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<pack_packets>("pack_packets", static_cast<unsigned>(call.packets), kPacketThreads, 0, stream, call);
+  return launch<pack_packets>("pack_packets", static_cast<unsigned>(call.packets), kPacketThreads,
+                              0, stream, call);
 }
 
 Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* stream) {
@@ -179,7 +186,8 @@ Status put(int device, const int32_t* values, int64_t count, int32_t* to, void* 
     const auto words = static_cast<int32_t>(std::min<int64_t>(kPutWords, count - first));
     Words part{};
     std::copy_n(values + first, words, part.values);
-    NVFP4_MOE_TRY(launch<put_words>("put_words", 1u, kPutWords, 0, stream, part, words, to + first));
+    NVFP4_MOE_TRY(
+        launch<put_words>("put_words", 1u, kPutWords, 0, stream, part, words, to + first));
   }
   return {};
 }

@@ -1,4 +1,5 @@
-// Shared by the packet kernels of source and expert ranks: where packets are stored, and copies by a CTA.
+// Shared by the packet kernels of source and expert ranks: where packets are stored, and copies by
+// a CTA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,20 +11,23 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-inline constexpr int kPacketThreads = 128;                                                // of the CTA of a packet
-inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4, kLinkFailed = 8;  // why a run's out is NaN
+inline constexpr int kPacketThreads = 128;  // of the CTA of a packet
+inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4,
+                          kLinkFailed = 8;  // why a run's out is NaN
 
 // Packet `packet` of all messages, in the message from or to `rank`.
-__device__ inline std::byte* packet_at(const MessageLayout& layout, std::byte* messages, int64_t rank, int64_t packet) {
+__device__ inline std::byte* packet_at(const MessageLayout& layout, std::byte* messages,
+                                       int64_t rank, int64_t packet) {
   return messages + packet * layout.packet.bytes + (rank + 1) * layout.header_bytes;
 }
 // The header of rank's message, whose first packet is number first_packet of all.
-__device__ inline MessageHeader* header_at(const MessageLayout& layout, std::byte* messages, int64_t rank,
-                                           int64_t first_packet) {
+__device__ inline MessageHeader* header_at(const MessageLayout& layout, std::byte* messages,
+                                           int64_t rank, int64_t first_packet) {
   return reinterpret_cast<MessageHeader*>(packet_at(layout, messages, rank - 1, first_packet));
 }
 
-// Vectors first, first + step, ... of from to `to`; all that a thread copies at once is read before any of it is written.
+// Vectors first, first + step, ... of from to `to`; all that a thread copies at once is read before
+// any of it is written.
 template <class Vector>
 __device__ void copy_vectors(Vector* to, const Vector* from, int64_t count, ThreadGroup group) {
   constexpr int kAtOnce = 4;
@@ -39,16 +43,20 @@ __device__ void copy_vectors(Vector* to, const Vector* from, int64_t count, Thre
 }
 __device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes,
                                   ThreadGroup group = ThreadGroup::cta()) {
-  const auto misaligned = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
+  const auto misaligned =
+      reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | bytes;
   if (misaligned % 16 == 0)
-    copy_vectors(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), bytes / 16, group);
+    copy_vectors(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4*>(from), bytes / 16,
+                 group);
   else if (misaligned % 8 == 0)
-    copy_vectors(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2*>(from), bytes / 8, group);
+    copy_vectors(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2*>(from), bytes / 8,
+                 group);
   else
     copy_vectors(to, from, bytes, group);
 }
 
-// A source rank's token as a packet for the rank that has slots [first, end). The caller writes first_row.
+// A source rank's token as a packet for the rank that has slots [first, end). The caller writes
+// first_row.
 struct PacketOfToken {
   const PacketFormat& packet;
   const WireArray (&arrays)[kWireArrays];
@@ -59,8 +67,10 @@ struct PacketOfToken {
   __device__ void put_none(std::byte* to, ThreadGroup group) const {
     for (int64_t k = group.rank; k < packet.top_k; k += group.size) put_slot(to, k, -1, 0);
   }
-  __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end, ThreadGroup group) const {
-    // What is small is read before what is large is written, since each read takes as long as a large one.
+  __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end,
+                      ThreadGroup group) const {
+    // What is small is read before what is large is written, since each read takes as long as a
+    // large one.
     const SmallBytes small(*this, token, group);
     const int64_t assignment = token * packet.top_k;
     const bool has_slot = group.rank < packet.top_k;
@@ -70,16 +80,18 @@ struct PacketOfToken {
 #pragma unroll
     for (const WireArray& array : arrays) {
       if (array.row_bytes >= kSmallBytes)
-        copy_bytes(to + offset, static_cast<const std::byte*>(array.rows) + token * array.row_bytes, array.row_bytes,
-                   group);
+        copy_bytes(to + offset, static_cast<const std::byte*>(array.rows) + token * array.row_bytes,
+                   array.row_bytes, group);
       offset += array.row_bytes;
     }
     small.put(to);
     if (has_slot) put_slot_of(to, group.rank, slot, weight, first, end);
     for (int64_t k = group.rank + group.size; k < packet.top_k; k += group.size)
       put_slot_of(to, k, slots[assignment + k], weights[assignment + k], first, end);
-    for (int64_t i = offset + group.rank; i < packet.slots_at; i += group.size) to[i] = std::byte{0};
-    for (int64_t i = packet.first_row_at + 4 + group.rank; i < packet.bytes; i += group.size) to[i] = std::byte{0};
+    for (int64_t i = offset + group.rank; i < packet.slots_at; i += group.size)
+      to[i] = std::byte{0};
+    for (int64_t i = packet.first_row_at + 4 + group.rank; i < packet.bytes; i += group.size)
+      to[i] = std::byte{0};
   }
 
  private:
@@ -113,7 +125,8 @@ struct PacketOfToken {
     }
   };
 
-  __device__ void put_slot_of(std::byte* to, int64_t k, int32_t slot, float weight, int32_t first, int32_t end) const {
+  __device__ void put_slot_of(std::byte* to, int64_t k, int32_t slot, float weight, int32_t first,
+                              int32_t end) const {
     const bool own = slot >= first && slot < end;
     put_slot(to, k, own ? slot : -1, own ? weight : 0);
   }

@@ -1,11 +1,12 @@
-// Packets of all_to_all to the memory of expert ranks, and rows back to the memory of source ranks, for any number of
-// tokens (backend/device_peers.h).
+// Packets of all_to_all to the memory of expert ranks, and rows back to the memory of source ranks,
+// for any number of tokens (backend/device_peers.h).
 //
 //   assign_rows    the offset of each assignment's row
-//   push_packets   a CTA per token and rank: what the rank's gemm1 needs of it, or that it needs nothing
+//   push_packets   a CTA per token and rank: what the rank's gemm1 needs of it, or that it needs
+//                  nothing
 //   push_rows      a CTA per packet, or per row of it if there are few: the rows of its slots
-// Token and k give every offset, so nothing is counted. The link is the limit: 128 threads with several 16-byte stores in
-// flight each.
+// Token and k give every offset, so nothing is counted. The link is the limit: 128 threads with
+// several 16-byte stores in flight each.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -49,16 +50,19 @@ __global__ void __launch_bounds__(kAssignThreads) assign_rows_kernel(AssignRows 
   ptx::launch_dependents();
   const int64_t assignment = int64_t{blockIdx.x} * kAssignThreads + threadIdx.x;
   if (assignment < call.assignments)
-    call.row_of_assignment[assignment] = call.slots[assignment] < 0 ? -1 : static_cast<int32_t>(assignment);
+    call.row_of_assignment[assignment] =
+        call.slots[assignment] < 0 ? -1 : static_cast<int32_t>(assignment);
   if (blockIdx.x != 0) return;
   const auto rank = static_cast<int>(threadIdx.x);
-  const bool late = __syncthreads_or(rank < call.link.world && !packets_are_taken(call.link, rank)) != 0;
+  const bool late =
+      __syncthreads_or(rank < call.link.world && !packets_are_taken(call.link, rank)) != 0;
   if (rank != 0) return;
   *call.failed = late ? kPeerIsLate : 0;
   begin_dispatch(call.link);
 }
 
-// Reports that the run's packets are taken, and adds the counts per token to the source rank's status. Called by a CTA.
+// Reports that the run's packets are taken, and adds the counts per token to the source rank's
+// status. Called by a CTA.
 __device__ void end_of_taking(const PushRows& call, const SourceCounts& counts) {
   PeerControl* const own = call.link.wait.control;
   const uint64_t dispatch = own->dispatch;
@@ -70,7 +74,8 @@ __device__ void end_of_taking(const PushRows& call, const SourceCounts& counts) 
   if (thread == 0 && call.expert_status != nullptr) add_counts(*counts.status, *call.expert_status);
   if (counts.tokens == nullptr) return;
   const auto add = [](uint64_t& to, uint64_t from) {
-    if (from != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&to), static_cast<unsigned long long>(from));
+    if (from != 0)
+      atomicAdd(reinterpret_cast<unsigned long long*>(&to), static_cast<unsigned long long>(from));
   };
   for (int64_t token = thread; token < counts.token_count; token += kPacketThreads) {
     const RowCounts& own_counts = counts.tokens[token];
@@ -82,7 +87,8 @@ __device__ void end_of_taking(const PushRows& call, const SourceCounts& counts) 
 }
 
 // CTA (packet, part) has every gridDim.y-th row of the packet. One more CTA has no packet.
-__global__ void __launch_bounds__(kPacketThreads, 8) push_rows_kernel(PushRows call, SourceCounts counts) {
+__global__ void __launch_bounds__(kPacketThreads, 8)
+    push_rows_kernel(PushRows call, SourceCounts counts) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const int64_t top_k = call.packet.top_k, row_bytes = call.packet.row_bytes, packet = blockIdx.x;
@@ -94,17 +100,21 @@ __global__ void __launch_bounds__(kPacketThreads, 8) push_rows_kernel(PushRows c
   const uint32_t flag = flag_of_rows(call.link.wait.control);
   int source = 0;
   while (call.messages.first_of_source[source + 1] <= packet) ++source;
-  const int64_t first = (packet - call.messages.first_of_source[source]) * top_k;  // assignment of the source rank
+  const int64_t first =
+      (packet - call.messages.first_of_source[source]) * top_k;  // assignment of the source rank
   std::byte* const rows = call.rows.of_rank[source] + first * row_bytes;
   for (int64_t k = blockIdx.y; k < top_k && !left_out; k += gridDim.y) {
     if (call.ids[packet * top_k + k] < 0) continue;
     const int64_t row = call.row_of_assignment[packet * top_k + k];
-    copy_bytes(rows + k * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes, row_bytes);
+    copy_bytes(rows + k * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes,
+               row_bytes);
   }
   // Which flags the thread writes is read before the rows are stored.
-  const int64_t own = blockIdx.y + int64_t{threadIdx.x} * gridDim.y, step = int64_t{blockDim.x} * gridDim.y;
+  const int64_t own = blockIdx.y + int64_t{threadIdx.x} * gridDim.y,
+                step = int64_t{blockDim.x} * gridDim.y;
   const bool flags_own = own < top_k && call.ids[packet * top_k + own] >= 0;
-  if (__syncthreads_or(left_out) != 0) return;  // if any thread has left out its part, the rows get no flags
+  if (__syncthreads_or(left_out) != 0)
+    return;  // if any thread has left out its part, the rows get no flags
   auto* const flags = reinterpret_cast<uint32_t*>(call.flags.of_rank[source]) + first;
   if (flags_own) ptx::store_release_system(flags + own, flag);
   for (int64_t k = own + step; k < top_k; k += step)
@@ -116,7 +126,8 @@ __global__ void __launch_bounds__(kPacketThreads, 8) push_rows_kernel(PushRows c
 Status assign_rows(int device, const AssignRows& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const auto ctas = static_cast<unsigned>(std::max<int64_t>(1, ceil_div(call.assignments, kAssignThreads)));
+  const auto ctas =
+      static_cast<unsigned>(std::max<int64_t>(1, ceil_div(call.assignments, kAssignThreads)));
   return launch<assign_rows_kernel>("assign_rows", ctas, kAssignThreads, 0, stream, call);
 }
 
@@ -131,11 +142,14 @@ Status push_packets(int device, const PushPackets& call, void* stream) {
 Status push_rows(const StepContext& source, const PushRows& call) {
   const DeviceGuard guard(source.weights.device);
   NVFP4_MOE_TRY(guard.status());
-  const SourceCounts counts{source.buffers.status, call.counts_tokens ? Scratch(source).token_counts : nullptr,
+  const SourceCounts counts{source.buffers.status,
+                            call.counts_tokens ? Scratch(source).token_counts : nullptr,
                             source.batch.tokens};
   const bool at_once = call.packets * call.packet.top_k <= kRowsAtOnce;
-  const dim3 ctas(static_cast<unsigned>(call.packets + 1), at_once ? static_cast<unsigned>(call.packet.top_k) : 1);
-  return launch<push_rows_kernel>("push_rows", ctas, kPacketThreads, 0, source.stream, call, counts);
+  const dim3 ctas(static_cast<unsigned>(call.packets + 1),
+                  at_once ? static_cast<unsigned>(call.packet.top_k) : 1);
+  return launch<push_rows_kernel>("push_rows", ctas, kPacketThreads, 0, source.stream, call,
+                                  counts);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,4 +1,5 @@
-// A packet to the memory of its expert rank, by a CTA of the kernel that has the token (backend/device_peers.h).
+// A packet to the memory of its expert rank, by a CTA of the kernel that has the token
+// (backend/device_peers.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,12 +19,14 @@ __device__ inline bool packets_are_taken(const PeerLink& link, int rank) {
   return wait_for_rank(
       link.wait, [&] { return rank; }, taken);
 }
-// Called by one thread of the kernel that begins a run. The kernels that read this word come after it.
+// Called by one thread of the kernel that begins a run. The kernels that read this word come after
+// it.
 __device__ inline void begin_dispatch(const PeerLink& link) {
   link.wait.control->dispatch = link.wait.control->dispatch_of_rows + 1;
 }
 
-__device__ inline void push_packet(const PushPackets& call, int64_t token, int rank, ThreadGroup group) {
+__device__ inline void push_packet(const PushPackets& call, int64_t token, int rank,
+                                   ThreadGroup group) {
   const int64_t top_k = call.packet.top_k;
   const int32_t first = call.first_of_rank[rank], end = call.first_of_rank[rank + 1];
   bool any = false;
@@ -31,7 +34,8 @@ __device__ inline void push_packet(const PushPackets& call, int64_t token, int r
     const int32_t slot = call.slots[token * top_k + k];
     any |= slot >= first && slot < end;
   }
-  std::byte* const to = call.packets.of_rank[rank] + (call.link.rank * call.packet_stride + token) * call.packet.bytes;
+  std::byte* const to = call.packets.of_rank[rank] +
+                        (call.link.rank * call.packet_stride + token) * call.packet.bytes;
   const PacketOfToken of_token{call.packet, call.arrays, call.slots, call.weights};
   if (any)
     of_token.put(to, token, first, end, group);

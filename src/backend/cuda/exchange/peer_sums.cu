@@ -1,10 +1,13 @@
 // Barriers of ranks, and all_reduce over their memories (backend/device_peers.h).
 //
 //   barrier     one warp: stores to each rank that this one has arrived, and waits until all have
-//   sum_small   partial (count) -> out (count): pairs to every rank, then their pairs from here, in one kernel
-//   push_parts, sum_shard, take_totals   the same of more values: each rank adds a shard and sends it to all
-// An element is added by one thread in the order of the ranks, as the host adds it. A small sum is latency; of a large one the
-// link is the limit: 4 bytes a value to whoever adds it, and out's bytes back.
+//   sum_small   partial (count) -> out (count): pairs to every rank, then their pairs from here, in
+//               one kernel
+//   push_parts, sum_shard, take_totals   the same of more values: each rank adds a shard and sends
+//                                        it to all
+// An element is added by one thread in the order of the ranks, as the host adds it. A small sum is
+// latency; of a large one the link is the limit: 4 bytes a value to whoever adds it, and out's
+// bytes back.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,9 +27,9 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-constexpr int kSumElements = 8;  // of a thread, if there are many
-constexpr int64_t kSmallCtas =
-    128;  // they wait for other ranks, so no more than fit on the device, with room for other kernels
+constexpr int kSumElements = 8;      // of a thread, if there are many
+constexpr int64_t kSmallCtas = 128;  // they wait for other ranks, so no more than fit on the
+                                     // device, with room for other kernels
 constexpr int64_t kLargeCtas = 264;
 constexpr float kNan = __builtin_nanf("");
 
@@ -45,7 +48,8 @@ __global__ void __launch_bounds__(32) barrier_kernel(PeerLink link, bool first, 
     ptx::fence_system();
     ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
     came = wait_for_rank(
-        link.wait, [&] { return other; }, [&] { return ptx::load_acquire_system(&own->arrived[other]) >= round; });
+        link.wait, [&] { return other; },
+        [&] { return ptx::load_acquire_system(&own->arrived[other]) >= round; });
   }
   came = __all_sync(0xFFFFFFFFu, came);
   __syncwarp();  // all have read the round
@@ -69,13 +73,16 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const uint32_t flag = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
-  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x, step = int64_t{gridDim.x} * kSumThreads;
+  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
+                step = int64_t{gridDim.x} * kSumThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  const bool stopped = leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
+  const bool stopped =
+      leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
-      if (rank != link.rank) ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, flag);
+      if (rank != link.rank)
+        ptx::store_pair(pairs_of(call, rank, link.rank, round) + i, mine.x, mine.y, flag);
   }
   unsigned nonfinite = 0;
   for (int64_t i = first; i < call.count / 2; i += step) {
@@ -102,7 +109,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
     nonfinite += magnitude_bits(load_element<kOut>(call.out, 2 * i + 1)) >= kInfBits;
   }
   if (nonfinite != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(&own->nonfinite), static_cast<unsigned long long>(nonfinite));
+    atomicAdd(reinterpret_cast<unsigned long long*>(&own->nonfinite),
+              static_cast<unsigned long long>(nonfinite));
   // The last CTA ends the run: no other one reads the round any more.
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -112,7 +120,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
   own->ctas = 0;
   if (call.count > 0)
-    own->round = round;  // else no rank has waited for another, and pairs of two rounds ago may be unread
+    own->round =
+        round;  // else no rank has waited for another, and pairs of two rounds ago may be unread
 }
 
 // ---- many values
@@ -136,11 +145,13 @@ struct Stored {
   __device__ void put(void* to, int64_t i) const {
     if (reinterpret_cast<uintptr_t>(to) % 16 != 0) {
 #pragma unroll
-      for (int e = 0; e < kSumElements; ++e) store_element<kOut>(to, i + e, load_element<kOut>(vectors, e));
+      for (int e = 0; e < kSumElements; ++e)
+        store_element<kOut>(to, i + e, load_element<kOut>(vectors, e));
       return;
     }
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) static_cast<uint4*>(to)[i / kSumElements * kVectors + v] = vectors[v];
+    for (int v = 0; v < kVectors; ++v)
+      static_cast<uint4*>(to)[i / kSumElements * kVectors + v] = vectors[v];
   }
 };
 
@@ -149,14 +160,15 @@ __global__ void __launch_bounds__(kSumThreads) push_parts_kernel(PeerSum call) {
   ptx::launch_dependents();
   if (is_stopped(call.link.wait)) return;  // the next barrier reports it
   const int world = call.link.world, self = call.link.rank;
-  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x, step = int64_t{gridDim.x} * kSumThreads;
+  const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
+                step = int64_t{gridDim.x} * kSumThreads;
   // Each rank begins with the next one, so that not all write to the same one.
   for (int ahead = 1; ahead < world; ++ahead) {
     const int rank = (self + ahead) % world;
     const Shard shard = Shard::of(call.count, rank, world);
     const auto* const from = reinterpret_cast<const float4*>(call.partial + shard.first);
-    auto* const to =
-        reinterpret_cast<float4*>(reinterpret_cast<float*>(call.parts.of_rank[rank]) + self * call.part_stride);
+    auto* const to = reinterpret_cast<float4*>(reinterpret_cast<float*>(call.parts.of_rank[rank]) +
+                                               self * call.part_stride);
     for (int64_t i = first; i < shard.count() / 4; i += step) to[i] = from[i];
   }
 }
@@ -169,15 +181,18 @@ __global__ void __launch_bounds__(kSumThreads) sum_shard_kernel(PeerSum call) {
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
   const int64_t step = int64_t{gridDim.x} * kSumThreads * kSumElements;
-  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements; i < shard.count(); i += step) {
+  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements;
+       i < shard.count(); i += step) {
     float sum[kSumElements];
     for (int rank = 0; rank < world; ++rank) {
       const float* const parts =
-          rank == self ? call.partial + shard.first
-                       : reinterpret_cast<const float*>(call.parts.of_rank[self]) + rank * call.part_stride;
+          rank == self
+              ? call.partial + shard.first
+              : reinterpret_cast<const float*>(call.parts.of_rank[self]) + rank * call.part_stride;
       const auto* const from = reinterpret_cast<const float4*>(parts + i);
       const float4 low = __ldcg(from), high = __ldcg(from + 1);
-      const float values[kSumElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      const float values[kSumElements] = {low.x,  low.y,  low.z,  low.w,
+                                          high.x, high.y, high.z, high.w};
 #pragma unroll
       for (int e = 0; e < kSumElements; ++e) sum[e] = rank == 0 ? values[e] : sum[e] + values[e];
     }
@@ -197,7 +212,8 @@ __global__ void __launch_bounds__(kSumThreads) take_totals_kernel(PeerSum call) 
   const bool failed = *call.failed != 0;
   const std::byte* const totals = call.totals.of_rank[call.link.rank];
   const int64_t step = int64_t{gridDim.x} * kSumThreads * kSumElements;
-  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements; i < call.count; i += step) {
+  for (int64_t i = (int64_t{blockIdx.x} * kSumThreads + threadIdx.x) * kSumElements; i < call.count;
+       i += step) {
     if (!failed && i >= shard.first && i < shard.end) continue;
     if (failed)
       Stored<kOut>({kNan, kNan, kNan, kNan, kNan, kNan, kNan, kNan}).put(call.out, i);
@@ -209,7 +225,8 @@ __global__ void __launch_bounds__(kSumThreads) take_totals_kernel(PeerSum call) 
 // ---- launches
 
 unsigned ctas_of(int64_t values, int64_t of_thread, int64_t most) {
-  return static_cast<unsigned>(std::clamp<int64_t>(ceil_div(values, of_thread * kSumThreads), 1, most));
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(ceil_div(values, of_thread * kSumThreads), 1, most));
 }
 
 }  // namespace
@@ -232,7 +249,8 @@ Status sum_small(int device, const PeerSum& call, void* stream) {
 Status push_parts(int device, const PeerSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kSumThreads, 0, stream, call);
+  return launch<push_parts_kernel>("push_parts", ctas_of(call.count, 4, kLargeCtas), kSumThreads, 0,
+                                   stream, call);
 }
 
 Status sum_shard(int device, const PeerSum& call, void* stream) {

@@ -1,9 +1,10 @@
-// push_tokens (backend/device_peers.h): a small batch from expert ids to packets in the memory of all expert ranks. It is one
-// kernel because separate launches would take longer than the work.
+// push_tokens (backend/device_peers.h): a small batch from expert ids to packets in the memory of
+// all expert ranks. It is one kernel because separate launches would take longer than the work.
 //
-// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the packets. CTA 0 also begins the run
-// as route does, and clears the status meanwhile. So each CTA keeps its counts per token, and push_rows adds them. Latency is
-// the limit: of hidden, of the link, and of the fence between a packet and its flag.
+// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the packets.
+// CTA 0 also begins the run as route does, and clears the status meanwhile. So each CTA keeps its
+// counts per token, and push_rows adds them. Latency is the limit: of hidden, of the link, and of
+// the fence between a packet and its flag.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -47,7 +48,8 @@ __device__ void begin_run(const TokenArgs& args) {
   const int64_t assignments = slots.tokens * slots.top_k;
   for (int64_t first = 0; first < assignments; first += threads) {
     const int64_t assignment = first + thread;
-    bad_ids += __syncthreads_count(assignment < assignments && is_no_expert(slots, id_of(slots, assignment)));
+    bad_ids += __syncthreads_count(assignment < assignments &&
+                                   is_no_expert(slots, id_of(slots, assignment)));
   }
   if (thread != 0) return;
   RunStatus status;
@@ -73,7 +75,8 @@ __device__ bool put_slots(const TokenArgs& args, int64_t token) {
 
 // Vec: the format, Vec8 of NVFP4 or E4m3Vec8; void: hidden is rounded to bf16.
 template <class Vec>
-__global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid_constant__ TokenArgs args) {
+__global__ void __launch_bounds__(kTokenThreads)
+    push_tokens_kernel(const __grid_constant__ TokenArgs args) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   const PushPackets& push = args.call.push;
@@ -95,7 +98,8 @@ __global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid
     expect_row(rows, token, false, ThreadGroup::cta());
   // After this barrier all threads see the whole row.
   const bool late =
-      __syncthreads_or(leaves_out(push.link.wait) || (thread < world && !packets_are_taken(push.link, thread))) != 0;
+      __syncthreads_or(leaves_out(push.link.wait) ||
+                       (thread < world && !packets_are_taken(push.link, thread))) != 0;
   if (token == 0 && thread == 0) {
     *push.failed = late ? kPeerIsLate : 0;
     begin_dispatch(push.link);
@@ -116,8 +120,9 @@ __global__ void __launch_bounds__(kTokenThreads) push_tokens_kernel(const __grid
 
 bool pushes_tokens(const StepContext& source, const LayerSteps& steps) {
   const QuantizeKernel kernel = source.plan->hidden.kernel;
-  return steps.counters != nullptr && source.batch.tokens > 0 && source.batch.hidden_dtype == DType::kBf16 &&
-         !source.plan->weighs_hidden && source.batch.tokens <= kWaitingCtas &&
+  return steps.counters != nullptr && source.batch.tokens > 0 &&
+         source.batch.hidden_dtype == DType::kBf16 && !source.plan->weighs_hidden &&
+         source.batch.tokens <= kWaitingCtas &&
          (kernel == QuantizeKernel::kVec8Cta || kernel == QuantizeKernel::kRound);
 }
 
@@ -125,7 +130,8 @@ Status push_tokens(const StepContext& source, const LayerSteps& steps, const Pus
   const DeviceGuard guard(source.weights.device);
   NVFP4_MOE_TRY(guard.status());
   const bool shared = source.buffers.shared.experts > 0;
-  TokenArgs args{call, {}, hidden_args(source, source.buffers.routed), Scratch(source).token_counts};
+  TokenArgs args{
+      call, {}, hidden_args(source, source.buffers.routed), Scratch(source).token_counts};
   args.start = {source.buffers.status, source.buffers.row_of_assignment,
                 shared ? source.buffers.shared.row_offsets : nullptr, steps.counters(source),
                 source.plan->route.cleared_counters};
@@ -135,8 +141,10 @@ Status push_tokens(const StepContext& source, const LayerSteps& steps, const Pus
   const auto launch_as = [&]<class Vec>() {
     return launch<push_tokens_kernel<Vec>>("push_tokens", ctas, threads, 0, source.stream, args);
   };
-  if (source.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<void>();
-  return is_fp8(source) ? launch_as.template operator()<E4m3Vec8>() : launch_as.template operator()<Vec8>();
+  if (source.plan->hidden.kernel == QuantizeKernel::kRound)
+    return launch_as.template operator()<void>();
+  return is_fp8(source) ? launch_as.template operator()<E4m3Vec8>()
+                        : launch_as.template operator()<Vec8>();
 }
 
 }  // namespace nvfp4_moe::internal::cuda

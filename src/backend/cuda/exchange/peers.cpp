@@ -22,7 +22,8 @@ Status in_own_stream(int device, const char* name, const Enqueue& enqueue) {
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
   cudaStream_t stream = nullptr;
-  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+  NVFP4_MOE_TRY(check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
+                      "cudaStreamCreateWithFlags"));
   cudaError_t error = enqueue(stream);
   if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
   cudaStreamDestroy(stream);
@@ -64,7 +65,8 @@ Result<void*> open(int device, const PeerHandle& handle) {
   cudaIpcMemHandle_t given;
   std::memcpy(&given, handle.bytes, sizeof(given));
   void* memory = nullptr;
-  NVFP4_MOE_TRY(check(cudaIpcOpenMemHandle(&memory, given, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle"));
+  NVFP4_MOE_TRY(check(cudaIpcOpenMemHandle(&memory, given, cudaIpcMemLazyEnablePeerAccess),
+                      "cudaIpcOpenMemHandle"));
   return memory;
 }
 
@@ -86,7 +88,8 @@ Status reach(int device, int other) {
   if (error == cudaErrorPeerAccessAlreadyEnabled)
     cudaGetLastError();  // by somebody else in this process
   else
-    NVFP4_MOE_TRY(check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));
+    NVFP4_MOE_TRY(
+        check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));
   reached.insert({device, other});
   return {};
 }

@@ -1,7 +1,9 @@
-// One rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 -> out (count) after it.
+// One rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 ->
+// out (count) after it.
 //
-// Each element is added by one thread in the order of the ranks, so that every rank, and every transport, has the bits
-// of the host's sum. Memory is the limit: a thread has 8 elements, of which each part is read as two 16-byte words.
+// Each element is added by one thread in the order of the ranks, so that every rank, and every
+// transport, has the bits of the host's sum. Memory is the limit: a thread has 8 elements, of which
+// each part is read as two 16-byte words.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -29,7 +31,8 @@ unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(thread
 __global__ void __launch_bounds__(kRankThreads) slots_kernel(SlotsOfIds call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  const int64_t assignment = int64_t{blockIdx.x} * kRankThreads + threadIdx.x, token = assignment / call.top_k;
+  const int64_t assignment = int64_t{blockIdx.x} * kRankThreads + threadIdx.x,
+                token = assignment / call.top_k;
   if (token < call.tokens) put_slot(call, token, assignment % call.top_k);
 }
 
@@ -41,9 +44,11 @@ __global__ void __launch_bounds__(kRankThreads) sum_kernel(SumOfRanks call) {
   if (first >= call.count) return;
   float sum[kRankElements];
   for (int64_t rank = 0; rank < call.ranks; ++rank) {
-    const auto* const part = reinterpret_cast<const float4*>(call.parts + rank * call.count + first);
+    const auto* const part =
+        reinterpret_cast<const float4*>(call.parts + rank * call.count + first);
     const float4 low = part[0], high = part[1];
-    const float values[kRankElements] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const float values[kRankElements] = {low.x,  low.y,  low.z,  low.w,
+                                         high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < kRankElements; ++i) sum[i] = rank == 0 ? values[i] : sum[i] + values[i];
   }
@@ -51,22 +56,26 @@ __global__ void __launch_bounds__(kRankThreads) sum_kernel(SumOfRanks call) {
   for (int i = 0; i < kRankElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
-// Runs after the last collective, which may have ended because the host aborted it. The host sets the word first. It is in the
-// host's memory, far away: each CTA reads it once, and there are few of them.
+// Runs after the last collective, which may have ended because the host aborted it. The host sets
+// the word first. It is in the host's memory, far away: each CTA reads it once, and there are few
+// of them.
 template <DType kType>
 __global__ void __launch_bounds__(kRankThreads) check_kernel(CheckSum call) {
   __shared__ bool failed;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (threadIdx.x == 0) failed = call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0;
+  if (threadIdx.x == 0)
+    failed = call.link_failed != nullptr && ptx::load_volatile(call.link_failed) != 0;
   unsigned nonfinite = 0;
   const auto each = [&](auto body) {
-    for (int64_t first = (int64_t{blockIdx.x} * kRankThreads + threadIdx.x) * kRankElements; first < call.count;
-         first += int64_t{gridDim.x} * kRankThreads * kRankElements)
+    for (int64_t first = (int64_t{blockIdx.x} * kRankThreads + threadIdx.x) * kRankElements;
+         first < call.count; first += int64_t{gridDim.x} * kRankThreads * kRankElements)
 #pragma unroll
       for (int i = 0; i < kRankElements; ++i) body(first + i);
   };
-  each([&](int64_t i) { nonfinite += magnitude_bits(load_element<kType>(call.values, i)) >= kInfBits; });
+  each([&](int64_t i) {
+    nonfinite += magnitude_bits(load_element<kType>(call.values, i)) >= kInfBits;
+  });
   __syncthreads();
   if (failed) {
     nonfinite = 0;
@@ -77,14 +86,16 @@ __global__ void __launch_bounds__(kRankThreads) check_kernel(CheckSum call) {
   }
   nonfinite = __reduce_add_sync(0xFFFFFFFFu, nonfinite);
   if (threadIdx.x % 32 == 0 && nonfinite != 0)
-    atomicAdd(reinterpret_cast<unsigned long long*>(call.nonfinite), static_cast<unsigned long long>(nonfinite));
+    atomicAdd(reinterpret_cast<unsigned long long*>(call.nonfinite),
+              static_cast<unsigned long long>(nonfinite));
 }
 
 Status slots_of_ids(int device, const SlotsOfIds& call, void* stream) {
   if (call.tokens == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kRankThreads, 0, stream, call);
+  return launch<slots_kernel>("slots_of_ids", ctas_of(call.tokens * call.top_k), kRankThreads, 0,
+                              stream, call);
 }
 
 Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
@@ -93,9 +104,12 @@ Status sum_of_ranks(int device, const SumOfRanks& call, void* stream) {
   NVFP4_MOE_TRY(guard.status());
   const unsigned ctas = ctas_of(call.count / kRankElements);
   switch (call.out_dtype) {
-    case DType::kF32: return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-    case DType::kF16: return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
-    default: return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    case DType::kF32:
+      return launch<sum_kernel<DType::kF32>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16:
+      return launch<sum_kernel<DType::kF16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
+    default:
+      return launch<sum_kernel<DType::kBf16>>("sum_of_ranks", ctas, kRankThreads, 0, stream, call);
   }
 }
 
@@ -103,13 +117,17 @@ Status check_sum(int device, const CheckSum& call, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   auto* const queue = static_cast<cudaStream_t>(stream);
-  NVFP4_MOE_TRY(check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
+  NVFP4_MOE_TRY(
+      check(cudaMemsetAsync(call.nonfinite, 0, sizeof(*call.nonfinite), queue), "check_sum"));
   if (call.count == 0) return {};
   const unsigned ctas = std::min(ctas_of(call.count / kRankElements), kCheckCtas);
   switch (call.dtype) {
-    case DType::kF32: return launch<check_kernel<DType::kF32>>("check_sum", ctas, kRankThreads, 0, stream, call);
-    case DType::kF16: return launch<check_kernel<DType::kF16>>("check_sum", ctas, kRankThreads, 0, stream, call);
-    default: return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    case DType::kF32:
+      return launch<check_kernel<DType::kF32>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    case DType::kF16:
+      return launch<check_kernel<DType::kF16>>("check_sum", ctas, kRankThreads, 0, stream, call);
+    default:
+      return launch<check_kernel<DType::kBf16>>("check_sum", ctas, kRankThreads, 0, stream, call);
   }
 }
 
@@ -119,7 +137,8 @@ Status set_event(int device, void** event, void* stream) {
   const OutsideCaptures outside;
   auto* made = static_cast<cudaEvent_t>(*event);
   if (made == nullptr)
-    NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    NVFP4_MOE_TRY(
+        check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
   *event = made;
   return check(cudaEventRecord(made, static_cast<cudaStream_t>(stream)), "cudaEventRecord");
 }
@@ -150,9 +169,15 @@ Status on_device(int device, Status (*body)(void* argument), void* argument) {
   return body(argument);
 }
 
-constexpr DeviceRanks kRanks = {
-    slots_of_ids,   sum_of_ranks, check_sum, set_event, event_reached, drop_event, make_mapped_host<uint32_t>,
-    drop_host_word, on_device};
+constexpr DeviceRanks kRanks = {slots_of_ids,
+                                sum_of_ranks,
+                                check_sum,
+                                set_event,
+                                event_reached,
+                                drop_event,
+                                make_mapped_host<uint32_t>,
+                                drop_host_word,
+                                on_device};
 
 }  // namespace
 }  // namespace nvfp4_moe::internal::cuda

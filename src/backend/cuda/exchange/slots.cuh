@@ -9,13 +9,18 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-inline constexpr int32_t kNoSlot = -1, kNoExpert = -2;  // of ids that name nothing, and of those that are no expert's
+inline constexpr int32_t kNoSlot = -1,
+                         kNoExpert =
+                             -2;  // of ids that name nothing, and of those that are no expert's
 
 __device__ inline int64_t id_of(const SlotsOfIds& call, int64_t assignment) {
-  return call.ids_dtype == DType::kI64 ? static_cast<int64_t>(static_cast<const long long*>(call.ids)[assignment])
-                                       : static_cast<int64_t>(static_cast<const int32_t*>(call.ids)[assignment]);
+  return call.ids_dtype == DType::kI64
+             ? static_cast<int64_t>(static_cast<const long long*>(call.ids)[assignment])
+             : static_cast<int64_t>(static_cast<const int32_t*>(call.ids)[assignment]);
 }
-__device__ inline bool is_no_expert(const SlotsOfIds& call, int64_t id) { return id < -1 || id >= call.num_experts; }
+__device__ inline bool is_no_expert(const SlotsOfIds& call, int64_t id) {
+  return id < -1 || id >= call.num_experts;
+}
 
 // The slot of a token's assignment k, written and counted.
 __device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t token, int64_t k) {

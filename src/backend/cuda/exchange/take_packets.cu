@@ -1,9 +1,9 @@
-// Packets to the operands of the expert rank's gemm1, and its rows to the offsets that packets ask for
-// (backend/device_exchange.h).
+// Packets to the operands of the expert rank's gemm1, and its rows to the offsets that packets ask
+// for (backend/device_exchange.h).
 //
-// A CTA has a packet. Codes and block scales become the operand that quantize would have made of the token. Slots of other
-// ranks and rows beyond their message are detected here. If there are few packets, one more CTA reads all slots and routes
-// them meanwhile. Memory is the limit.
+// A CTA has a packet. Codes and block scales become the operand that quantize would have made of
+// the token. Slots of other ranks and rows beyond their message are detected here. If there are few
+// packets, one more CTA reads all slots and routes them meanwhile. Memory is the limit.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/device.h"
@@ -46,7 +46,8 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* packet, i
   if constexpr (kFormat == ActivationFormat::kNvfp4) {
     const OperandRow<Vec8> to(rows, row);
     for (int64_t i = threadIdx.x; i < k / 8; i += blockDim.x)
-      to.put(i, vec8_of(reinterpret_cast<const uint32_t*>(packet)[i], static_cast<uint32_t>(packet[k / 2 + i / 2])));
+      to.put(i, vec8_of(reinterpret_cast<const uint32_t*>(packet)[i],
+                        static_cast<uint32_t>(packet[k / 2 + i / 2])));
     for (int64_t i = k / 8 + threadIdx.x; to.pads(i); i += blockDim.x) to.put(i, Vec8{});
     values_end = k / 2 + k / 16;
   } else if constexpr (kFormat == ActivationFormat::kFp8) {
@@ -71,7 +72,8 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* packet, i
   rows.out.nonfinite[row] = packet[values_end] != std::byte{0};
 }
 
-// Checks the headers of all messages with one warp. An impossible header is reported as a wrong packet.
+// Checks the headers of all messages with one warp. An impossible header is reported as a wrong
+// packet.
 __device__ void check_headers(const TakePackets& call) {
   int32_t most = -1;
   uint32_t pair = 0;  // source rank << 16 | expert rank
@@ -119,15 +121,18 @@ struct Source {
 // A packet as its source rank has sent it.
 struct Received {
   const std::byte* at = nullptr;
-  const uint32_t* flag = nullptr;      // over peers
-  int64_t first_row = 0, end_row = 0;  // of its rows among all, without peers; end_row: of its message's
+  const uint32_t* flag = nullptr;  // over peers
+  int64_t first_row = 0,
+          end_row = 0;  // of its rows among all, without peers; end_row: of its message's
 
-  // Called by any thread. With peer memory the packet is complete only after came_over_peers returns true.
+  // Called by any thread. With peer memory the packet is complete only after came_over_peers
+  // returns true.
   __device__ Received(const TakePackets& call, int64_t index) {
     const PacketFormat& packet = call.layout.packet;
     if (call.peers.packet_stride > 0) {
       const int source = source_of(call, index);
-      const int64_t in_region = source * call.peers.packet_stride + index - call.peers.first_of_source[source];
+      const int64_t in_region =
+          source * call.peers.packet_stride + index - call.peers.first_of_source[source];
       at = call.messages + in_region * packet.bytes;
       flag = call.peers.flags + in_region;
       return;
@@ -147,7 +152,8 @@ struct Received {
     if (flag == nullptr) return true;
     const uint32_t awaited = flag_of_packets(call.wait.control);
     return wait_for_rank(
-        call.wait, [&] { return source_of(call, index); }, [&] { return ptx::load_acquire_system(flag) == awaited; });
+        call.wait, [&] { return source_of(call, index); },
+        [&] { return ptx::load_acquire_system(flag) == awaited; });
   }
 };
 
@@ -159,7 +165,8 @@ struct OwnSlots {
   __device__ OwnSlots(const TakePackets& call, const Received& packet)
       : slots(reinterpret_cast<const int32_t*>(packet.at + call.layout.packet.slots_at)) {
     int32_t others = 0;
-    const int32_t first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
+    const int32_t first = static_cast<int32_t>(call.range.first),
+                  end = first + static_cast<int32_t>(call.range.count);
     for (int64_t k = 0; k < call.layout.packet.top_k; ++k) {
       own += slots[k] != -1;
       others += slots[k] != -1 && (slots[k] < first || slots[k] >= end);
@@ -169,31 +176,39 @@ struct OwnSlots {
   }
 };
 
-// The packet's slots to the expert rank's batch, by every step-th thread from `lane` on. -1 for all if it is wrong or late.
-__device__ void take_slots(const TakePackets& call, const Received& packet, const OwnSlots& slots, bool came,
-                           int64_t index, int64_t lane, int64_t step) {
+// The packet's slots to the expert rank's batch, by every step-th thread from `lane` on. -1 for all
+// if it is wrong or late.
+__device__ void take_slots(const TakePackets& call, const Received& packet, const OwnSlots& slots,
+                           bool came, int64_t index, int64_t lane, int64_t step) {
   const PacketFormat& layout = call.layout.packet;
-  const int32_t first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
+  const int32_t first = static_cast<int32_t>(call.range.first),
+                end = first + static_cast<int32_t>(call.range.count);
   for (int64_t k = lane; k < layout.top_k; k += step) {
     // Checked again at this read: with peer memory the source rank can still write here.
     const int32_t slot = slots.slots[k];
-    call.ids[index * layout.top_k + k] = slots.wrong || !came || slot < first || slot >= end ? -1 : slot;
-    call.weights[index * layout.top_k + k] = reinterpret_cast<const float*>(packet.at + layout.weights_at)[k];
+    call.ids[index * layout.top_k + k] =
+        slots.wrong || !came || slot < first || slot >= end ? -1 : slot;
+    call.weights[index * layout.top_k + k] =
+        reinterpret_cast<const float*>(packet.at + layout.weights_at)[k];
   }
   if (lane != 0) return;
-  if (call.peers.packet_stride == 0) call.first_rows[index] = static_cast<int32_t>(packet.first_row);
+  if (call.peers.packet_stride == 0)
+    call.first_rows[index] = static_cast<int32_t>(packet.first_row);
   if (came && !slots.wrong) return;
   ptx::grid_dependency_wait();  // what begins the run has ended
   atomicOr(call.failed, came ? kWrong : kPeerIsLate);
   if (came) atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
 }
 
-// All slots of few packets to the expert rank's batch, one thread each, so that reads overlap. Returns whether any packet is wrong
-// or late; then take_slots has to do it. Called by a CTA; peer memory only.
+// All slots of few packets to the expert rank's batch, one thread each, so that reads overlap.
+// Returns whether any packet is wrong or late; then take_slots has to do it. Called by a CTA; peer
+// memory only.
 __device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
   const PacketFormat& layout = call.layout.packet;
-  const auto top_k = static_cast<int32_t>(layout.top_k), count = static_cast<int32_t>(packets) * top_k;
-  const auto first = static_cast<int32_t>(call.range.first), end = first + static_cast<int32_t>(call.range.count);
+  const auto top_k = static_cast<int32_t>(layout.top_k),
+             count = static_cast<int32_t>(packets) * top_k;
+  const auto first = static_cast<int32_t>(call.range.first),
+             end = first + static_cast<int32_t>(call.range.count);
   bool slow = false;
   for (int32_t assignment = thread_of_cta(); assignment < count; assignment += threads_of_cta()) {
     const int32_t index = assignment / top_k, k = assignment % top_k;
@@ -208,9 +223,10 @@ __device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
   return __syncthreads_or(slow) != 0;
 }
 
-// kRoutes: CTA 0 reads all slots and routes. It has the number of threads that route wants, in two dimensions; the other CTAs use
-// the first dimension. With peer memory only the packet's flag is waited for: if the source ranks are faster than this one, the
-// preceding kernel may still run. gemm1, whose CTAs take every multiprocessor, begins only when all packets have arrived.
+// kRoutes: CTA 0 reads all slots and routes. It has the number of threads that route wants, in two
+// dimensions; the other CTAs use the first dimension. With peer memory only the packet's flag is
+// waited for: if the source ranks are faster than this one, the preceding kernel may still run.
+// gemm1, whose CTAs take every multiprocessor, begins only when all packets have arrived.
 template <ActivationFormat kFormat, bool kRoutes>
 __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads, kRoutes ? 1 : 8)
     take_packets_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
@@ -241,16 +257,21 @@ __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads,
     if (peers) ptx::launch_dependents();
     const OwnSlots slots(call, packet);
     if (!kRoutes) take_slots(call, packet, slots, came, index, threadIdx.x, blockDim.x);
-    if (came && slots.own > 0 && !slots.wrong) take_activations<kFormat>(args.rows, packet.at, index);
+    if (came && slots.own > 0 && !slots.wrong)
+      take_activations<kFormat>(args.rows, packet.at, index);
   }
   if (peers) ptx::grid_dependency_wait();
 }
 
-// Waits for the first packet of each source rank. The CTA that takes a late packet detects it again, at once.
-__global__ void __launch_bounds__(32) await_packets_kernel(const __grid_constant__ TakePackets call) {
+// Waits for the first packet of each source rank. The CTA that takes a late packet detects it
+// again, at once.
+__global__ void __launch_bounds__(32)
+    await_packets_kernel(const __grid_constant__ TakePackets call) {
   const auto source = static_cast<int>(threadIdx.x);
-  if (source < call.layout.world && call.peers.first_of_source[source] < call.peers.first_of_source[source + 1])
-    Received(call, call.peers.first_of_source[source]).came_over_peers(call, call.peers.first_of_source[source]);
+  if (source < call.layout.world &&
+      call.peers.first_of_source[source] < call.peers.first_of_source[source + 1])
+    Received(call, call.peers.first_of_source[source])
+        .came_over_peers(call, call.peers.first_of_source[source]);
   __syncwarp();
   ptx::launch_dependents();  // their CTAs must not be the ones that wait
   ptx::grid_dependency_wait();
@@ -262,14 +283,15 @@ __global__ void __launch_bounds__(kPacketThreads, 8) pack_rows_kernel(PackRows c
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
   if (blockIdx.x == 0 && threadIdx.x == 0) add_counts(*call.source_status, *call.expert_status);
-  const int64_t top_k = call.packet.top_k, row_bytes = call.packet.row_bytes, assignment = blockIdx.x * top_k;
+  const int64_t top_k = call.packet.top_k, row_bytes = call.packet.row_bytes,
+                assignment = blockIdx.x * top_k;
   int64_t to = call.first_rows[blockIdx.x];
   for (int64_t k = 0; k < top_k; ++k) {
     if (call.ids[assignment + k] < 0) continue;
     const int64_t row = call.row_of_assignment[assignment + k];
     if (row >= 0)
-      copy_bytes(call.messages + to * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes,
-                 row_bytes);
+      copy_bytes(call.messages + to * row_bytes,
+                 static_cast<const std::byte*>(call.rows_out) + row * row_bytes, row_bytes);
     ++to;
   }
 }
@@ -293,15 +315,17 @@ Status take_packets(const StepContext& expert, const LayerSteps& steps, const Ta
     NVFP4_MOE_TRY(launch<await_packets_kernel>("await_packets", 1u, 32, 0, expert.stream, call));
   const auto launch_as = [&]<ActivationFormat kFormat>() {
     if (!routes)
-      return launch<take_packets_kernel<kFormat, false>>("take_packets", packets, kPacketThreads, 0, expert.stream,
-                                                         args, RouteArgs{});
+      return launch<take_packets_kernel<kFormat, false>>("take_packets", packets, kPacketThreads, 0,
+                                                         expert.stream, args, RouteArgs{});
     const dim3 threads(kPacketThreads, static_cast<unsigned>(plan.threads / kPacketThreads));
-    return launch<take_packets_kernel<kFormat, true>>("take_packets", 1 + packets, threads, plan.shared_bytes,
-                                                      expert.stream, args, route_args(expert, steps.counters(expert)));
+    return launch<take_packets_kernel<kFormat, true>>("take_packets", 1 + packets, threads,
+                                                      plan.shared_bytes, expert.stream, args,
+                                                      route_args(expert, steps.counters(expert)));
   };
   const auto take = [&] {
     switch (config->activation_format) {
-      case ActivationFormat::kNvfp4: return launch_as.template operator()<ActivationFormat::kNvfp4>();
+      case ActivationFormat::kNvfp4:
+        return launch_as.template operator()<ActivationFormat::kNvfp4>();
       case ActivationFormat::kFp8: return launch_as.template operator()<ActivationFormat::kFp8>();
       default: return launch_as.template operator()<ActivationFormat::kBf16>();
     }
@@ -314,7 +338,8 @@ Status pack_rows(int device, const PackRows& call, void* stream) {
   if (call.packets == 0) return {};
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  return launch<pack_rows_kernel>("pack_rows", static_cast<unsigned>(call.packets), kPacketThreads, 0, stream, call);
+  return launch<pack_rows_kernel>("pack_rows", static_cast<unsigned>(call.packets), kPacketThreads,
+                                  0, stream, call);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,16 +1,16 @@
 // The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to one step's output.
 //
-//   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under before_down, one
-//           rounding to bf16. Gate and up of a channel are weight rows r and r + 8: both are in one lane. Without a gate
-//           relu2(u), and rows r and r + 8 are two channels
+//   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under
+//           before_down, one rounding to bf16. Gate and up of a channel are weight rows r and r +
+//           8: both are in one lane. Without a gate relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
-// Each product has its bias added, if there is one. alpha = fl32(row scale * tensor scale). A nonfinite row's scale
-// is NaN, and so its outputs are.
+// Each product has its bias added, if there is one. alpha = fl32(row scale * tensor scale). A
+// nonfinite row's scale is NaN, and so its outputs are.
 //
-// The intermediate leaves in bf16 also if its scale is fixed: whether a row has NaN or Inf, for which it must not be
-// quantized or counted, is known only once all of its channels are there, and those come from many ctas. Requantize, the
-// step that all GPUs share, sees whole rows.
+// The intermediate leaves in bf16 also if its scale is fixed: whether a row has NaN or Inf, for
+// which it must not be quantized or counted, is known only once all of its channels are there, and
+// those come from many ctas. Requantize, the step that all GPUs share, sees whole rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,15 +36,16 @@ struct SwigluEpilogue {
   int64_t channels;  // I
 
   __device__ RowFactor factor(int32_t expert, int32_t token, int32_t assignment) const {
-    return {row_scale[token] * tensor_scales[expert].gate, row_scale[token] * tensor_scales[expert].up,
+    return {row_scale[token] * tensor_scales[expert].gate,
+            row_scale[token] * tensor_scales[expert].up,
             router_weights != nullptr ? router_weights[assignment] : 1.0f};
   }
   __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
     return bias_table.of(expert, joined_channel(weight_row), channels);
   }
   // gate, up: accumulators of weight row `weight_row` and 8 further.
-  __device__ void store(int64_t row, int32_t weight_row, float gate, float up, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t channel = joined_channel(weight_row);
     if (channel >= channels) return;
     const float g = fmaf(gate, factor.first, bias.first), u = fmaf(up, factor.second, bias.second);
@@ -64,15 +65,16 @@ struct Bf16SwigluEpilogue : SwigluEpilogue {
   }
 };
 
-// A layer without a gate: weight rows are channels of up, whose alpha is a row's second factor. Gated: either of the above.
+// A layer without a gate: weight rows are channels of up, whose alpha is a row's second factor.
+// Gated: either of the above.
 template <class Gated>
 struct Relu2Epilogue : Gated {
   __device__ LaneBiases biases(int32_t expert, int32_t channel) const {
     return this->bias_table.of(expert, channel, this->channels);
   }
   // first, second: accumulators of channels `channel` and 8 further.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  __device__ void store(int64_t row, int32_t channel, float first, float second,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     if (channel >= this->channels) return;  // there are a multiple of 16
     uint16_t* const to = this->out + row * this->channels + channel;
     to[0] = bf16_from_float(relu2(fmaf(first, factor.second, bias.first)) * factor.weight);
@@ -96,8 +98,8 @@ struct DownEpilogue {
     return bias_table.of(expert, channel, channels);
   }
   // first, second: accumulators of channels `channel` and 8 further.
-  __device__ void store(int64_t row, int32_t channel, float first, float second, const RowFactor& factor,
-                        const LaneBiases& bias) const {
+  __device__ void store(int64_t row, int32_t channel, float first, float second,
+                        const RowFactor& factor, const LaneBiases& bias) const {
     if (channel >= channels) return;  // there are a multiple of 16
     store_one(row * channels + channel, fmaf(first, factor.first, bias.first));
     store_one(row * channels + channel + 8, fmaf(second, factor.first, bias.second));
@@ -115,23 +117,26 @@ __device__ inline int32_t lane_weight_row(int32_t m_tile, int group) {
   return m_tile * kTileRows + group * kGroupRows + static_cast<int>(threadIdx.x % 32) / 4;
 }
 template <class Epilogue>
-__device__ LaneBiases lane_biases(const Epilogue& epilogue, const TileRows& rows, int32_t m_tile, int group) {
+__device__ LaneBiases lane_biases(const Epilogue& epilogue, const TileRows& rows, int32_t m_tile,
+                                  int group) {
   return epilogue.biases(rows.expert, lane_weight_row(m_tile, group));
 }
 
-// A lane's four accumulators of a group of 16 weight rows and eight rows of activations to the output. With r = lane / 4,
-// q = lane % 4 they are (weight row r, row 2q), (r, 2q + 1), (r + 8, 2q), (r + 8, 2q + 1): the d of mma.sync, and what
-// tcgen05.ld gives in its shape 16x256b.
-// biases: lane_biases of the group.
+// A lane's four accumulators of a group of 16 weight rows and eight rows of activations to the
+// output. With r = lane / 4, q = lane % 4 they are (weight row r, row 2q), (r, 2q + 1), (r + 8,
+// 2q), (r + 8, 2q + 1): the d of mma.sync, and what tcgen05.ld gives in its shape 16x256b. biases:
+// lane_biases of the group.
 template <class Epilogue>
-__device__ void store_fragment(const Epilogue& epilogue, const TileRows& rows, const RowFactor* factors, int32_t m_tile,
-                               int group, int octet, const float (&of)[4], const LaneBiases& biases) {
+__device__ void store_fragment(const Epilogue& epilogue, const TileRows& rows,
+                               const RowFactor* factors, int32_t m_tile, int group, int octet,
+                               const float (&of)[4], const LaneBiases& biases) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int32_t weight_row = lane_weight_row(m_tile, group);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = octet * 8 + lane % 4 * 2 + i;
-    if (row < rows.count) epilogue.store(rows.first + row, weight_row, of[i], of[2 + i], factors[row], biases);
+    if (row < rows.count)
+      epilogue.store(rows.first + row, weight_row, of[i], of[2 + i], factors[row], biases);
   }
 }
 

@@ -1,10 +1,13 @@
-// gemm1_swiglu and gemm2 on FP4 tensor cores as steps: what they take from a layer, and the kernel of the configuration
-// that the run's plan names.
+// gemm1_swiglu and gemm2 on FP4 tensor cores as steps: what they take from a layer, and the kernel
+// of the configuration that the run's plan names.
 //
-//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles, or up's -> part.intermediate.bf16 (R, I)
-//   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in row_format
+//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles, or up's ->
+//                  part.intermediate.bf16 (R, I)
+//   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in
+//                  row_format
 //
-// GEMMs on rows in bf16, under bf16 activations, share all but the operand and the length of a k-block.
+// GEMMs on rows in bf16, under bf16 activations, share all but the operand and the length of a
+// k-block.
 #pragma once
 
 #include <array>
@@ -18,15 +21,16 @@
 
 namespace nvfp4_moe::internal::cuda::fp4 {
 
-// A backend's GEMMs on rows in FP4, or in bf16. kConfigs: their configurations; beside that type stand min_saved_k_blocks
-// and max_splits of one, in k-blocks of kFp4KBlock. TraitsOf<index>: its constants, kThreads of a cta among them;
-// SharedOf<Traits>: a cta's shared memory.
+// A backend's GEMMs on rows in FP4, or in bf16. kConfigs: their configurations; beside that type
+// stand min_saved_k_blocks and max_splits of one, in k-blocks of kFp4KBlock. TraitsOf<index>: its
+// constants, kThreads of a cta among them; SharedOf<Traits>: a cta's shared memory.
 template <bool kFp4Rows, class ScratchOf, const auto& kConfigs, template <size_t> class TraitsOf,
           template <class> class SharedOf>
 struct GemmRoom {
   using Scratch = ScratchOf;
   static constexpr bool kFp4 = kFp4Rows;
-  static constexpr int kBlockK = kFp4 ? kFp4KBlock : kTileK;  // of a k-block: one stage of the pipeline
+  static constexpr int kBlockK =
+      kFp4 ? kFp4KBlock : kTileK;  // of a k-block: one stage of the pipeline
   static constexpr const auto& kGemmConfigs = kConfigs;
   template <size_t kIndex>
   static constexpr int kThreads = TraitsOf<kIndex>::kThreads;
@@ -45,7 +49,8 @@ struct GemmPart {
   bool shared;
   PartLayout layout;
 
-  GemmPart(const StepContext& step, const PartBuffers& part) : shared(&part == &step.buffers.shared) {
+  GemmPart(const StepContext& step, const PartBuffers& part)
+      : shared(&part == &step.buffers.shared) {
     const PackedLayout packed(step.weights.config, step.weights.range);
     layout = shared ? packed.shared : packed.routed;
   }
@@ -56,8 +61,8 @@ struct GemmPart {
 
 // All but weights and assignment_of_row. x: rows of k elements.
 template <class Room>
-GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of, const GemmPlan& plan,
-                   const MatrixTiles& tiles, const std::byte* x, int64_t k) {
+GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
+                   const GemmPlan& plan, const MatrixTiles& tiles, const std::byte* x, int64_t k) {
   const auto& gemm = Room::kGemmConfigs[static_cast<size_t>(plan.config)];
   const typename Room::Scratch scratch(step);
   GemmArgs args{};
@@ -65,11 +70,13 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
   args.k_tiles = static_cast<int32_t>(tiles.k_tiles);
   args.x = x;
   args.x_stride = operand_row_bytes(step.plan->operand, k);
-  args.schedule = ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
-                                 static_cast<int32_t>(ceil_div(tiles.k_tiles, Room::kBlockK / kTileK)), plan.ctas,
-                                 plan.split_k, Room::min_saved(gemm), max_splits(gemm));
+  args.schedule =
+      ScheduleParams(static_cast<int32_t>(tiles.row_tiles),
+                     static_cast<int32_t>(ceil_div(tiles.k_tiles, Room::kBlockK / kTileK)),
+                     plan.ctas, plan.split_k, Room::min_saved(gemm), max_splits(gemm));
   args.by_top_k = Divider(static_cast<int32_t>(step.weights.config->top_k));
-  args.row_tiles = {of.shared ? nullptr : scratch.common.tiles, scratch.common.tile_count, part.row_offsets};
+  args.row_tiles = {of.shared ? nullptr : scratch.common.tiles, scratch.common.tile_count,
+                    part.row_offsets};
   args.partials = scratch.partials;
   args.arrivals = scratch.arrivals;
   args.after_route = plan.after_route;
@@ -78,22 +85,25 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
 
 // One launcher for each of the configurations, of the kernels that kKernels<index> names.
 template <class Epilogue>
-using Launcher = Status (*)(const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue);
+using Launcher = Status (*)(const GemmPlan& plan, void* stream, const GemmArgs& args,
+                            const Epilogue& epilogue);
 
 template <class Room, class Kernels, class Epilogue, size_t... kIndices>
-constexpr std::array<Launcher<Epilogue>, sizeof...(kIndices)> make_launchers(std::index_sequence<kIndices...>) {
+constexpr std::array<Launcher<Epilogue>, sizeof...(kIndices)> make_launchers(
+    std::index_sequence<kIndices...>) {
   return {[](const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue) {
-    return launch<Kernels::template kKernel<kIndices>>(Kernels::kName, static_cast<unsigned>(plan.ctas),
-                                                       Room::template kThreads<kIndices>,
-                                                       Room::template kSharedBytes<kIndices>, stream, args, epilogue);
+    return launch<Kernels::template kKernel<kIndices>>(
+        Kernels::kName, static_cast<unsigned>(plan.ctas), Room::template kThreads<kIndices>,
+        Room::template kSharedBytes<kIndices>, stream, args, epilogue);
   }...};
 }
 
 // Kernels: a struct of kName and kKernel<index>.
 template <class Room, class Kernels, class Epilogue>
-Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args, const Epilogue& epilogue) {
-  static constexpr auto kLaunchers =
-      make_launchers<Room, Kernels, Epilogue>(std::make_index_sequence<Room::kGemmConfigs.size()>());
+Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args,
+                   const Epilogue& epilogue) {
+  static constexpr auto kLaunchers = make_launchers<Room, Kernels, Epilogue>(
+      std::make_index_sequence<Room::kGemmConfigs.size()>());
   return kLaunchers[static_cast<size_t>(plan.config)](plan, stream, args, epilogue);
 }
 
@@ -104,8 +114,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   const GemmPlan& plan = plan_of(step, part).gemm1;
   const GemmPart of(step, part);
-  GemmArgs args =
-      gemm_args<Room>(step, part, of, plan, of.layout.gate_up, hidden_rows(step, part), config->hidden_size);
+  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.gate_up, hidden_rows(step, part),
+                                  config->hidden_size);
   args.weights = of.weights(step, 0);
   args.assignment_of_row = part.assignment_of_row;
   using Gated = std::conditional_t<Room::kFp4, SwigluEpilogue, Bf16SwigluEpilogue>;
@@ -114,13 +124,15 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   if constexpr (!Room::kFp4) epilogue.nonfinite = part.hidden.nonfinite;
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);
   epilogue.row_scale = part.hidden.row_scale;
-  epilogue.router_weights =
-      config->router_weight == RouterWeight::kBeforeDown && !of.shared ? step.batch.topk_weights : nullptr;
+  epilogue.router_weights = config->router_weight == RouterWeight::kBeforeDown && !of.shared
+                                ? step.batch.topk_weights
+                                : nullptr;
   epilogue.bias_table = gemm1_biases(step.weights, of.shared);
   epilogue.activation = GatedActivation::from(config);
   epilogue.out = part.intermediate.bf16;
   epilogue.channels = part.intermediate_size;
-  if (has_gate(config->activation)) return launch_gemm<Room, Kernels<Gated>>(plan, step.stream, args, epilogue);
+  if (has_gate(config->activation))
+    return launch_gemm<Room, Kernels<Gated>>(plan, step.stream, args, epilogue);
   return launch_gemm<Room, Kernels<Relu2>>(plan, step.stream, args, Relu2{epilogue});
 }
 
@@ -130,8 +142,8 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   const GemmPlan& plan = plan_of(step, part).gemm2;
   const GemmPart of(step, part);
-  GemmArgs args =
-      gemm_args<Room>(step, part, of, plan, of.layout.down, intermediate_rows(step, part), part.intermediate_size);
+  GemmArgs args = gemm_args<Room>(step, part, of, plan, of.layout.down,
+                                  intermediate_rows(step, part), part.intermediate_size);
   args.weights = of.weights(step, part.down_only ? 0 : of.layout.gate_up.bytes());
   DownEpilogue epilogue{};
   epilogue.tensor_scales = tensor_scales(step.weights, of.shared);

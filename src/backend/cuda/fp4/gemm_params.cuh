@@ -1,4 +1,5 @@
-// The parameters of GEMMs on FP4 tensor cores: a grouped GEMM's sides and where its rows of activations come from.
+// The parameters of GEMMs on FP4 tensor cores: a grouped GEMM's sides and where its rows of
+// activations come from.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ struct GemmArgs {
   bool after_route;   // route has ended when this kernel starts, and not just when it has waited
 };
 
-// A row's factors of its accumulators: alpha = fl32(row scale * tensor scale) of each tensor scale, and the router's
-// weight or 1.
+// A row's factors of its accumulators: alpha = fl32(row scale * tensor scale) of each tensor scale,
+// and the router's weight or 1.
 struct alignas(16) RowFactor {
   float first, second, weight;
 };

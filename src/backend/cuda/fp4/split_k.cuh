@@ -1,11 +1,12 @@
-// Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and the reduction by the
-// cta that arrives last.
+// Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and
+// the reduction by the cta that arrives last.
 //
-// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does it, so that the same
-// launch gives the same bits.
+// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does
+// it, so that the same launch gives the same bits.
 //
-// Traits name the threads that have accumulators, the first kEpilogueThreads of a cta, and each warp's share of a tile:
-// kWarpGroups groups of 16 weight rows from first_group() on, kWarpOctets octets of rows from first_octet() on.
+// Traits name the threads that have accumulators, the first kEpilogueThreads of a cta, and each
+// warp's share of a tile: kWarpGroups groups of 16 weight rows from first_group() on, kWarpOctets
+// octets of rows from first_octet() on.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@
 
 namespace nvfp4_moe::internal::cuda::fp4 {
 
-// Where a partial has four accumulators of a thread, of its group m and octet n: coalesced over the threads.
+// Where a partial has four accumulators of a thread, of its group m and octet n: coalesced over the
+// threads.
 template <class Traits>
 __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int n) {
   constexpr int64_t kFloat4s = int64_t{kTileRows} * Traits::kTileN / 4;
@@ -25,14 +27,17 @@ __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m,
 }
 
 template <class Traits>
-__device__ void store_partial(const GemmArgs& args, int32_t partial, int m, int n, const float (&of)[4]) {
+__device__ void store_partial(const GemmArgs& args, int32_t partial, int m, int n,
+                              const float (&of)[4]) {
   *partial_address<Traits>(args, partial, m, n) = make_float4(of[0], of[1], of[2], of[3]);
 }
 
-// The splits of a tile, added, to the epilogue: each thread those accumulators that would be its own.
+// The splits of a tile, added, to the epilogue: each thread those accumulators that would be its
+// own.
 template <class Traits, class Epilogue>
-__device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue, const TileSplits& splits,
-                            const TileRows& rows, const RowFactor* factors, int32_t m_tile) {
+__device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue,
+                            const TileSplits& splits, const TileRows& rows,
+                            const RowFactor* factors, int32_t m_tile) {
 #pragma unroll 1
   for (int m = 0; m < Traits::kWarpGroups; ++m) {
     const LaneBiases biases = lane_biases(epilogue, rows, m_tile, Traits::first_group() + m);
@@ -46,17 +51,19 @@ __device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue, cons
         total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
       }
       const float of[4] = {total.x, total.y, total.z, total.w};
-      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m, Traits::first_octet() + n, of, biases);
+      store_fragment(epilogue, rows, factors, m_tile, Traits::first_group() + m,
+                     Traits::first_octet() + n, of, biases);
     }
   }
 }
 
-// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two, and reduces those at
-// which it is the last. All kEpilogueThreads. index: of the last work tile, m_tiles[i]: the tile of weight rows of the one
-// i before it; shared: the cta's shared memory, where rows and factors of both are still there.
+// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two,
+// and reduces those at which it is the last. All kEpilogueThreads. index: of the last work tile,
+// m_tiles[i]: the tile of weight rows of the one i before it; shared: the cta's shared memory,
+// where rows and factors of both are still there.
 template <class Traits, class Shared, class Epilogue>
-__device__ void reduce_split_tiles(Shared& shared, const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
-                                   const int32_t (&m_tiles)[2]) {
+__device__ void reduce_split_tiles(Shared& shared, const GemmArgs& args, const Epilogue& epilogue,
+                                   uint32_t index, const int32_t (&m_tiles)[2]) {
   const Schedule& schedule = shared.schedule;
   const int32_t begin = schedule.split_begin(static_cast<int32_t>(blockIdx.x)),
                 end = schedule.split_begin(static_cast<int32_t>(blockIdx.x) + 1);
@@ -81,7 +88,8 @@ __device__ void reduce_split_tiles(Shared& shared, const GemmArgs& args, const E
     const TileSplits splits = shared.to_reduce[i];
     const uint32_t turn = (index - static_cast<uint32_t>(i)) % 2;
     if (splits.count != 0)
-      reduce_tile<Traits>(args, epilogue, splits, shared.rows[turn], shared.factors[turn], m_tiles[i]);
+      reduce_tile<Traits>(args, epilogue, splits, shared.rows[turn], shared.factors[turn],
+                          m_tiles[i]);
   }
 }
 

@@ -1,7 +1,8 @@
 // The biases of a layer's routed experts, as the epilogue of a grouped GEMM reads them.
 //
-// A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two channels of down, and
-// of up if there is no gate. So two numbers a lane are all the biases of however many rows of activations.
+// A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two
+// channels of down, and of up if there is no gate. So two numbers a lane are all the biases of
+// however many rows of activations.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +14,9 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign: if there are no
-// biases, an epilogue adds that, and gives the bits that it would give without adding.
+// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign:
+// if there are no biases, an epilogue adds that, and gives the bits that it would give without
+// adding.
 struct LaneBiases {
   float first = -0.0f, second = -0.0f;
 };
@@ -24,7 +26,8 @@ struct BiasTable {
   int32_t expert_stride;  // in numbers
   int32_t to_second;      // from the bias of a lane's first weight row to that of its second
 
-  // Before a tile is multiplied, so that its biases are in L2 by the time that they are added, and no register holds them.
+  // Before a tile is multiplied, so that its biases are in L2 by the time that they are added, and
+  // no register holds them.
   __device__ void prefetch(int32_t expert, uint32_t channel, int64_t channels) const {
     if (biases == nullptr || channel >= channels) return;
     const float* const at = address(expert, channel);
@@ -43,8 +46,10 @@ struct BiasTable {
 };
 
 // Of a part's GEMMs. The shared expert has none.
-inline BiasTable bias_table(const PackedWeights& weights, const float* of_expert_0, int64_t to_second) {
-  return {of_expert_0, static_cast<int32_t>(biases_of_one(weights.config)), static_cast<int32_t>(to_second)};
+inline BiasTable bias_table(const PackedWeights& weights, const float* of_expert_0,
+                            int64_t to_second) {
+  return {of_expert_0, static_cast<int32_t>(biases_of_one(weights.config)),
+          static_cast<int32_t>(to_second)};
 }
 inline BiasTable gemm1_biases(const PackedWeights& weights, bool shared) {
   const ExpertBiases first = expert_biases(weights, shared ? kSharedExpert : 0);
@@ -52,7 +57,8 @@ inline BiasTable gemm1_biases(const PackedWeights& weights, bool shared) {
   return bias_table(weights, first.gate, weights.config->intermediate_size);
 }
 inline BiasTable down_biases(const PackedWeights& weights, bool shared) {
-  return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).down, kGroupRows / 2);
+  return bias_table(weights, expert_biases(weights, shared ? kSharedExpert : 0).down,
+                    kGroupRows / 2);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

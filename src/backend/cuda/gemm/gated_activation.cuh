@@ -10,8 +10,9 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u, up_limit) +
-// up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are infinite. NaN stays NaN.
+// Every gated activation without a branch: h = at_most(g' sigmoid(a g'), product_limit) (within(u,
+// up_limit) + up_offset), g' = at_most(g, gate_limit). Limits that a function does not have are
+// infinite. NaN stays NaN.
 struct GatedActivation {
   float gate_limit, exponent, product_limit, up_limit, up_offset;  // e^(-a g') = 2^(exponent g')
   bool plain;                                                      // no limits
@@ -25,19 +26,23 @@ struct GatedActivation {
       case Activation::kRelu2: break;  // relu2() below
       case Activation::kSwigluClamped: return {limit, -kLog2E, kNone, limit, 0, false};
       case Activation::kSwigluStep: return {kNone, -kLog2E, limit, limit, 0, false};
-      case Activation::kSwigluOai: return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1, false};
+      case Activation::kSwigluOai:
+        return {limit, -kLog2E * config->swiglu_alpha, kNone, limit, 1, false};
     }
     return {kNone, -kLog2E, kNone, kNone, 0, true};
   }
   __device__ static float at_most(float x, float most) { return ptx::min_nan(x, most); }
-  __device__ static float within(float x, float most) { return ptx::max_nan(at_most(x, most), -most); }
-  // kPlain: no limits; the same bits. That exponent * gate is rounded is a change of g by half an ulp, which g's own bound
-  // holds many times.
+  __device__ static float within(float x, float most) {
+    return ptx::max_nan(at_most(x, most), -most);
+  }
+  // kPlain: no limits; the same bits. That exponent * gate is rounded is a change of g by half an
+  // ulp, which g's own bound holds many times.
   template <bool kPlain>
   __device__ float gated(float g, float u) const {
     const float gate = kPlain ? g : at_most(g, gate_limit);
     const float product = gate * ptx::rcp_approx(1.0f + ptx::ex2_approx(exponent * gate));
-    return kPlain ? product * (u + up_offset) : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
+    return kPlain ? product * (u + up_offset)
+                  : at_most(product, product_limit) * (within(u, up_limit) + up_offset);
   }
 };
 

@@ -1,5 +1,5 @@
-// The pipeline of a persistent GEMM's cta: how many stages its shared memory has room for, where a role stands in it, and
-// how a warp arrives at its barriers.
+// The pipeline of a persistent GEMM's cta: how many stages its shared memory has room for, where a
+// role stands in it, and how a warp arrives at its barriers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// SharedOf<Traits, stages>: the shared memory of a cta with that many. As many stages as fit into kBytes, kMost at most.
+// SharedOf<Traits, stages>: the shared memory of a cta with that many. As many stages as fit into
+// kBytes, kMost at most.
 template <template <class, int> class SharedOf, class Traits, int kBytes, int kMost>
 constexpr int fitting_stages() {
   if constexpr (sizeof(SharedOf<Traits, kMost>) <= kBytes)
@@ -33,12 +34,12 @@ struct PipelineState {
   }
 };
 
-// What belongs to work tiles stands twice, for them by turns. The parity of the turn in which work tile `index` has its
-// half.
+// What belongs to work tiles stands twice, for them by turns. The parity of the turn in which work
+// tile `index` has its half.
 __device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
 
-// A warp arrives once, by one lane. compute-sanitizer's racecheck checks lanes one by one and takes that for the
-// arrival of that lane alone, so that in a build for it every lane arrives.
+// A warp arrives once, by one lane. compute-sanitizer's racecheck checks lanes one by one and takes
+// that for the arrival of that lane alone, so that in a build for it every lane arrives.
 #ifdef NVFP4_MOE_RACECHECK
 inline constexpr int kArrivalsPerWarp = 32;
 #else

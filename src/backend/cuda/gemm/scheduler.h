@@ -1,13 +1,16 @@
-// The scheduler of a GEMM's work: output tiles, dealt out to the ctas of a persistent launch as work tiles.
+// The scheduler of a GEMM's work: output tiles, dealt out to the ctas of a persistent launch as
+// work tiles.
 //
-// An output tile is one tile of rows times one of weight rows, over the whole of K, which is k_blocks of 128 k. With
-// tiles = w * ctas + rest, every cta takes w whole tiles, and the rest is split along K into equal runs of k-blocks, one
-// a cta as long as a tile has few enough splits, so that every multiprocessor reads the same number of weight bytes. A
-// split tile leaves fp32 partials, which the cta that arrives last adds in the order of K: the bits depend on the launch,
-// not on which cta that is. If splitting would save a cta few k-blocks, the rest is dealt out as whole tiles too.
+// An output tile is one tile of rows times one of weight rows, over the whole of K, which is
+// k_blocks of 128 k. With tiles = w * ctas + rest, every cta takes w whole tiles, and the rest is
+// split along K into equal runs of k-blocks, one a cta as long as a tile has few enough splits, so
+// that every multiprocessor reads the same number of weight bytes. A split tile leaves fp32
+// partials, which the cta that arrives last adds in the order of K: the bits depend on the launch,
+// not on which cta that is. If splitting would save a cta few k-blocks, the rest is dealt out as
+// whole tiles too.
 //
-// Whole tiles are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: they come in the order of their width, and so every cta gets
-// as much of the wide ones.
+// Whole tiles are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: they come in the order of their width,
+// and so every cta gets as much of the wide ones.
 //
 // Everything here is arithmetic of values, the same on the host and on the device.
 #pragma once
@@ -18,8 +21,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// n / divisor for 0 <= n < 2^31 in three instructions. A division is forty, and a cta that has just started waits for
-// each of its instructions to be fetched.
+// n / divisor for 0 <= n < 2^31 in three instructions. A division is forty, and a cta that has just
+// started waits for each of its instructions to be fetched.
 struct Divider {
   uint32_t multiplier, shift;  // multiplier 0: divisor 1
 
@@ -27,8 +30,9 @@ struct Divider {
   explicit Divider(int32_t divisor) : multiplier(0), shift(0) {
     if (divisor <= 1) return;
     while ((int64_t{2} << shift) < divisor) ++shift;  // 2^(shift + 1) >= divisor
-    multiplier = static_cast<uint32_t>(((uint64_t{1} << (32 + shift)) + static_cast<uint32_t>(divisor) - 1) /
-                                       static_cast<uint32_t>(divisor));
+    multiplier =
+        static_cast<uint32_t>(((uint64_t{1} << (32 + shift)) + static_cast<uint32_t>(divisor) - 1) /
+                              static_cast<uint32_t>(divisor));
   }
   NVFP4_MOE_HOST_DEVICE int32_t operator()(int32_t n) const {
     const auto high = static_cast<uint32_t>(uint64_t{static_cast<uint32_t>(n)} * multiplier >> 32);
@@ -39,19 +43,21 @@ struct Divider {
 // Tiles of rows that take turns at one tile of weight rows.
 inline constexpr int32_t kRasterTiles = 8;
 
-// A launch's work as the host knows it: everything but the number of tiles of rows, which route finds on the device.
+// A launch's work as the host knows it: everything but the number of tiles of rows, which route
+// finds on the device.
 struct ScheduleParams {
   int32_t m_tiles, k_blocks;  // tiles of weight rows; k-blocks of K
   int32_t ctas;
   bool split_k;
-  int32_t min_saved_k_blocks;                              // that splitting must take from the longest run to be done
-  int32_t max_splits;                                      // of a tile, if there are ctas for more
-  int32_t min_split_k_blocks;                              // of the longest of max_splits splits
-  Divider by_ctas, by_k_blocks, by_raster, by_max_splits;  // raster: output tiles of kRasterTiles tiles of rows
+  int32_t min_saved_k_blocks;  // that splitting must take from the longest run to be done
+  int32_t max_splits;          // of a tile, if there are ctas for more
+  int32_t min_split_k_blocks;  // of the longest of max_splits splits
+  Divider by_ctas, by_k_blocks, by_raster,
+      by_max_splits;  // raster: output tiles of kRasterTiles tiles of rows
 
   ScheduleParams() = default;
-  ScheduleParams(int32_t m_tiles_, int32_t k_blocks_, int32_t ctas_, bool split_k_, int32_t min_saved_k_blocks_,
-                 int32_t max_splits_)
+  ScheduleParams(int32_t m_tiles_, int32_t k_blocks_, int32_t ctas_, bool split_k_,
+                 int32_t min_saved_k_blocks_, int32_t max_splits_)
       : m_tiles(m_tiles_),
         k_blocks(k_blocks_),
         ctas(ctas_),
@@ -72,14 +78,16 @@ struct OutputTile {
 struct WorkTile {
   OutputTile tile;
   int32_t first_k_block, k_blocks;
-  int32_t partial;  // index of the partial that its accumulators go to; -1: the work tile is a whole output tile
+  int32_t partial;  // index of the partial that its accumulators go to; -1: the work tile is a
+                    // whole output tile
 };
 // The splits of an output tile in the order of K: those of ctas first_cta, first_cta + 1, ...
 struct TileSplits {
   int32_t first_cta, count;
   int32_t first_partial;
   NVFP4_MOE_HOST_DEVICE int32_t partial(int32_t split) const {
-    return split == 0 ? first_partial : 2 * (first_cta + split);  // a later cta's run begins in this tile
+    return split == 0 ? first_partial
+                      : 2 * (first_cta + split);  // a later cta's run begins in this tile
   }
 };
 
@@ -91,15 +99,16 @@ struct Schedule {
   int32_t split_ctas;       // that have a run of them
   int32_t tail_multiplier;  // 2^kTailShift / the tiles of rows of the last raster, rounded up
 
-  NVFP4_MOE_HOST_DEVICE Schedule(const ScheduleParams& params_, int32_t n_tiles_) : params(params_), n_tiles(n_tiles_) {
+  NVFP4_MOE_HOST_DEVICE Schedule(const ScheduleParams& params_, int32_t n_tiles_)
+      : params(params_), n_tiles(n_tiles_) {
     const int32_t tiles = n_tiles * params.m_tiles;
     whole_tiles = tiles;
     split_ctas = params.ctas;
     if (params.split_k) {
       const int32_t rest = tiles - params.by_ctas(tiles) * params.ctas;
       const bool most_split = rest * params.max_splits < params.ctas;  // ctas are left over
-      const int32_t longest =
-          most_split ? params.min_split_k_blocks : params.by_ctas(rest * params.k_blocks + params.ctas - 1);
+      const int32_t longest = most_split ? params.min_split_k_blocks
+                                         : params.by_ctas(rest * params.k_blocks + params.ctas - 1);
       if (params.k_blocks - longest >= params.min_saved_k_blocks) {
         whole_tiles -= rest;
         if (most_split) split_ctas = rest * params.max_splits;
@@ -110,7 +119,8 @@ struct Schedule {
     tail_multiplier = tail == 0 ? 0 : ((1 << kTailShift) + tail - 1) / tail;
   }
 
-  // Up to kRasterTiles tiles of rows take turns at a tile of weight rows: those of one expert then find it in L2.
+  // Up to kRasterTiles tiles of rows take turns at a tile of weight rows: those of one expert then
+  // find it in L2.
   NVFP4_MOE_HOST_DEVICE OutputTile output_tile(int32_t index) const {
     const int32_t first = params.by_raster(index) * kRasterTiles;
     const bool full = n_tiles - first >= kRasterTiles;
@@ -120,7 +130,8 @@ struct Schedule {
     const auto m_tile = static_cast<int32_t>(int64_t{offset} * multiplier >> kTailShift);
     return {first + offset - m_tile * raster_tiles, m_tile};
   }
-  // The run of split k-blocks that is a cta's: [split_begin(c), split_begin(c + 1)); empty from split_ctas on.
+  // The run of split k-blocks that is a cta's: [split_begin(c), split_begin(c + 1)); empty from
+  // split_ctas on.
   NVFP4_MOE_HOST_DEVICE int32_t split_begin(int32_t cta) const {
     if (split_ctas == params.ctas) return params.by_ctas(split_k_blocks * cta);
     return cta < split_ctas ? params.by_max_splits(params.k_blocks * cta) : split_k_blocks;

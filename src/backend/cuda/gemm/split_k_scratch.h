@@ -1,5 +1,5 @@
-// What a backend keeps whose GEMMs split tiles along K, beside the layer's arrays: the CUDA backends' common part, the
-// accumulators of the splits, and the counters at which these arrive.
+// What a backend keeps whose GEMMs split tiles along K, beside the layer's arrays: the CUDA
+// backends' common part, the accumulators of the splits, and the counters at which these arrive.
 #pragma once
 
 #include "backend/cuda/scratch.h"
@@ -13,17 +13,20 @@ struct SplitKScratch {
   int32_t* arrivals = nullptr;  // (kMaxCtas), cleared by route and by the last to arrive
   float* partials = nullptr;    // (2 kMaxCtas) x the plan's partial_bytes: two a cta
 
-  SplitKScratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena)
+  SplitKScratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
+                Arena& arena)
       : common(config, range, plan, arena) {
     arrivals = arena.take<int32_t>("cuda.", "arrivals", kMaxCtas);
     partials =
-        arena.take<float>("cuda.", "partials", 2 * kMaxCtas * plan.partial_bytes / static_cast<int64_t>(sizeof(float)));
+        arena.take<float>("cuda.", "partials",
+                          2 * kMaxCtas * plan.partial_bytes / static_cast<int64_t>(sizeof(float)));
   }
   // Of a step: its arrays lie behind the layer's.
   explicit SplitKScratch(const StepContext& step) : SplitKScratch(step, step.scratch) {}
 
   // Part of the interface of an Architecture (backend/cuda/layer.h).
-  static void take(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
+  static void take(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
+                   Arena& arena) {
     SplitKScratch(config, range, plan, arena);
   }
   static int32_t* counters(const StepContext& step) { return SplitKScratch(step).arrivals; }

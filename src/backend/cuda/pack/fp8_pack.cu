@@ -1,5 +1,5 @@
-// How many codes of each magnitude lie under each block scale of a matrix, a thread a block: the shift, and how many
-// weights it rounds, are read off that on the host (core/fp8.h).
+// How many codes of each magnitude lie under each block scale of a matrix, a thread a block: the
+// shift, and how many weights it rounds, are read off that on the host (core/fp8.h).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,7 +21,8 @@ constexpr int kMagnitudes = kCounters / 128;
 constexpr uint32_t kEach = 0x11111111u;  // nibble
 
 // Bytes are read one by one: nothing is said of a source's alignment.
-__global__ void __launch_bounds__(kFp8PackThreads) count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
+__global__ void __launch_bounds__(kFp8PackThreads)
+    count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
   __shared__ uint32_t counters[kCounters];
   for (int i = static_cast<int>(threadIdx.x); i < kCounters; i += kFp8PackThreads) counters[i] = 0;
   __syncthreads();
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(kFp8PackThreads) count_fp8_codes(Nvfp4View mat
     for (uint32_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
       uint32_t found = 0;
       for (uint32_t word : words) {
-        // The three low bits of a nibble are 0 if it matches; adding 7 carries into its fourth bit where it does not.
+        // The three low bits of a nibble are 0 if it matches; adding 7 carries into its fourth bit
+        // where it does not.
         const uint32_t other = (word ^ (kEach * magnitude)) & (kEach * 7);
         found += 8 - __popc((other + kEach * 7) & (kEach * 8));
       }
@@ -62,26 +64,30 @@ Result<ExpertSource> copy_to_device(const ExpertSource& source, void* stream, st
   copied.on_device = true;
   copied.stream = stream;
   auto* next = reinterpret_cast<uint8_t*>(memory);
-  const auto copy = [&](const uint8_t* from, int64_t rows, int64_t row_bytes, int64_t stride) -> Result<uint8_t*> {
+  const auto copy = [&](const uint8_t* from, int64_t rows, int64_t row_bytes,
+                        int64_t stride) -> Result<uint8_t*> {
     uint8_t* const to = next;
     next += rows * row_bytes;
     const auto width = static_cast<size_t>(row_bytes);
-    NVFP4_MOE_TRY(
-        check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride), width, static_cast<size_t>(rows),
-                                cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)),
-              "pack: copy"));
+    NVFP4_MOE_TRY(check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride), width,
+                                          static_cast<size_t>(rows), cudaMemcpyHostToDevice,
+                                          static_cast<cudaStream_t>(stream)),
+                        "pack: copy"));
     return to;
   };
   for (Nvfp4View* view : {&copied.gate, &copied.up, &copied.down}) {
     if (view->rows == 0) continue;  // no gate
-    NVFP4_MOE_ASSIGN(const uint8_t* codes, copy(view->codes, view->rows, view->cols / 2, view->codes_stride));
-    NVFP4_MOE_ASSIGN(const uint8_t* scales, copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride));
+    NVFP4_MOE_ASSIGN(const uint8_t* codes,
+                     copy(view->codes, view->rows, view->cols / 2, view->codes_stride));
+    NVFP4_MOE_ASSIGN(const uint8_t* scales,
+                     copy(view->block_scales, view->rows, view->cols / 16, view->scales_stride));
     *view = Nvfp4View::contiguous(codes, scales, view->tensor_scale, view->rows, view->cols);
   }
   return copied;
 }
 
-Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device, std::byte* scratch) {
+Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device,
+                                               std::byte* scratch) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   auto* const counted = reinterpret_cast<unsigned long long*>(scratch);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(counted, 0, kFp8CountBytes, stream), "pack: fp8 weights"));
@@ -89,8 +95,8 @@ Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int d
   for (int p = 0; p < 3; ++p) {
     if (matrices[p]->rows == 0) continue;  // no gate
     const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kFp8PackThreads);
-    count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostFp8PackCtas)), kFp8PackThreads, 0, stream>>>(
-        *matrices[p], counted + p * kCounters);
+    count_fp8_codes<<<static_cast<unsigned>(std::min(ctas, kMostFp8PackCtas)), kFp8PackThreads, 0,
+                      stream>>>(*matrices[p], counted + p * kCounters);
     NVFP4_MOE_TRY(check_launch("count_fp8_codes"));
   }
   std::array<Fp8Histogram, 3> histograms;
@@ -108,7 +114,8 @@ Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWe
     scaled[p] = std::ldexp(given[p], shifts[p]);
     if (shifts[p] != 0 && given[p] != 0 && !std::isnormal(scaled[p]))
       return unsupported(std::string(names[p]) + " tensor scale: expected one that times 2^" +
-                         std::to_string(shifts[p]) + " (the shift of its fp8 weights) is a normal float, got " +
+                         std::to_string(shifts[p]) +
+                         " (the shift of its fp8 weights) is a normal float, got " +
                          std::to_string(given[p]));
   }
   return DeviceScales{{scaled[0], scaled[1], scaled[2]}, {shifts[0], shifts[1], shifts[2]}};

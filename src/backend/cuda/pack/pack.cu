@@ -1,10 +1,12 @@
-// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments, and unpack, its inverse; and the kernels
-// of tiles for bf16 products (packed_tile.h).
+// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments, and unpack, its
+// inverse; and the kernels of tiles for bf16 products (packed_tile.h).
 //
-// Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least; rows on the device are
-// read where they lie. One thread then writes one lane's 16 bytes of codes, and every fourth one the scales of its two
-// rows. Rows and k beyond the matrix are code 0 under scale 0. A block of scale 0 has codes 0 in the tiles: its own
-// codes, if they are others, stay on the host.
+// Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least;
+// rows on the device are read where they lie. One thread then writes one lane's 16 bytes of codes,
+// and every fourth one the scales of its two rows. Rows and k beyond the matrix are code 0 under
+// scale 0. A block of scale 0 has codes 0 in the tiles: its own codes, if they are others, stay on
+// the host.
+// Long because packing and unpacking share their offsets.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -21,7 +23,8 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-__global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t vecs, int64_t k_tiles, uint8_t* tiles) {
+__global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t vecs, int64_t k_tiles,
+                           uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const LaneVec vec(index, k_tiles);
@@ -56,15 +59,17 @@ __global__ void pack_tiles(const __grid_constant__ SourceRows source, int64_t ve
       make_uint2(pack_scales(scales[0], scales[1]), pack_scales(scales[2], scales[3]));
 }
 
-__global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t vecs, int64_t k_tiles,
-                             const uint8_t* tiles) {
+__global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t vecs,
+                             int64_t k_tiles, const uint8_t* tiles) {
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= vecs) return;
   const LaneVec vec(index, k_tiles);
   const int c = vec.lane % 4;
   const uint8_t* tile = tiles + (vec.row_tile * k_tiles + vec.k_tile) * kTileBytes;
-  const auto* words = reinterpret_cast<const uint32_t*>(tile + lane_offset(vec.group, vec.half, vec.lane));
-  const auto* scales = reinterpret_cast<const uint32_t*>(tile + scale_offset(vec.group, vec.half, vec.lane / 4));
+  const auto* words =
+      reinterpret_cast<const uint32_t*>(tile + lane_offset(vec.group, vec.half, vec.lane));
+  const auto* scales =
+      reinterpret_cast<const uint32_t*>(tile + scale_offset(vec.group, vec.half, vec.lane / 4));
   for (int step = 0; step < kStepsPerLane; ++step) {
     const int64_t block = vec.block(step);
     if (block >= staged.k / 16) continue;
@@ -84,8 +89,8 @@ __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t 
   }
 }
 
-// Packing from the host and unpacking run in the stream of their own thread, so that neither waits for another thread's
-// work.
+// Packing from the host and unpacking run in the stream of their own thread, so that neither waits
+// for another thread's work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
 // The matrices that share tiles: gate and up, or down alone, and up alone if there is no gate.
@@ -100,12 +105,15 @@ struct Joined {
 constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
 
 // Device memory that rows of the host go through, for rows of at most largest_k.
-int64_t staging_bytes(int64_t largest_k) { return std::max(kStagingBytes, kTileRows * (largest_k / 16 * 9)); }
+int64_t staging_bytes(int64_t largest_k) {
+  return std::max(kStagingBytes, kTileRows * (largest_k / 16 * 9));
+}
 
-// body(first row, staged memory, vecs, their tiles) for every run of tiles that fits into staging. tiles: of the
-// joined matrices.
+// body(first row, staged memory, vecs, their tiles) for every run of tiles that fits into staging.
+// tiles: of the joined matrices.
 template <class Body>
-Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joined_tiles, const Body& body) {
+Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joined_tiles,
+                    const Body& body) {
   auto* const staging = reinterpret_cast<uint8_t*>(memory.data());
   auto* const tiles = reinterpret_cast<uint8_t*>(joined_tiles);
   const int64_t row_bytes = joined.k / 2 + joined.k / 16;
@@ -118,7 +126,8 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
     StagedRows staged{{}, rows, joined.k, joined.projections};
     uint8_t* next = staging;
     for (int p = 0; p < joined.projections; ++p) {
-      staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16, joined.shifts[p]};
+      staged.matrices[p] = {next, next + rows * (joined.k / 2), joined.k / 2, joined.k / 16,
+                            joined.shifts[p]};
       next += rows * row_bytes;
     }
     const int64_t vecs = count * joined.tiles.k_tiles * kVecsPerTile;
@@ -127,12 +136,16 @@ Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joine
   return {};
 }
 
-Status launch_pack(const SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles, void* stream) {
-  pack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
+Status launch_pack(const SourceRows& rows, int64_t vecs, int64_t k_tiles, uint8_t* tiles,
+                   void* stream) {
+  pack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      rows, vecs, k_tiles, tiles);
   return check_launch("pack_tiles");
 }
-Status launch_unpack(const StagedRows& rows, int64_t vecs, int64_t k_tiles, const uint8_t* tiles, void* stream) {
-  unpack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(rows, vecs, k_tiles, tiles);
+Status launch_unpack(const StagedRows& rows, int64_t vecs, int64_t k_tiles, const uint8_t* tiles,
+                     void* stream) {
+  unpack_tiles<<<pack_ctas(vecs), kPackThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      rows, vecs, k_tiles, tiles);
   return check_launch("unpack_tiles");
 }
 
@@ -141,64 +154,71 @@ Status pack_device_rows(const TileFormat& format, const Joined& joined, std::byt
                         const Nvfp4View* const (&views)[2], cudaStream_t stream) {
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
   for (int p = 0; p < joined.projections; ++p)
-    source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride, views[p]->scales_stride,
-                          joined.shifts[p]};
-  return format.pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile, joined.tiles.k_tiles,
-                     reinterpret_cast<uint8_t*>(tiles), stream);
+    source.matrices[p] = {views[p]->codes, views[p]->block_scales, views[p]->codes_stride,
+                          views[p]->scales_stride, joined.shifts[p]};
+  return format.pack(source, joined.tiles.row_tiles * joined.tiles.k_tiles * kVecsPerTile,
+                     joined.tiles.k_tiles, reinterpret_cast<uint8_t*>(tiles), stream);
 }
 
 // Rows of the host, a few tiles at a time through staging.
-Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
-                   const Nvfp4View* const (&views)[2]) {
+Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined,
+                   std::byte* joined_tiles, const Nvfp4View* const (&views)[2]) {
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, uint8_t* tiles) {
+      staging, joined, joined_tiles,
+      [&](int64_t first, const StagedRows& staged, int64_t vecs, uint8_t* tiles) {
         SourceRows source{{}, staged.rows, staged.k, staged.projections};
         for (int p = 0; p < joined.projections; ++p) {
           const Nvfp4View& view = *views[p];
           const auto copy = [&](uint8_t* to, size_t width, const uint8_t* from, int64_t stride) {
             return check(cudaMemcpy2DAsync(to, width, from, static_cast<size_t>(stride), width,
-                                           static_cast<size_t>(staged.rows), cudaMemcpyHostToDevice, kStream),
+                                           static_cast<size_t>(staged.rows), cudaMemcpyHostToDevice,
+                                           kStream),
                          "pack: copy");
           };
           const StagedRows::Matrix& to = staged.matrices[p];
-          NVFP4_MOE_TRY(copy(to.codes, static_cast<size_t>(joined.k / 2), view.row_codes(first), view.codes_stride));
-          NVFP4_MOE_TRY(
-              copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first), view.scales_stride));
+          NVFP4_MOE_TRY(copy(to.codes, static_cast<size_t>(joined.k / 2), view.row_codes(first),
+                             view.codes_stride));
+          NVFP4_MOE_TRY(copy(to.scales, static_cast<size_t>(joined.k / 16), view.row_scales(first),
+                             view.scales_stride));
           source.matrices[p] = {to.codes, to.scales, to.codes_stride, to.scales_stride, to.shift};
         }
         return format.pack(source, vecs, joined.tiles.k_tiles, tiles, kStream);
       });
 }
 
-Status unpack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined, std::byte* joined_tiles,
-                     Nvfp4Buffers* const (&out)[2]) {
+Status unpack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined,
+                     std::byte* joined_tiles, Nvfp4Buffers* const (&out)[2]) {
   for (int p = 0; p < joined.projections; ++p) {
     out[p]->codes.resize(static_cast<size_t>(joined.rows * (joined.k / 2)));
     out[p]->block_scales.resize(static_cast<size_t>(joined.rows * (joined.k / 16)));
   }
   return for_each_run(
-      staging, joined, joined_tiles, [&](int64_t first, const StagedRows& staged, int64_t vecs, const uint8_t* tiles) {
+      staging, joined, joined_tiles,
+      [&](int64_t first, const StagedRows& staged, int64_t vecs, const uint8_t* tiles) {
         NVFP4_MOE_TRY(format.unpack(staged, vecs, joined.tiles.k_tiles, tiles, kStream));
         for (int p = 0; p < joined.projections; ++p) {
           const auto copy = [&](uint8_t* to, const uint8_t* from, int64_t row_bytes) {
-            return check(cudaMemcpyAsync(to + first * row_bytes, from, static_cast<size_t>(staged.rows * row_bytes),
+            return check(cudaMemcpyAsync(to + first * row_bytes, from,
+                                         static_cast<size_t>(staged.rows * row_bytes),
                                          cudaMemcpyDeviceToHost, kStream),
                          "unpack: copy");
           };
           NVFP4_MOE_TRY(copy(out[p]->codes.data(), staged.matrices[p].codes, joined.k / 2));
-          NVFP4_MOE_TRY(copy(out[p]->block_scales.data(), staged.matrices[p].scales, joined.k / 16));
+          NVFP4_MOE_TRY(
+              copy(out[p]->block_scales.data(), staged.matrices[p].scales, joined.k / 16));
         }
         return check(cudaStreamSynchronize(kStream), "unpack");
       });
 }
 
 // Codes that are not all 0 under a scale of 0, which no quantizer of this library writes.
-void keep_zero_scale_codes(const Nvfp4View& view, int projection, std::vector<ZeroScaleCodes>& kept) {
+void keep_zero_scale_codes(const Nvfp4View& view, int projection,
+                           std::vector<ZeroScaleCodes>& kept) {
   for (int64_t row = 0; row < view.rows; ++row) {
     const uint8_t* scales = view.row_scales(row);
     const uint8_t* const end = scales + view.cols / 16;
-    for (const uint8_t* at = scales; (at = static_cast<const uint8_t*>(std::memchr(at, 0, end - at))) != nullptr;
-         ++at) {
+    for (const uint8_t* at = scales;
+         (at = static_cast<const uint8_t*>(std::memchr(at, 0, end - at))) != nullptr; ++at) {
       ZeroScaleCodes found{projection, row * (view.cols / 16) + (at - scales), {}};
       std::memcpy(found.codes.data(), view.row_codes(row) + (at - scales) * 8, found.codes.size());
       if (found.codes != decltype(found.codes){}) kept.push_back(found);
@@ -220,7 +240,8 @@ struct PackedExpert {
     const PartLayout& part = layout.part_of(expert);
     const MoeConfig& config = weights.config;
     const int64_t hidden = config->hidden_size;
-    const int64_t intermediate = expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
+    const int64_t intermediate =
+        expert == kSharedExpert ? config->shared_intermediate_size : config->intermediate_size;
     gated = has_gate(config->activation);
     gate_up = {part.gate_up, gated ? 2 : 1, intermediate, hidden};
     down = {part.down, 1, hidden, intermediate};
@@ -241,7 +262,8 @@ struct PackedExpert {
 Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   if (static_cast<int64_t>(weights.staging.size_bytes()) >= size_bytes) return {};
   weights.staging = {};
-  NVFP4_MOE_ASSIGN(weights.staging, allocate(static_cast<size_t>(size_bytes), weights.device, "staging for packing"));
+  NVFP4_MOE_ASSIGN(weights.staging, allocate(static_cast<size_t>(size_bytes), weights.device,
+                                             "staging for packing"));
   return {};
 }
 
@@ -249,17 +271,20 @@ bool rounds_to_e4m3(const PackedWeights& weights) {
   return weights.config->activation_format == ActivationFormat::kFp8;
 }
 
-// An expert's data in addition to tiles, all of it of the host's memory: its tensor scales, biases and, under fp8, how its
-// weights become E4M3. `numbers`, what the GEMMs read of the first and the last, lives until the stream has been waited
-// for.
-Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_expert, const ExpertSource& source,
-                   const Fp8ExpertWeights& fp8, DeviceScales& numbers, cudaStream_t stream) {
+// An expert's data in addition to tiles, all of it of the host's memory: its tensor scales, biases
+// and, under fp8, how its weights become E4M3. `numbers`, what the GEMMs read of the first and the
+// last, lives until the stream has been waited for.
+Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
+                   const ExpertSource& source, const Fp8ExpertWeights& fp8, DeviceScales& numbers,
+                   cudaStream_t stream) {
   const auto index = static_cast<size_t>(packed.index);
-  const TensorScales scales = {source.gate.tensor_scale, source.up.tensor_scale, source.down.tensor_scale};
+  const TensorScales scales = {source.gate.tensor_scale, source.up.tensor_scale,
+                               source.down.tensor_scale};
   NVFP4_MOE_ASSIGN(numbers, device_scales(scales, fp8));
   weights.tensor_scales[index] = scales;
   const auto copy = [&](void* to, const void* from, size_t bytes) {
-    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream), "pack: tensor scales and biases");
+    return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream),
+                 "pack: tensor scales and biases");
   };
   std::byte* const to = weights.bytes.data();
   NVFP4_MOE_TRY(copy(to + index * sizeof(numbers.scales), &numbers.scales, sizeof(numbers.scales)));
@@ -268,13 +293,14 @@ Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_e
   weights.fp8_weights.resize(weights.tensor_scales.size());
   weights.fp8_weights[index] = fp8;
   packed.take_shifts(fp8);
-  return copy(to + fp8_shifts_offset(weights.range) + index * sizeof(numbers.shifts), &numbers.shifts,
-              sizeof(numbers.shifts));
+  return copy(to + fp8_shifts_offset(weights.range) + index * sizeof(numbers.shifts),
+              &numbers.shifts, sizeof(numbers.shifts));
 }
 
 // The tiles of an expert whose matrices are on the device, and its numbers.
-Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
-                      const ExpertSource& source, const Fp8ExpertWeights& fp8, DeviceScales& numbers) {
+Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedExpert& packed,
+                      int64_t local_expert, const ExpertSource& source, const Fp8ExpertWeights& fp8,
+                      DeviceScales& numbers) {
   auto* const stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, fp8, numbers, stream));
   NVFP4_MOE_TRY(pack_device_rows(format, packed.gate_up, packed.gate_up_tiles,
@@ -282,14 +308,16 @@ Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedEx
   return pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream);
 }
 
-// Under fp8 the first tile needs the shifts of whole matrices. So the expert is copied whole and measured there: one
-// thread of the host would take several times as long as the copy.
-Status pack_fp8_from_host(const TileFormat& format, PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
-                          const ExpertSource& source, DeviceScales& numbers) {
+// Under fp8 the first tile needs the shifts of whole matrices. So the expert is copied whole and
+// measured there: one thread of the host would take several times as long as the copy.
+Status pack_fp8_from_host(const TileFormat& format, PackedWeights& weights, PackedExpert& packed,
+                          int64_t local_expert, const ExpertSource& source, DeviceScales& numbers) {
   NVFP4_MOE_TRY(reserve_staging(weights, kFp8CountBytes + matrix_bytes(source)));
   std::byte* const counts = weights.staging.data();
-  NVFP4_MOE_ASSIGN(const ExpertSource copied, copy_to_device(source, kStream, counts + kFp8CountBytes));
-  NVFP4_MOE_ASSIGN(const Fp8ExpertWeights fp8, measure_device_source(copied, weights.device, counts));
+  NVFP4_MOE_ASSIGN(const ExpertSource copied,
+                   copy_to_device(source, kStream, counts + kFp8CountBytes));
+  NVFP4_MOE_ASSIGN(const Fp8ExpertWeights fp8,
+                   measure_device_source(copied, weights.device, counts));
   return pack_on_device(format, weights, packed, local_expert, copied, fp8, numbers);
 }
 
@@ -305,7 +333,8 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
     NVFP4_MOE_TRY(put_numbers(weights, packed, local_expert, source, {}, numbers, kStream));
     NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.gate_up, packed.gate_up_tiles,
                               {packed.gated ? &source.gate : &source.up, &source.up}));
-    NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles, {&source.down, nullptr}));
+    NVFP4_MOE_TRY(pack_joined(format, weights.staging, packed.down, packed.down_tiles,
+                              {&source.down, nullptr}));
   }
   std::vector<ZeroScaleCodes> kept;
   if (!format.holds_all_codes) {
@@ -317,8 +346,9 @@ Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, Pac
   return kept;
 }
 
-Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format, PackedWeights& weights,
-                                                     PackedExpert& packed, int64_t local_expert,
+Result<std::vector<ZeroScaleCodes>> pack_from_device(const TileFormat& format,
+                                                     PackedWeights& weights, PackedExpert& packed,
+                                                     int64_t local_expert,
                                                      const ExpertSource& source) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   NVFP4_MOE_TRY(reserve_staging(weights, kSourceCheckBytes));
@@ -347,51 +377,64 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range) {
 int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert) {
   const PackedExpert packed(weights, local_expert);
   if (!rounds_to_e4m3(weights)) return packed.staging_bytes;
-  const auto bytes_of = [](const Joined& joined) { return joined.projections * joined.rows * (joined.k / 16 * 9); };
-  return std::max(packed.staging_bytes, kFp8CountBytes + bytes_of(packed.gate_up) + bytes_of(packed.down));
+  const auto bytes_of = [](const Joined& joined) {
+    return joined.projections * joined.rows * (joined.k / 16 * 9);
+  };
+  return std::max(packed.staging_bytes,
+                  kFp8CountBytes + bytes_of(packed.gate_up) + bytes_of(packed.down));
 }
 
-Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert, const ExpertSource& source) {
+Status pack_expert(const TileFormat& format, PackedWeights& weights, int64_t local_expert,
+                   const ExpertSource& source) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   PackedExpert packed(weights, local_expert);
   NVFP4_MOE_ASSIGN(std::vector<ZeroScaleCodes> kept,
-                   source.on_device ? pack_from_device(format, weights, packed, local_expert, source)
-                                    : pack_from_host(format, weights, packed, local_expert, source));
+                   source.on_device
+                       ? pack_from_device(format, weights, packed, local_expert, source)
+                       : pack_from_host(format, weights, packed, local_expert, source));
   weights.zero_scale_codes.resize(weights.tensor_scales.size());
   weights.zero_scale_codes[static_cast<size_t>(packed.index)] = std::move(kept);
   return {};
 }
 
-Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift, std::byte* tiles) {
+Status pack_matrix(const TileFormat& format, int device, const Nvfp4View& source, int32_t fp8_shift,
+                   std::byte* tiles) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
-  const Joined matrix{down_tiles(source.rows, source.cols), 1, source.rows, source.cols, {fp8_shift}};
+  const Joined matrix{
+      down_tiles(source.rows, source.cols), 1, source.rows, source.cols, {fp8_shift}};
   const auto size_bytes = static_cast<size_t>(staging_bytes(source.cols));
   NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, device, "staging for packing"));
   NVFP4_MOE_TRY(pack_joined(format, staging, matrix, tiles, {&source, nullptr}));
   return check(cudaStreamSynchronize(kStream), "pack");
 }
 
-Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out) {
+Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int64_t local_expert,
+                     ExpertBuffers& out) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
   // Memory of its own: several threads may unpack one layer at once.
   const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
-  NVFP4_MOE_ASSIGN(const Buffer staging, allocate(size_bytes, weights.device, "staging for unpacking"));
+  NVFP4_MOE_ASSIGN(const Buffer staging,
+                   allocate(size_bytes, weights.device, "staging for unpacking"));
   if (!packed.gated) out.gate = {};
   NVFP4_MOE_TRY(unpack_joined(format, staging, packed.gate_up, packed.gate_up_tiles,
                               {packed.gated ? &out.gate : &out.up, &out.up}));
-  NVFP4_MOE_TRY(unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
+  NVFP4_MOE_TRY(
+      unpack_joined(format, staging, packed.down, packed.down_tiles, {&out.down, nullptr}));
   Nvfp4Buffers* const projections[] = {&out.gate, &out.up, &out.down};
   for (const ZeroScaleCodes& kept : weights.zero_scale_codes[static_cast<size_t>(packed.index)])
-    std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(), kept.codes.size());
+    std::memcpy(projections[kept.projection]->codes.data() + kept.block * 8, kept.codes.data(),
+                kept.codes.size());
   out.scales = weights.tensor_scales_of(local_expert);
-  NVFP4_MOE_TRY(
-      unpack_biases(weights, packed.biases_offset, local_expert, out, [](void* to, const void* from, size_t bytes) {
-        return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, kStream), "unpack: biases");
-      }));
+  NVFP4_MOE_TRY(unpack_biases(weights, packed.biases_offset, local_expert, out,
+                              [](void* to, const void* from, size_t bytes) {
+                                return check(cudaMemcpyAsync(to, from, bytes,
+                                                             cudaMemcpyDeviceToHost, kStream),
+                                             "unpack: biases");
+                              }));
   return check(cudaStreamSynchronize(kStream), "unpack");
 }
 

@@ -1,5 +1,5 @@
-// What the kernels that pack and unpack tiles share, whatever order the tiles' codes have: rows of a checkpoint on the
-// device, and which of them a thread takes.
+// What the kernels that pack and unpack tiles share, whatever order the tiles' codes have: rows of
+// a checkpoint on the device, and which of them a thread takes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,7 +18,7 @@ struct DeviceRows {
     Byte* scales;           // (rows, K/16)
     int64_t codes_stride;   // bytes
     int64_t scales_stride;  // bytes
-    int32_t shift;          // of the weights under fp8 (core/fp8.h), for tiles that hold it in their scales
+    int32_t shift;  // of the weights under fp8 (core/fp8.h), for tiles that hold it in their scales
   };
   Matrix matrices[2];
   int64_t rows;  // of each
@@ -35,7 +35,8 @@ struct DeviceRows {
 using SourceRows = DeviceRows<const uint8_t>;
 using StagedRows = DeviceRows<uint8_t>;
 
-// One thread's share: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the tile.
+// One thread's share: the 16 bytes of codes that a lane of a GEMM reads at once, a uint4 of the
+// tile.
 struct LaneVec {
   int64_t row_tile, k_tile;
   int group, half, lane;
@@ -47,11 +48,17 @@ struct LaneVec {
     k_tile = tile % k_tiles;
     row_tile = tile / k_tiles;
   }
-  __device__ int64_t row(int i) const { return row_tile * kTileRows + group * kGroupRows + lane / 4 + 8 * i; }
-  __device__ int64_t block(int step) const { return k_tile * (kTileK / 16) + half * kStepsPerLane + step; }
+  __device__ int64_t row(int i) const {
+    return row_tile * kTileRows + group * kGroupRows + lane / 4 + 8 * i;
+  }
+  __device__ int64_t block(int step) const {
+    return k_tile * (kTileK / 16) + half * kStepsPerLane + step;
+  }
 };
 inline constexpr int kVecsPerTile = 32 * kHalves * kGroups;
 inline constexpr int kPackThreads = 256;
-inline unsigned pack_ctas(int64_t vecs) { return static_cast<unsigned>(ceil_div(vecs, kPackThreads)); }
+inline unsigned pack_ctas(int64_t vecs) {
+  return static_cast<unsigned>(ceil_div(vecs, kPackThreads));
+}
 
 }  // namespace nvfp4_moe::internal::cuda

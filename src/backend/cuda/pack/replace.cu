@@ -1,8 +1,9 @@
 // Replacing an expert in the order of a stream (backend/device_replacement.h).
 //
-// A CUDA graph reads weights at fixed addresses, so the new expert has to come into the place of the old one. One kernel
-// copies all its parts there: between two kernels, another thread's replay could begin. The staged expert is in memory of
-// the device's pool, which is released in the order of the stream: cudaFree would wait for the whole device.
+// A CUDA graph reads weights at fixed addresses, so the new expert has to come into the place of
+// the old one. One kernel copies all its parts there: between two kernels, another thread's replay
+// could begin. The staged expert is in memory of the device's pool, which is released in the order
+// of the stream: cudaFree would wait for the whole device.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -39,8 +40,10 @@ struct ExpertParts {
   PutWords numbers[3];  // tensor scales, shifts, biases
 };
 
-__global__ void __launch_bounds__(kPutThreads) put_expert(const __grid_constant__ ExpertParts parts) {
-  const int64_t first = int64_t{blockIdx.x} * kPutThreads + threadIdx.x, stride = int64_t{gridDim.x} * kPutThreads;
+__global__ void __launch_bounds__(kPutThreads)
+    put_expert(const __grid_constant__ ExpertParts parts) {
+  const int64_t first = int64_t{blockIdx.x} * kPutThreads + threadIdx.x,
+                stride = int64_t{gridDim.x} * kPutThreads;
   for (int64_t at = first; at < parts.vecs; at += kPutLoads * stride) {
     uint4 vecs[kPutLoads];
 #pragma unroll
@@ -53,13 +56,15 @@ __global__ void __launch_bounds__(kPutThreads) put_expert(const __grid_constant_
 #pragma unroll
   for (const PutWords& words : parts.numbers)
     for (int64_t at = first; at < words.count; at += stride) words.to[at] = words.from[at];
-  // The kernels of a run start early (launch.cuh) and its GEMM loads weights before it waits for other kernels. It can then
-  // read them as soon as the CTAs of this kernel have ended, so each makes its stores visible to the device before that.
+  // The kernels of a run start early (launch.cuh) and its GEMM loads weights before it waits for
+  // other kernels. It can then read them as soon as the CTAs of this kernel have ended, so each
+  // makes its stores visible to the device before that.
   __threadfence();
 }
 
 // The parts of the only expert of `staged`, and their places in the layer.
-ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert, const PackedWeights& staged) {
+ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert,
+                     const PackedWeights& staged) {
   const PackedLayout from(staged.config, staged.range), to(weights.config, weights.range);
   const int64_t index = static_cast<int64_t>(weights.index_of(local_expert));
   const int64_t only = local_expert == kSharedExpert ? kSharedExpert : 0;
@@ -72,29 +77,34 @@ ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert, const P
   parts.tiles = reinterpret_cast<const uint4*>(staged.bytes.data() + from.expert_offset(only));
   parts.tiles_to = reinterpret_cast<uint4*>(weights.bytes.data() + to.expert_offset(local_expert));
   parts.vecs = to.part_of(local_expert).expert_stride / static_cast<int64_t>(sizeof(uint4));
-  parts.numbers[0] = words(0, index * static_cast<int64_t>(sizeof(TensorScales)), sizeof(TensorScales));
+  parts.numbers[0] =
+      words(0, index * static_cast<int64_t>(sizeof(TensorScales)), sizeof(TensorScales));
   if (weights.config->activation_format == ActivationFormat::kFp8)
     parts.numbers[1] =
         words(fp8_shifts_offset(staged.range),
-              fp8_shifts_offset(weights.range) + index * static_cast<int64_t>(sizeof(Fp8Shifts)), sizeof(Fp8Shifts));
+              fp8_shifts_offset(weights.range) + index * static_cast<int64_t>(sizeof(Fp8Shifts)),
+              sizeof(Fp8Shifts));
   if (const size_t bytes = packed_biases_bytes(staged.config, staged.range); bytes != 0)
     parts.numbers[2] = words(from.biases, to.biases + index * static_cast<int64_t>(bytes), bytes);
   return parts;
 }
 
 // Memory of the device's pool, there for every stream; given back in the order of `release_in`.
-Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose, std::shared_ptr<void*> release_in) {
+Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose,
+                               std::shared_ptr<void*> release_in) {
   void* data = nullptr;
   cudaError_t error = cudaMallocAsync(&data, size_bytes, kStream);
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     size_t free_bytes = 0, total_bytes = 0;
     NVFP4_MOE_TRY(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
-    return out_of_memory(purpose, size_bytes, "cuda:" + std::to_string(device), free_bytes, total_bytes);
+    return out_of_memory(purpose, size_bytes, "cuda:" + std::to_string(device), free_bytes,
+                         total_bytes);
   }
   NVFP4_MOE_TRY(check(error, purpose));
   Buffer buffer(static_cast<std::byte*>(data), size_bytes,
-                [device, release_in = std::move(release_in), process = fork_count()](std::byte* bytes, size_t) {
+                [device, release_in = std::move(release_in), process = fork_count()](
+                    std::byte* bytes, size_t) {
                   if (process != fork_count()) return;
                   const DeviceGuard guard(device);
                   const OutsideCaptures outside;
@@ -104,12 +114,14 @@ Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpos
   return Result<Buffer>(std::move(buffer));
 }
 
-Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, const ExpertSource& source,
+Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
+                           const ExpertSource& source,
                            Status (*pack)(PackedWeights&, int64_t, const ExpertSource&)) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
-  cudaFuncAttributes attributes{};  // CUDA loads the kernel here, and not while runs wait for its launch
+  cudaFuncAttributes
+      attributes{};  // CUDA loads the kernel here, and not while runs wait for its launch
   NVFP4_MOE_TRY(check(cudaFuncGetAttributes(&attributes, put_expert), "put_expert"));
   const bool shared = local_expert == kSharedExpert;
   const int64_t only = shared ? kSharedExpert : 0;
@@ -121,10 +133,13 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert, c
                       std::make_shared<void*>(kStream)};
   PackedWeights& one = staged.weights;
   one.device = weights.device;
-  NVFP4_MOE_ASSIGN(one.bytes, allocate_pooled(static_cast<size_t>(PackedLayout(config, range).total_bytes),
-                                              weights.device, "an expert packed apart", staged.release_in));
-  NVFP4_MOE_ASSIGN(one.staging, allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)), weights.device,
-                                                "staging for packing", std::make_shared<void*>(kStream)));
+  NVFP4_MOE_ASSIGN(one.bytes,
+                   allocate_pooled(static_cast<size_t>(PackedLayout(config, range).total_bytes),
+                                   weights.device, "an expert packed apart", staged.release_in));
+  NVFP4_MOE_ASSIGN(
+      one.staging,
+      allocate_pooled(static_cast<size_t>(expert_staging_bytes(one, only)), weights.device,
+                      "staging for packing", std::make_shared<void*>(kStream)));
   NVFP4_MOE_TRY(pack(one, only, source));
   one.staging = {};
   return Result<StagedExpert>(std::move(staged));
@@ -143,7 +158,8 @@ Result<ReplacementEvent> make_event(int device) {
   });
 }
 
-Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, ReplacementEvent& last, void* stream) {
+Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged,
+           ReplacementEvent& last, void* stream) {
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
@@ -154,7 +170,8 @@ Status put(PackedWeights& weights, int64_t local_expert, StagedExpert& staged, R
   const auto event = static_cast<cudaEvent_t>(last.get());
   NVFP4_MOE_TRY(check(cudaStreamWaitEvent(queue, event, 0), "replace: the replacement before"));
   const ExpertParts parts = parts_of(weights, local_expert, staged.weights);
-  const int64_t ctas = std::clamp<int64_t>(ceil_div(parts.vecs, kPutThreads * kPutLoads), 1, kMostPutCtas);
+  const int64_t ctas =
+      std::clamp<int64_t>(ceil_div(parts.vecs, kPutThreads * kPutLoads), 1, kMostPutCtas);
   *staged.release_in = stream;
   put_expert<<<static_cast<unsigned>(ctas), kPutThreads, 0, queue>>>(parts);
   NVFP4_MOE_TRY(check_launch("put_expert"));

@@ -1,7 +1,8 @@
-// The check of block scales on the device that holds them: a thread a block, over gate, up and down. What it found is
-// read back once: the first illegal scale of each matrix, and how many blocks of scale 0 hold codes. Those codes follow
-// if there are any, which no quantizer of this library writes; if they outnumber the scratch memory, a second pass
-// puts them into memory of their own.
+// The check of block scales on the device that holds them: a thread a block, over gate, up and
+// down. What it found is read back once: the first illegal scale of each matrix, and how many
+// blocks of scale 0 hold codes. Those codes follow if there are any, which no quantizer of this
+// library writes; if they outnumber the scratch memory, a second pass puts them into memory of
+// their own.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -27,8 +28,9 @@ struct Found {
   int64_t projection;
 };
 struct Report {
-  unsigned long long illegal[kMatrices];  // of the first illegal scale: (row * (cols / 16) + block) << 8 | its byte
-  unsigned int found;                     // blocks of scale 0 with codes, also those beyond the capacity
+  unsigned long long illegal[kMatrices];  // of the first illegal scale: (row * (cols / 16) + block)
+                                          // << 8 | its byte
+  unsigned int found;  // blocks of scale 0 with codes, also those beyond the capacity
 };
 constexpr unsigned long long kNone = ~0ull;
 constexpr int64_t kFoundOffset = 64;
@@ -37,13 +39,15 @@ static_assert(sizeof(Report) <= kFoundOffset);
 
 // Bytes are read one by one: nothing is said of a source's alignment.
 __global__ void __launch_bounds__(kCheckThreads)
-    check_blocks(Nvfp4View matrix, int projection, Report* report, Found* found, unsigned capacity) {
+    check_blocks(Nvfp4View matrix, int projection, Report* report, Found* found,
+                 unsigned capacity) {
   const int64_t blocks_of_row = matrix.cols / 16, blocks = matrix.rows * blocks_of_row;
   for (int64_t i = int64_t{blockIdx.x} * kCheckThreads + threadIdx.x; i < blocks;
        i += int64_t{gridDim.x} * kCheckThreads) {
     const int64_t row = i / blocks_of_row, block = i % blocks_of_row;
     const uint32_t scale = matrix.block_scales[row * matrix.scales_stride + block];
-    if (scale >= 0x7F) atomicMin(&report->illegal[projection], static_cast<unsigned long long>(i) << 8 | scale);
+    if (scale >= 0x7F)
+      atomicMin(&report->illegal[projection], static_cast<unsigned long long>(i) << 8 | scale);
     if (scale != 0) continue;
     const uint8_t* const codes = matrix.codes + row * matrix.codes_stride + block * 8;
     uint64_t packed = 0;
@@ -55,21 +59,24 @@ __global__ void __launch_bounds__(kCheckThreads)
 }
 
 // One pass over the three matrices. found: capacity of them.
-Result<Report> check_all(const ExpertSource& source, Report* report, Found* found, unsigned capacity) {
+Result<Report> check_all(const ExpertSource& source, Report* report, Found* found,
+                         unsigned capacity) {
   const auto stream = static_cast<cudaStream_t>(source.stream);
   Report result{{kNone, kNone, kNone}, 0};
   NVFP4_MOE_TRY(
-      check(cudaMemcpyAsync(report, &result, sizeof(result), cudaMemcpyHostToDevice, stream), "check: start"));
+      check(cudaMemcpyAsync(report, &result, sizeof(result), cudaMemcpyHostToDevice, stream),
+            "check: start"));
   const Nvfp4View* const matrices[kMatrices] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < kMatrices; ++p) {
     const int64_t ctas = ceil_div(matrices[p]->rows * (matrices[p]->cols / 16), kCheckThreads);
     if (ctas == 0) continue;  // no gate
-    check_blocks<<<static_cast<unsigned>(std::min<int64_t>(ctas, kMostCheckCtas)), kCheckThreads, 0, stream>>>(
-        *matrices[p], p, report, found, capacity);
+    check_blocks<<<static_cast<unsigned>(std::min<int64_t>(ctas, kMostCheckCtas)), kCheckThreads, 0,
+                   stream>>>(*matrices[p], p, report, found, capacity);
     NVFP4_MOE_TRY(check_launch("check_blocks"));
   }
   NVFP4_MOE_TRY(
-      check(cudaMemcpyAsync(&result, report, sizeof(result), cudaMemcpyDeviceToHost, stream), "check: report"));
+      check(cudaMemcpyAsync(&result, report, sizeof(result), cudaMemcpyDeviceToHost, stream),
+            "check: report"));
   NVFP4_MOE_TRY(check(cudaStreamSynchronize(stream), "check: block scales"));
   return result;
 }
@@ -78,14 +85,17 @@ Status check_memory(const char* matrix, const char* array, const void* data, int
   cudaPointerAttributes attributes{};
   NVFP4_MOE_TRY(check(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes"));
   const bool on_device = attributes.type == cudaMemoryTypeDevice;
-  if (attributes.type == cudaMemoryTypeManaged || (on_device && attributes.device == device)) return {};
-  return invalid_argument(std::string(matrix) + " " + array + ": expected memory of cuda:" + std::to_string(device) +
-                          ", got " + (on_device ? "cuda:" + std::to_string(attributes.device) : "host memory"));
+  if (attributes.type == cudaMemoryTypeManaged || (on_device && attributes.device == device))
+    return {};
+  return invalid_argument(
+      std::string(matrix) + " " + array + ": expected memory of cuda:" + std::to_string(device) +
+      ", got " + (on_device ? "cuda:" + std::to_string(attributes.device) : "host memory"));
 }
 
 }  // namespace
 
-Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device, std::byte* scratch) {
+Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device,
+                                                        std::byte* scratch) {
   const Nvfp4View* const matrices[kMatrices] = {&source.gate, &source.up, &source.down};
   for (int p = 0; p < kMatrices; ++p) {
     if (matrices[p]->rows == 0) continue;  // no gate
@@ -97,15 +107,17 @@ Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& sour
   NVFP4_MOE_ASSIGN(const Report result, check_all(source, report, found, kCapacity));
   for (int p = 0; p < kMatrices; ++p) {
     if (result.illegal[p] == kNone) continue;
-    const auto block = static_cast<int64_t>(result.illegal[p] >> 8), blocks_of_row = matrices[p]->cols / 16;
-    return illegal_block_scale(kNames[p], static_cast<uint8_t>(result.illegal[p]), block / blocks_of_row,
-                               block % blocks_of_row);
+    const auto block = static_cast<int64_t>(result.illegal[p] >> 8),
+               blocks_of_row = matrices[p]->cols / 16;
+    return illegal_block_scale(kNames[p], static_cast<uint8_t>(result.illegal[p]),
+                               block / blocks_of_row, block % blocks_of_row);
   }
   std::vector<ZeroScaleCodes> kept;
   if (result.found == 0) return kept;
   Buffer more;
   if (result.found > kCapacity) {
-    NVFP4_MOE_ASSIGN(more, allocate(result.found * sizeof(Found), device, "codes of blocks whose scale is 0"));
+    NVFP4_MOE_ASSIGN(
+        more, allocate(result.found * sizeof(Found), device, "codes of blocks whose scale is 0"));
     found = reinterpret_cast<Found*>(more.data());
     NVFP4_MOE_TRY(check_all(source, report, found, result.found).status());
   }

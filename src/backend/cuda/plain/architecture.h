@@ -1,5 +1,5 @@
-// The plain GEMMs as an architecture: bf16 operands on mma.sync m16n8k16, which every GPU from sm_80 up has. The whole of
-// the backend `cuda`, and what sm120 multiplies bf16 activations with.
+// The plain GEMMs as an architecture: bf16 operands on mma.sync m16n8k16, which every GPU from
+// sm_80 up has. The whole of the backend `cuda`, and what sm120 multiplies bf16 activations with.
 #pragma once
 
 #include "backend/cuda/layer.h"
@@ -12,7 +12,8 @@ namespace nvfp4_moe::internal::cuda::plain {
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);
 
-inline void take_scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
+inline void take_scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
+                         Arena& arena) {
   Scratch(config, range, plan, arena);
 }
 inline int32_t* no_counters(const StepContext&) { return nullptr; }

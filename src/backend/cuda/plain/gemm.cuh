@@ -1,12 +1,13 @@
-// The grouped GEMM of plain tensor cores, mma.sync m16n8k16, for every GPU from sm_80 up: a tile is 128 packed weight
-// rows times tile_n rows of activations over the whole of K.
+// The grouped GEMM of plain tensor cores, mma.sync m16n8k16, for every GPU from sm_80 up: a tile is
+// 128 packed weight rows times tile_n rows of activations over the whole of K.
 //
-// Weights are the A operand: each of eight warps owns 16 of the tile's weight rows, loads them 16 bytes a lane, coalesced
-// and some stages ahead, and dequantizes them to bf16 in registers (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the
-// E4M3 that the contract makes of it, which bf16 holds exactly, so that all rounding is that of the fp32 accumulators.
-// Activations are the B operand, gathered row by row into shared memory, 64 k
-// a stage; 16-byte vectors of a row lie at vector ^ (row % 8), so that ldmatrix has no bank conflict. A row's
-// accumulators depend on no other row.
+// Weights are the A operand: each of eight warps owns 16 of the tile's weight rows, loads them 16
+// bytes a lane, coalesced and some stages ahead, and dequantizes them to bf16 in registers
+// (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the E4M3 that the contract makes of it, which
+// bf16 holds exactly, so that all rounding is that of the fp32 accumulators. Activations are the B
+// operand, gathered row by row into shared memory, 64 k a stage; 16-byte vectors of a row lie at
+// vector ^ (row % 8), so that ldmatrix has no bank conflict. A row's accumulators depend on no
+// other row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -62,8 +63,8 @@ __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
   return args.assignment_of_row == nullptr ? row : args.assignment_of_row[row] / args.top_k;
 }
 
-// What makes bf16 of the scales of weight rows r and r + 8 of a fragment. kE4m3: weights are rounded to E4M3, and the
-// scales are divided by the 2^shift of either row's matrix.
+// What makes bf16 of the scales of weight rows r and r + 8 of a fragment. kE4m3: weights are
+// rounded to E4M3, and the scales are divided by the 2^shift of either row's matrix.
 template <bool kE4m3>
 struct WeightScales {
   static constexpr uint32_t offset = 0x3A803A80u;
@@ -72,14 +73,18 @@ struct WeightScales {
 template <>
 struct WeightScales<true> {
   uint32_t offset;
-  __device__ WeightScales(int32_t shift, int32_t shift_of_other) : offset(bits(shift) | bits(shift_of_other) << 16) {}
+  __device__ WeightScales(int32_t shift, int32_t shift_of_other)
+      : offset(bits(shift) | bits(shift_of_other) << 16) {}
 
  private:
-  __device__ static uint32_t bits(int32_t shift) { return static_cast<uint32_t>(0x3A80 - shift * 128); }
+  __device__ static uint32_t bits(int32_t shift) {
+    return static_cast<uint32_t>(0x3A80 - shift * 128);
+  }
 };
 
-// Pairs of bf16 of at most 6 significant bits and 448, rounded to E4M3, ties to even: adding and subtracting a number
-// whose last place is E4M3's, an eighth of the value's power of two, or of 2^-6 for smaller values.
+// Pairs of bf16 of at most 6 significant bits and 448, rounded to E4M3, ties to even: adding and
+// subtracting a number whose last place is E4M3's, an eighth of the value's power of two, or of
+// 2^-6 for smaller values.
 __device__ inline uint32_t round_to_e4m3(uint32_t pair) {
   const uint32_t exponents = __vmaxu2(pair & 0x7F807F80u, 0x3C803C80u);
   const uint32_t by = exponents + 0x02400240u;  // 1.5 * 2^4 times as much
@@ -88,8 +93,8 @@ __device__ inline uint32_t round_to_e4m3(uint32_t pair) {
 
 // Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
 template <bool kE4m3>
-__device__ void dequantize(uint32_t codes, uint32_t scale_word, bool odd, const WeightScales<kE4m3>& weight_scales,
-                           uint32_t (&a)[4]) {
+__device__ void dequantize(uint32_t codes, uint32_t scale_word, bool odd,
+                           const WeightScales<kE4m3>& weight_scales, uint32_t (&a)[4]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
   const uint32_t scales = (scales_of_step(scale_word, odd) & kScalesMask) + weight_scales.offset;
   const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
@@ -116,17 +121,19 @@ __device__ inline StageWeights load_weights(const uint8_t* tiles, int64_t stage,
           *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4))};
 }
 
-// Begins to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16); sources (kTileN): where each row is
-// read. Rows beyond the CTA's, and k beyond K, are zeros.
+// Begins to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16); sources (kTileN):
+// where each row is read. Rows beyond the CTA's, and k beyond K, are zeros.
 template <int kTileN>
-__device__ void copy_rows(const GemmArgs& args, int count, const int64_t* sources, int64_t stage, uint32_t to) {
+__device__ void copy_rows(const GemmArgs& args, int count, const int64_t* sources, int64_t stage,
+                          uint32_t to) {
   constexpr int kVectors = kStageK * 2 / 16;  // of 16 bytes
   for (int i = static_cast<int>(threadIdx.x); i < kTileN * kVectors; i += kGemmThreads) {
     const int row = i / kVectors, vector = i % kVectors;
     const int64_t k = stage * kStageK + vector * 8;
     const bool valid = row < count && k < args.k;
-    ptx::cp_async_16_or_zeros(to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
-                              args.x + sources[row] * args.k + (valid ? k : 0), valid);
+    ptx::cp_async_16_or_zeros(
+        to + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16),
+        args.x + sources[row] * args.k + (valid ? k : 0), valid);
   }
   ptx::cp_async_commit_group();
 }
@@ -136,8 +143,8 @@ struct Accumulators {
   float at[kTileN / 8][4];  // (8 rows, d of mma_bf16)
 };
 
-// Where a lane's accumulators lie: weight rows `row` and row + 8 of group `group`, rows of activations `n` and n + 1 of
-// each eight.
+// Where a lane's accumulators lie: weight rows `row` and row + 8 of group `group`, rows of
+// activations `n` and n + 1 of each eight.
 struct Fragment {
   int group = static_cast<int>(threadIdx.x / 32);
   int row = static_cast<int>(threadIdx.x % 32 / 4);
@@ -147,7 +154,8 @@ struct Fragment {
 // accumulators = weight rows of the tile times the CTA's rows. All threads.
 template <int kTileN, bool kE4m3>
 __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weight_tile,
-                         const WeightScales<kE4m3>& weight_scales, Accumulators<kTileN>& accumulators) {
+                         const WeightScales<kE4m3>& weight_scales,
+                         Accumulators<kTileN>& accumulators) {
   __shared__ alignas(128) uint16_t buffers[kStages][kTileN * kStageK];
   __shared__ int64_t sources[kTileN];
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
@@ -158,10 +166,13 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
   const int64_t stages = (args.k + kStageK - 1) / kStageK;
   const uint8_t* const tiles =
       args.weights + rows.expert * args.expert_stride + weight_tile * args.k_tiles * kTileBytes;
-  const auto address = [&](int buffer) { return static_cast<uint32_t>(__cvta_generic_to_shared(buffers[buffer])); };
+  const auto address = [&](int buffer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(buffers[buffer]));
+  };
   StageWeights weights[kStages];
 #pragma unroll
-  for (int buffer = 0; buffer < kStages; ++buffer) weights[buffer] = load_weights(tiles, buffer, stages);
+  for (int buffer = 0; buffer < kStages; ++buffer)
+    weights[buffer] = load_weights(tiles, buffer, stages);
 #pragma unroll
   for (int buffer = 0; buffer < kStages - 1; ++buffer)
     copy_rows<kTileN>(args, rows.count, sources, buffer, address(buffer));
@@ -175,14 +186,17 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
       const int64_t stage = first + buffer;
       if (stage >= stages) break;
       ptx::cp_async_wait_group<kStages - 2>();
-      __syncthreads();  // the stage is there for all, and all are done with the buffer that is filled next
-      copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1, address((buffer + kStages - 1) % kStages));
+      __syncthreads();  // the stage is there for all, and all are done with the buffer that is
+                        // filled next
+      copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1,
+                        address((buffer + kStages - 1) % kStages));
       const StageWeights now = weights[buffer];
       weights[buffer] = load_weights(tiles, stage + kStages, stages);
       const uint32_t words[4] = {now.codes.x, now.codes.y, now.codes.z, now.codes.w};
       const uint32_t scale_words[2] = {now.scales.x, now.scales.y};
 #pragma unroll
-      for (int pair = 0; pair < 2; ++pair) {  // two k16 steps: one word of scales, one load of four matrices
+      for (int pair = 0; pair < 2;
+           ++pair) {  // two k16 steps: one word of scales, one load of four matrices
         uint32_t a[2][4];
         dequantize(words[2 * pair], scale_words[pair], false, weight_scales, a[0]);
         dequantize(words[2 * pair + 1], scale_words[pair], true, weight_scales, a[1]);
@@ -190,7 +204,8 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
         for (int n = 0; n < kTileN / 8; ++n) {
           const int row = n * 8 + lane % 8, vector = pair * 4 + lane / 8;
           uint32_t b[4];
-          load_matrices(b, address(buffer) + static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16));
+          load_matrices(b, address(buffer) +
+                               static_cast<uint32_t>(row * kStageK * 2 + (vector ^ row % 8) * 16));
           mma_bf16(accumulators.at[n], a[0], b[0], b[1]);
           mma_bf16(accumulators.at[n], a[1], b[2], b[3]);
         }
@@ -200,18 +215,20 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
   ptx::cp_async_wait_group<0>();
 }
 
-// What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight rows along y, tiles of
-// rows along x, so that CTAs that run together share weights.
+// What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight
+// rows along y, tiles of rows along x, so that CTAs that run together share weights.
 struct PartTiles {
   bool shared;
   PartLayout layout;
   int64_t tiles;  // of rows, at most
 
-  PartTiles(const StepContext& step, const PartBuffers& part, int tile_n) : shared(&part == &step.buffers.shared) {
+  PartTiles(const StepContext& step, const PartBuffers& part, int tile_n)
+      : shared(&part == &step.buffers.shared) {
     const PackedLayout packed(step.weights.config, step.weights.range);
     layout = shared ? packed.shared : packed.routed;
-    tiles = shared ? ceil_div(step.batch.tokens, tile_n)
-                   : tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, tile_n);
+    tiles = shared
+                ? ceil_div(step.batch.tokens, tile_n)
+                : tile_bound(step.batch.tokens * step.weights.config->top_k, part.experts, tile_n);
   }
   dim3 grid(int64_t weight_tiles) const {
     return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(weight_tiles));
@@ -223,8 +240,10 @@ template <class Body>
 Status with_config(const StepContext& step, int tile_n, const Body& body) {
   const bool small = tile_n == kSmallTileN;
   if (step.plan->e4m3_weights)
-    return small ? body.template operator()<kSmallTileN, true>() : body.template operator()<kLargeTileN, true>();
-  return small ? body.template operator()<kSmallTileN, false>() : body.template operator()<kLargeTileN, false>();
+    return small ? body.template operator()<kSmallTileN, true>()
+                 : body.template operator()<kLargeTileN, true>();
+  return small ? body.template operator()<kSmallTileN, false>()
+               : body.template operator()<kLargeTileN, false>();
 }
 
 // All but weights, x, k and where rows are read.

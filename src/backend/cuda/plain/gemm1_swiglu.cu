@@ -1,9 +1,10 @@
-// gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate ->
+// part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and their biases if there
-// are any; the activation function, the router weight under before_down, one rounding to bf16. Gate and up of one channel
-// are weight rows r and r + 8 of a fragment, so that one lane has both accumulators. Rows of a nonfinite token are NaN:
-// their alpha is.
+// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and
+// their biases if there are any; the activation function, the router weight under before_down, one
+// rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a fragment, so that
+// one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
@@ -36,12 +37,14 @@ struct RowFactors {
   float gate, up, weight;
 };
 
-// e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not be a host's.
+// e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not be a
+// host's.
 struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-// kGated: weight rows r and r + 8 are gate and up of one channel; else two channels of up, through relu2.
+// kGated: weight rows r and r + 8 are gate and up of one channel; else two channels of up, through
+// relu2.
 template <int kTileN, bool kE4m3, bool kGated>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
@@ -55,14 +58,17 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
     const double row_scale = args.nonfinite[token] != 0  ? double{__uint_as_float(0x7FC00000u)}
                              : args.row_scale != nullptr ? double{args.row_scale[token]}
                                                          : 1.0;
-    factors[i] = {
-        static_cast<float>(row_scale * double{tensor.gate}), static_cast<float>(row_scale * double{tensor.up}),
-        args.router_weights != nullptr ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]] : 1.0f};
+    factors[i] = {static_cast<float>(row_scale * double{tensor.gate}),
+                  static_cast<float>(row_scale * double{tensor.up}),
+                  args.router_weights != nullptr
+                      ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]]
+                      : 1.0f};
   }  // multiply's barriers come before they are read
 
   const Fragment fragment;
-  const int64_t channel = kGated ? int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row
-                                 : int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
+  const int64_t channel =
+      kGated ? int64_t{blockIdx.y} * (kTileRows / 2) + fragment.group * 8 + fragment.row
+             : int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
   args.biases.prefetch(static_cast<int32_t>(rows.expert), channel, args.intermediate);
   Accumulators<kTileN> accumulators;
   const Fp8Shifts shifts = kE4m3 ? args.shifts[rows.expert] : Fp8Shifts{};
@@ -70,7 +76,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
   multiply<kTileN>(args.gemm, rows, blockIdx.y, weight_scales, accumulators);
 
   if (channel >= args.intermediate) return;
-  const LaneBiases bias = args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
+  const LaneBiases bias =
+      args.biases.of(static_cast<int32_t>(rows.expert), channel, args.intermediate);
 #pragma unroll
   for (int n = 0; n < kTileN / 8; ++n)
 #pragma unroll
@@ -84,8 +91,10 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
         const float u = fmaf(accumulators.at[n][2 + i], factor.up, bias.second);
         *out = bf16_from_float(args.activation.apply(g, u, FastExp()) * factor.weight);
       } else {
-        out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) * factor.weight);
-        out[8] = bf16_from_float(relu2(fmaf(accumulators.at[n][2 + i], factor.up, bias.second)) * factor.weight);
+        out[0] = bf16_from_float(relu2(fmaf(accumulators.at[n][i], factor.up, bias.first)) *
+                                 factor.weight);
+        out[8] = bf16_from_float(relu2(fmaf(accumulators.at[n][2 + i], factor.up, bias.second)) *
+                                 factor.weight);
       }
     }
 }
@@ -100,7 +109,8 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const Scratch scratch(step);
   Gemm1Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
-  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
+  args.gemm.weights =
+      reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset;
   args.gemm.k_tiles = tiles.layout.gate_up.k_tiles;
   args.gemm.k = config->hidden_size;
   args.gemm.x = bf16_rows(hidden_rows(step, part));
@@ -110,8 +120,9 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   args.shifts = fp8_shifts(step.weights, tiles.shared);
   args.row_scale = part.hidden.row_scale;  // null under bf16
   args.nonfinite = part.hidden.nonfinite;
-  args.router_weights =
-      config->router_weight == RouterWeight::kBeforeDown && !tiles.shared ? step.batch.topk_weights : nullptr;
+  args.router_weights = config->router_weight == RouterWeight::kBeforeDown && !tiles.shared
+                            ? step.batch.topk_weights
+                            : nullptr;
   args.biases = gemm1_biases(step.weights, tiles.shared);
   args.activation = nvfp4_moe::internal::GatedActivation::of(config.options());
   args.out = part.intermediate.bf16;
@@ -119,10 +130,11 @@ Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   const dim3 grid = tiles.grid(tiles.layout.gate_up.row_tiles);
   return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
     const auto launch = [&]<bool kGated>() {
-      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kGated>>("gemm1_swiglu", grid, kGemmThreads, 0,
-                                                                      step.stream, args);
+      return cuda::launch<gemm1_swiglu_kernel<kTileN, kE4m3, kGated>>(
+          "gemm1_swiglu", grid, kGemmThreads, 0, step.stream, args);
     };
-    return has_gate(config->activation) ? launch.template operator()<true>() : launch.template operator()<false>();
+    return has_gate(config->activation) ? launch.template operator()<true>()
+                                        : launch.template operator()<false>();
   });
 }
 

@@ -1,7 +1,8 @@
 // gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one, then row_format. A
-// nonfinite row is NaN: its alpha is. Under bf16 the intermediate itself is the operand, NaN and Inf included.
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one,
+// then row_format. A nonfinite row is NaN: its alpha is. Under bf16 the intermediate itself is the
+// operand, NaN and Inf included.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
@@ -33,12 +34,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
-    const double row_scale = args.row_scale != nullptr ? double{args.row_scale[rows.first + i]} : 1.0;
+    const double row_scale =
+        args.row_scale != nullptr ? double{args.row_scale[rows.first + i]} : 1.0;
     alphas[i] = static_cast<float>(row_scale * double{args.tensor_scales[rows.expert].down});
   }  // multiply's barriers come before they are read
 
   const Fragment fragment;
-  const int64_t channel = int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
+  const int64_t channel =
+      int64_t{blockIdx.y} * kTileRows + fragment.group * kGroupRows + fragment.row;
   args.biases.prefetch(static_cast<int32_t>(rows.expert), channel, args.hidden);
   Accumulators<kTileN> accumulators;
   const int32_t shift = kE4m3 ? args.shifts[rows.expert].down : 0;
@@ -53,8 +56,9 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) 
       const int row = n * 8 + fragment.n + i % 2;
       const int64_t at = channel + i / 2 * 8;
       if (row < rows.count && at < args.hidden)
-        store_element<kRow>(args.out, (rows.first + row) * args.hidden + at,
-                            fmaf(accumulators.at[n][i], alphas[row], i < 2 ? bias.first : bias.second));
+        store_element<kRow>(
+            args.out, (rows.first + row) * args.hidden + at,
+            fmaf(accumulators.at[n][i], alphas[row], i < 2 ? bias.first : bias.second));
     }
 }
 
@@ -68,8 +72,8 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const Scratch scratch(step);
   Gemm2Args args{};
   args.gemm = gemm_args(part, tiles, scratch);
-  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) + tiles.layout.offset +
-                      (part.down_only ? 0 : tiles.layout.gate_up.bytes());
+  args.gemm.weights = reinterpret_cast<const uint8_t*>(step.weights.bytes.data()) +
+                      tiles.layout.offset + (part.down_only ? 0 : tiles.layout.gate_up.bytes());
   args.gemm.k_tiles = tiles.layout.down.k_tiles;
   args.gemm.k = part.intermediate_size;
   args.gemm.x = bf16_rows(intermediate_rows(step, part));
@@ -82,8 +86,10 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const dim3 grid = tiles.grid(tiles.layout.down.row_tiles);
   return with_config(step, tile_n, [&]<int kTileN, bool kE4m3>() {
     if (config->row_format == RowFormat::kBf16)
-      return launch<gemm2_kernel<kTileN, kE4m3, DType::kBf16>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
-    return launch<gemm2_kernel<kTileN, kE4m3, DType::kF32>>("gemm2", grid, kGemmThreads, 0, step.stream, args);
+      return launch<gemm2_kernel<kTileN, kE4m3, DType::kBf16>>("gemm2", grid, kGemmThreads, 0,
+                                                               step.stream, args);
+    return launch<gemm2_kernel<kTileN, kE4m3, DType::kF32>>("gemm2", grid, kGemmThreads, 0,
+                                                            step.stream, args);
   });
 }
 

@@ -1,4 +1,5 @@
-// Arithmetic whose PTX instruction is chosen for its rounding, its treatment of NaN or its cost, where C++ gives another.
+// Arithmetic whose PTX instruction is chosen for its rounding, its treatment of NaN or its cost,
+// where C++ gives another.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,7 +20,8 @@ __device__ inline float max_nan(float x, float y) {
   return result;
 }
 
-// rcp.approx.ftz: within one ulp. IEEE division is a function call, around which ptxas serializes wgmma.
+// rcp.approx.ftz: within one ulp. IEEE division is a function call, around which ptxas serializes
+// wgmma.
 __device__ inline float rcp_approx(float x) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
@@ -48,7 +50,8 @@ __device__ inline uint32_t lop3_and_or(uint32_t x, uint32_t y) {
   return result;
 }
 
-// mul.rn.bf16x2 of a pair with the low, or the high, half of `scales`: ptxas folds the selection into the HMUL2.
+// mul.rn.bf16x2 of a pair with the low, or the high, half of `scales`: ptxas folds the selection
+// into the HMUL2.
 __device__ inline uint32_t mul_bf16x2_low(uint32_t pair, uint32_t scales) {
   uint32_t product;
   asm("{\n\t.reg .b16 l, h;\n\t.reg .b32 s;\n\tmov.b32 {l, h}, %2;\n\tmov.b32 s, {l, l};\n\t"

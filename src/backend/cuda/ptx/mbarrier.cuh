@@ -1,8 +1,10 @@
-// mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous copies.
+// mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous
+// copies.
 //
-// A barrier is 8 bytes at an address of shared memory that is a multiple of 8. A phase completes once as many arrivals
-// as mbarrier.init named have come and all expected bytes are there; the next one then begins. Phases alternate between
-// parity 0 and 1, beginning with 0, so that a wait for parity 1 of a new barrier returns at once.
+// A barrier is 8 bytes at an address of shared memory that is a multiple of 8. A phase completes
+// once as many arrivals as mbarrier.init named have come and all expected bytes are there; the next
+// one then begins. Phases alternate between parity 0 and 1, beginning with 0, so that a wait for
+// parity 1 of a new barrier returns at once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,10 +18,11 @@ __device__ inline void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: one arrival, and the phase also waits for that many bytes of bulk copies. Releases what the
-// thread wrote before to whoever sees the phase complete.
+// mbarrier.arrive.expect_tx: one arrival, and the phase also waits for that many bytes of bulk
+// copies. Releases what the thread wrote before to whoever sees the phase complete.
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
+               : "memory");
 }
 
 // mbarrier.arrive: one arrival, with release semantics at cta scope.
@@ -27,7 +30,8 @@ __device__ inline void mbarrier_arrive(uint32_t mbarrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(mbarrier) : "memory");
 }
 
-// mbarrier.arrive under a predicate. A branch around the instruction would make ptxas serialize wgmma.
+// mbarrier.arrive under a predicate. A branch around the instruction would make ptxas serialize
+// wgmma.
 __device__ inline void mbarrier_arrive_if(uint32_t mbarrier, bool predicate) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\t"
@@ -36,13 +40,15 @@ __device__ inline void mbarrier_arrive_if(uint32_t mbarrier, bool predicate) {
       : "memory");
 }
 
-// mbarrier.try_wait.parity, until the phase of that parity has completed. Acquires at cta scope what was written before
-// the arrivals, and makes the bytes of completed bulk copies visible to ordinary reads.
+// mbarrier.try_wait.parity, until the phase of that parity has completed. Acquires at cta scope
+// what was written before the arrivals, and makes the bytes of completed bulk copies visible to
+// ordinary reads.
 __device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
   uint32_t done = 0;
   do {
     asm volatile(
-        "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+        "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 "
+        "%0, 1, 0, p;\n\t}"
         : "=r"(done)
         : "r"(mbarrier), "r"(parity)
         : "memory");

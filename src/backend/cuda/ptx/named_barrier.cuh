@@ -5,7 +5,8 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// bar.sync of kThreads threads, whole warps; index 1 to 15. Orders their accesses to memory as __syncthreads does.
+// bar.sync of kThreads threads, whole warps; index 1 to 15. Orders their accesses to memory as
+// __syncthreads does.
 template <int kThreads>
 __device__ inline void named_barrier_sync(int index) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "n"(kThreads) : "memory");

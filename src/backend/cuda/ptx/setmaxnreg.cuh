@@ -1,4 +1,5 @@
-// setmaxnreg: registers of a thread, moved between the warpgroups of a cta. All warps of a warpgroup execute it.
+// setmaxnreg: registers of a thread, moved between the warpgroups of a cta. All warps of a
+// warpgroup execute it.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,9 @@
-// wgmma with A in registers: the product of one warpgroup, and the fence, commit and wait around it.
+// wgmma with A in registers: the product of one warpgroup, and the fence, commit and wait around
+// it.
 //
 // wgmma        d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16
-// wgmma_e4m3   d (64, N) fp32 += a (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32 has (docs/numerics.md)
+// wgmma_e4m3   d (64, N) fp32 += a (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32
+//              has (docs/numerics.md)
 //
 // Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with r = lane / 4 and c = lane % 4:
 //
@@ -9,10 +11,12 @@
 //   a, E4M3  = (r, 4c..), (r + 8, 4c..), (r, 4c + 16..), (r + 8, 4c + 16..)      four k each
 //   d[4j..]  = (r, n 8j + 2c), (r, n 8j + 2c + 1), (r + 8, n 8j + 2c), (r + 8, n 8j + 2c + 1)
 //
-// b lies in shared memory K-major: N rows of 128 bytes (64 k in bf16, 128 in E4M3) in the 128-byte swizzle.
+// b lies in shared memory K-major: N rows of 128 bytes (64 k in bf16, 128 in E4M3) in the 128-byte
+// swizzle.
 //
-// The instruction names every accumulator register as an operand of its own, so that its text differs with N. The macros
-// below write the texts; a template could not, since an asm string is no expression of template arguments.
+// The instruction names every accumulator register as an operand of its own, so that its text
+// differs with N. The macros below write the texts; a template could not, since an asm string is no
+// expression of template arguments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,18 +28,22 @@ namespace nvfp4_moe::internal::cuda::ptx {
 // wgmma.fence: registers of a and d that were written before may be read by wgmma issued after it.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // wgmma.commit_group: closes the group of the products issued so far.
-__device__ inline void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// wgmma.wait_group: at most kPending of the latest groups still run. The registers and the shared memory of the others
-// are free, and their d is there.
+__device__ inline void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// wgmma.wait_group: at most kPending of the latest groups still run. The registers and the shared
+// memory of the others are free, and their d is there.
 template <int kPending>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the 128-byte swizzle. One
-// wgmma further along K are 2 more: 32 bytes, which the descriptor counts by 16.
+// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the
+// 128-byte swizzle. One wgmma further along K are 2 more: 32 bytes, which the descriptor counts
+// by 16.
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
-  constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16, kSwizzle128 = 1ull << 62;
+  constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16,
+                     kSwizzle128 = 1ull << 62;
   return kSwizzle128 | kStrideOf8Rows | kLeading | ((address & 0x3FFFF) >> 4);
 }
 

@@ -1,6 +1,7 @@
-// A router's GEMM for few tokens: hidden (T, H) times weight (E, H) -> logits (T, E), in one kernel; a CTA takes an expert
-// and up to 8 tokens. It is bound by latency, not by bytes: every read of a row is requested before the first is used, and
-// the weights' before the kernel waits for the one that makes hidden.
+// A router's GEMM for few tokens: hidden (T, H) times weight (E, H) -> logits (T, E), in one
+// kernel; a CTA takes an expert and up to 8 tokens. It is bound by latency, not by bytes: every
+// read of a row is requested before the first is used, and the weights' before the kernel waits for
+// the one that makes hidden.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -24,12 +25,15 @@ __device__ uint4 vector_of(const void* row, int64_t vector, int64_t vectors) {
 }
 
 // Adds the products of 8 elements, each to its own accumulator.
-__device__ void add_products(float (&accumulators)[kRouterVector], const uint4& hidden, const uint4& weight) {
-  const uint32_t x[] = {hidden.x, hidden.y, hidden.z, hidden.w}, w[] = {weight.x, weight.y, weight.z, weight.w};
+__device__ void add_products(float (&accumulators)[kRouterVector], const uint4& hidden,
+                             const uint4& weight) {
+  const uint32_t x[] = {hidden.x, hidden.y, hidden.z, hidden.w},
+                 w[] = {weight.x, weight.y, weight.z, weight.w};
 #pragma unroll
   for (int i = 0; i < kRouterVector; i += 2) {
     accumulators[i] += __uint_as_float(x[i / 2] << 16) * __uint_as_float(w[i / 2] << 16);
-    accumulators[i + 1] += __uint_as_float(x[i / 2] & 0xFFFF0000u) * __uint_as_float(w[i / 2] & 0xFFFF0000u);
+    accumulators[i + 1] +=
+        __uint_as_float(x[i / 2] & 0xFFFF0000u) * __uint_as_float(w[i / 2] & 0xFFFF0000u);
   }
 }
 
@@ -45,29 +49,33 @@ __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
   return sum;
 }
 
-// grid: (E, groups of kTokens tokens). One cta a multiprocessor is enough: left to itself ptxas saves registers by loading
-// into those that it has just used, so that reads wait for each other.
+// grid: (E, groups of kTokens tokens). One cta a multiprocessor is enough: left to itself ptxas
+// saves registers by loading into those that it has just used, so that reads wait for each other.
 template <int kTokens>
 __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const RouterGemm call) {
-  constexpr int kAhead = kVectors / kTokens;  // vectors of each token's row that are requested together
+  constexpr int kAhead =
+      kVectors / kTokens;  // vectors of each token's row that are requested together
   __shared__ float of_warps[kWarps][kTokens];
   const auto thread = static_cast<int>(threadIdx.x);
   const int64_t expert = blockIdx.x, first_token = int64_t{blockIdx.y} * kTokens,
                 vectors = call.hidden_size / kRouterVector;
   const auto* const weight = static_cast<const uint16_t*>(call.weight) + expert * call.hidden_size;
-  const auto* const hidden = static_cast<const uint16_t*>(call.hidden) + first_token * call.hidden_stride;
+  const auto* const hidden =
+      static_cast<const uint16_t*>(call.hidden) + first_token * call.hidden_stride;
   uint4 w[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, thread + i * kGemmThreads, vectors);
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what follows may rely on what was there before this kernel
+  ptx::launch_dependents();  // not before: what follows may rely on what was there before this
+                             // kernel
 
   float accumulators[kTokens][kRouterVector] = {};
 #pragma unroll 1
   for (int64_t pass = 0; pass < vectors; pass += kVectors * kGemmThreads) {
     if (pass > 0) {
 #pragma unroll
-      for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, pass + thread + i * kGemmThreads, vectors);
+      for (int i = 0; i < kVectors; ++i)
+        w[i] = vector_of(weight, pass + thread + i * kGemmThreads, vectors);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; i += kAhead) {
@@ -77,12 +85,14 @@ __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const Rout
       for (int token = 0; token < kTokens; ++token)
 #pragma unroll
         for (int j = 0; j < kAhead; ++j)
-          x[token][j] = vector_of(hidden + token * call.hidden_stride, pass + thread + (i + j) * kGemmThreads,
-                                  first_token + token < call.tokens ? vectors : 0);
+          x[token][j] =
+              vector_of(hidden + token * call.hidden_stride, pass + thread + (i + j) * kGemmThreads,
+                        first_token + token < call.tokens ? vectors : 0);
 #pragma unroll
       for (int j = 0; j < kAhead; ++j)
 #pragma unroll
-        for (int token = 0; token < kTokens; ++token) add_products(accumulators[token], x[token][j], w[i + j]);
+        for (int token = 0; token < kTokens; ++token)
+          add_products(accumulators[token], x[token][j], w[i + j]);
     }
   }
 #pragma unroll
@@ -93,7 +103,8 @@ __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const Rout
   __syncthreads();
   static_assert(kWarps == 4);
   if (thread >= kTokens || first_token + thread >= call.tokens) return;
-  const float logit = (of_warps[0][thread] + of_warps[2][thread]) + (of_warps[1][thread] + of_warps[3][thread]);
+  const float logit =
+      (of_warps[0][thread] + of_warps[2][thread]) + (of_warps[1][thread] + of_warps[3][thread]);
   const int64_t at = (first_token + thread) * call.num_experts + expert;
   if (call.logits_dtype == DType::kF32)
     static_cast<float*>(call.logits)[at] = logit;

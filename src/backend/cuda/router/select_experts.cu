@@ -1,4 +1,5 @@
-// A router's selection: logits (T, E) -> topk_ids (T, k) and topk_weights (T, k), in one kernel; a warp takes a token.
+// A router's selection: logits (T, E) -> topk_ids (T, k) and topk_weights (T, k), in one kernel; a
+// warp takes a token.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -16,9 +17,11 @@ namespace {
 constexpr int kWarps = 4;
 
 template <int kPerLane>
-__global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const SelectExperts call, bool vectors) {
+__global__ void __launch_bounds__(32 * kWarps)
+    select_experts_kernel(const SelectExperts call, bool vectors) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what follows may rely on what was there before this kernel
+  ptx::launch_dependents();  // not before: what follows may rely on what was there before this
+                             // kernel
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token < call.tokens) select_token<kPerLane>(call, token, vectors);
 }
@@ -26,8 +29,8 @@ __global__ void __launch_bounds__(32 * kWarps) select_experts_kernel(const Selec
 template <int kPerLane>
 Status launch_select_experts(const SelectExperts& call, void* stream) {
   const auto ctas = static_cast<unsigned>((call.tokens + kWarps - 1) / kWarps);
-  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kWarps, 0, stream, call,
-                                                 reads_vectors(call, kPerLane));
+  return launch<select_experts_kernel<kPerLane>>("select_experts", ctas, 32 * kWarps, 0, stream,
+                                                 call, reads_vectors(call, kPerLane));
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
-// How a warp selects a token's experts, for the kernel of its own (select_experts.cu) and for those that route.
+// How a warp selects a token's experts, for the kernel of its own (select_experts.cu) and for those
+// that route.
 //
-// A lane has E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers that order as the scores do
-// (core/router_score.h). Each of k rounds takes the largest key of the warp, and of equal ones that of the lowest lane,
-// which is the lowest expert; then lane i weighs the i-th expert. Scores of all experts are formed only where a bias,
-// pairs of a group or the softmax of all experts ask for them, and then lane i reads the logit of its expert again.
+// A lane has E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers that
+// order as the scores do (core/router_score.h). Each of k rounds takes the largest key of the warp,
+// and of equal ones that of the lowest lane, which is the lowest expert; then lane i weighs the
+// i-th expert. Scores of all experts are formed only where a bias, pairs of a group or the softmax
+// of all experts ask for them, and then lane i reads the logit of its expert again.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +23,9 @@ using router::kNanKey;
 using router::kRemovedKey;
 using router::value_of;
 
-NVFP4_MOE_HOST_DEVICE constexpr int element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+NVFP4_MOE_HOST_DEVICE constexpr int element_bytes(DType dtype) {
+  return dtype == DType::kF32 ? 4 : 2;
+}
 
 // From L2, as ids are (small_batch.cuh).
 template <DType kType>
@@ -33,7 +37,8 @@ __device__ float load_logit_from_l2(const void* row, int i) {
 
 // kCount logits from `first` on. vectors: the row is aligned to what they take, up to 16 bytes.
 template <DType kType, int kCount>
-__device__ void load_logits(const void* row, int first, int experts, bool vectors, float (&x)[kCount]) {
+__device__ void load_logits(const void* row, int first, int experts, bool vectors,
+                            float (&x)[kCount]) {
   constexpr int kBytes = kCount * element_bytes(kType);
   if constexpr (kBytes > 4) {
     if (vectors && first + kCount <= experts) {
@@ -63,16 +68,19 @@ __device__ void load_logits(const void* row, int first, int experts, bool vector
     }
   }
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x[i] = first + i < experts ? load_logit_from_l2<kType>(row, first + i) : 0.0f;
+  for (int i = 0; i < kCount; ++i)
+    x[i] = first + i < experts ? load_logit_from_l2<kType>(row, first + i) : 0.0f;
 }
 
 __device__ inline float load_logit(const void* row, DType dtype, int64_t i) {
   if (dtype == DType::kF32) return load_element<DType::kF32>(row, i);
-  return dtype == DType::kF16 ? load_element<DType::kF16>(row, i) : load_element<DType::kBf16>(row, i);
+  return dtype == DType::kF16 ? load_element<DType::kF16>(row, i)
+                              : load_element<DType::kBf16>(row, i);
 }
 
 __device__ inline int64_t load_index(const void* indices, DType dtype, int64_t i) {
-  return dtype == DType::kI64 ? static_cast<const int64_t*>(indices)[i] : static_cast<const int32_t*>(indices)[i];
+  return dtype == DType::kI64 ? static_cast<const int64_t*>(indices)[i]
+                              : static_cast<const int32_t*>(indices)[i];
 }
 
 // The lowest lane of those with the largest key.
@@ -134,7 +142,8 @@ struct LaneKeys {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)
       if (is_expert(i))
-        sum += static_cast<double>(router::score_of(Scoring::kSoftmax, value_of(keys[i]), selected.largest));
+        sum += static_cast<double>(
+            router::score_of(Scoring::kSoftmax, value_of(keys[i]), selected.largest));
     for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(kAllLanes, sum, apart);
     selected.denominator = sum;
   }
@@ -146,7 +155,8 @@ struct LaneKeys {
     for (int i = 0; i < kPerLane; ++i) {
       if (!is_expert(i)) continue;
       float score = router::score_of(scoring, value_of(keys[i]), selected.largest);
-      if (scoring == Scoring::kSoftmax) score = static_cast<float>(static_cast<double>(score) * inverse);
+      if (scoring == Scoring::kSoftmax)
+        score = static_cast<float>(static_cast<double>(score) * inverse);
       if (bias != nullptr) score = score + bias[first + i];
       keys[i] = key_of(score);
     }
@@ -165,7 +175,8 @@ struct LaneKeys {
     const int winner = best_lane(largest, of_warp);
     if (how == GroupScore::kMax) return of_warp;
     const bool owns = static_cast<int>(threadIdx.x % 32) == winner;
-    return key_of(value_of(of_warp) + value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
+    return key_of(value_of(of_warp) +
+                  value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
   }
   // Removes the experts of all groups but the best.
   __device__ void keep_groups(const RouterConfig& config) {
@@ -220,7 +231,8 @@ __device__ Selected select(const SelectExperts& call, const void* row, bool vect
   Selected selected;
   selected.nonfinite = lane.any_nan();
   const bool by_score = call.config.selects_by_score();
-  if (config.scoring == Scoring::kSoftmax && (by_score || !config.renormalize)) lane.softmax_denominator(selected);
+  if (config.scoring == Scoring::kSoftmax && (by_score || !config.renormalize))
+    lane.softmax_denominator(selected);
   if (by_score) {
     lane.to_scores(config.scoring, call.correction_bias, selected);
     selected.nonfinite = selected.nonfinite || lane.any_nan();
@@ -236,12 +248,14 @@ __device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
   const bool known = token >= 0 && token < call.vocab_size, wanted = lane < call.config.top_k;
   Selected selected;
   if (known && wanted) {
-    const int64_t expert = load_index(call.hash_table, call.hash_table_dtype, token * call.config.top_k + lane);
+    const int64_t expert =
+        load_index(call.hash_table, call.hash_table_dtype, token * call.config.top_k + lane);
     if (expert >= 0 && expert < call.config.num_experts) selected.expert = static_cast<int>(expert);
   }
   const unsigned bad = __ballot_sync(kAllLanes, known ? wanted && selected.expert < 0 : lane == 0);
   if (lane == 0 && bad != 0 && call.bad_ids != nullptr)
-    atomicAdd(reinterpret_cast<unsigned long long*>(call.bad_ids), static_cast<unsigned long long>(__popc(bad)));
+    atomicAdd(reinterpret_cast<unsigned long long*>(call.bad_ids),
+              static_cast<unsigned long long>(__popc(bad)));
   return selected;
 }
 
@@ -251,7 +265,8 @@ __device__ float weigh(const SelectExperts& call, const void* row, const Selecte
   const RouterConfig& config = call.config;
   const bool chosen = selected.expert >= 0;
   float x = 0.0f;
-  if (chosen) x = kByLogits ? value_of(selected.key) : load_logit(row, call.logits_dtype, selected.expert);
+  if (chosen)
+    x = kByLogits ? value_of(selected.key) : load_logit(row, call.logits_dtype, selected.expert);
   const float of_chosen = value_of(__reduce_max_sync(kAllLanes, chosen ? key_of(x) : kRemovedKey));
   const float largest = config.renormalize ? of_chosen : selected.largest;
   const float score = chosen ? router::score_of(config.scoring, x, largest) : 0.0f;
@@ -264,22 +279,26 @@ __device__ float weigh(const SelectExperts& call, const void* row, const Selecte
   }
   const bool divide = config.renormalize || config.scoring == Scoring::kSoftmax;
   if (!chosen) return 0.0f;
-  return router::weight_of(score, divide, divisor, config.routed_scaling_factor, selected.nonfinite);
+  return router::weight_of(score, divide, divisor, config.routed_scaling_factor,
+                           selected.nonfinite);
 }
 
 // The row of a token's logits.
 __device__ inline const uint8_t* logits_row(const SelectExperts& call, int64_t token) {
-  return static_cast<const uint8_t*>(call.logits) + token * call.logits_stride * element_bytes(call.logits_dtype);
+  return static_cast<const uint8_t*>(call.logits) +
+         token * call.logits_stride * element_bytes(call.logits_dtype);
 }
 // Whether lanes of kPerLane experts may read the rows of logits by vectors.
 inline bool reads_vectors(const SelectExperts& call, int per_lane) {
   const int64_t element = element_bytes(call.logits_dtype);
   const int64_t vector_bytes = per_lane * element < 16 ? per_lane * element : 16;
-  return vector_bytes > 4 && reinterpret_cast<uintptr_t>(call.logits) % static_cast<uintptr_t>(vector_bytes) == 0 &&
+  return vector_bytes > 4 &&
+         reinterpret_cast<uintptr_t>(call.logits) % static_cast<uintptr_t>(vector_bytes) == 0 &&
          call.logits_stride * element % vector_bytes == 0;
 }
 
-// A token's experts and weights into the call's arrays, by one warp. kPerLane 0: experts come from the table.
+// A token's experts and weights into the call's arrays, by one warp. kPerLane 0: experts come from
+// the table.
 template <int kPerLane>
 __device__ void select_token(const SelectExperts& call, int64_t token, bool vectors) {
   const int lane = threadIdx.x % 32;
@@ -294,7 +313,8 @@ __device__ void select_token(const SelectExperts& call, int64_t token, bool vect
 #else  // for both ways ptxas 13.0 takes room on the stack: logits are read again there
   const bool by_logits = false;
 #endif
-  const float weight = by_logits ? weigh<true>(call, row, selected) : weigh<false>(call, row, selected);
+  const float weight =
+      by_logits ? weigh<true>(call, row, selected) : weigh<false>(call, row, selected);
   if (lane >= call.config.top_k) return;
   const int64_t i = token * call.config.top_k + lane;
   if (call.ids_dtype == DType::kI64)

@@ -1,12 +1,14 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
-// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a row; acc + row under
-// before_down. Then the shared expert's row, then one rounding to out's type. A token without any row gives zeros. The
-// order is fixed, so the bits are those of every other backend.
+// acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a
+// row; acc + row under before_down. Then the shared expert's row, then one rounding to out's type.
+// A token without any row gives zeros. The order is fixed, so the bits are those of every other
+// backend.
 //
-// Counted on the way: router weights of rows that are not finite, and elements of out. If the plan says so, additional
-// CTAs of the same kernel count what no step before has counted. Where rows come from other ranks, a token's CTAs wait for
-// those of its own, and write NaN if the run has failed.
+// Counted on the way: router weights of rows that are not finite, and elements of out. If the plan
+// says so, additional CTAs of the same kernel count what no step before has counted. Where rows
+// come from other ranks, a token's CTAs wait for those of its own, and write NaN if the run has
+// failed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +26,8 @@ namespace {
 
 constexpr int kTokenThreads = kCombineThreads;
 constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
-// Up to here each reads a word of the host's memory, which takes about as long as its rows; of more, a kernel does it for all.
+// Up to here each reads a word of the host's memory, which takes about as long as its rows; of
+// more, a kernel does it for all.
 constexpr int64_t kCtasThatAskTheHost = 512;
 // A device calls no constexpr function of the host, but has its result.
 template <DType kOut>
@@ -54,7 +57,9 @@ struct CountArgs {
 };
 
 __device__ void add(uint64_t& counter, uint64_t value) {
-  if (value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(&counter), static_cast<unsigned long long>(value));
+  if (value != 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(&counter),
+              static_cast<unsigned long long>(value));
 }
 
 // Not from L1, which may hold older values: this kernel has not waited yet.
@@ -64,17 +69,20 @@ __device__ RowCounts from_l2(const RowCounts* counts) {
   return {first.x, first.y, second.x, second.y};
 }
 
-// A warp takes a row, or the flags of 32 rows; with a small number of tokens a CTA takes a row, so that a long one is
-// read at once. One warp of all adds up quantize's counts. What route and quantize left is there before this kernel
-// waits: see combine_tokens.
+// A warp takes a row, or the flags of 32 rows; with a small number of tokens a CTA takes a row, so
+// that a long one is read at once. One warp of all adds up quantize's counts. What route and
+// quantize left is there before this kernel waits: see combine_tokens.
 template <bool kSmall>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_t ctas) {
   constexpr int kReaders = kSmall ? kTokenThreads : 32;  // of a row
-  const int lane = static_cast<int>(threadIdx.x % 32), reader = static_cast<int>(threadIdx.x) % kReaders;
-  const int64_t warp = cta * (kTokenThreads / 32) + threadIdx.x / 32, warps = ctas * (kTokenThreads / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32),
+            reader = static_cast<int>(threadIdx.x) % kReaders;
+  const int64_t warp = cta * (kTokenThreads / 32) + threadIdx.x / 32,
+                warps = ctas * (kTokenThreads / 32);
   int64_t row_counts[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
+  for (int i = 0; i < 2; ++i)
+    row_counts[i] = args.parts[i].bf16 != nullptr ? __ldcg(args.parts[i].row_count) : 0;
   if (warp == 0 && args.token_counts != nullptr) {
     RowCounts sum{};
     for (int64_t t = lane; t < tokens; t += 32) {
@@ -95,7 +103,8 @@ __device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_
     const int64_t rows = row_counts[i];
     if (!kSmall && part.flags != nullptr) {
       for (int64_t first = warp * 32; first < rows; first += warps * 32)
-        nonfinite += __popc(__ballot_sync(0xFFFFFFFFu, first + lane < rows && part.flags[first + lane] != 0));
+        nonfinite += __popc(
+            __ballot_sync(0xFFFFFFFFu, first + lane < rows && part.flags[first + lane] != 0));
       continue;
     }
     for (int64_t row = kSmall ? cta : warp; row < rows; row += kSmall ? ctas : warps) {
@@ -133,9 +142,11 @@ __device__ void store_channels(void* out, int64_t at, const float (&values)[kCha
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) store_element<kOut>(bytes, i, values[i]);
   using Vector = typename VectorOf<kBytes>::Type;
-  auto* const to = reinterpret_cast<Vector*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
+  auto* const to =
+      reinterpret_cast<Vector*>(static_cast<uint8_t*>(out) + at * (kBytes / kChannels));
 #pragma unroll
-  for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i) to[i] = reinterpret_cast<const Vector*>(bytes)[i];
+  for (int i = 0; i < kBytes / static_cast<int>(sizeof(Vector)); ++i)
+    to[i] = reinterpret_cast<const Vector*>(bytes)[i];
 }
 
 template <DType kOut, int kChannels>
@@ -146,8 +157,8 @@ __device__ void count_outputs(uint64_t& counter, const float (&values)[kChannels
   add(counter, nonfinite);
 }
 
-// A thread's channels of a row, kept as they are read, so that all reads may be in flight before the first sum needs
-// one.
+// A thread's channels of a row, kept as they are read, so that all reads may be in flight before
+// the first sum needs one.
 template <DType kRow, int kChannels>
 struct Channels {
   static constexpr int kBytes = kChannels * (kRow == DType::kF32 ? 4 : 2);
@@ -180,13 +191,14 @@ struct Assignments {
   __device__ uint32_t nonfinite_weights() const {
     uint32_t count = 0;
 #pragma unroll
-    for (int i = 0; i < kAssignmentsAtOnce; ++i) count += rows[i] >= 0 && magnitude_bits(weights[i]) >= kInfBits;
+    for (int i = 0; i < kAssignmentsAtOnce; ++i)
+      count += rows[i] >= 0 && magnitude_bits(weights[i]) >= kInfBits;
     return count;
   }
 };
 
-// A CTA takes a token and kTokenThreads * kChannels channels at a time, of which it does every gridDim.y-th. kAwaited: rows come from
-// other ranks.
+// A CTA takes a token and kTokenThreads * kChannels channels at a time, of which it does every
+// gridDim.y-th. kAwaited: rows come from other ranks.
 template <DType kRow, DType kOut, int kChannels, bool kAwaited>
 __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
@@ -194,16 +206,20 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
   ptx::launch_dependents();
   if (blockIdx.x >= args.tokens) {
     const int64_t cta = (blockIdx.x - args.tokens) * gridDim.y + blockIdx.y;
-    count<kChannels == kSmallCombineChannels>(counts, args.tokens, cta, (gridDim.x - args.tokens) * gridDim.y);
+    count<kChannels == kSmallCombineChannels>(counts, args.tokens, cta,
+                                              (gridDim.x - args.tokens) * gridDim.y);
     return;
   }
   const int64_t token = blockIdx.x;
   // Route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
-  if (!kAwaited || awaited.flags == nullptr || args.shared_rows != nullptr) ptx::grid_dependency_wait();
+  if (!kAwaited || awaited.flags == nullptr || args.shared_rows != nullptr)
+    ptx::grid_dependency_wait();
   bool failed = false;
   if constexpr (kAwaited) failed = rows_failed(awaited, args.row_of_assignment, token, args.top_k);
-  const auto count_weights = [&](uint32_t nonfinite) { add(counts.status->nonfinite_weights, nonfinite); };
+  const auto count_weights = [&](uint32_t nonfinite) {
+    add(counts.status->nonfinite_weights, nonfinite);
+  };
   const auto combine_channels = [&](int32_t channel) {
     float acc[kChannels] = {};
     for (int64_t first = 0; first < args.top_k; first += kAssignmentsAtOnce) {
@@ -212,13 +228,15 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
       Channels<kRow, kChannels> read[kAssignmentsAtOnce];
 #pragma unroll
       for (int i = 0; i < kAssignmentsAtOnce; ++i)
-        if (assignments.rows[i] >= 0) read[i].read(args.rows, assignments.rows[i] * args.hidden + channel);
+        if (assignments.rows[i] >= 0)
+          read[i].read(args.rows, assignments.rows[i] * args.hidden + channel);
 #pragma unroll
       for (int i = 0; i < kAssignmentsAtOnce; ++i) {
         if (assignments.rows[i] < 0) continue;
 #pragma unroll
         for (int c = 0; c < kChannels; ++c)
-          acc[c] = args.weigh ? fmaf(assignments.weights[i], read[i].value(c), acc[c]) : acc[c] + read[i].value(c);
+          acc[c] = args.weigh ? fmaf(assignments.weights[i], read[i].value(c), acc[c])
+                              : acc[c] + read[i].value(c);
       }
     }
     if (args.shared_rows != nullptr) {
@@ -228,7 +246,8 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
       if (channel == 0) count_weights(magnitude_bits(weight) >= kInfBits);
 #pragma unroll
       for (int c = 0; c < kChannels; ++c)
-        acc[c] = args.shared_weights != nullptr ? fmaf(weight, read.value(c), acc[c]) : acc[c] + read.value(c);
+        acc[c] = args.shared_weights != nullptr ? fmaf(weight, read.value(c), acc[c])
+                                                : acc[c] + read.value(c);
     }
     if (kAwaited && failed) {
 #pragma unroll
@@ -252,15 +271,17 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
   if (kAwaited) ptx::grid_dependency_wait();
 }
 
-// Until each rank's last CTA has said that it takes part, behind all of those that send rows. What is late is found again, at once, by the
-// token's CTA.
-__global__ void __launch_bounds__(32) await_rows_kernel(const __grid_constant__ AwaitedRows awaited) {
+// Until each rank's last CTA has said that it takes part, behind all of those that send rows. What
+// is late is found again, at once, by the token's CTA.
+__global__ void __launch_bounds__(32)
+    await_rows_kernel(const __grid_constant__ AwaitedRows awaited) {
   const auto rank = static_cast<int>(threadIdx.x);
   const PeerControl* const own = awaited.wait.control;
   if (rank < awaited.world) {
     const uint64_t dispatch = word_from_l2(own->dispatch);
     wait_for_rank(
-        awaited.wait, [&] { return rank; }, [&] { return ptx::load_acquire_system(&own->taken[rank]) >= dispatch; });
+        awaited.wait, [&] { return rank; },
+        [&] { return ptx::load_acquire_system(&own->taken[rank]) >= dispatch; });
   }
   __syncwarp();
   ptx::launch_dependents();  // whose CTAs are not to wait in its place
@@ -268,10 +289,12 @@ __global__ void __launch_bounds__(32) await_rows_kernel(const __grid_constant__ 
 }
 
 // The host's word to the run's own, for a combine of many CTAs.
-__global__ void __launch_bounds__(32) take_link_failure_kernel(const __grid_constant__ AwaitedRows awaited) {
+__global__ void __launch_bounds__(32)
+    take_link_failure_kernel(const __grid_constant__ AwaitedRows awaited) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (threadIdx.x == 0 && ptx::load_volatile(awaited.link_failed) != 0) atomicOr(awaited.failed, kLinkFailed);
+  if (threadIdx.x == 0 && ptx::load_volatile(awaited.link_failed) != 0)
+    atomicOr(awaited.failed, kLinkFailed);
 }
 
 CountArgs count_args(const StepContext& step) {
@@ -284,7 +307,8 @@ CountArgs count_args(const StepContext& step) {
   for (const PartBuffers* part : {&step.buffers.routed, &step.buffers.shared}) {
     if (part->experts == 0) continue;
     const bool reported = part == &step.buffers.routed && plan.reads_flags;
-    counts.parts[index++] = {part->intermediate.bf16, reported ? part->intermediate.nonfinite : nullptr,
+    counts.parts[index++] = {part->intermediate.bf16,
+                             reported ? part->intermediate.nonfinite : nullptr,
                              part->row_offsets + part->experts, part->intermediate_size};
   }
   return counts;
@@ -311,19 +335,22 @@ Status combine(const StepContext& step) {
   const CountArgs counts = count_args(step);
   const bool awaits = step.awaited != nullptr, small = plan.channels == kSmallCombineChannels;
   AwaitedRows awaited = awaits ? *step.awaited : AwaitedRows{};
-  dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas), static_cast<unsigned>(plan.ctas_per_token));
+  dim3 grid(static_cast<unsigned>(batch.tokens + plan.counting_ctas),
+            static_cast<unsigned>(plan.ctas_per_token));
   if (awaits && small)
-    grid.y = static_cast<unsigned>(ceil_div(args.hidden, int64_t{kTokenThreads} * kLargeCombineChannels));
+    grid.y = static_cast<unsigned>(
+        ceil_div(args.hidden, int64_t{kTokenThreads} * kLargeCombineChannels));
   if (awaited.flags != nullptr && int64_t{grid.x} * grid.y > kWaitingCtas)
     NVFP4_MOE_TRY(launch<await_rows_kernel>("await_rows", 1u, 32, 0, step.stream, awaited));
   if (awaited.link_failed != nullptr && int64_t{grid.x} * grid.y > kCtasThatAskTheHost) {
-    NVFP4_MOE_TRY(launch<take_link_failure_kernel>("take_link_failure", 1u, 32, 0, step.stream, awaited));
+    NVFP4_MOE_TRY(
+        launch<take_link_failure_kernel>("take_link_failure", 1u, 32, 0, step.stream, awaited));
     awaited.link_failed = nullptr;
   }
   return with_dtype(batch.out_dtype, [&](auto out) {
     const auto launch_as = [&]<DType kRow, int kChannels, bool kAwaited>() {
-      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>("combine", grid, kTokenThreads, 0,
-                                                                          step.stream, args, counts, awaited);
+      return launch<combine_tokens<kRow, out.value, kChannels, kAwaited>>(
+          "combine", grid, kTokenThreads, 0, step.stream, args, counts, awaited);
     };
     const auto of_rows = [&]<DType kRow>() {
       if (awaits) return launch_as.template operator()<kRow, kLargeCombineChannels, true>();

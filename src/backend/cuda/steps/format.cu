@@ -1,5 +1,7 @@
-// The format functions on arrays of a device: the operations of core/quantize.cpp, core/dequantize.cpp and
-// core/activation.cpp in their order, in fp32 and double without contraction, so that every byte is the host's.
+// The format functions on arrays of a device: the operations of core/quantize.cpp,
+// core/dequantize.cpp and core/activation.cpp in their order, in fp32 and double without
+// contraction, so that every byte is the host's.
+// Long because every format function has a kernel here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -15,7 +17,9 @@ namespace {
 constexpr int kFormatThreads = 256;
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kFormatThreads)); }
+unsigned ctas_of(int64_t threads) {
+  return static_cast<unsigned>(ceil_div(threads, kFormatThreads));
+}
 
 __device__ uint32_t amax_of(const float (&x)[kBlock]) {
   uint32_t amax = 0;
@@ -25,12 +29,14 @@ __device__ uint32_t amax_of(const float (&x)[kBlock]) {
 }
 
 // codes: 16 of 4 bits each, the first in the lowest bits.
-__device__ void store_block(uint8_t* codes, uint8_t* block_scales, int64_t block, uint64_t packed, uint32_t byte) {
+__device__ void store_block(uint8_t* codes, uint8_t* block_scales, int64_t block, uint64_t packed,
+                            uint32_t byte) {
   block_scales[block] = static_cast<uint8_t>(byte);
   reinterpret_cast<uint64_t*>(codes)[block] = packed;
 }
 
-// The largest magnitude of a row as bits, by a whole CTA of kRowThreads. at(i, x): 16 elements from element i on.
+// The largest magnitude of a row as bits, by a whole CTA of kRowThreads. at(i, x): 16 elements from
+// element i on.
 template <class At>
 __device__ uint32_t block_magnitude(int64_t count, const At& at) {
   __shared__ uint32_t warps[kRowWarps];
@@ -48,25 +54,27 @@ __device__ uint32_t block_magnitude(int64_t count, const At& at) {
 }
 
 template <class Rule>
-__device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule, uint8_t* codes, uint8_t* block_scales,
-                                     int64_t block) {
+__device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule, uint8_t* codes,
+                                     uint8_t* block_scales, int64_t block) {
   const uint32_t byte = e4m3_from_float(rule.scale_of(__uint_as_float(amax_of(x))));
   const float v = e4m3_to_float(byte), factor = rule.factor(v);
   const E2m1Boundaries boundaries(rule.boundary_scale(v));
   uint64_t packed = 0;
 #pragma unroll
-  for (int i = 0; i < kBlock; ++i) packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
+  for (int i = 0; i < kBlock; ++i)
+    packed |= uint64_t{byte == 0 ? 0 : boundaries.code(x[i] * factor)} << 4 * i;
   store_block(codes, block_scales, block, packed, byte);
 }
 
-// One row of activations: its codes and block scales, which are all 0 if the row is nonfinite. Returns whether it
-// is.
+// One row of activations: its codes and block scales, which are all 0 if the row is nonfinite.
+// Returns whether it is.
 template <class At>
-__device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy policy, float scale, float* used,
-                                uint8_t* codes, uint8_t* block_scales) {
+__device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy policy, float scale,
+                                float* used, uint8_t* codes, uint8_t* block_scales) {
   const uint32_t amax = block_magnitude(count, at);
   const bool finite = amax < kInfBits;
-  if (policy == RowScalePolicy::kDynamic) scale = power_of_two(dynamic_exponent(amax, kNvfp4RangeBits));
+  if (policy == RowScalePolicy::kDynamic)
+    scale = power_of_two(dynamic_exponent(amax, kNvfp4RangeBits));
   *used = scale;
   for (int64_t block = threadIdx.x; block < count / kBlock; block += kRowThreads) {
     if (!finite) {
@@ -84,17 +92,22 @@ __device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy poli
 }
 
 template <DType kType>
-__global__ void __launch_bounds__(kRowThreads) format_quantize_rows(DeviceQuantize call, RowScalePolicy policy) {
+__global__ void __launch_bounds__(kRowThreads)
+    format_quantize_rows(DeviceQuantize call, RowScalePolicy policy) {
   const int64_t row = blockIdx.x;
-  const auto at = [&](int64_t i, float(&x)[kBlock]) { load_elements<kType>(call.x, row * call.cols + i, x); };
+  const auto at = [&](int64_t i, float(&x)[kBlock]) {
+    load_elements<kType>(call.x, row * call.cols + i, x);
+  };
   float used;
   const bool finite = quantize_row_of(call.cols, at, policy, call.tensor_scale, &used,
-                                      call.codes + row * (call.cols / 2), call.block_scales + row * (call.cols / 16));
+                                      call.codes + row * (call.cols / 2),
+                                      call.block_scales + row * (call.cols / 16));
   if (threadIdx.x != 0) return;
   if (policy == RowScalePolicy::kDynamic)
     call.scales[row] = finite ? used : __uint_as_float(kNanBits);
   else if (!finite)
-    *call.scales = __uint_as_float(kNanBits);  // it holds a number before; every CTA that writes here writes this
+    *call.scales = __uint_as_float(
+        kNanBits);  // it holds a number before; every CTA that writes here writes this
 }
 
 __global__ void format_set_scale(float* scale, float value) { *scale = value; }
@@ -102,7 +115,8 @@ __global__ void format_set_scale(float* scale, float value) { *scale = value; }
 // ---- weights: quotients in double
 
 template <DType kType>
-__global__ void __launch_bounds__(kFormatThreads) format_amax(const void* x, int64_t blocks, uint32_t* amax) {
+__global__ void __launch_bounds__(kFormatThreads)
+    format_amax(const void* x, int64_t blocks, uint32_t* amax) {
   uint32_t magnitude = 0;
   for (int64_t block = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x; block < blocks;
        block += int64_t{gridDim.x} * kFormatThreads) {
@@ -130,7 +144,8 @@ __device__ uint32_t e4m3_from_double(double x) {  // x >= 0; one rounding, satur
   if (x < 0x1p-6) return static_cast<uint32_t>(rint(x * 512.0));
   const auto bits = static_cast<uint64_t>(__double_as_longlong(x));
   constexpr int kDropped = 52 - 3;
-  const uint64_t rounded = (bits + ((uint64_t{1} << (kDropped - 1)) - 1) + ((bits >> kDropped) & 1)) >> kDropped;
+  const uint64_t rounded =
+      (bits + ((uint64_t{1} << (kDropped - 1)) - 1) + ((bits >> kDropped) & 1)) >> kDropped;
   return static_cast<uint32_t>(rounded) - ((1023u - 7u) << 3);
 }
 
@@ -140,13 +155,15 @@ struct WeightBlock {
 
   __device__ uint64_t codes(uint32_t byte) const {
     if (byte == 0) return 0;
-    const double full_scale = double{e4m3_to_float(byte)} * tensor_scale;  // exact, and so are the boundaries below
+    const double full_scale =
+        double{e4m3_to_float(byte)} * tensor_scale;  // exact, and so are the boundaries below
     uint64_t packed = 0;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
       const double a = fabs(double{x[i]});
-      const uint32_t magnitude = (a > 0.25 * full_scale) + (a >= 0.75 * full_scale) + (a > 1.25 * full_scale) +
-                                 (a >= 1.75 * full_scale) + (a > 2.5 * full_scale) + (a >= 3.5 * full_scale) +
+      const uint32_t magnitude = (a > 0.25 * full_scale) + (a >= 0.75 * full_scale) +
+                                 (a > 1.25 * full_scale) + (a >= 1.75 * full_scale) +
+                                 (a > 2.5 * full_scale) + (a >= 3.5 * full_scale) +
                                  (a > 5.0 * full_scale);
       packed |= uint64_t{magnitude | (__float_as_uint(x[i]) >> 28 & 8u)} << 4 * i;
     }
@@ -159,12 +176,14 @@ struct WeightBlock {
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
       const double error =
-          double{x[i]} - double{e2m1_to_float(static_cast<uint32_t>(packed >> 4 * i) & 15)} * full_scale;
+          double{x[i]} -
+          double{e2m1_to_float(static_cast<uint32_t>(packed >> 4 * i) & 15)} * full_scale;
       sum += error * error;
     }
     return sum;
   }
-  // The best of the E4M3 neighbours of amax/6 and amax/4; the nearest one of amax/6 if none is strictly better.
+  // The best of the E4M3 neighbours of amax/6 and amax/4; the nearest one of amax/6 if none is
+  // strictly better.
   __device__ uint32_t search(float amax) const {
     const double six_s = 6.0 * tensor_scale;
     const uint32_t first = e4m3_from_double(double{amax} / six_s);
@@ -209,7 +228,8 @@ __global__ void __launch_bounds__(kFormatThreads) format_quantize_weights(Device
 // x as a float from which one more rounding, to bf16 or fp16, is the one rounding of x.
 __device__ float round_to_odd(double x) {
   const float toward_zero = __double2float_rz(x);
-  return double{toward_zero} == x ? toward_zero : __uint_as_float(__float_as_uint(toward_zero) | 1u);
+  return double{toward_zero} == x ? toward_zero
+                                  : __uint_as_float(__float_as_uint(toward_zero) | 1u);
 }
 
 template <DType kType>
@@ -228,12 +248,15 @@ __global__ void __launch_bounds__(kFormatThreads) format_dequantize(DeviceDequan
   for (int i = 0; i < kBlock / 2; ++i) codes[i] = call.codes[block * (kBlock / 2) + i];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    const double value = double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * full_scale;  // exact in double
+    const double value =
+        double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * full_scale;  // exact in double
     const int64_t at = block * kBlock + i;
     if constexpr (kType == DType::kF32)
-      static_cast<float*>(call.out)[at] = valid ? static_cast<float>(value) : __uint_as_float(kNanBits);
+      static_cast<float*>(call.out)[at] =
+          valid ? static_cast<float>(value) : __uint_as_float(kNanBits);
     else if constexpr (kType == DType::kF16)
-      static_cast<uint16_t*>(call.out)[at] = valid ? __half_as_ushort(__float2half_rn(round_to_odd(value))) : 0x7E00;
+      static_cast<uint16_t*>(call.out)[at] =
+          valid ? __half_as_ushort(__float2half_rn(round_to_odd(value))) : 0x7E00;
     else
       static_cast<uint16_t*>(call.out)[at] = valid ? bf16_from_float(round_to_odd(value)) : 0x7FC0;
   }
@@ -248,7 +271,8 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
     float first[kBlock], second[kBlock];
     const int64_t begin = row * 2 * inner;
     load_elements<kType>(call.input.data, begin + (call.input.interleaved ? 2 * i : i), first);
-    load_elements<kType>(call.input.data, begin + (call.input.interleaved ? 2 * i + kBlock : inner + i), second);
+    load_elements<kType>(call.input.data,
+                         begin + (call.input.interleaved ? 2 * i + kBlock : inner + i), second);
 #pragma unroll
     for (int j = 0; j < kBlock; ++j) {
       float gate = first[j], up = second[j];
@@ -257,12 +281,15 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
         up = j < kBlock / 2 ? first[(2 * j + 1) % kBlock] : second[(2 * j + 1) % kBlock];
       }
       const float value = call.activation(gate, up);
-      h[j] = bf16_to_float(bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[row]));
+      h[j] = bf16_to_float(
+          bf16_from_float(call.row_weights == nullptr ? value : value * call.row_weights[row]));
     }
   };
   float used;
-  const RowScalePolicy policy = call.power_of_two == 0.0f ? RowScalePolicy::kDynamic : RowScalePolicy::kPowerOfTwo;
-  const bool finite = quantize_row_of(inner, h_at, policy, call.power_of_two, &used, call.out.codes + row * (inner / 2),
+  const RowScalePolicy policy =
+      call.power_of_two == 0.0f ? RowScalePolicy::kDynamic : RowScalePolicy::kPowerOfTwo;
+  const bool finite = quantize_row_of(inner, h_at, policy, call.power_of_two, &used,
+                                      call.out.codes + row * (inner / 2),
                                       call.out.block_scales + row * (inner / kBlock));
   if (threadIdx.x == 0) call.out.row_scales[row] = finite ? used : __uint_as_float(kNanBits);
 }
@@ -271,19 +298,23 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
 
 // A thread takes four bytes of a padded row.
 __global__ void __launch_bounds__(kFormatThreads)
-    format_swizzle(const uint8_t* linear, int64_t matrices, int64_t rows, int64_t cols, uint8_t* swizzled) {
+    format_swizzle(const uint8_t* linear, int64_t matrices, int64_t rows, int64_t cols,
+                   uint8_t* swizzled) {
   const int64_t padded_rows = (rows + 127) / 128 * 128, quads = (cols + 3) / 4;
   const int64_t index = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   if (index >= matrices * padded_rows * quads) return;
-  const int64_t quad = index % quads, row = index / quads % padded_rows, matrix = index / (quads * padded_rows);
-  uint8_t* const to = swizzled + matrix * (padded_rows * quads * 4) + swizzled_scale_offset(row, 4 * quad, cols);
+  const int64_t quad = index % quads, row = index / quads % padded_rows,
+                matrix = index / (quads * padded_rows);
+  uint8_t* const to =
+      swizzled + matrix * (padded_rows * quads * 4) + swizzled_scale_offset(row, 4 * quad, cols);
   for (int i = 0; i < 4; ++i) {
     const int64_t col = 4 * quad + i;
     to[i] = row < rows && col < cols ? linear[(matrix * rows + row) * cols + col] : 0;
   }
 }
 __global__ void __launch_bounds__(kFormatThreads)
-    format_unswizzle(const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t cols, uint8_t* linear) {
+    format_unswizzle(const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t cols,
+                     uint8_t* linear) {
   const int64_t index = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
   if (index >= matrices * rows * cols) return;
   const int64_t bytes = (rows + 127) / 128 * 128 * ((cols + 3) / 4 * 4);
@@ -304,8 +335,8 @@ void with_dtype(DType dtype, const Body& body) {
 Status check_ctas(const char* what, int64_t ctas) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // CTAs of a grid along x
   if (ctas <= kMost) return {};
-  return invalid_argument(std::string(what) + ": expected at most " + std::to_string(kMost) + " CTAs, got " +
-                          std::to_string(ctas));
+  return invalid_argument(std::string(what) + ": expected at most " + std::to_string(kMost) +
+                          " CTAs, got " + std::to_string(ctas));
 }
 
 Status check_codes(const uint8_t* codes) {
@@ -320,26 +351,32 @@ Status quantize(int device, const DeviceQuantize& call, void* queue) {
   auto* const stream = static_cast<cudaStream_t>(queue);
   const int64_t blocks = call.rows * (call.cols / kBlock);
   NVFP4_MOE_TRY(check_ctas("quantize", std::max(call.rows, ceil_div(blocks, kFormatThreads))));
-  const bool weights = call.how == DeviceQuantizer::kWeights || call.how == DeviceQuantizer::kWeightsMse;
+  const bool weights =
+      call.how == DeviceQuantizer::kWeights || call.how == DeviceQuantizer::kWeightsMse;
   if (weights) {
     NVFP4_MOE_TRY(check(cudaMemsetAsync(call.scales, 0, sizeof(float), stream), "quantize"));
     with_dtype(call.dtype, [&](auto dtype) {
       constexpr unsigned kMostCtas = 4096;
       if (blocks > 0)
-        format_amax<dtype.value><<<std::min(ctas_of(blocks), kMostCtas), kFormatThreads, 0, stream>>>(
-            call.x, blocks, reinterpret_cast<uint32_t*>(call.scales));
+        format_amax<dtype.value>
+            <<<std::min(ctas_of(blocks), kMostCtas), kFormatThreads, 0, stream>>>(
+                call.x, blocks, reinterpret_cast<uint32_t*>(call.scales));
       format_tensor_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
-      if (blocks > 0) format_quantize_weights<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, stream>>>(call);
+      if (blocks > 0)
+        format_quantize_weights<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, stream>>>(call);
     });
     return check_launch("quantize");
   }
-  const RowScalePolicy policy = call.how == DeviceQuantizer::kDynamicToken ? RowScalePolicy::kDynamic
-                                : call.how == DeviceQuantizer::kCompat     ? RowScalePolicy::kCompat
-                                                                           : RowScalePolicy::kPowerOfTwo;
-  if (policy != RowScalePolicy::kDynamic) format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
+  const RowScalePolicy policy =
+      call.how == DeviceQuantizer::kDynamicToken ? RowScalePolicy::kDynamic
+      : call.how == DeviceQuantizer::kCompat     ? RowScalePolicy::kCompat
+                                                 : RowScalePolicy::kPowerOfTwo;
+  if (policy != RowScalePolicy::kDynamic)
+    format_set_scale<<<1, 1, 0, stream>>>(call.scales, call.tensor_scale);
   if (call.rows > 0)
     with_dtype(call.dtype, [&](auto dtype) {
-      format_quantize_rows<dtype.value><<<static_cast<unsigned>(call.rows), kRowThreads, 0, stream>>>(call, policy);
+      format_quantize_rows<dtype.value>
+          <<<static_cast<unsigned>(call.rows), kRowThreads, 0, stream>>>(call, policy);
     });
   return check_launch("quantize");
 }
@@ -351,7 +388,8 @@ Status dequantize(int device, const DeviceDequantize& call, void* stream) {
   if (blocks == 0) return {};
   NVFP4_MOE_TRY(check_ctas("dequantize", ceil_div(blocks, kFormatThreads)));
   with_dtype(call.out_dtype, [&](auto dtype) {
-    format_dequantize<dtype.value><<<ctas_of(blocks), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+    format_dequantize<dtype.value>
+        <<<ctas_of(blocks), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("dequantize");
 }
@@ -363,38 +401,39 @@ Status swiglu_quantize(int device, const DeviceSwigluQuantize& call, void* strea
   if (call.input.rows == 0) return {};
   NVFP4_MOE_TRY(check_ctas("swiglu_quantize", call.input.rows));
   with_dtype(call.input.dtype, [&](auto dtype) {
-    format_swiglu_quantize<dtype.value>
-        <<<static_cast<unsigned>(call.input.rows), kRowThreads, 0, static_cast<cudaStream_t>(stream)>>>(call);
+    format_swiglu_quantize<dtype.value><<<static_cast<unsigned>(call.input.rows), kRowThreads, 0,
+                                          static_cast<cudaStream_t>(stream)>>>(call);
   });
   return check_launch("swiglu_quantize");
 }
 
-Status swizzle(int device, const uint8_t* linear, int64_t matrices, int64_t rows, int64_t scale_cols, uint8_t* swizzled,
-               void* stream) {
+Status swizzle(int device, const uint8_t* linear, int64_t matrices, int64_t rows,
+               int64_t scale_cols, uint8_t* swizzled, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * round_up(rows, 128) * ceil_div(scale_cols, 4);
   if (threads == 0) return {};
   NVFP4_MOE_TRY(check_ctas("swizzle", ceil_div(threads, kFormatThreads)));
-  format_swizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(linear, matrices, rows,
-                                                                                             scale_cols, swizzled);
+  format_swizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      linear, matrices, rows, scale_cols, swizzled);
   return check_launch("swizzle");
 }
 
-Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows, int64_t scale_cols,
-                 uint8_t* linear, void* stream) {
+Status unswizzle(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows,
+                 int64_t scale_cols, uint8_t* linear, void* stream) {
   const DeviceGuard guard(device);
   NVFP4_MOE_TRY(guard.status());
   const int64_t threads = matrices * rows * scale_cols;
   if (threads == 0) return {};
   NVFP4_MOE_TRY(check_ctas("unswizzle", ceil_div(threads, kFormatThreads)));
-  format_unswizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(swizzled, matrices, rows,
-                                                                                               scale_cols, linear);
+  format_unswizzle<<<ctas_of(threads), kFormatThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      swizzled, matrices, rows, scale_cols, linear);
   return check_launch("unswizzle");
 }
 
 }  // namespace
 
-constinit const DeviceFormats kFormats = {quantize, dequantize, swiglu_quantize, swizzle, unswizzle};
+constinit const DeviceFormats kFormats = {quantize, dequantize, swiglu_quantize, swizzle,
+                                          unswizzle};
 
 }  // namespace nvfp4_moe::internal::cuda

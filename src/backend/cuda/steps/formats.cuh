@@ -1,4 +1,5 @@
-// The number formats of the contract on the device: one rounding each, to nearest even, as in core/float_formats.h.
+// The number formats of the contract on the device: one rounding each, to nearest even, as in
+// core/float_formats.h.
 //
 // Compiled with -fmad=false: the roundings are those that the text names.
 #pragma once
@@ -17,14 +18,19 @@ namespace nvfp4_moe::internal::cuda {
 inline constexpr uint32_t kInfBits = 0x7F800000u;
 
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
-__device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
-__device__ inline uint16_t bf16_from_float(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
+__device__ inline float bf16_to_float(uint16_t bits) {
+  return __uint_as_float(uint32_t{bits} << 16);
+}
+__device__ inline uint16_t bf16_from_float(float x) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
 
 // The byte of x >= 0, saturated at 448.
 __device__ inline uint32_t e4m3_from_float(float x) {
   const uint32_t bits = __float_as_uint(x);
   if (bits >= 0x43E00000u) return 0x7E;  // 448 and above
-  // Below 2^-6 an addition rounds to multiples of 2^-9; 8 of them are byte 0x08, the least normal one.
+  // Below 2^-6 an addition rounds to multiples of 2^-9; 8 of them are byte 0x08, the least normal
+  // one.
   if (bits < 0x3C800000u) return __float_as_uint(x * 0x1p9f + 0x1p23f) - 0x4B000000u;
   return ((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
 }
@@ -33,25 +39,27 @@ __device__ inline float e4m3_to_float(uint32_t byte) {
   return __uint_as_float((byte + ((127u - 7u) << 3)) << 20);
 }
 
-// Where one e2m1 value ends and the next begins, times `scale`: numbers of 4 significant bits, so that all are exact.
-// Ties go to the even code.
+// Where one e2m1 value ends and the next begins, times `scale`: numbers of 4 significant bits, so
+// that all are exact. Ties go to the even code.
 struct E2m1Boundaries {
   float at[7];
   __device__ explicit E2m1Boundaries(float scale)
-      : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale, 2.5f * scale, 3.5f * scale, 5.0f * scale} {}
+      : at{0.25f * scale, 0.75f * scale, 1.25f * scale, 1.75f * scale,
+           2.5f * scale,  3.5f * scale,  5.0f * scale} {}
   // Saturates at 6; keeps the sign of zero.
   __device__ uint32_t code(float x) const {
     const float a = fabsf(x);
-    const uint32_t magnitude =
-        (a > at[0]) + (a >= at[1]) + (a > at[2]) + (a >= at[3]) + (a > at[4]) + (a >= at[5]) + (a > at[6]);
+    const uint32_t magnitude = (a > at[0]) + (a >= at[1]) + (a > at[2]) + (a >= at[3]) +
+                               (a > at[4]) + (a >= at[5]) + (a > at[6]);
     return magnitude | (__float_as_uint(x) >> 28 & 8u);
   }
 };
 __device__ inline float e2m1_to_float(uint32_t code) {
   // s e e m: exponents 1..3 are 2^0..2^2; exponent 0 is m / 2.
   const uint32_t magnitude = code & 7;
-  const float value = magnitude < 2 ? static_cast<float>(magnitude) * 0.5f
-                                    : __uint_as_float((126u + (magnitude >> 1)) << 23 | (magnitude & 1) << 22);
+  const float value =
+      magnitude < 2 ? static_cast<float>(magnitude) * 0.5f
+                    : __uint_as_float((126u + (magnitude >> 1)) << 23 | (magnitude & 1) << 22);
   return (code & 8) != 0 ? -value : value;
 }
 
@@ -62,7 +70,8 @@ __device__ inline float load_element(const void* data, int64_t i) {
   if constexpr (kType == DType::kF16) return __half2float(static_cast<const __half*>(data)[i]);
   return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
 }
-// Elements [first, first + kCount) of an array that is aligned to 16 bytes; kCount 4, 8 or 16, first a multiple of it.
+// Elements [first, first + kCount) of an array that is aligned to 16 bytes; kCount 4, 8 or 16,
+// first a multiple of it.
 template <DType kType, int kCount>
 __device__ inline void load_aligned(const void* data, int64_t first, float (&x)[kCount]) {
   constexpr int kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVector = kBytes < 16 ? 8 : 16;
@@ -72,7 +81,8 @@ __device__ inline void load_aligned(const void* data, int64_t first, float (&x)[
   for (int i = 0; i < kBytes / kVector; ++i)
     if constexpr (kVector == 16) {
       const uint4 vector = reinterpret_cast<const uint4*>(from)[i];
-      words[i * 4] = vector.x, words[i * 4 + 1] = vector.y, words[i * 4 + 2] = vector.z, words[i * 4 + 3] = vector.w;
+      words[i * 4] = vector.x, words[i * 4 + 1] = vector.y, words[i * 4 + 2] = vector.z,
+                words[i * 4 + 3] = vector.w;
     } else {
       const uint2 vector = reinterpret_cast<const uint2*>(from)[i];
       words[i * 2] = vector.x, words[i * 2 + 1] = vector.y;

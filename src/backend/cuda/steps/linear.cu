@@ -1,13 +1,14 @@
-// A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all have rows; to gemm2,
-// the quantized rows are the intermediate of a layer with nothing but a shared expert, of which there is nothing but
-// `down`:
+// A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all
+// have rows; to gemm2, the quantized rows are the intermediate of a layer with nothing but a shared
+// expert, of which there is nothing but `down`:
 //
 //   packed: tensor scales and shifts of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand (operand.h) is there already, and a row's scale, NaN
-// if the row is nonfinite, comes with it. gemm2 writes y itself if it can: bf16 or fp32, aligned, and as many
-// features as a layer may have hidden channels, which are multiples of 16. Else it writes fp32 into the workspace, some
-// tokens at a time, and a last kernel rounds them.
+// The layer is one of bf16 activations either way: the operand (operand.h) is there already, and a
+// row's scale, NaN if the row is nonfinite, comes with it. gemm2 writes y itself if it can: bf16 or
+// fp32, aligned, and as many features as a layer may have hidden channels, which are multiples
+// of 16. Else it writes fp32 into the workspace, some tokens at a time, and a last kernel rounds
+// them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -27,7 +28,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kLinearThreads = 256;
-constexpr int64_t kTilesOffset = 256;    // where PackedLayout of no routed expert has the shared one
+constexpr int64_t kTilesOffset = 256;  // where PackedLayout of no routed expert has the shared one
 constexpr int64_t kStagedTokens = 1024;  // of y in fp32
 constexpr ExpertRange kNoExperts{0, 0};
 
@@ -56,12 +57,14 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
   return MoeConfig::make(options);
 }
 
-// What a checkpoint says of x, so that the layer finds the linear's own number again. Under fp8 and static that one is a
-// power of two s already, the least with 2688 input_scale <= 448 s: s / 8 gives it, 2688 / 8 being 336.
+// What a checkpoint says of x, so that the layer finds the linear's own number again. Under fp8 and
+// static that one is a power of two s already, the least with 2688 input_scale <= 448 s: s / 8
+// gives it, 2688 / 8 being 336.
 float checkpoint_scale(const LinearWeights& weights) {
   const bool power_of_two = weights.activation_scale == ActivationScale::kStatic;
-  return weights.activation_format == ActivationFormat::kFp8 && power_of_two ? weights.input_scale / 8
-                                                                             : weights.input_scale;
+  return weights.activation_format == ActivationFormat::kFp8 && power_of_two
+             ? weights.input_scale / 8
+             : weights.input_scale;
 }
 
 // The workspace. T tokens, K cols.
@@ -74,13 +77,15 @@ struct LinearArrays {
   float* staged = nullptr;       // (min(T, kStagedTokens), channels)
   Arena scratch;                 // of quantize's and gemm2's steps, which come one after the other
 
-  LinearArrays(const LinearWeights& weights, const RunPlan& run, size_t scratch_bytes, Arena& arena) {
+  LinearArrays(const LinearWeights& weights, const RunPlan& run, size_t scratch_bytes,
+               Arena& arena) {
     const int64_t tokens = run.tokens;
     row_offsets = arena.take<int64_t>("linear.", "row_offsets", 2);
     status = arena.take<RunStatus>("linear.", "status", 1);
     rows.nonfinite = arena.take<uint8_t>("linear.", "nonfinite", tokens);
     row_scale = arena.take<float>("linear.", "row_scale", tokens);
-    operand = arena.take<std::byte>("linear.", "operand", tokens * operand_row_bytes(run.operand, weights.cols));
+    operand = arena.take<std::byte>("linear.", "operand",
+                                    tokens * operand_row_bytes(run.operand, weights.cols));
     if (weights.activation_format == ActivationFormat::kBf16) {
       rows.bf16 = reinterpret_cast<uint16_t*>(operand);
     } else {
@@ -88,17 +93,22 @@ struct LinearArrays {
     }
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       rows.codes = arena.take<uint8_t>("linear.", "codes", tokens * weights.cols / 2);
-      rows.block_scales = arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
+      rows.block_scales =
+          arena.take<uint8_t>("linear.", "block_scales", tokens * weights.cols / 16);
     }
-    staged = arena.take<float>("linear.", "staged", std::min(tokens, kStagedTokens) * channels_of(weights.rows));
-    scratch = Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
+    staged = arena.take<float>("linear.", "staged",
+                               std::min(tokens, kStagedTokens) * channels_of(weights.rows));
+    scratch =
+        Arena(arena.take<std::byte>("linear.", "scratch", static_cast<int64_t>(scratch_bytes)));
   }
 };
 
 // Before a product of that many rows.
-__global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared, int32_t cleared_count) {
+__global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared,
+                             int32_t cleared_count) {
   if (threadIdx.x == 0) row_offsets[0] = 0, row_offsets[1] = rows;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kLinearThreads) cleared[i] = 0;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < cleared_count; i += kLinearThreads)
+    cleared[i] = 0;
 }
 
 // The scales of bf16 rows: 1, NaN if the row is nonfinite.
@@ -111,7 +121,8 @@ __global__ void __launch_bounds__(kLinearThreads)
 // (tokens, channels) fp32 to (tokens, features), each rounded once.
 template <DType kType>
 __global__ void __launch_bounds__(kLinearThreads)
-    linear_store(const float* staged, int64_t tokens, int64_t channels, int64_t features, void* out) {
+    linear_store(const float* staged, int64_t tokens, int64_t channels, int64_t features,
+                 void* out) {
   const int64_t index = int64_t{blockIdx.x} * kLinearThreads + threadIdx.x;
   if (index >= tokens * features) return;
   store_element<kType>(out, index, staged[index / features * channels + index % features]);
@@ -123,12 +134,16 @@ Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t cha
   auto* const out = static_cast<std::byte*>(batch.out) + first * rows * (bits(batch.out_dtype) / 8);
   switch (batch.out_dtype) {
     case DType::kF32:
-      linear_store<DType::kF32><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF32>
+          <<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
     case DType::kF16:
-      linear_store<DType::kF16><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
+      linear_store<DType::kF16>
+          <<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
       break;
-    default: linear_store<DType::kBf16><<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
+    default:
+      linear_store<DType::kBf16>
+          <<<ctas, kLinearThreads, 0, stream>>>(staged, count, channels, rows, out);
   }
   return check_launch("linear_store");
 }
@@ -140,7 +155,8 @@ struct Linear {
   // linear_pack has made both configs once.
   Linear(const LinearWeights& weights, RowFormat row_format)
       : row(*x_config(weights)), product(*product_config(weights, row_format)) {}
-  RunPlan plan(const Architecture& architecture, const LinearWeights& weights, const RunFacts& facts) const {
+  RunPlan plan(const Architecture& architecture, const LinearWeights& weights,
+               const RunFacts& facts) const {
     return make_linear_plan(architecture.gemms, row, product, weights.facts, facts);
   }
   size_t scratch_bytes(const Architecture& architecture, const RunPlan& run) const {
@@ -158,18 +174,25 @@ size_t linear_bytes(int64_t rows, int64_t cols) {
 
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source) {
   if (weights.activation_format == ActivationFormat::kInt8Block)
-    return unsupported("activation_format int8_block: int8 tensor cores have no scale per 16 elements");
+    return unsupported(
+        "activation_format int8_block: int8 tensor cores have no scale per 16 elements");
   NVFP4_MOE_TRY(x_config(weights).status().in("linear"));
   NVFP4_MOE_TRY(product_config(weights, RowFormat::kFp32).status().in("linear"));
   weights.tensor_scale = source.tensor_scale;
-  if (weights.activation_format == ActivationFormat::kFp8) weights.fp8 = measure_fp8_weights(source);
-  NVFP4_MOE_ASSIGN(const DeviceScales numbers, device_scales({1.0f, 1.0f, source.tensor_scale}, {{}, {}, weights.fp8}));
-  static_assert(offsetof(DeviceScales, shifts) == sizeof(TensorScales), "as fp8_shifts_offset of no routed expert");
-  NVFP4_MOE_TRY(to_device(weights.device, weights.bytes.data(), &numbers, sizeof(numbers), nullptr));
-  return pack_matrix(format, weights.device, source, weights.fp8.shift, weights.bytes.data() + kTilesOffset);
+  if (weights.activation_format == ActivationFormat::kFp8)
+    weights.fp8 = measure_fp8_weights(source);
+  NVFP4_MOE_ASSIGN(const DeviceScales numbers,
+                   device_scales({1.0f, 1.0f, source.tensor_scale}, {{}, {}, weights.fp8}));
+  static_assert(offsetof(DeviceScales, shifts) == sizeof(TensorScales),
+                "as fp8_shifts_offset of no routed expert");
+  NVFP4_MOE_TRY(
+      to_device(weights.device, weights.bytes.data(), &numbers, sizeof(numbers), nullptr));
+  return pack_matrix(format, weights.device, source, weights.fp8.shift,
+                     weights.bytes.data() + kTilesOffset);
 }
 
-size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights, int64_t max_tokens) {
+size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeights& weights,
+                              int64_t max_tokens) {
   const Linear linear(weights, RowFormat::kFp32);
   const RunPlan run = linear.plan(architecture, weights, {.tokens = max_tokens});
   Arena arena;
@@ -177,16 +200,17 @@ size_t linear_workspace_bytes(const Architecture& architecture, const LinearWeig
   return arena.size_bytes();
 }
 
-Status linear_run(const Architecture& architecture, const LinearWeights& weights, const LinearBatch& batch,
-                  std::byte* workspace, const RunContext& context) {
+Status linear_run(const Architecture& architecture, const LinearWeights& weights,
+                  const LinearBatch& batch, std::byte* workspace, const RunContext& context) {
   const int64_t tokens = batch.tokens;
   if (tokens == 0) return {};
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const int64_t channels = channels_of(weights.rows);
-  const bool direct =
-      channels == weights.rows && batch.out_dtype != DType::kF16 && reinterpret_cast<uintptr_t>(batch.out) % 16 == 0;
-  const Linear linear(weights, direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32);
+  const bool direct = channels == weights.rows && batch.out_dtype != DType::kF16 &&
+                      reinterpret_cast<uintptr_t>(batch.out) % 16 == 0;
+  const Linear linear(
+      weights, direct && batch.out_dtype == DType::kBf16 ? RowFormat::kBf16 : RowFormat::kFp32);
   Batch hidden;
   hidden.tokens = tokens;
   hidden.hidden = batch.x;
@@ -204,16 +228,21 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     buffers.status = arrays.status;
     buffers.routed.hidden = arrays.rows;
     buffers.shared.experts = 1;  // so that every token has a row
-    NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(), Arena(arrays.operand), context.stream, &run}));
+    NVFP4_MOE_TRY(quantize({nothing, hidden, buffers, serial_executor(), Arena(arrays.operand),
+                            context.stream, &run}));
   }
   if (weights.activation_format == ActivationFormat::kBf16) {
-    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kLinearThreads)), kLinearThreads, 0, stream>>>(
-        arrays.rows.nonfinite, tokens, arrays.row_scale);
+    linear_flags<<<static_cast<unsigned>(ceil_div(tokens, kLinearThreads)), kLinearThreads, 0,
+                   stream>>>(arrays.rows.nonfinite, tokens, arrays.row_scale);
     NVFP4_MOE_TRY(check_launch("linear_flags"));
   }
 
-  const PackedWeights packed{
-      linear.product, kNoExperts, {}, {}, Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}), weights.device};
+  const PackedWeights packed{linear.product,
+                             kNoExperts,
+                             {},
+                             {},
+                             Buffer(weights.bytes.data(), weights.bytes.size_bytes(), {}),
+                             weights.device};
   const int64_t most = direct ? tokens : kStagedTokens;
   for (int64_t first = 0; first < tokens; first += most) {
     Batch rows;
@@ -225,16 +254,21 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
     part.intermediate_size = weights.cols;
     part.down_only = true;
     part.row_offsets = arrays.row_offsets;
-    std::byte* const operand = arrays.operand + first * operand_row_bytes(run.operand, weights.cols);
+    std::byte* const operand =
+        arrays.operand + first * operand_row_bytes(run.operand, weights.cols);
     part.intermediate.codes = reinterpret_cast<uint8_t*>(operand);
     part.intermediate.row_scale = arrays.row_scale + first;
     part.rows_out = direct ? batch.out : arrays.staged;
-    const StepContext step{packed, rows, buffers, serial_executor(), arrays.scratch, context.stream, &product};
-    linear_begin<<<1, kLinearThreads, 0, stream>>>(arrays.row_offsets, rows.tokens, architecture.counters(step),
+    const StepContext step{packed,         rows,           buffers, serial_executor(),
+                           arrays.scratch, context.stream, &product};
+    linear_begin<<<1, kLinearThreads, 0, stream>>>(arrays.row_offsets, rows.tokens,
+                                                   architecture.counters(step),
                                                    product.route.cleared_counters);
     NVFP4_MOE_TRY(check_launch("linear_begin"));
     NVFP4_MOE_TRY(architecture.gemm2(step, part));
-    if (!direct) NVFP4_MOE_TRY(store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream));
+    if (!direct)
+      NVFP4_MOE_TRY(
+          store(batch, first, rows.tokens, channels, weights.rows, arrays.staged, stream));
   }
   return {};
 }

@@ -1,5 +1,6 @@
-// route and quantize as one kernel: CTA 0 routes, and there is one more CTA for each token. A token's CTA finds out by
-// itself whether the token has a row, and leaves its counts beside the status, which CTA 0 clears meanwhile.
+// route and quantize as one kernel: CTA 0 routes, and there is one more CTA for each token. A
+// token's CTA finds out by itself whether the token has a row, and leaves its counts beside the
+// status, which CTA 0 clears meanwhile.
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
@@ -14,13 +15,15 @@ namespace {
 // The work on a token's activations.
 enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
-// Vec: the format that rows are quantized to. CTAs of (threads that a row takes) x (as many of these as route wants); a row is done by the first of them.
+// Vec: the format that rows are quantized to. CTAs of (threads that a row takes) x (as many of
+// these as route wants); a row is done by the first of them.
 template <DType kType, RowWork kWork, class Vec>
 __global__ void __launch_bounds__(kRouteLargeThreads, 1)
     route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: sm90's gemm1 reads what the batch points at as soon as it starts
+  ptx::launch_dependents();  // not before: sm90's gemm1 reads what the batch points at as soon as
+                             // it starts
   if (blockIdx.x == 0) {
     route_by_one_cta(route, route_shared);
     return;
@@ -30,7 +33,8 @@ __global__ void __launch_bounds__(kRouteLargeThreads, 1)
   bool has_row = route.shared_row_offsets != nullptr;
   uint32_t bad = 0;
 #pragma unroll 1
-  for (int64_t assignment = token * route.top_k; assignment < (token + 1) * route.top_k && !has_row; ++assignment)
+  for (int64_t assignment = token * route.top_k; assignment < (token + 1) * route.top_k && !has_row;
+       ++assignment)
     has_row = local_expert(route, assignment, route.assignments, bad) >= 0;
   RowCounts& own = token_counts[token];
   rows.counters = {&own.nonfinite, &own.blocks, &own.saturated, &own.zeroed};
@@ -47,14 +51,16 @@ __global__ void __launch_bounds__(kRouteLargeThreads, 1)
 }
 
 template <DType kType>
-Status launch_prepare(const StepContext& step, const RouteArgs& route, const RowArgs& rows, RowCounts* token_counts) {
+Status launch_prepare(const StepContext& step, const RouteArgs& route, const RowArgs& rows,
+                      RowCounts* token_counts) {
   const RoutePlan& plan = step.plan->route;
   const auto ctas = static_cast<unsigned>(1 + step.batch.tokens);
   const auto threads = static_cast<unsigned>(step.plan->hidden.threads);
   const dim3 shape(threads, std::max(1u, static_cast<unsigned>(plan.threads) / threads));
   const auto launch_as = [&]<RowWork kWork, class Vec>() {
-    return launch<route_and_quantize_kernel<kType, kWork, Vec>>("route_and_quantize", ctas, shape, plan.shared_bytes,
-                                                                step.stream, route, rows, token_counts);
+    return launch<route_and_quantize_kernel<kType, kWork, Vec>>("route_and_quantize", ctas, shape,
+                                                                plan.shared_bytes, step.stream,
+                                                                route, rows, token_counts);
   };
   const auto quantize_to = [&]<class Vec>() {
     if constexpr (kType == DType::kBf16)
@@ -62,8 +68,10 @@ Status launch_prepare(const StepContext& step, const RouteArgs& route, const Row
         return launch_as.template operator()<RowWork::kQuantizeVec8, Vec>();
     return launch_as.template operator()<RowWork::kQuantize, Vec>();
   };
-  if (step.plan->hidden.kernel == QuantizeKernel::kRound) return launch_as.template operator()<RowWork::kRound, Vec8>();
-  return is_fp8(step) ? quantize_to.template operator()<E4m3Vec8>() : quantize_to.template operator()<Vec8>();
+  if (step.plan->hidden.kernel == QuantizeKernel::kRound)
+    return launch_as.template operator()<RowWork::kRound, Vec8>();
+  return is_fp8(step) ? quantize_to.template operator()<E4m3Vec8>()
+                      : quantize_to.template operator()<Vec8>();
 }
 
 }  // namespace

@@ -27,22 +27,26 @@ __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) 
 }
 // The same by a warp for each token.
 template <class Vec>
-__global__ void __launch_bounds__(kWarpRowThreads, 4) quantize_vec8_warp(RowArgs args, int64_t tokens) {
+__global__ void __launch_bounds__(kWarpRowThreads, 4)
+    quantize_vec8_warp(RowArgs args, int64_t tokens) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   const int64_t token = (int64_t{blockIdx.x} * kWarpRowThreads + threadIdx.x) / 32;
   if (token >= tokens) return;
   const ThreadGroup group = ThreadGroup::warp();
   if (wanted(args, token))
-    quantize_vec8_row_by_warp<Vec>(args, token, load_vec8(args, token, group.rank), OperandRow<Vec>(args, token));
+    quantize_vec8_row_by_warp<Vec>(args, token, load_vec8(args, token, group.rank),
+                                   OperandRow<Vec>(args, token));
   else
     expect_row(args, token, false, group);
 }
-// For rows, of which there may be far fewer than the bound: a CTA takes every gridDim.x-th one and reads one ahead.
+// For rows, of which there may be far fewer than the bound: a CTA takes every gridDim.x-th one and
+// reads one ahead.
 template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
   ptx::launch_dependents();
-  const int64_t rows = __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
+  const int64_t rows =
+      __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
   ptx::grid_dependency_wait();
   int64_t row = blockIdx.x;
   if (row >= rows) return;
@@ -58,7 +62,8 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
     first = ahead;
   }
 }
-// The same by a warp for each row: the next row's first vec8 is on its way while the warp works on this one.
+// The same by a warp for each row: the next row's first vec8 is on its way while the warp works on
+// this one.
 template <class Vec>
 __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowArgs args) {
   ptx::launch_dependents();
@@ -83,8 +88,8 @@ __global__ void __launch_bounds__(kRowThreads) round_rows(RowArgs args) {
   round_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
-// The intermediate under bf16 is multiplied as it is, so that `nonfinite` stays 0: a NaN reaches the accumulators by
-// itself.
+// The intermediate under bf16 is multiplied as it is, so that `nonfinite` stays 0: a NaN reaches
+// the accumulators by itself.
 __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
@@ -100,11 +105,13 @@ Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const Ro
   const auto ctas = static_cast<unsigned>(plan.ctas);
   switch (plan.kernel) {
     case QuantizeKernel::kVec8Warp:
-      return launch<quantize_vec8_warp<Vec>>("quantize", ctas, plan.threads, 0, step.stream, args, step.batch.tokens);
+      return launch<quantize_vec8_warp<Vec>>("quantize", ctas, plan.threads, 0, step.stream, args,
+                                             step.batch.tokens);
     case QuantizeKernel::kVec8Cta:
       return launch<quantize_vec8_cta<Vec>>("quantize", ctas, plan.threads, 0, step.stream, args);
     case QuantizeKernel::kAnyType:
-      return launch<quantize_any_type<Vec, kType>>("quantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<quantize_any_type<Vec, kType>>("quantize", ctas, plan.threads, 0, step.stream,
+                                                   args);
     default: return launch<round_rows<kType>>("quantize", ctas, plan.threads, 0, step.stream, args);
   }
 }
@@ -118,7 +125,8 @@ Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const Ro
   }
 }
 Status launch_hidden(const StepContext& step, const QuantizePlan& plan, const RowArgs& args) {
-  return is_fp8(step) ? launch_hidden<E4m3Vec8>(step, plan, args) : launch_hidden<Vec8>(step, plan, args);
+  return is_fp8(step) ? launch_hidden<E4m3Vec8>(step, plan, args)
+                      : launch_hidden<Vec8>(step, plan, args);
 }
 
 template <class Vec>
@@ -126,13 +134,17 @@ Status launch_requantize(const StepContext& step, const QuantizePlan& plan, cons
   const auto ctas = static_cast<unsigned>(plan.ctas);
   switch (plan.kernel) {
     case QuantizeKernel::kCountNonfinite:
-      return launch<count_nonfinite_rows>("count_nonfinite_rows", ctas, plan.threads, 0, step.stream, args);
+      return launch<count_nonfinite_rows>("count_nonfinite_rows", ctas, plan.threads, 0,
+                                          step.stream, args);
     case QuantizeKernel::kVec8Warp:
-      return launch<requantize_vec8_warp<Vec>>("requantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<requantize_vec8_warp<Vec>>("requantize", ctas, plan.threads, 0, step.stream,
+                                               args);
     case QuantizeKernel::kVec8Cta:
-      return launch<requantize_vec8_cta<Vec>>("requantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<requantize_vec8_cta<Vec>>("requantize", ctas, plan.threads, 0, step.stream,
+                                              args);
     default:
-      return launch<quantize_any_type<Vec, DType::kBf16>>("requantize", ctas, plan.threads, 0, step.stream, args);
+      return launch<quantize_any_type<Vec, DType::kBf16>>("requantize", ctas, plan.threads, 0,
+                                                          step.stream, args);
   }
 }
 
@@ -155,7 +167,8 @@ Status requantize(const StepContext& step, const PartBuffers& part) {
   const QuantizePlan& plan = plan_of(step, part).requantize;
   if (plan.kernel == QuantizeKernel::kNone || plan.kernel == QuantizeKernel::kByGemm2) return {};
   const RowArgs args = intermediate_args(step, part);
-  return is_fp8(step) ? launch_requantize<E4m3Vec8>(step, plan, args) : launch_requantize<Vec8>(step, plan, args);
+  return is_fp8(step) ? launch_requantize<E4m3Vec8>(step, plan, args)
+                      : launch_requantize<Vec8>(step, plan, args);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

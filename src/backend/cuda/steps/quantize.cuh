@@ -1,17 +1,20 @@
 // quantize and requantize: rows of activations to what the GEMMs multiply.
 //
-//   nvfp4   codes (rows, K/2), block scales (rows, K/16), row scales (rows), and the operand (rows, K): e2m1 * e4m3 in
-//           bf16, exactly, for tensor cores without FP4; for those with it codes and scales once more (fp4_operand.h)
-//   fp8     E4M3 codes (rows, K), row scales (rows), and the operand: their values in bf16, or the codes in another order
-//           (fp8_operand.h)
-//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only nonfinite rows are counted
+//   nvfp4   codes (rows, K/2), block scales (rows, K/16), row scales (rows), and the operand (rows,
+//           K): e2m1 * e4m3 in bf16, exactly, for tensor cores without FP4; for those with it codes
+//           and scales once more (fp4_operand.h)
+//   fp8     E4M3 codes (rows, K), row scales (rows), and the operand: their values in bf16, or the
+//           codes in another order (fp8_operand.h)
+//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only nonfinite rows
+//           are counted
 //
-// Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16 row whose scale is a
-// power of two goes by vec8 (quantize_vec8.cuh, quantize_e4m3.cuh) and is read once if the CTA has enough threads. The formulas,
-// in this order of fp32 operations, are docs/numerics.md section 3 and docs/format.md. A nonfinite row gets flag 1,
-// codes, scales and operands of 0, and a NaN row scale. Only tokens that have a row in expert order are read: what
-// belongs to another one stays as it is, with flag 0. Counters are accumulators of integers, so that their order does
-// not show.
+// Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16
+// row whose scale is a power of two goes by vec8 (quantize_vec8.cuh, quantize_e4m3.cuh) and is read
+// once if the CTA has enough threads. The formulas, in this order of fp32 operations, are
+// docs/numerics.md section 3 and docs/format.md. A nonfinite row gets flag 1, codes, scales and
+// operands of 0, and a NaN row scale. Only tokens that have a row in expert order are read: what
+// belongs to another one stays as it is, with flag 0. Counters are accumulators of integers, so
+// that their order does not show.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,10 +29,11 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Both of NVFP4's rules give an element's scaled magnitude, and what the boundaries between e2m1's values are multiplied by to be
-// compared with it. The formula of a power of two is e2m1(x * inverse / v); a boundary times v is exact, so that
-// comparing with it decides as the rounded quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or
-// more, and their quotients by v are further from t than rounding reaches.
+// Both of NVFP4's rules give an element's scaled magnitude, and what the boundaries between e2m1's
+// values are multiplied by to be compared with it. The formula of a power of two is e2m1(x *
+// inverse / v); a boundary times v is exact, so that comparing with it decides as the rounded
+// quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or more, and their
+// quotients by v are further from t than rounding reaches.
 struct PowerOfTwoRule {
   float inverse;
   __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
@@ -53,8 +57,8 @@ struct BlockCounts {
 };
 
 template <class Rule>
-__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const RowArgs& args, int64_t row,
-                               int64_t block, BlockCounts& counts) {
+__device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const RowArgs& args,
+                               int64_t row, int64_t block, BlockCounts& counts) {
   uint32_t amax_bits = 0;
 #pragma unroll
   for (float value : x) amax_bits = max(amax_bits, magnitude_bits(value));
@@ -76,15 +80,17 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint32_t* const values = operand + half * 4;
-    const Vec8 vec8{codes[half], make_uint4(values[0], values[1], values[2], values[3]), byte, false, false};
+    const Vec8 vec8{codes[half], make_uint4(values[0], values[1], values[2], values[3]), byte,
+                    false, false};
     to.put(block * 2 + half, vec8);
     if (wants_codes(args)) put_codes(args, row, block * 2 + half, vec8);
   }
 }
 
 // The same to E4M3.
-__device__ inline void quantize_block(const float (&x)[kBlock], const E4m3Rule& rule, const RowArgs& args, int64_t row,
-                                      int64_t block, BlockCounts& counts) {
+__device__ inline void quantize_block(const float (&x)[kBlock], const E4m3Rule& rule,
+                                      const RowArgs& args, int64_t row, int64_t block,
+                                      BlockCounts& counts) {
   uint32_t amax = 0;
 #pragma unroll
   for (float value : x) amax = max(amax, magnitude_bits(value));
@@ -111,7 +117,8 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
     quantize_block(x, rule, args, row, block, counts);
   }
   const OperandRow<Vec> operand(args, row);
-  for (int64_t i = args.k / 8 + threadIdx.x; operand.pads(i); i += blockDim.x) operand.put(i, Vec{});
+  for (int64_t i = args.k / 8 + threadIdx.x; operand.pads(i); i += blockDim.x)
+    operand.put(i, Vec{});
   __syncwarp();
   add(args.counters.saturated, counts.saturated);
   add(args.counters.zeroed, counts.zeroed);
@@ -119,8 +126,8 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
 
 // kCodes: whether codes and block scales are wanted beside the operand.
 template <class Vec, bool kCodes, class OperandTo>
-__device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float inverse, const OperandTo& operand,
-                               ThreadGroup group) {
+__device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float inverse,
+                               const OperandTo& operand, ThreadGroup group) {
   const int64_t vec8s = args.k / 8;
   BlockCounts counts;
 #pragma unroll 1
@@ -147,12 +154,14 @@ __device__ inline void count_once(uint64_t* counter, uint64_t value, ThreadGroup
   if (group.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
 }
 
-// What a row's largest magnitude decides: its scale, or that the row is nonfinite, for which it returns false.
+// What a row's largest magnitude decides: its scale, or that the row is nonfinite, for which it
+// returns false.
 template <class Vec, class OperandTo>
 __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const OperandTo& operand,
                           ThreadGroup group) {
   if (amax < kInfBits) {
-    if (args.row_count == nullptr) count_once(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), group);
+    if (args.row_count == nullptr)
+      count_once(args.counters.blocks, static_cast<uint64_t>(args.k / kBlock), group);
     if (group.rank == 0) args.out.row_scale[row] = args.rule.scale_of(amax);
     return true;
   }
@@ -162,18 +171,23 @@ __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const
   }
   if (wants_codes(args))
     for (int64_t i = group.rank; i < args.k / 8; i += group.size) put_codes(args, row, i, Vec{});
-  for (int64_t i = group.rank; i < args.k / 8 || operand.pads(i); i += group.size) operand.put(i, Vec{});
+  for (int64_t i = group.rank; i < args.k / 8 || operand.pads(i); i += group.size)
+    operand.put(i, Vec{});
   count_once(args.counters.nonfinite, 1, group);
-  if (args.row_count != nullptr) count_once(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), group);
+  if (args.row_count != nullptr)
+    count_once(args.counters.blocks, 0 - static_cast<uint64_t>(args.k / kBlock), group);
   return false;
 }
 
 // Writes the parts of a row that do not depend on its values.
-__device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row, ThreadGroup group) {
+__device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row,
+                                  ThreadGroup group) {
   if (group.rank == 0 && (has_row || args.row_count == nullptr)) args.out.nonfinite[row] = 0;
-  // Blocks of all rows are counted at once, less those of nonfinite rows, since one atomic a row would be serialized.
+  // Blocks of all rows are counted at once, less those of nonfinite rows, since one atomic a row
+  // would be serialized.
   if (args.row_count != nullptr && row == 0)
-    count_once(args.counters.blocks, static_cast<uint64_t>(*args.row_count * (args.k / kBlock)), group);
+    count_once(args.counters.blocks, static_cast<uint64_t>(*args.row_count * (args.k / kBlock)),
+               group);
 }
 
 // The row of a CTA, to NVFP4 or E4M3.
@@ -191,8 +205,9 @@ __device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
     quantize_blocks<kType, Vec>(args, row, PowerOfTwoRule{args.rule.inverse_of(amax)});
 }
 template <class Vec, class OperandTo>
-__device__ void quantize_scaled_vec8_row(const RowArgs& args, int64_t row, uint32_t amax, const uint4& first,
-                                         const OperandTo& operand, ThreadGroup group) {
+__device__ void quantize_scaled_vec8_row(const RowArgs& args, int64_t row, uint32_t amax,
+                                         const uint4& first, const OperandTo& operand,
+                                         ThreadGroup group) {
   if (!begin_row<Vec>(args, row, amax, operand, group)) return;
   const float inverse = args.rule.inverse_of(amax);
   if (wants_codes(args))
@@ -202,7 +217,8 @@ __device__ void quantize_scaled_vec8_row(const RowArgs& args, int64_t row, uint3
 }
 // The same by vec8, for a row that is known to be wanted; first: the thread's first vec8.
 template <class Vec, class OperandTo>
-__device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first, const OperandTo& operand) {
+__device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first,
+                                  const OperandTo& operand) {
   const ThreadGroup group = ThreadGroup::cta();
   expect_row(args, row, true, group);
   const uint32_t amax = cta_magnitude(vec8_magnitude(args, row, first, group));
@@ -235,7 +251,8 @@ __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
 #pragma unroll
     for (int j = 0; j < kBlock / 2; ++j) {
       magnitude = max(magnitude, max(magnitude_bits(x[2 * j]), magnitude_bits(x[2 * j + 1])));
-      words[j] = uint32_t{bf16_from_float(x[2 * j])} | uint32_t{bf16_from_float(x[2 * j + 1])} << 16;
+      words[j] = uint32_t{bf16_from_float(x[2 * j])} | uint32_t{bf16_from_float(x[2 * j + 1])}
+                                                           << 16;
     }
     auto* const to = reinterpret_cast<uint4*>(args.out.bf16 + row * args.k + i);
     to[0] = make_uint4(words[0], words[1], words[2], words[3]);
@@ -247,7 +264,9 @@ __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
 }
 
 // Which of the two formats quantizes.
-inline bool is_fp8(const StepContext& step) { return step.weights.config->activation_format == ActivationFormat::kFp8; }
+inline bool is_fp8(const StepContext& step) {
+  return step.weights.config->activation_format == ActivationFormat::kFp8;
+}
 
 // The arguments of quantize: all tokens of hidden, counted in the run's status. part: whose hidden.
 inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
@@ -258,15 +277,18 @@ inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   RowArgs args{};
   args.x = weighed ? step.buffers.weighted_hidden : step.batch.hidden;
   args.k = config->hidden_size;
-  args.policy = config->activation_scale == ActivationScale::kDynamicToken ? RowScalePolicy::kDynamic
-                : config->activation_scale == ActivationScale::kCompat     ? RowScalePolicy::kCompat
-                                                                           : RowScalePolicy::kPowerOfTwo;
+  args.policy =
+      config->activation_scale == ActivationScale::kDynamicToken ? RowScalePolicy::kDynamic
+      : config->activation_scale == ActivationScale::kCompat     ? RowScalePolicy::kCompat
+                                                                 : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, config->activation_format,
                            resolve_activation_scales(config, step.weights.scales)->hidden);
   args.out = part.hidden;
-  args.operand = &part == &step.buffers.routed ? scratch.hidden_operand : scratch.shared_hidden_operand;
+  args.operand =
+      &part == &step.buffers.routed ? scratch.hidden_operand : scratch.shared_hidden_operand;
   args.operand_kind = step.plan->operand;
-  args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated, &status.hidden_zeroed};
+  args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated,
+                   &status.hidden_zeroed};
   // A token counts once: by the shared expert's hidden, and by `weigh` what that does not see.
   if (weighed && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;
   return args;
@@ -280,16 +302,17 @@ inline RowArgs intermediate_args(const StepContext& step, const PartBuffers& par
   RowArgs args{};
   args.x = part.intermediate.bf16;
   args.k = part.intermediate_size;
-  args.policy = config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
-                : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
-                                                                               : RowScalePolicy::kPowerOfTwo;
+  args.policy =
+      config->intermediate_scale == IntermediateScale::kDynamicToken ? RowScalePolicy::kDynamic
+      : config->intermediate_scale == IntermediateScale::kCompat     ? RowScalePolicy::kCompat
+                                                                     : RowScalePolicy::kPowerOfTwo;
   args.rule = RowScaleRule(args.policy, config->activation_format,
                            resolve_activation_scales(config, step.weights.scales)->intermediate);
   args.out = part.intermediate;
   args.operand = &part == &step.buffers.shared ? scratch.shared_operand : scratch.routed_operand;
   args.operand_kind = step.plan->operand;
-  args.counters = {&status.nonfinite_rows, &status.intermediate_blocks, &status.intermediate_saturated,
-                   &status.intermediate_zeroed};
+  args.counters = {&status.nonfinite_rows, &status.intermediate_blocks,
+                   &status.intermediate_saturated, &status.intermediate_zeroed};
   args.row_count = part.row_offsets + part.experts;
   return args;
 }

@@ -1,5 +1,5 @@
-// What the kernels that quantize rows of activations share: their arguments, the rule of a row's scale, who works on a
-// row together, and where its operand goes.
+// What the kernels that quantize rows of activations share: their arguments, the rule of a row's
+// scale, who works on a row together, and where its operand goes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,11 +23,12 @@ inline constexpr int kBlock = 16;
 enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kCompat };
 
 inline constexpr uint32_t kNvfp4RangeBits = 0x45280000u;  // 2688
-// Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: as fp32's bits.
+// Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: as
+// fp32's bits.
 __device__ inline int dynamic_exponent(uint32_t amax, uint32_t range) {
   if (amax == 0) return 0;
-  const int exponent =
-      static_cast<int>(amax >> 23) - static_cast<int>(range >> 23) + ((amax & 0x7FFFFFu) > (range & 0x7FFFFFu));
+  const int exponent = static_cast<int>(amax >> 23) - static_cast<int>(range >> 23) +
+                       ((amax & 0x7FFFFFu) > (range & 0x7FFFFFu));
   return max(exponent, -126);
 }
 
@@ -35,7 +36,8 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// The scale of a row and its inverse, given the row's largest magnitude as the bits of a finite float.
+// The scale of a row and its inverse, given the row's largest magnitude as the bits of a finite
+// float.
 struct RowScaleRule {
   bool dynamic;
   uint32_t range;        // what a row scale of 1 holds, as fp32's bits
@@ -71,15 +73,16 @@ struct RowArgs {
   std::byte* operand;     // (rows, K): rows of operand_row_bytes
   Operand operand_kind;
   Counters counters;
-  const int32_t*
-      row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert order; null: all have one
+  const int32_t* row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert
+                                     // order; null: all have one
   int64_t top_k;
   const int64_t* row_count;  // how many rows of x are there; null: as many as CTAs
 };
 
 __device__ inline void add(uint64_t* counter, unsigned value) {
   value = __reduce_add_sync(0xFFFFFFFFu, value);
-  if (threadIdx.x % 32 == 0 && value != 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
+  if (threadIdx.x % 32 == 0 && value != 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(counter), uint64_t{value});
 }
 
 __device__ inline bool wanted(const RowArgs& args, int64_t row) {
@@ -114,13 +117,15 @@ __device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   return cta_magnitude(magnitude);
 }
 
-// A row by vec8: those of one thread lie a group's size apart, and its first one stays in registers.
+// A row by vec8: those of one thread lie a group's size apart, and its first one stays in
+// registers.
 __device__ inline uint4 load_vec8(const RowArgs& args, int64_t row, int64_t i) {
   if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
   return __ldcg(static_cast<const uint4*>(args.x) + row * (args.k / 8) + i);
 }
 // The largest magnitude of one thread's elements, as fp32's bits.
-__device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first, ThreadGroup group) {
+__device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first,
+                                          ThreadGroup group) {
   uint32_t magnitudes = larger_magnitudes(first);
 #pragma unroll 4
   for (int64_t i = group.rank + group.size; i < args.k / 8; i += group.size)
@@ -155,7 +160,9 @@ struct OperandRow {
   Operand kind;
   int64_t vec8s;  // padding included
   __device__ OperandRow(const RowArgs& args, int64_t index)
-      : row(args.operand), kind(kMayPad ? args.operand_kind : Operand::kBf16), vec8s(operand_row_vec8s(kind, args.k)) {
+      : row(args.operand),
+        kind(kMayPad ? args.operand_kind : Operand::kBf16),
+        vec8s(operand_row_vec8s(kind, args.k)) {
     row += index * operand_row_bytes(kind, args.k);
   }
   // Whether a vec8 beyond the row's elements is there.
@@ -172,14 +179,18 @@ struct OperandRow {
 };
 
 // The arrays of the contract, if they are wanted: vec8 i of a row.
-__device__ inline bool wants_codes(const RowArgs& args) { return args.out.codes != nullptr || args.out.fp8 != nullptr; }
+__device__ inline bool wants_codes(const RowArgs& args) {
+  return args.out.codes != nullptr || args.out.fp8 != nullptr;
+}
 __device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, const Vec8& vec8) {
   const int64_t at = row * (args.k / 8) + i;
   reinterpret_cast<uint32_t*>(args.out.codes)[at] = vec8.codes;
   if (i % 2 == 0) args.out.block_scales[at / 2] = static_cast<uint8_t>(vec8.scale);
 }
-__device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i, const E4m3Vec8& vec8) {
-  reinterpret_cast<uint2*>(args.out.fp8)[row * (args.k / 8) + i] = make_uint2(vec8.codes[0], vec8.codes[1]);
+__device__ inline void put_codes(const RowArgs& args, int64_t row, int64_t i,
+                                 const E4m3Vec8& vec8) {
+  reinterpret_cast<uint2*>(args.out.fp8)[row * (args.k / 8) + i] =
+      make_uint2(vec8.codes[0], vec8.codes[1]);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,5 +1,6 @@
-// Eight elements to E4M3 under a row scale s that is a power of two: x / s is exact, or far below every boundary, so that
-// one conversion rounds once. sm_89 and later have an instruction for it; the bits are those of e4m3_from_float.
+// Eight elements to E4M3 under a row scale s that is a power of two: x / s is exact, or far below
+// every boundary, so that one conversion rounds once. sm_89 and later have an instruction for it;
+// the bits are those of e4m3_from_float.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +32,9 @@ __device__ inline uint32_t e4m3_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   return ptx::e4m3x2(low, high);
 #else
-  const auto byte = [](float x) { return e4m3_from_float(fabsf(x)) | (__float_as_uint(x) >> 24 & 0x80u); };
+  const auto byte = [](float x) {
+    return e4m3_from_float(fabsf(x)) | (__float_as_uint(x) >> 24 & 0x80u);
+  };
   return byte(low) | byte(high) << 8;
 #endif
 }
@@ -44,7 +47,8 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const float (&x)[8], float inverse, uint
                     e4m3_pair(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
   const float largest = __uint_as_float(amax) * inverse;
   vec8.saturated = largest > 448;
-  vec8.zeroed = amax != 0 && largest <= 0x1p-10f;  // half of the least E4M3, a tie, goes to the even 0
+  vec8.zeroed =
+      amax != 0 && largest <= 0x1p-10f;  // half of the least E4M3, a tie, goes to the even 0
   return vec8;
 }
 __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse, uint32_t amax) {
@@ -65,13 +69,15 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
 
 // The value of an E4M3 byte (no NaN) in bf16, exactly.
 __device__ inline uint32_t bf16_from_e4m3(uint32_t byte) {
-  const float value = __uint_as_float((byte & 0x7Fu) << 20) * 0x1p120f;  // subnormals of both formats included
+  const float value =
+      __uint_as_float((byte & 0x7Fu) << 20) * 0x1p120f;  // subnormals of both formats included
   return __float_as_uint(value) >> 16 | (byte & 0x80u) << 8;
 }
 // Four of them.
 __device__ inline uint2 bf16_from_e4m3x4(uint32_t codes) {
   const auto pair = [&](int i) {
-    return bf16_from_e4m3(codes >> 8 * i & 0xFFu) | bf16_from_e4m3(codes >> (8 * i + 8) & 0xFFu) << 16;
+    return bf16_from_e4m3(codes >> 8 * i & 0xFFu) | bf16_from_e4m3(codes >> (8 * i + 8) & 0xFFu)
+                                                        << 16;
   };
   return make_uint2(pair(0), pair(2));
 }

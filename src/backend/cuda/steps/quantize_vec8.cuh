@@ -1,9 +1,9 @@
 // Eight bf16 elements to NVFP4, if the row's scale s is a power of two.
 //
-// y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is rounded to e2m1 by adding
-// and subtracting a number whose last place is e2m1's at t. t is right to the last bit where it lies on a boundary
-// between two values of e2m1, and elsewhere it is 2^-15 of a boundary away or more, so that the codes are those of
-// quantize_block.
+// y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is
+// rounded to e2m1 by adding and subtracting a number whose last place is e2m1's at t. t is right to
+// the last bit where it lies on a boundary between two values of e2m1, and elsewhere it is 2^-15 of
+// a boundary away or more, so that the codes are those of quantize_block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,22 +22,26 @@ struct Vec8 {
   uint32_t scale;  // the e4m3 byte
   bool saturated, zeroed;
 
-  // inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring lane.
+  // inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring
+  // lane.
   __device__ static Vec8 of(const uint4& x, float inverse);
 };
 
 __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  const __nv_bfloat162 product =
-      __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+  const __nv_bfloat162 product = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a),
+                                         reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(product);
 }
 // The larger one of each two of eight magnitudes, as two halves.
 __device__ inline uint32_t larger_magnitudes(const uint4& x) {
   constexpr uint32_t kMagnitudes = 0x7FFF7FFFu;
-  return __vmaxu2(__vmaxu2(x.x & kMagnitudes, x.y & kMagnitudes), __vmaxu2(x.z & kMagnitudes, x.w & kMagnitudes));
+  return __vmaxu2(__vmaxu2(x.x & kMagnitudes, x.y & kMagnitudes),
+                  __vmaxu2(x.z & kMagnitudes, x.w & kMagnitudes));
 }
 // The larger of two magnitudes in bf16, as fp32's bits.
-__device__ inline uint32_t larger_half(uint32_t pair) { return max(pair << 16, pair & 0xFFFF0000u); }
+__device__ inline uint32_t larger_half(uint32_t pair) {
+  return max(pair << 16, pair & 0xFFFF0000u);
+}
 
 // 1 / v within about an ulp.
 __device__ inline float near_inverse(float v) {
@@ -56,7 +60,8 @@ struct NearestE2m1 {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
     const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
-    const uint32_t offset = exponent + 0x0B400000u;  // 1.5 2^22 times as much: its ulp is half of 2^exponent
+    const uint32_t offset =
+        exponent + 0x0B400000u;  // 1.5 2^22 times as much: its ulp is half of 2^exponent
     const float sum = t + __uint_as_float(offset);
     value = sum - __uint_as_float(offset);
     code = __float_as_uint(sum) - offset + (exponent >> 22) - (127u << 1);
@@ -84,7 +89,8 @@ __device__ inline Vec8 Vec8::of(const uint4& x, float inverse) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t y = multiply_pairs(words[i], inverse_pair), sign = words[i] & signs;
-    const NearestE2m1 low(__uint_as_float(y << 16), v, inverse_v), high(__uint_as_float(y & 0xFFFF0000u), v, inverse_v);
+    const NearestE2m1 low(__uint_as_float(y << 16), v, inverse_v),
+        high(__uint_as_float(y & 0xFFFF0000u), v, inverse_v);
     const __nv_bfloat162 values = __floats2bfloat162_rn(low.value, high.value);
     operand[i] = multiply_pairs(reinterpret_cast<const uint32_t&>(values), v_pair) | sign;
     vec8.codes |= (low.code | high.code << 4 | (sign >> 12 & 0x8) | (sign >> 24 & 0x80)) << i * 8;

@@ -28,12 +28,13 @@ __global__ void __launch_bounds__(kRouteSlice) route_count(RouteArgs args, int32
   __syncthreads();
   if (expert >= 0) atomicAdd(counts + expert, 1);
   const int bad_ids = __syncthreads_count(bad != 0);
-  for (int64_t e = thread; e < args.count; e += kRouteSlice) slice_counts[slice * args.count + e] = counts[e];
+  for (int64_t e = thread; e < args.count; e += kRouteSlice)
+    slice_counts[slice * args.count + e] = counts[e];
   if (thread == 0) args.slice_bad_ids[slice] = static_cast<uint32_t>(bad_ids);
 }
 
-// scan and scatter in one, for a small number of slices and experts: each CTA adds up all slices' counts for itself and
-// scatters its slice by bits, and one more CTA lists the tiles.
+// scan and scatter in one, for a small number of slices and experts: each CTA adds up all slices'
+// counts for itself and scatters its slice by bits, and one more CTA lists the tiles.
 struct ScatterBits {
   static constexpr int32_t kSegments = kSliceSegments;
   uint4* masks;     // (kSegments, E)
@@ -49,9 +50,10 @@ struct ScatterBits {
         keys(reinterpret_cast<TileKey*>(shared)) {}
 };
 
-// totals and starts += a thread's share of all slices' counts. All warps call it: each takes some slices of some
-// experts.
-__device__ void add_counts(const RouteArgs& args, const int32_t* slice_counts, int32_t slice, const ScatterBits& bits) {
+// totals and starts += a thread's share of all slices' counts. All warps call it: each takes some
+// slices of some experts.
+__device__ void add_counts(const RouteArgs& args, const int32_t* slice_counts, int32_t slice,
+                           const ScatterBits& bits) {
   constexpr int32_t kWarps = kRouteSlice / 32;
   const int32_t count = static_cast<int32_t>(args.count), groups = (count + 31) / 32;
   const int32_t shares = groups < kWarps ? kWarps / groups : 1;  // of one group's slices
@@ -72,7 +74,8 @@ __device__ void add_counts(const RouteArgs& args, const int32_t* slice_counts, i
   }
 }
 
-__global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs args, const int32_t* slice_counts) {
+__global__ void __launch_bounds__(kRouteSlice)
+    route_scatter_by_bits(RouteArgs args, const int32_t* slice_counts) {
   extern __shared__ uint4 route_shared[];
   __shared__ Totals warp_totals[32];
   ptx::grid_dependency_wait();
@@ -83,8 +86,10 @@ __global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs a
   const bool lists = slice == args.slices;
   const int64_t assignment = int64_t{slice} * kRouteSlice + thread;
   uint32_t bad = 0;
-  const int expert = local_expert(args, assignment, args.assignments, bad);  // beyond all of them where it lists
-  for (int32_t i = thread; i < ScatterBits::kSegments * count; i += kRouteSlice) bits.masks[i] = uint4{};
+  const int expert =
+      local_expert(args, assignment, args.assignments, bad);  // beyond all of them where it lists
+  for (int32_t i = thread; i < ScatterBits::kSegments * count; i += kRouteSlice)
+    bits.masks[i] = uint4{};
   for (int32_t e = thread; e < count; e += kRouteSlice) bits.totals[e] = bits.starts[e] = 0;
   __syncthreads();
   add_counts(args, slice_counts, slice, bits);
@@ -92,7 +97,8 @@ __global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs a
   __syncthreads();
   if (lists) {
     scan(
-        args, args.slice_bad_ids, bits.keys, [&](int64_t e) { return bits.totals[e]; }, [](int64_t, int32_t) {});
+        args, args.slice_bad_ids, bits.keys, [&](int64_t e) { return bits.totals[e]; },
+        [](int64_t, int32_t) {});
     return;
   }
   int32_t before = 0;
@@ -121,7 +127,8 @@ __global__ void __launch_bounds__(kRouteSlice) route_scatter_by_bits(RouteArgs a
   args.row_of_assignment[assignment] = row;
 }
 
-// Any number of slices and experts: counts become first rows, and each warp scatters its part of a slice.
+// Any number of slices and experts: counts become first rows, and each warp scatters its part of a
+// slice.
 __global__ void route_scan(RouteArgs args, int32_t* slice_counts) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
@@ -132,7 +139,8 @@ __global__ void route_scatter(RouteArgs args, int32_t* slice_counts) {
   extern __shared__ int32_t counts[];  // (warps, E)
   ptx::launch_dependents();
   ptx::grid_dependency_wait();
-  const auto parts = static_cast<int32_t>(blockDim.x / 32), own = static_cast<int32_t>(threadIdx.x / 32);
+  const auto parts = static_cast<int32_t>(blockDim.x / 32),
+             own = static_cast<int32_t>(threadIdx.x / 32);
   args.slice /= parts;
   const int64_t part = int64_t{blockIdx.x} * parts + own;
   count_slice(args, part, counts + own * args.count);
@@ -159,15 +167,16 @@ Status route(const StepContext& step, int32_t* cleared) {
   int32_t* const slice_counts = Scratch(step).slice_counts;
   const auto slices = static_cast<unsigned>(args.slices);
   const int64_t counter_bytes = args.count * static_cast<int64_t>(sizeof(int32_t));
-  NVFP4_MOE_TRY(
-      launch<route_count>("route_count", slices, kRouteSlice, counter_bytes, step.stream, args, slice_counts));
+  NVFP4_MOE_TRY(launch<route_count>("route_count", slices, kRouteSlice, counter_bytes, step.stream,
+                                    args, slice_counts));
   if (plan.kernel == RouteKernel::kScatterByBits)
-    return launch<route_scatter_by_bits>("route_scatter_by_bits", slices + 1, plan.threads, plan.shared_bytes,
-                                         step.stream, args, slice_counts);
+    return launch<route_scatter_by_bits>("route_scatter_by_bits", slices + 1, plan.threads,
+                                         plan.shared_bytes, step.stream, args, slice_counts);
   const int64_t key_bytes = plan.sorts_tiles() ? args.count * kTileKeyBytes : 0;
-  NVFP4_MOE_TRY(launch<route_scan>("route_scan", 1, 1024, key_bytes, step.stream, args, slice_counts));
-  return launch<route_scatter>("route_scatter", slices, plan.slice_parts * 32, plan.shared_bytes, step.stream, args,
-                               slice_counts);
+  NVFP4_MOE_TRY(
+      launch<route_scan>("route_scan", 1, 1024, key_bytes, step.stream, args, slice_counts));
+  return launch<route_scatter>("route_scatter", slices, plan.slice_parts * 32, plan.shared_bytes,
+                               step.stream, args, slice_counts);
 }
 
 }  // namespace nvfp4_moe::internal::cuda

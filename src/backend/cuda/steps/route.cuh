@@ -1,18 +1,20 @@
-// route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work through.
+// route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work
+// through.
 //
 // Long because the ways of one sort share its arguments, its scan and its bit masks.
 //
-// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles; clears the run's
-// status. A stable counting sort:
+// topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1), tiles;
+// clears the run's status. A stable counting sort:
 //
 //   count     rows of each expert in every slice of the assignments        slice_counts (slices, E)
 //   scan      row_offsets over the experts, tiles; the first row of an expert in a slice
 //   scatter   an assignment's row = that + the earlier assignments of its expert in the slice
 //
-// Up to 32 assignments are sorted by one warp, whose lanes ask each other. For more, the number of earlier assignments
-// is a count of bits: an expert's assignments are a mask in shared memory. Up to kOneCtaAssignments belong to one CTA;
-// above, each CTA has a slice of them (route.cu). If the experts' masks do not fit, each warp sorts a part with
-// counters of its own, so that they need no atomics and the order is that of the assignments.
+// Up to 32 assignments are sorted by one warp, whose lanes ask each other. For more, the number of
+// earlier assignments is a count of bits: an expert's assignments are a mask in shared memory. Up
+// to kOneCtaAssignments belong to one CTA; above, each CTA has a slice of them (route.cu). If the
+// experts' masks do not fit, each warp sorts a part with counters of its own, so that they need no
+// atomics and the order is that of the assignments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,13 +31,16 @@
 namespace nvfp4_moe::internal::cuda {
 
 // A thread's number in a CTA that routes, which route_and_quantize makes two-dimensional.
-__device__ inline int32_t thread_of_cta() { return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x); }
+__device__ inline int32_t thread_of_cta() {
+  return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x);
+}
 __device__ inline int32_t threads_of_cta() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
 
 struct RouteArgs : AssignmentIds {
   int64_t slice;  // assignments of one slice
   int32_t slices;
-  int32_t segments;  // of 128 assignments, of experts' masks, a bit for each; 0: one CTA sorts by slices
+  int32_t segments;  // of 128 assignments, of experts' masks, a bit for each; 0: one CTA sorts by
+                     // slices
   RunStatus* status;
   int32_t* row_of_assignment;  // (assignments)
   int32_t* assignment_of_row;  // (R)
@@ -54,7 +59,8 @@ struct RouteArgs : AssignmentIds {
   int32_t cleared_count;
 };
 
-// body(assignment, local expert, lanes of this group with the same expert), for a slice in order; by one warp.
+// body(assignment, local expert, lanes of this group with the same expert), for a slice in order;
+// by one warp.
 template <class Body>
 __device__ void for_each_group(const RouteArgs& args, int64_t slice, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -82,18 +88,21 @@ __device__ inline unsigned count_slice(const RouteArgs& args, int64_t slice, int
   return __reduce_add_sync(kAllLanes, bad_ids);
 }
 
-// row_of_assignment and assignment_of_row of the slice; counts (E) are the next row of each expert. By one warp.
+// row_of_assignment and assignment_of_row of the slice; counts (E) are the next row of each expert.
+// By one warp.
 __device__ inline void scatter_slice(const RouteArgs& args, int64_t slice, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for_each_group(args, slice, [&](int64_t assignment, int expert, unsigned same, uint32_t, int64_t end) {
-    const int32_t base = expert >= 0 ? counts[expert] : 0;
-    __syncwarp();
-    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) counts[expert] = base + __popc(same);
-    if (assignment >= end) return;
-    const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
-    args.row_of_assignment[assignment] = row;
-    if (row >= 0) args.assignment_of_row[row] = static_cast<int32_t>(assignment);
-  });
+  for_each_group(args, slice,
+                 [&](int64_t assignment, int expert, unsigned same, uint32_t, int64_t end) {
+                   const int32_t base = expert >= 0 ? counts[expert] : 0;
+                   __syncwarp();
+                   if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1)
+                     counts[expert] = base + __popc(same);
+                   if (assignment >= end) return;
+                   const int32_t row = expert >= 0 ? base + __popc(same & ((1u << lane) - 1)) : -1;
+                   args.row_of_assignment[assignment] = row;
+                   if (row >= 0) args.assignment_of_row[row] = static_cast<int32_t>(assignment);
+                 });
 }
 
 struct Totals {
@@ -102,11 +111,13 @@ struct Totals {
 
 // Exclusive accumulators over the CTA's threads; total is that of all. warp_totals: (32) shared.
 __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& total) {
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_cta() / 32, warps = threads_of_cta() / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_cta() / 32,
+            warps = threads_of_cta() / 32;
   Totals sum = own;
 #pragma unroll 1
   for (int step = 1; step < 32; step *= 2) {
-    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step), tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
+    const int32_t rows = __shfl_up_sync(kAllLanes, sum.rows, step),
+                  tiles = __shfl_up_sync(kAllLanes, sum.tiles, step);
     if (lane >= step) sum.rows += rows, sum.tiles += tiles;
   }
   if (lane == 31) warp_totals[warp] = sum;
@@ -141,16 +152,19 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
-// Lists wide tiles in the place of those that were listed, the widest first; returns how many. row_offsets (E + 1) and keys
-// (E) are there. By one CTA.
+// Lists wide tiles in the place of those that were listed, the widest first; returns how many.
+// row_offsets (E + 1) and keys (E) are there. By one CTA.
 __device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) {
   const auto count = static_cast<int32_t>(args.count);
-  const auto rows_of = [&](int32_t e) { return static_cast<int32_t>(args.row_offsets[e + 1] - args.row_offsets[e]); };
+  const auto rows_of = [&](int32_t e) {
+    return static_cast<int32_t>(args.row_offsets[e + 1] - args.row_offsets[e]);
+  };
   __syncthreads();
 #pragma unroll 1
   for (int32_t e = thread_of_cta(); e < count; e += threads_of_cta()) {
     const int32_t rows = rows_of(e);
-    keys[e] = TileKey(e, even_tile_rows(rows, args.wide_tile_n), (rows + args.wide_tile_n - 1) / args.wide_tile_n);
+    keys[e] = TileKey(e, even_tile_rows(rows, args.wide_tile_n),
+                      (rows + args.wide_tile_n - 1) / args.wide_tile_n);
   }
   __syncthreads();
 #pragma unroll 1
@@ -163,12 +177,12 @@ __device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) 
   return tiles;
 }
 
-// row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each expert, and then
-// start_at(e, its first row). bad_ids (slices). keys: (E) shared, under widest_first and if tiles may be wide. Returns
-// the number of all rows. By one CTA.
+// row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each
+// expert, and then start_at(e, its first row). bad_ids (slices). keys: (E) shared, under
+// widest_first and if tiles may be wide. Returns the number of all rows. By one CTA.
 template <class RowsOf, class StartAt>
-__device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys, const RowsOf& rows_of,
-                        const StartAt& start_at) {
+__device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys,
+                        const RowsOf& rows_of, const StartAt& start_at) {
   __shared__ Totals warp_totals[32];
   const int32_t thread = thread_of_cta(), threads = threads_of_cta();
   Totals before;
@@ -177,7 +191,8 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
     const int64_t e = first + thread;
     Totals own;
     if (e < args.count) own.rows = rows_of(e);
-    own.tiles = own.rows <= args.tile_n ? own.rows != 0 : (own.rows + args.tile_n - 1) / args.tile_n;
+    own.tiles =
+        own.rows <= args.tile_n ? own.rows != 0 : (own.rows + args.tile_n - 1) / args.tile_n;
     Totals total;
     Totals start = cta_exclusive(own, warp_totals, total);
     start.rows += before.rows;
@@ -188,7 +203,8 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
       if (args.widest_first)
         keys[e] = TileKey(static_cast<int32_t>(e), step, own.tiles);
       else
-        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles, own.tiles);
+        list_tiles(args.tiles, static_cast<int32_t>(e), start.rows, own.rows, step, start.tiles,
+                   own.tiles);
       start_at(e, start.rows);
     }
     before.rows += total.rows;
@@ -230,7 +246,8 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
 }
 
 // counts (slices, E): rows in the slice -> first row of the expert in the slice. By one CTA.
-__device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids, TileKey* keys) {
+__device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids,
+                                   TileKey* keys) {
   constexpr int kAtOnce = 8;  // slices whose counts are read at once
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
@@ -243,7 +260,8 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
     for (int32_t slice = 0; slice < args.slices; slice += kAtOnce) {
       int32_t rows[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) rows[i] = slice + i < args.slices ? counts[(slice + i) * args.count + e] : 0;
+      for (int i = 0; i < kAtOnce; ++i)
+        rows[i] = slice + i < args.slices ? counts[(slice + i) * args.count + e] : 0;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (slice + i < args.slices) counts[(slice + i) * args.count + e] = row;
@@ -253,10 +271,10 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
   });
 }
 
-// The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a time, so that an
-// assignment's rank among its expert's is a count of bits; before (segments, E): the expert's rows of earlier segments;
-// starts (E): first rows; keys (E) if tiles are sorted; order (assignments): assignment_of_row, to be written as a
-// whole.
+// The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a
+// time, so that an assignment's rank among its expert's is a count of bits; before (segments, E):
+// the expert's rows of earlier segments; starts (E): first rows; keys (E) if tiles are sorted;
+// order (assignments): assignment_of_row, to be written as a whole.
 struct RouteBits {
   uint4* masks;
   TileKey* keys;
@@ -265,7 +283,8 @@ struct RouteBits {
   __device__ RouteBits(const RouteArgs& args, void* shared)
       : masks(static_cast<uint4*>(shared)),
         keys(reinterpret_cast<TileKey*>(masks + args.segments * args.count)),
-        starts(reinterpret_cast<int32_t*>(keys + (args.widest_first || args.wide_tile_n > 0 ? args.count : 0))),
+        starts(reinterpret_cast<int32_t*>(
+            keys + (args.widest_first || args.wide_tile_n > 0 ? args.count : 0))),
         before(reinterpret_cast<uint16_t*>(starts + args.count)),
         order(before + args.segments * args.count) {}
 };
@@ -288,17 +307,20 @@ __device__ inline int32_t count_bits_before(const uint4& mask, int32_t assignmen
 }
 // masks (segments, E) in shared memory.
 __device__ inline void set_bit(uint4* masks, int32_t experts, int32_t assignment, int expert) {
-  auto* const words = reinterpret_cast<uint32_t*>(masks + assignment / kRouteSegment * experts + expert);
+  auto* const words =
+      reinterpret_cast<uint32_t*>(masks + assignment / kRouteSegment * experts + expert);
   atomicOr(words + assignment / 32 % 4, 1u << assignment % 32);
 }
 
-// The local experts of a thread's assignments, or -1; all ids are read at once. bad: counts the ids of no expert.
+// The local experts of a thread's assignments, or -1; all ids are read at once. bad: counts the ids
+// of no expert.
 template <int kPer>
 __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
   int64_t ids[kPer];
   const int64_t first = thread_of_cta(), step = threads_of_cta();
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) ids[i] = first + i * step < args.assignments ? global_id(args, first + i * step) : -1;
+  for (int i = 0; i < kPer; ++i)
+    ids[i] = first + i * step < args.assignments ? global_id(args, first + i * step) : -1;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
 }
@@ -325,7 +347,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   if (bad != 0) atomicAdd(&bad_ids, bad);
   __syncthreads();
 #pragma unroll 1
-  for (int32_t i = thread; i < masks; i += threads) bits.before[i] = static_cast<uint16_t>(count_bits(bits.masks[i]));
+  for (int32_t i = thread; i < masks; i += threads)
+    bits.before[i] = static_cast<uint16_t>(count_bits(bits.masks[i]));
   __syncthreads();
   const auto rows_of = [&](int64_t e) {
     int32_t rows = 0;
@@ -338,7 +361,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
     }
     return rows;
   };
-  const int32_t rows = scan(args, &bad_ids, bits.keys, rows_of, [&](int64_t e, int32_t row) { bits.starts[e] = row; });
+  const int32_t rows = scan(args, &bad_ids, bits.keys, rows_of,
+                            [&](int64_t e, int32_t row) { bits.starts[e] = row; });
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
@@ -347,17 +371,20 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
     int32_t row = -1;
     if (experts[i] >= 0) {
       const int32_t at = assignment / kRouteSegment * count + experts[i];
-      row = bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], assignment);
+      row =
+          bits.starts[experts[i]] + bits.before[at] + count_bits_before(bits.masks[at], assignment);
       bits.order[row] = static_cast<uint16_t>(assignment);
     }
     args.row_of_assignment[assignment] = row;
   }
   __syncthreads();
 #pragma unroll 1
-  for (int32_t row = thread; row < rows; row += threads) args.assignment_of_row[row] = bits.order[row];
+  for (int32_t row = thread; row < rows; row += threads)
+    args.assignment_of_row[row] = bits.order[row];
 }
 
-// The whole step by one CTA, for up to 32 assignments. Every warp does the same; experts are dealt out to threads.
+// The whole step by one CTA, for up to 32 assignments. Every warp does the same; experts are dealt
+// out to threads.
 __device__ inline void route_small_batch(const RouteArgs& args) {
   const SmallBatch own(args, args.tile_n);
   const int lane = SmallBatch::lane();
@@ -374,7 +401,8 @@ __device__ inline void route_small_batch(const RouteArgs& args) {
     if (e < args.count) args.row_offsets[e] = before;
   }
 #pragma unroll 1
-  for (int32_t i = thread_of_cta(); i < args.cleared_count; i += threads_of_cta()) args.cleared[i] = 0;
+  for (int32_t i = thread_of_cta(); i < args.cleared_count; i += threads_of_cta())
+    args.cleared[i] = 0;
   if (thread_of_cta() >= 32) return;
   if (lane < args.assignments) {
     const int32_t row = own.row();
@@ -394,19 +422,22 @@ __device__ inline void route_small_batch(const RouteArgs& args) {
   }
 }
 
-// The whole step by one CTA, a slice for each warp if the masks do not fit. shared: aligned to 16 bytes.
+// The whole step by one CTA, a slice for each warp if the masks do not fit. shared: aligned to 16
+// bytes.
 __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
   if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)
-    return args.assignments <= threads_of_cta() ? route_by_bits<1>(args, shared)
-                                                : route_by_bits<kAssignmentsPerThread>(args, shared);
+    return args.assignments <= threads_of_cta()
+               ? route_by_bits<1>(args, shared)
+               : route_by_bits<kAssignmentsPerThread>(args, shared);
   __shared__ uint32_t bad_ids[32];
   const int warp = thread_of_cta() / 32;
   auto* const counts = static_cast<int32_t*>(shared);  // (slices, E)
   int32_t* const own = counts + warp * args.count;
   if (warp < args.slices) bad_ids[warp] = count_slice(args, warp, own);
   __syncthreads();
-  scan_counts(args, counts, bad_ids, reinterpret_cast<TileKey*>(counts + (args.slices * args.count + 1) / 2 * 2));
+  scan_counts(args, counts, bad_ids,
+              reinterpret_cast<TileKey*>(counts + (args.slices * args.count + 1) / 2 * 2));
   __syncthreads();
   if (warp < args.slices) scatter_slice(args, warp, own);
 }
@@ -432,7 +463,8 @@ inline RouteArgs route_args(const StepContext& step, int32_t* cleared) {
   args.wide_tile_n = plan.wide_tile_n;
   args.max_narrow_rows = plan.max_narrow_rows;
   args.lists_wide = plan.wide_tile_n > 0 ? scratch.lists_wide : nullptr;
-  args.shared_row_offsets = step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
+  args.shared_row_offsets =
+      step.buffers.shared.experts > 0 ? step.buffers.shared.row_offsets : nullptr;
   args.tokens = batch.tokens;
   args.top_k = step.weights.config->top_k;
   args.slice_bad_ids = scratch.slice_bad_ids;

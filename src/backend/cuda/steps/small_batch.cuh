@@ -29,7 +29,8 @@ inline AssignmentIds assignment_ids(const StepContext& step) {
           step.weights.range.count};
 }
 
-// From L2: a kernel may read ids before the kernel that wrote them is known to have ended (sm90's gemm1).
+// From L2: a kernel may read ids before the kernel that wrote them is known to have ended (sm90's
+// gemm1).
 __device__ inline int64_t global_id(const AssignmentIds& args, int64_t assignment) {
   return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + assignment)
                        : __ldcg(static_cast<const int32_t*>(args.ids) + assignment);
@@ -39,21 +40,26 @@ __device__ inline int64_t global_id(const AssignmentIds& args, int64_t assignmen
 __device__ inline int local_expert(const AssignmentIds& args, int64_t id, uint32_t& bad) {
   const bool no_expert = id < -1 || id >= args.num_experts;
   bad += no_expert;
-  return !no_expert && id >= args.first && id < args.first + args.count ? static_cast<int>(id - args.first) : -1;
+  return !no_expert && id >= args.first && id < args.first + args.count
+             ? static_cast<int>(id - args.first)
+             : -1;
 }
 // The same of an assignment below `end`; none beyond.
-__device__ inline int local_expert(const AssignmentIds& args, int64_t assignment, int64_t end, uint32_t& bad) {
+__device__ inline int local_expert(const AssignmentIds& args, int64_t assignment, int64_t end,
+                                   uint32_t& bad) {
   return assignment < end ? local_expert(args, global_id(args, assignment), bad) : -1;
 }
 
 // The tiles of one expert's rows, step each, from first_tile on.
-__device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows, int32_t step,
-                                  int32_t first_tile, int32_t tiles) {
+__device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows,
+                                  int32_t step, int32_t first_tile, int32_t tiles) {
 #pragma unroll 1
-  for (int32_t t = 0; t < tiles; ++t) to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
+  for (int32_t t = 0; t < tiles; ++t)
+    to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-// Up to 32 assignments, a lane each, routed by one warp: each lane knows its own, and the others' by shuffles.
+// Up to 32 assignments, a lane each, routed by one warp: each lane knows its own, and the others'
+// by shuffles.
 struct SmallBatch {
   int expert;                                 // of this lane's assignment, or -1
   uint32_t bad = 0;                           // 1: its id is no expert's
@@ -81,13 +87,15 @@ struct SmallBatch {
   __device__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ int32_t rows() const { return __popc(same); }  // of its expert
   // The row of this lane's assignment, or -1. Assignments of one expert keep their order.
-  __device__ int32_t row() const { return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1; }
+  __device__ int32_t row() const {
+    return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1;
+  }
   __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
   // The tiles of this lane's expert, if it is the one that lists them.
   __device__ void list(RowTile* to, int tile_n, bool even_tiles) const {
     if (!first) return;
-    list_tiles(to, expert, rows_before, rows(), even_tiles ? even_tile_rows(rows(), tile_n) : tile_n, tiles_before,
-               tiles);
+    list_tiles(to, expert, rows_before, rows(),
+               even_tiles ? even_tile_rows(rows(), tile_n) : tile_n, tiles_before, tiles);
   }
 };
 

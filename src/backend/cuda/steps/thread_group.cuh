@@ -5,10 +5,13 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// A CTA, or, if there are many rows, a warp, which waits for no other one; of a CTA of two dimensions the first one.
+// A CTA, or, if there are many rows, a warp, which waits for no other one; of a CTA of two
+// dimensions the first one.
 struct ThreadGroup {
   int rank, size;
-  __device__ static ThreadGroup cta() { return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)}; }
+  __device__ static ThreadGroup cta() {
+    return {static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x)};
+  }
   __device__ static ThreadGroup warp() { return {static_cast<int>(threadIdx.x % 32), 32}; }
 };
 

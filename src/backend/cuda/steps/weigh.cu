@@ -1,7 +1,9 @@
-// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), all of hidden's dtype but the weights.
+// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), all of hidden's dtype but the
+// weights.
 //
-// Both factors are numbers of hidden's dtype and the product is rounded once to it: what quantize then takes is as if it
-// were hidden. A CTA a token; only tokens that have a row are read and written.
+// Both factors are numbers of hidden's dtype and the product is rounded once to it: what quantize
+// then takes is as if it were hidden. A CTA a token; only tokens that have a row are read and
+// written.
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
 #include "backend/cuda/scratch.h"
@@ -24,7 +26,8 @@ struct WeighArgs {
 
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
-  constexpr int kCount = 8, kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVectors = kBytes / 16;
+  constexpr int kCount = 8, kBytes = kCount * (kType == DType::kF32 ? 4 : 2),
+                kVectors = kBytes / 16;
   ptx::grid_dependency_wait();
   ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
   const int64_t token = blockIdx.x;
@@ -73,8 +76,10 @@ Status weigh(const StepContext& step) {
   const auto ctas = static_cast<unsigned>(batch.tokens);
   const int threads = row_threads(args.k);
   switch (batch.hidden_dtype) {
-    case DType::kF32: return launch<weigh_rows<DType::kF32>>("weigh", ctas, threads, 0, step.stream, args);
-    case DType::kF16: return launch<weigh_rows<DType::kF16>>("weigh", ctas, threads, 0, step.stream, args);
+    case DType::kF32:
+      return launch<weigh_rows<DType::kF32>>("weigh", ctas, threads, 0, step.stream, args);
+    case DType::kF16:
+      return launch<weigh_rows<DType::kF16>>("weigh", ctas, threads, 0, step.stream, args);
     default: return launch<weigh_rows<DType::kBf16>>("weigh", ctas, threads, 0, step.stream, args);
   }
 }

@@ -97,7 +97,7 @@ def ours(search: str, calibrated: bool = False) -> Method:
 
         def quantize():
             return {
-                name: nv.quantize(matrix, scales=search, channel_weights=weights.get(name))
+                name: nv.quantize(matrix, search=search, channel_weights=weights.get(name))
                 for name, matrix in arrays.items()
             }
 

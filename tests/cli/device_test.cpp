@@ -20,7 +20,7 @@ struct Tiny {
     std::vector<float> hidden(static_cast<size_t>(9 * options.hidden_size));
     for (size_t i = 0; i < hidden.size(); ++i)
       hidden[i] = static_cast<float>(i * 37 % 101) / 16.0f - 3.0f;
-    write_tensors(states, {tensor("hidden", DType::kF32, {9, options.hidden_size}, hidden)});
+    write_named_tensors(states, {tensor("hidden", DType::kF32, {9, options.hidden_size}, hidden)});
   }
 };
 Tiny& tiny() {

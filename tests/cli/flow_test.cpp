@@ -50,9 +50,9 @@ void write_states(const std::string& path, float fifth_weight = 0.25f, int64_t c
     weights.push_back(0.25f + 0.05f * static_cast<float>(i % 4));
   }
   weights[4] = fifth_weight;
-  write_tensors(path, {tensor("hidden", DType::kF32, {5, channels}, hidden),
-                       tensor("topk_ids", DType::kI64, {5, 2}, ids),
-                       tensor("topk_weights", DType::kF32, {5, 2}, weights)});
+  write_named_tensors(path, {tensor("hidden", DType::kF32, {5, channels}, hidden),
+                             tensor("topk_ids", DType::kI64, {5, 2}, ids),
+                             tensor("topk_weights", DType::kF32, {5, 2}, weights)});
 }
 
 std::vector<float> read_out(const std::string& path) {
@@ -335,14 +335,15 @@ TEST(Flow, RunRefusesInputsThatDoNotFit) {
     return run_tool({"run", made().packed, "--layer", "0", "--input", states, "--output",
                      made().dir.file("no")});
   };
-  write_tensors(states, {tensor("hidden", DType::kF32, {2, 64}, std::vector<float>(128))});
+  write_named_tensors(states, {tensor("hidden", DType::kF32, {2, 64}, std::vector<float>(128))});
   EXPECT_EQ(run().exit_code, 4);
   EXPECT_THAT(run().err, HasSubstr("128"));
-  write_tensors(states,
-                {tensor("hidden", DType::kI32, {2, kHidden}, std::vector<int32_t>(2 * kHidden))});
+  write_named_tensors(
+      states, {tensor("hidden", DType::kI32, {2, kHidden}, std::vector<int32_t>(2 * kHidden))});
   EXPECT_EQ(run().exit_code, 4);
-  write_tensors(states, {tensor("hidden", DType::kF32, {1, kHidden}, std::vector<float>(kHidden)),
-                         tensor("topk_ids", DType::kI32, {1, 2}, std::vector<int32_t>{0, 8})});
+  write_named_tensors(states,
+                      {tensor("hidden", DType::kF32, {1, kHidden}, std::vector<float>(kHidden)),
+                       tensor("topk_ids", DType::kI32, {1, 2}, std::vector<int32_t>{0, 8})});
   EXPECT_EQ(run().exit_code, 4) << "there is no expert 8";
   EXPECT_FALSE(std::filesystem::exists(made().dir.file("no")));
 }

@@ -44,7 +44,7 @@ class HostileNames : public testing::Test {
     for (const std::string& name : hostile_names())
       for (const char* module : {"", "model.layers.0.mlp.experts.0.up_proj."})
         tensors.push_back(tensor(module + name, DType::kU8, {1}, std::vector<uint8_t>(1)));
-    write_tensors(model_ + "/more.safetensors", tensors);
+    write_named_tensors(model_ + "/more.safetensors", tensors);
   }
   void expect_safe_run(const std::vector<std::string>& arguments, int exit_code) {
     const ToolRun run = run_tool(arguments);

@@ -25,7 +25,8 @@ struct Inputs {
     BuilderOptions options;
     EXPECT_OK(CheckpointBuilder(options).write(model));
     const std::vector<float> values(static_cast<size_t>(tokens * options.hidden_size), 0.5f);
-    write_tensors(states, {tensor("hidden", DType::kF32, {tokens, options.hidden_size}, values)});
+    write_named_tensors(states,
+                        {tensor("hidden", DType::kF32, {tokens, options.hidden_size}, values)});
   }
   ToolRun run(const std::vector<std::string>& more) const {
     return run_tool(joined({{"run", model, "--layer", "0", "--input", states}, more}));

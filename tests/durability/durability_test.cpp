@@ -153,7 +153,7 @@ ATTACK_TEST(kPowerCuts, Durability, AReplacedFileIsTheOldOneOrTheNew) {
     EXPECT_OK(write_text_file(path, std::string(3 << 20, 'n')));
   });
   check("safetensors", [](const std::string& path) {
-    write_tensors(path, {tensor("t", DType::kU8, {5000}, std::vector<uint8_t>(5000, 7))});
+    write_named_tensors(path, {tensor("t", DType::kU8, {5000}, std::vector<uint8_t>(5000, 7))});
   });
 }
 

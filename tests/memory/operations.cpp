@@ -227,7 +227,8 @@ OperationFiles::OperationFiles() {
   CheckpointBuilder builder(builder_options(SourceFormat::kModelOpt));
   builder.plant(Plant::kNanBlockScale, 0, 1);
   EXPECT_OK(builder.write(broken()));
-  write_tensors(states(), {tensor("hidden", DType::kBf16, {2, 64}, std::vector<uint16_t>(128))});
+  write_named_tensors(states(),
+                      {tensor("hidden", DType::kBf16, {2, 64}, std::vector<uint16_t>(128))});
   const auto checkpoint = Checkpoint::open(packed());
   EXPECT_OK(checkpoint);
   CalibrateOptions calibration;

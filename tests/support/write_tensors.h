@@ -24,7 +24,7 @@ NamedTensor tensor(std::string name, DType dtype, std::vector<int64_t> shape,
           {bytes.begin(), bytes.end()}};
 }
 
-inline void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors) {
+inline void write_named_tensors(const std::string& path, const std::vector<NamedTensor>& tensors) {
   std::vector<TensorInfo> infos;
   for (const NamedTensor& one : tensors) infos.push_back(one.info);
   auto writer = SafetensorsWriter::create(path, infos, {});

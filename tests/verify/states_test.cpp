@@ -72,10 +72,11 @@ TEST(States, AreReadByLayerOrForAll) {
   TempDir dir;
   const std::vector<float> shared(4 * 256, 0.5f), own(2 * 256, -2.0f), weights(12, 0.25f);
   const std::vector<int64_t> ids = {0, 1, 2, 3, 4, 5, -1, 0, 1, 2, 2, 2};
-  write_tensors(dir.file("s.safetensors"), {tensor("hidden", DType::kF32, {4, 256}, shared),
-                                            tensor("layers.1.hidden", DType::kF32, {2, 256}, own),
-                                            tensor("topk_ids", DType::kI64, {4, 3}, ids),
-                                            tensor("topk_weights", DType::kF32, {4, 3}, weights)});
+  write_named_tensors(dir.file("s.safetensors"),
+                      {tensor("hidden", DType::kF32, {4, 256}, shared),
+                       tensor("layers.1.hidden", DType::kF32, {2, 256}, own),
+                       tensor("topk_ids", DType::kI64, {4, 3}, ids),
+                       tensor("topk_weights", DType::kF32, {4, 3}, weights)});
   StatesOptions options;
   options.tokens = 3;
   const auto zero = load_states(dir.file("s.safetensors"), layer(), 0, options);
@@ -112,7 +113,7 @@ TEST(States, WhatDoesNotFitIsRefusedByName) {
         tensor(name, dtype, {4, cols}, std::vector<int32_t>(static_cast<size_t>(4 * cols), 6))};
     if (name != std::string("hidden"))
       tensors.push_back(tensor("hidden", DType::kF32, {4, 256}, std::vector<float>(1024)));
-    write_tensors(dir.file("s.safetensors"), tensors);
+    write_named_tensors(dir.file("s.safetensors"), tensors);
     const Status status = load_states(dir.file("s.safetensors"), layer(), 0, {}).status();
     EXPECT_EQ(status.code(), Code::kBadInput);
     EXPECT_THAT(status.message(), testing::HasSubstr(words));
@@ -284,7 +285,8 @@ TEST_F(Calibrate, NonFiniteStatesAndWrongLayersAreRefused) {
   options.moments = dir_.file("new");
   std::vector<float> hidden(2 * 128, 1.0f);
   hidden[130] = INFINITY;
-  write_tensors(dir_.file("s.safetensors"), {tensor("hidden", DType::kF32, {2, 128}, hidden)});
+  write_named_tensors(dir_.file("s.safetensors"),
+                      {tensor("hidden", DType::kF32, {2, 128}, hidden)});
   options.layers = {};
   options.input = dir_.file("s.safetensors");
   const Status status = calibrate(*checkpoint, options).status();

@@ -212,7 +212,7 @@ def test_options_beside_no_exchange_are_refused():
 
 
 def assert_same_experts(one, other):
-    for local in range(one.num_local_experts):
+    for local in range(one.expert_count):
         got, expected = one.expert(local), other.expert(local)
         for name in ("gate", "up", "down"):
             np.testing.assert_array_equal(got[name]["codes"], expected[name]["codes"])

@@ -2,7 +2,8 @@
 """Plants each fault of tests/planted_faults/*.json in the sources, one at a time, and runs the tests that should see it.
 
 A fault is {"file", "find", "replace", "tests"}: `find` occurs once in the file. `tests` is a room (a folder of tests/ with its
-own program in C++), or files of pytest. The file is restored after each fault, also when this script is stopped.
+own program in C++), or files of pytest; those of ptxemu/ run with its own build, build/ptxemu. The file is restored after
+each fault, also if this script is stopped.
 Prints a line per fault with the first test that failed, then the counts; exits with 1 if a fault was not found by a test.
 """
 
@@ -21,6 +22,7 @@ LIMIT_S = 600  # a fault may make a test wait for ever
 def run(command: list[str]) -> tuple[int, str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "build/cpu/python"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment["NVFP4_MOE_TOOL"] = str(ROOT / "build/cpu/cli/nvfp4-moe")
+    environment["PTXEMU_BUILD"] = str(ROOT / "build/ptxemu")
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, text=True, timeout=LIMIT_S, stdout=-1, stderr=-2)
     except subprocess.TimeoutExpired:
@@ -31,7 +33,8 @@ def run(command: list[str]) -> tuple[int, str]:
 def first_failure(tests: str) -> str:
     """Builds and runs the tests. Returns the name of the first that failed, "" if all passed, "does not compile" if so."""
     room = (ROOT / "tests" / tests).is_dir() and any((ROOT / "tests" / tests).glob("*_test.cpp"))
-    code, log = run(["cmake", "--build", "build/cpu", "--target", f"test_{tests}" if room else "all"])
+    folder, target = ("build/ptxemu", "ptxemu") if tests.startswith("ptxemu/") else ("build/cpu", "all")
+    code, log = run(["cmake", "--build", folder, "--target", f"test_{tests}" if room else target])
     if code != 0:
         return "does not compile"
     if room:

@@ -83,7 +83,7 @@ int attribute(cudaDeviceAttr which) {
     case cudaDevAttrMaxThreadsPerMultiProcessor: return generation().threads_per_multiprocessor;
     case cudaDevAttrMaxBlocksPerMultiprocessor: return generation().ctas_per_multiprocessor;
     case cudaDevAttrWarpSize: return 32;
-    case cudaDevAttrMaxBlockDimX: return 1024;
+    case cudaDevAttrMaxBlockDimX:
     case cudaDevAttrMaxBlockDimY: return 1024;
     case cudaDevAttrMaxBlockDimZ: return 64;
     case cudaDevAttrMaxGridDimX: return 0x7fffffff;
@@ -96,14 +96,13 @@ int attribute(cudaDeviceAttr which) {
     case cudaDevAttrMemoryClockRate: return 1000000;
     case cudaDevAttrGlobalMemoryBusWidth: return 4096;
     case cudaDevAttrClusterLaunch: return compute_capability() >= 90;
-    case cudaDevAttrCooperativeLaunch: return 1;
-    case cudaDevAttrUnifiedAddressing: return 1;
-    case cudaDevAttrCanMapHostMemory: return 1;
-    case cudaDevAttrCanUseHostPointerForRegisteredMem: return 1;
-    case cudaDevAttrIpcEventSupport: return 1;
-    case cudaDevAttrConcurrentKernels: return 1;
+    case cudaDevAttrCooperativeLaunch:
+    case cudaDevAttrUnifiedAddressing:
+    case cudaDevAttrCanMapHostMemory:
+    case cudaDevAttrCanUseHostPointerForRegisteredMem:
+    case cudaDevAttrIpcEventSupport:
+    case cudaDevAttrConcurrentKernels:
     case cudaDevAttrAsyncEngineCount: return 1;
-    case cudaDevAttrMemoryPoolsSupported: return 0;
     default: return 0;
   }
 }

@@ -206,19 +206,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
       continue;
     }
     Launch launch;
-    launch.kernel = operation.launch->kernel;
-    for (int axis = 0; axis < 3; ++axis) {
-      launch.grid[axis] = operation.launch->grid[axis];
-      launch.block[axis] = operation.launch->block[axis];
-      launch.cluster[axis] = operation.launch->cluster[axis];
-    }
-    launch.dynamic_shared_bytes = operation.launch->dynamic_shared_bytes;
-    launch.resident_clusters = operation.launch->resident_clusters;
-    launch.variables = operation.launch->variables;
-    launch.arguments = operation.launch->arguments;
-    launch.explicit_cluster = operation.launch->explicit_cluster;
-    launch.programmatic = operation.launch->programmatic;
-    launch.checked = operation.launch->checked;
+    static_cast<LaunchRequest&>(launch) = *operation.launch;
     if (planted(Fault::graph_arguments)) launch.arguments.assign(launch.arguments.size(), 0);
     error = device().enqueue(stream, std::move(launch));
   }

@@ -228,10 +228,10 @@ std::string run_grouped(const std::vector<Gemm>& gemms) {
 
 // The entry of the list.
 template <class Config>
-constexpr Kernel entry(const char* name) {
+constexpr Kernel entry() {
   using D = typename Config::D;
   Kernel kernel{};
-  kernel.name = name;
+  kernel.name = Config::kName;
   kernel.capability = std::is_same_v<typename Config::Arch, cutlass::arch::Sm100> ? 100 : 120;
   kernel.nvfp4 = std::is_same_v<typename Config::Operand, Nvfp4>;
   kernel.grouped = Config::kGrouped;

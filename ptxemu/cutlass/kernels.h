@@ -1,8 +1,8 @@
 // CUTLASS's kernels as the driver sees them: a name, the GPU that they are for, and a function over
 // device arrays.
 //
-// Nothing of CUTLASS is seen here: each kernel is compiled in a file of its own, since one takes up
-// to a minute and 5 GiB, and the driver is plain C++.
+// Nothing of CUTLASS is seen here: each kernel is compiled by itself, since one takes up to a
+// minute and 5 GiB, and the driver is plain C++.
 #ifndef PTXEMU_CUTLASS_KERNELS_H_
 #define PTXEMU_CUTLASS_KERNELS_H_
 
@@ -39,7 +39,7 @@ struct Kernel {
   std::string (*run)(const std::vector<Gemm>& gemms);
 };
 
-// Defined in the file of the kernel.
+// kernels.cu
 extern const Kernel kSm100Dense, kSm100Narrow, kSm100Wide, kSm100Pair, kSm100Grouped,
     kSm100GroupedPair, kSm100Fp4Output, kSm100Bf16;
 extern const Kernel kSm120Dense, kSm120Grouped, kSm120GroupedPingpong, kSm120Fp4Output;

@@ -19,6 +19,11 @@ OwnAgent& agent_of(Thread* T, SlotKind kind) {
   return o.agents.back();
 }
 
+Mbarrier* known_mbarrier(const uint64_t* at) {
+  const auto found = checker.mbarriers.find(at);
+  return found == checker.mbarriers.end() ? nullptr : &found->second;
+}
+
 void release_into(Thread* T, Gather& gather) {
   OrderThread& o = *T->order;
   gather.add(o.base);
@@ -221,16 +226,6 @@ uint32_t OrderCta::agent(SlotKind kind, uint32_t index) {
   if (fresh) slots.push_back({kind, index});
   return at->second;
 }
-
-namespace {
-
-// Registers' own memory is nobody else's.
-bool is_local(const Thread* T, const uint8_t* at) {
-  const uint64_t address = reinterpret_cast<uint64_t>(at);
-  return address >= T->local_low && address < T->local_high;
-}
-
-}  // namespace
 
 void check_read(Thread* T, const uint8_t* at, uint32_t size, bool coherent) {
   if (!T->order || is_local(T, at)) return;

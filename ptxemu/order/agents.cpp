@@ -17,11 +17,6 @@ void touch_as(Thread* T, SlotKind kind, const void* at, uint64_t size, bool writ
   touch(T, at, size, now, true, queue ? agent.slot : kNoQueue);
 }
 
-Mbarrier* known_mbarrier(const uint64_t* at) {
-  const auto found = checker.mbarriers.find(at);
-  return found == checker.mbarriers.end() ? nullptr : &found->second;
-}
-
 }  // namespace
 
 // ---- cp.async: of the generic proxy, but not in the thread's order

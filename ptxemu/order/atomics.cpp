@@ -39,9 +39,8 @@ void add_release(uint64_t address, const OrderCta& cta, Scope scope, const Clock
 
 void check_strong(Thread* T, const uint8_t* at, uint32_t size, Strong what, Semantics semantics,
                   Scope scope) {
-  if (!T->order) return;
+  if (!T->order || is_local(T, at)) return;
   const uint64_t address = reinterpret_cast<uint64_t>(at);
-  if (address >= T->local_low && address < T->local_high) return;
   OrderThread& o = *T->order;
   if (what != Strong::kWrite) {
     const auto found = checker.released.find(address);
@@ -98,8 +97,7 @@ void check_fence_proxy(Thread* T) {
 void check_fence_mbarrier_init(Thread* T) {
   if (!T->order) return;
   for (const uint64_t* at : T->order->inits)
-    if (const auto found = checker.mbarriers.find(at); found != checker.mbarriers.end())
-      found->second.fenced = true;
+    if (Mbarrier* barrier = known_mbarrier(at)) barrier->fenced = true;
   T->order->inits.clear();
 }
 

@@ -222,15 +222,6 @@ void check_cluster_pass(Thread* T) {
 
 // ---- mbarriers
 
-namespace {
-
-Mbarrier* known_mbarrier(const uint64_t* at) {
-  const auto found = checker.mbarriers.find(at);
-  return found == checker.mbarriers.end() ? nullptr : &found->second;
-}
-
-}  // namespace
-
 // Phases are counted on, so that no earlier one is taken for one of the new barrier.
 void check_mbarrier_init(Thread* T, const uint64_t* at) {
   if (!T->order) return;

@@ -139,6 +139,13 @@ struct Checker {
 extern Checker checker;
 
 OwnAgent& agent_of(Thread* T, SlotKind kind);
+Mbarrier* known_mbarrier(
+    const uint64_t* at);  // null for one that no launch under the checker has initialized
+// Registers' own memory is nobody else's.
+inline bool is_local(const Thread* T, const uint8_t* at) {
+  const uint64_t address = reinterpret_cast<uint64_t>(at);
+  return address >= T->local_low && address < T->local_high;
+}
 // Everything that T has done and knows; T's later accesses are not in it.
 ClockRef release(Thread* T);
 void release_into(Thread* T, Gather& gather);

@@ -237,30 +237,23 @@ inline uint32_t dot4(uint32_t a, uint32_t b, uint32_t sum) {
                                  static_cast<int32_t>(static_cast<B>(b >> i)));
   return sum;
 }
-template <class F>
+inline uint16_t low_half(uint32_t x) { return static_cast<uint16_t>(x); }
+inline uint16_t high_half(uint32_t x) { return static_cast<uint16_t>(x >> 16); }
+template <class V = uint16_t, class F>
 inline uint32_t each_u16(uint32_t a, uint32_t b, F of) {
-  const auto low = of(static_cast<uint16_t>(a), static_cast<uint16_t>(b));
-  const auto high = of(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16));
+  const auto low = of(static_cast<V>(low_half(a)), static_cast<V>(low_half(b)));
+  const auto high = of(static_cast<V>(high_half(a)), static_cast<V>(high_half(b)));
   return static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16;
 }
-inline uint32_t add_u16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x + y; });
-}
-inline uint32_t min_u16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x < y ? x : y; });
-}
-inline uint32_t max_u16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) { return x > y ? x : y; });
-}
-inline uint32_t min_s16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) {
-    return static_cast<int16_t>(x) < static_cast<int16_t>(y) ? x : y;
-  });
-}
-inline uint32_t max_s16x2(uint32_t a, uint32_t b) {
-  return each_u16(a, b, [](uint16_t x, uint16_t y) {
-    return static_cast<int16_t>(x) > static_cast<int16_t>(y) ? x : y;
-  });
-}
+#define PTXEMU_HALVES(name, V, result)                         \
+  inline uint32_t name(uint32_t a, uint32_t b) {               \
+    return each_u16<V>(a, b, [](V x, V y) { return result; }); \
+  }
+PTXEMU_HALVES(add_u16x2, uint16_t, x + y)
+PTXEMU_HALVES(min_u16x2, uint16_t, x < y ? x : y)
+PTXEMU_HALVES(max_u16x2, uint16_t, x > y ? x : y)
+PTXEMU_HALVES(min_s16x2, int16_t, x < y ? x : y)
+PTXEMU_HALVES(max_s16x2, int16_t, x > y ? x : y)
+#undef PTXEMU_HALVES
 
 }  // namespace ptxemu

@@ -96,31 +96,22 @@ inline bool test_notanumber(uint32_t x) { return is_nan_bits(x); }
 inline bool test_normal(uint32_t x) { return test_finite(x) && (x & 0x7f800000u) != 0; }
 inline bool test_subnormal(uint32_t x) { return (x & 0x7f800000u) == 0 && (x & 0x007fffffu) != 0; }
 
-inline uint64_t each_f32(uint64_t a, uint64_t b, float (*of)(float, float)) {
-  const uint32_t low =
-      float_bits(of(as_float(static_cast<uint32_t>(a)), as_float(static_cast<uint32_t>(b))));
-  const uint32_t high = float_bits(
-      of(as_float(static_cast<uint32_t>(a >> 32)), as_float(static_cast<uint32_t>(b >> 32))));
-  return pair_of_words(canonical_nan(low), canonical_nan(high));
-}
-inline uint64_t add_f32x2(uint64_t a, uint64_t b) {
-  return each_f32(a, b, [](float x, float y) { return x + y; });
-}
-inline uint64_t sub_f32x2(uint64_t a, uint64_t b) {
-  return each_f32(a, b, [](float x, float y) { return x - y; });
-}
-inline uint64_t mul_f32x2(uint64_t a, uint64_t b) {
-  return each_f32(a, b, [](float x, float y) { return x * y; });
-}
-inline uint64_t fma_f32x2(uint64_t a, uint64_t b, uint64_t c) {
-  uint32_t half[2];
-  for (int i = 0; i < 2; ++i)
-    half[i] =
-        canonical_nan(float_bits(__builtin_fmaf(as_float(static_cast<uint32_t>(a >> (32 * i))),
-                                                as_float(static_cast<uint32_t>(b >> (32 * i))),
-                                                as_float(static_cast<uint32_t>(c >> (32 * i))))));
-  return pair_of_words(half[0], half[1]);
-}
+#define PTXEMU_PAIR(name, result)                                                 \
+  inline uint64_t name(uint64_t a, uint64_t b, [[maybe_unused]] uint64_t c = 0) { \
+    uint32_t half[2];                                                             \
+    for (int i = 0; i < 64; i += 32) {                                            \
+      const float x = as_float(static_cast<uint32_t>(a >> i)),                    \
+                  y = as_float(static_cast<uint32_t>(b >> i));                    \
+      [[maybe_unused]] const float z = as_float(static_cast<uint32_t>(c >> i));   \
+      half[i / 32] = canonical_nan(float_bits(result));                           \
+    }                                                                             \
+    return pair_of_words(half[0], half[1]);                                       \
+  }
+PTXEMU_PAIR(add_f32x2, x + y)
+PTXEMU_PAIR(sub_f32x2, x - y)
+PTXEMU_PAIR(mul_f32x2, x* y)
+PTXEMU_PAIR(fma_f32x2, __builtin_fmaf(x, y, z))
+#undef PTXEMU_PAIR
 
 // ---- roundings other than to nearest
 enum Rounding { kNearest, kToZero, kDown, kUp };

@@ -43,73 +43,47 @@ double fma_to_odd(double a, double b, double c);
 
 // ---- arithmetic in halves: each operation rounds once. Sums and products of two halves are
 // rounded rightly by way of f32.
-#define PTXEMU_HALVES(type)                                                                        \
-  inline uint16_t add_##type(uint16_t a, uint16_t b) {                                             \
-    return type##_from_float(float_from_##type(a) + float_from_##type(b), kNearest, false);        \
-  }                                                                                                \
-  inline uint16_t sub_##type(uint16_t a, uint16_t b) {                                             \
-    return type##_from_float(float_from_##type(a) - float_from_##type(b), kNearest, false);        \
-  }                                                                                                \
-  inline uint16_t mul_##type(uint16_t a, uint16_t b) {                                             \
-    return type##_from_float(float_from_##type(a) * float_from_##type(b), kNearest, false);        \
-  }                                                                                                \
-  inline uint16_t fma_##type(uint16_t a, uint16_t b, uint16_t c) {                                 \
-    if (planted(Fault::fma_two_roundings)) return add_##type(mul_##type(a, b), c);                 \
-    return type##_from_double(                                                                     \
-        fma_to_odd(float_from_##type(a), float_from_##type(b), float_from_##type(c)));             \
-  }                                                                                                \
-  inline uint16_t min_##type(uint16_t a, uint16_t b) {                                             \
-    return type##_from_float(minimum_number(float_from_##type(a), float_from_##type(b)), kNearest, \
-                             false);                                                               \
-  }                                                                                                \
-  inline uint16_t max_##type(uint16_t a, uint16_t b) {                                             \
-    return type##_from_float(maximum_number(float_from_##type(a), float_from_##type(b)), kNearest, \
-                             false);                                                               \
-  }                                                                                                \
-  inline uint16_t min_nan_##type(uint16_t a, uint16_t b) {                                         \
-    return type##_from_float(minimum_nan(float_from_##type(a), float_from_##type(b)), kNearest,    \
-                             false);                                                               \
-  }                                                                                                \
-  inline uint16_t max_nan_##type(uint16_t a, uint16_t b) {                                         \
-    return type##_from_float(maximum_nan(float_from_##type(a), float_from_##type(b)), kNearest,    \
-                             false);                                                               \
-  }                                                                                                \
-  inline uint16_t relu_##type(uint16_t a) {                                                        \
-    return type##_from_float(relu(float_from_##type(a)), kNearest, false);                         \
-  }                                                                                                \
-  inline uint16_t saturate_##type(uint16_t a) {                                                    \
-    return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest,  \
-                             false);                                                               \
-  }                                                                                                \
-  inline uint32_t add_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, add_##type); }    \
-  inline uint32_t sub_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, sub_##type); }    \
-  inline uint32_t mul_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, mul_##type); }    \
-  inline uint32_t min_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, min_##type); }    \
-  inline uint32_t max_##type##x2(uint32_t a, uint32_t b) { return each_u16(a, b, max_##type); }    \
-  inline uint32_t min_nan_##type##x2(uint32_t a, uint32_t b) {                                     \
-    return each_u16(a, b, min_nan_##type);                                                         \
-  }                                                                                                \
-  inline uint32_t max_nan_##type##x2(uint32_t a, uint32_t b) {                                     \
-    return each_u16(a, b, max_nan_##type);                                                         \
-  }                                                                                                \
-  inline uint32_t relu_##type##x2(uint32_t a) {                                                    \
-    return relu_##type(static_cast<uint16_t>(a)) |                                                 \
-           static_cast<uint32_t>(relu_##type(static_cast<uint16_t>(a >> 16))) << 16;               \
-  }                                                                                                \
-  inline uint32_t saturate_##type##x2(uint32_t a) {                                                \
-    return saturate_##type(static_cast<uint16_t>(a)) |                                             \
-           static_cast<uint32_t>(saturate_##type(static_cast<uint16_t>(a >> 16))) << 16;           \
-  }                                                                                                \
-  inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                             \
-    const uint32_t high =                                                                          \
-        fma_##type(static_cast<uint16_t>(a >> 16), static_cast<uint16_t>(b >> 16),                 \
-                   static_cast<uint16_t>(c >> 16));                                                \
-    return fma_##type(static_cast<uint16_t>(a), static_cast<uint16_t>(b),                          \
-                      static_cast<uint16_t>(c)) |                                                  \
-           high << 16;                                                                             \
+#define PTXEMU_HALF(type, name, result)                             \
+  inline uint16_t name##_##type(uint16_t x, uint16_t y) {           \
+    const float a = float_from_##type(x), b = float_from_##type(y); \
+    return type##_from_float(result, kNearest, false);              \
+  }                                                                 \
+  inline uint32_t name##_##type##x2(uint32_t x, uint32_t y) {       \
+    return each_u16(x, y, name##_##type);                           \
+  }
+#define PTXEMU_HALVES(type)                                                                       \
+  PTXEMU_HALF(type, add, a + b)                                                                   \
+  PTXEMU_HALF(type, sub, a - b)                                                                   \
+  PTXEMU_HALF(type, mul, a* b)                                                                    \
+  PTXEMU_HALF(type, min, minimum_number(a, b))                                                    \
+  PTXEMU_HALF(type, max, maximum_number(a, b))                                                    \
+  PTXEMU_HALF(type, min_nan, minimum_nan(a, b))                                                   \
+  PTXEMU_HALF(type, max_nan, maximum_nan(a, b))                                                   \
+  inline uint16_t fma_##type(uint16_t a, uint16_t b, uint16_t c) {                                \
+    if (planted(Fault::fma_two_roundings)) return add_##type(mul_##type(a, b), c);                \
+    return type##_from_double(                                                                    \
+        fma_to_odd(float_from_##type(a), float_from_##type(b), float_from_##type(c)));            \
+  }                                                                                               \
+  inline uint16_t relu_##type(uint16_t a) {                                                       \
+    return type##_from_float(relu(float_from_##type(a)), kNearest, false);                        \
+  }                                                                                               \
+  inline uint16_t saturate_##type(uint16_t a) {                                                   \
+    return type##_from_float(as_float(saturate_unit(float_bits(float_from_##type(a)))), kNearest, \
+                             false);                                                              \
+  }                                                                                               \
+  inline uint32_t fma_##type##x2(uint32_t a, uint32_t b, uint32_t c) {                            \
+    const uint32_t high = fma_##type(high_half(a), high_half(b), high_half(c));                   \
+    return fma_##type(low_half(a), low_half(b), low_half(c)) | high << 16;                        \
+  }                                                                                               \
+  inline uint32_t relu_##type##x2(uint32_t a) {                                                   \
+    return relu_##type(low_half(a)) | uint32_t{relu_##type(high_half(a))} << 16;                  \
+  }                                                                                               \
+  inline uint32_t saturate_##type##x2(uint32_t a) {                                               \
+    return saturate_##type(low_half(a)) | uint32_t{saturate_##type(high_half(a))} << 16;          \
   }
 PTXEMU_HALVES(f16)
 PTXEMU_HALVES(bf16)
 #undef PTXEMU_HALVES
+#undef PTXEMU_HALF
 
 }  // namespace ptxemu

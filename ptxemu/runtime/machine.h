@@ -179,7 +179,8 @@ struct Cluster {
   }
 };
 
-struct Launch {
+// What a launch is asked for.
+struct LaunchRequest {
   const KernelInfo* kernel;
   uint32_t grid[3], block[3], cluster[3];
   uint32_t dynamic_shared_bytes, resident_clusters;
@@ -187,6 +188,8 @@ struct Launch {
   std::vector<uint8_t> arguments;                       // as laid out for the kernel
   bool explicit_cluster = false, programmatic = false;  // may begin before its predecessor ends
   bool checked = false;  // its kernel was translated for the checker of order
+};
+struct Launch : LaunchRequest {
   OrderLaunch* order = nullptr;
 
   uint8_t* params = nullptr;

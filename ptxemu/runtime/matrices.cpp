@@ -94,26 +94,38 @@ void store_matrix(Thread* T, int count, bool transposed, uint64_t address, const
   });
 }
 
+namespace {
+
+// A (16, k) and B (8, k) out of the lanes' words, each of kEach values of k: word 2 i of A holds
+// row g = lane / 4, word 2 i + 1 row g + 8, and lane % 4 is the place within 4 kEach values.
+// value(word, number in it, of A).
+template <int kEach, int kK, class V, class F>
+void unpack(void** lanes, int k, V (*a)[kK], V (*b)[kK], F value) {
+  const int second = planted(Fault::mma_rows) ? 0 : 8, first = 8 - second;
+  for (int lane = 0; lane < 32; ++lane) {
+    const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
+    const int g = lane / 4, q = lane % 4 * kEach;
+    for (int part = 0; part < k / (4 * kEach); ++part)
+      for (int i = 0; i < kEach; ++i) {
+        const int at = 4 * kEach * part + q + i;
+        a[g + first][at] = value(x.a[2 * part], i, true);
+        a[g + second][at] = value(x.a[2 * part + 1], i, true);
+        b[g][at] = value(x.b[part], i, false);
+      }
+  }
+}
+
+}  // namespace
+
 void multiply_halves(Thread* T, int k, bool bf16, uint32_t* d, const uint32_t* a, const uint32_t* b,
                      const uint32_t* c) {
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][16] = {}, right[8][16] = {};
-    const auto value = [=](uint32_t pair, int i) {
+    unpack<2>(lanes, k, left, right, [=](uint32_t pair, int i, bool) {
       const uint16_t bits = static_cast<uint16_t>(pair >> (16 * i));
       return bf16 ? float_from_bf16(bits) : float_from_f16(bits);
-    };
-    for (int lane = 0; lane < 32; ++lane) {
-      const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
-      const int g = lane / 4, q = lane % 4 * 2;
-      for (int half = 0; half < k / 8; ++half)
-        for (int i = 0; i < 2; ++i) {
-          const int second = planted(Fault::mma_rows) ? 0 : 8, first = 8 - second;
-          left[g + first][8 * half + q + i] = value(x.a[2 * half], i);
-          left[g + second][8 * half + q + i] = value(x.a[2 * half + 1], i);
-          right[g][8 * half + q + i] = value(x.b[half], i);
-        }
-    }
+    });
     double sums[16][8];
     sums_of<16>(left, right, sums);
     put_floats(lanes, sums);
@@ -125,21 +137,10 @@ void multiply_bytes(Thread* T, int k, bool a_signed, bool b_signed, uint32_t* d,
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     int32_t left[16][32] = {}, right[8][32] = {};
-    const auto value = [](uint32_t word, int i, bool is_signed) {
+    unpack<4>(lanes, k, left, right, [=](uint32_t word, int i, bool of_a) {
       const uint8_t byte = static_cast<uint8_t>(word >> (8 * i));
-      return is_signed ? static_cast<int32_t>(static_cast<int8_t>(byte))
-                       : static_cast<int32_t>(byte);
-    };
-    for (int lane = 0; lane < 32; ++lane) {
-      const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
-      const int g = lane / 4, q = lane % 4 * 4;
-      for (int half = 0; half < k / 16; ++half)
-        for (int i = 0; i < 4; ++i) {
-          left[g][16 * half + q + i] = value(x.a[2 * half], i, a_signed);
-          left[g + 8][16 * half + q + i] = value(x.a[2 * half + 1], i, a_signed);
-          right[g][16 * half + q + i] = value(x.b[half], i, b_signed);
-        }
-    }
+      return (of_a ? a_signed : b_signed) ? int32_t{static_cast<int8_t>(byte)} : int32_t{byte};
+    });
     for (uint32_t lane = 0; lane < 32; ++lane) {
       const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
       for (uint32_t i = 0; i < 4; ++i) {
@@ -158,20 +159,11 @@ void multiply_fp8(Thread* T, Small a_kind, Small b_kind, uint32_t* d, const uint
   ProductLane mine{d, a, b, c, 0, 0};
   meet(T, 0, "aligned mma.sync", &mine, true, [=](void** lanes, uint32_t) {
     float left[16][32], right[8][32];
-    const auto value = [](uint32_t word, int i, Small kind) {
+    unpack<4>(lanes, 32, left, right, [=](uint32_t word, int i, bool of_a) {
       const uint32_t byte = word >> (8 * i) & 255;
-      return kind == Small::kE4M3 ? float_from_e4m3(byte) : float_from_e5m2(byte);
-    };
-    for (int lane = 0; lane < 32; ++lane) {
-      const ProductLane& x = *static_cast<ProductLane*>(lanes[lane]);
-      const int g = lane / 4, q = lane % 4 * 4;
-      for (int half = 0; half < 2; ++half)
-        for (int i = 0; i < 4; ++i) {
-          left[g][16 * half + q + i] = value(x.a[2 * half], i, a_kind);
-          left[g + 8][16 * half + q + i] = value(x.a[2 * half + 1], i, a_kind);
-          right[g][16 * half + q + i] = value(x.b[half], i, b_kind);
-        }
-    }
+      return (of_a ? a_kind : b_kind) == Small::kE4M3 ? float_from_e4m3(byte)
+                                                      : float_from_e5m2(byte);
+    });
     double sums[16][8];
     sums_of<32>(left, right, sums);
     put_floats(lanes, sums);

@@ -122,10 +122,5 @@ uint64_t allocation_number(uint64_t low) {
   return found == map().ranges.end() ? 0 : found->second.number;
 }
 uint64_t allocated_bytes() { return map().bytes; }
-uint64_t allocation_count() {
-  uint64_t count = 0;
-  for (const auto& [low, range] : map().ranges) count += range.mapped_bytes != 0;
-  return count;
-}
 
 }  // namespace ptxemu

@@ -24,6 +24,5 @@ std::string describe_address(uint64_t address);
 // Of the allocation that begins there; 0 for none. No two have the same.
 uint64_t allocation_number(uint64_t low);
 uint64_t allocated_bytes();
-uint64_t allocation_count();
 
 }  // namespace ptxemu

@@ -61,27 +61,24 @@ void put_nibble(uint8_t* row, int64_t element, uint8_t value) {
 // Where element e of a spread row lies: 16 elements in the low 8 of 16 bytes.
 int64_t spread_nibble(int64_t e) { return e / 16 * 32 + e % 16; }
 
-void read_row(const TensorMap& map, const Coordinates& at, const uint8_t* row, uint8_t* line) {
+// The elements of a box's row that lie in the tensor, from there to a line of shared memory or
+// back.
+void copy_row(const TensorMap& map, const Coordinates& at, uint8_t* row, uint8_t* line, bool load) {
   const auto [low, high] = inside_range(map, at);
   if (map.element_bits() == 4) {
-    for (int64_t e = low; e < high; ++e)
-      put_nibble(line, map.spread() ? spread_nibble(e) : e, nibble(row, at[0] + e));
-  } else {
-    const uint32_t bytes = map.element_bits() / 8;
-    std::memcpy(line + low * bytes, row + (at[0] + low) * bytes,
-                static_cast<size_t>((high - low) * bytes));
+    for (int64_t e = low; e < high; ++e) {
+      const int64_t in_row = at[0] + e, in_line = map.spread() ? spread_nibble(e) : e;
+      if (load)
+        put_nibble(line, in_line, nibble(row, in_row));
+      else
+        put_nibble(row, in_row, nibble(line, in_line));
+    }
+    return;
   }
-}
-void write_row(const TensorMap& map, const Coordinates& at, uint8_t* row, const uint8_t* line) {
-  const auto [low, high] = inside_range(map, at);
-  if (map.element_bits() == 4) {
-    for (int64_t e = low; e < high; ++e)
-      put_nibble(row, at[0] + e, nibble(line, map.spread() ? spread_nibble(e) : e));
-  } else {
-    const uint32_t bytes = map.element_bits() / 8;
-    std::memcpy(row + (at[0] + low) * bytes, line + low * bytes,
-                static_cast<size_t>((high - low) * bytes));
-  }
+  const uint32_t bytes = map.element_bits() / 8;
+  uint8_t *in_row = row + (at[0] + low) * bytes, *in_line = line + low * bytes;
+  std::memcpy(load ? in_line : in_row, load ? in_row : in_line,
+              static_cast<size_t>((high - low) * bytes));
 }
 
 uint32_t swizzle_of(const TensorMap& map) {
@@ -102,9 +99,9 @@ void each_row_inside(const TensorMap& map, const Coordinates& at, F of) {
 void load_box(const TensorMap& map, const Coordinates& at, uint8_t* shared, uint32_t to) {
   const uint32_t bytes = map.row_bytes();
   std::vector<uint8_t> line(bytes + 16);
-  each_row(map, at, [&](uint32_t row, const uint8_t* from) {
+  each_row(map, at, [&](uint32_t row, uint8_t* from) {
     std::fill(line.begin(), line.end(), 0);
-    if (from) read_row(map, at, from, line.data());
+    if (from) copy_row(map, at, from, line.data(), true);
     for (uint32_t i = 0; i < bytes; i += 16)
       std::memcpy(shared + swizzled(to + row * bytes + i, swizzle_of(map)), line.data() + i,
                   std::min(16u, bytes - i));
@@ -167,7 +164,7 @@ void tensor_store(Thread* T, int rank, uint64_t map_address, const int32_t* at, 
       for (uint32_t i = 0; i < bytes; i += 16)
         std::memcpy(line.data() + i, shared + swizzled(from + row * bytes + i, swizzle_of(map)),
                     std::min(16u, bytes - i));
-      write_row(map, to, into, line.data());
+      copy_row(map, to, into, line.data(), false);
     });
   });
 }

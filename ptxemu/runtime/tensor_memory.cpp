@@ -126,6 +126,40 @@ uint32_t half_of(const Product& product, uint32_t part) {
                                              : part;
 }
 
+// D of a product over kK values of k, in kBlocks blocks with a scale each. V holds sums of a block
+// exactly. values(cta, descriptor, row, of A, to) and scales(cta, row, of A, to) read a row of A or
+// B.
+template <int kK, int kBlocks, class V, class Values, class Scales>
+void multiply(const Product& product, const MatrixDescriptor& left, const MatrixDescriptor& right,
+              Values values, Scales scales) {
+  const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
+                 columns = product.n / count;
+  std::vector<V> b_values(product.n * kK);
+  for (uint32_t n = 0; n < product.n; ++n)
+    values(product.ctas[half_of(product, n / columns)], right, n % columns, false,
+           &b_values[n * kK]);
+  for (Cta* cta : product.ctas) {
+    std::vector<double> b_scales(product.n * kBlocks);
+    for (uint32_t n = 0; n < product.n; ++n) scales(cta, n, false, &b_scales[n * kBlocks]);
+    for (uint32_t m = 0; m < rows; ++m) {
+      V a_values[kK];
+      double a_scales[kBlocks];
+      values(cta, left, m, true, a_values);
+      scales(cta, m, true, a_scales);
+      for (uint32_t n = 0; n < product.n; ++n) {
+        double sum = 0;
+        for (uint32_t block = 0; block < kBlocks; ++block) {
+          V part = 0;
+          for (uint32_t k = kK / kBlocks * block; k < kK / kBlocks * (block + 1); ++k)
+            part += a_values[k] * b_values[n * kK + k];
+          sum += static_cast<double>(part) * a_scales[block] * b_scales[n * kBlocks + block];
+        }
+        put(product, cta, m, n, sum);
+      }
+    }
+  }
+}
+
 Product make_product(Thread* T, bool pair, uint64_t d, uint32_t kind, bool accumulate) {
   Product product{partners(T, pair), d, (kind >> 24 & 31) * 16, (kind >> 17 & 63) * 8, accumulate};
   const bool rows =
@@ -302,48 +336,25 @@ void tensor_multiply_block_scaled(Thread* T, bool pair, uint64_t d, uint64_t a, 
         check_cells(T, cta, scale_b & ~0xc0000000ull, lane, 0, (product.n + 31) / 32, false);
       }
   enqueue_tensor_work(T, [=] {
-    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
-                   columns = product.n / count;
-    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, float* to) {
+    const auto values = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool, float* to) {
       for (uint32_t byte = 0; byte < 32; ++byte) {
         const uint8_t codes = *operand(cta, at, row, byte, 1);
         to[2 * byte] = float_from_e2m1(codes & 15);
         to[2 * byte + 1] = float_from_e2m1(codes >> 4);
       }
     };
-    const auto scales = [](Cta* cta, uint64_t at, uint32_t row, double* to) {
-      const uint32_t bytes = cell(cta, at & ~0xc0000000ull, row % 32, row / 32);
+    const auto scales = [=](Cta* cta, uint32_t row, bool of_a, double* to) {
+      const uint64_t at = (of_a ? scale_a : scale_b) & ~0xc0000000ull;
+      if (planted(Fault::tcgen05_scale_b) && !of_a) row ^= 1;
+      const uint32_t bytes = cell(cta, at, row % 32, row / 32);
       for (uint32_t group = 1; group < 4; ++group)
-        if (cell(cta, at & ~0xc0000000ull, group * 32 + row % 32, row / 32) != bytes)
+        if (cell(cta, at, group * 32 + row % 32, row / 32) != bytes)
           fault_work(cta->cluster, "tcgen05.mma: scales differ between the groups of lanes");
       for (int block = 0; block < 4; ++block)
         to[block] = static_cast<double>(float_from_e4m3(bytes >> (8 * block) & 127));
     };
-    std::vector<float> b_values(product.n * 64);
-    for (uint32_t n = 0; n < product.n; ++n)
-      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, &b_values[n * 64]);
-    for (Cta* cta : product.ctas) {
-      std::vector<double> b_scales(product.n * 4);
-      for (uint32_t n = 0; n < product.n; ++n)
-        scales(cta, scale_b, planted(Fault::tcgen05_scale_b) ? n ^ 1 : n, &b_scales[n * 4]);
-      for (uint32_t m = 0; m < rows; ++m) {
-        float a_values[64];
-        double a_scales[4];
-        unpack(cta, left, m, a_values);
-        scales(cta, scale_a, m, a_scales);
-        for (uint32_t n = 0; n < product.n; ++n) {
-          double sum = 0;
-          for (int block = 0; block < 4; ++block) {
-            float part = 0;  // exact: multiples of 1/4 below 2^10
-            for (int k = 16 * block; k < 16 * block + 16; ++k)
-              part += a_values[k] * b_values[n * 64 + static_cast<uint32_t>(k)];
-            sum += static_cast<double>(part) * a_scales[block] *
-                   b_scales[n * 4 + static_cast<uint32_t>(block)];
-          }
-          put(product, cta, m, n, sum);
-        }
-      }
-    }
+    multiply<64, 4, float>(product, left, right, values,
+                           scales);  // a block's values are multiples of 1/4 below 2^10
   });
 }
 
@@ -357,30 +368,16 @@ void tensor_multiply_halves(Thread* T, bool pair, uint64_t d, uint64_t a, uint64
   const MatrixDescriptor left = descriptor(T, a), right = descriptor(T, b);
   check_product(T, product, left, right);
   enqueue_tensor_work(T, [=] {
-    const uint32_t count = static_cast<uint32_t>(product.ctas.size()), rows = product.m / count,
-                   columns = product.n / count;
-    const auto unpack = [](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool bf16,
-                           float* to) {
+    const auto values = [=](Cta* cta, const MatrixDescriptor& at, uint32_t row, bool of_a,
+                            double* to) {
       for (uint32_t k = 0; k < 16; ++k) {
         const uint16_t bits = read<uint16_t>(operand(cta, at, row, 2 * k, 2));
-        to[k] = bf16 ? float_from_bf16(bits) : float_from_f16(bits);
+        to[k] = static_cast<double>((of_a ? a_bf16 : b_bf16) ? float_from_bf16(bits)
+                                                             : float_from_f16(bits));
       }
     };
-    std::vector<float> b_values(product.n * 16);
-    for (uint32_t n = 0; n < product.n; ++n)
-      unpack(product.ctas[half_of(product, n / columns)], right, n % columns, b_bf16,
-             &b_values[n * 16]);
-    for (Cta* cta : product.ctas)
-      for (uint32_t m = 0; m < rows; ++m) {
-        float a_values[16];
-        unpack(cta, left, m, a_bf16, a_values);
-        for (uint32_t n = 0; n < product.n; ++n) {
-          double sum = 0;
-          for (uint32_t k = 0; k < 16; ++k)
-            sum += static_cast<double>(a_values[k]) * static_cast<double>(b_values[n * 16 + k]);
-          put(product, cta, m, n, sum);
-        }
-      }
+    multiply<16, 1, double>(product, left, right, values,
+                            [](Cta*, uint32_t, bool, double* to) { *to = 1; });
   });
 }
 

@@ -28,6 +28,7 @@ class Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
 
 
+ORDERS = ("at-once", "random", "late")
 CLUSTER_DIMENSION, PROGRAMMATIC = 4, 6
 HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
 
@@ -128,6 +129,23 @@ class Emulator:
     def launch(self, kernel, arguments, **options):
         self.enqueue(kernel, arguments, **options)
         self.finish()
+
+    def run(self, body, inputs=(), shape=1, dtype=np.uint32, shared="", target="sm_90a", dynamic=0, **options):
+        """What a kernel leaves at %rd_o. Arrays are its %rd_a, %rd_b and so on, numbers %r_a and so on.
+
+        shared: variables of the module; dynamic: bytes of shared memory that the launch adds."""
+        arguments = [self.put(each) if isinstance(each, np.ndarray) else ctypes.c_uint32(each) for each in inputs]
+        names = [
+            letter if isinstance(each, np.ndarray) else f"{letter}:u32"
+            for letter, each in zip("abcdefgh", inputs, strict=False)
+        ]
+        out = self.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        text = ptx(body, (*names, "o"), shared=shared, target=target)
+        self.launch(self.kernel(text, "test"), [*arguments, out], shared=dynamic, **options)
+        result = self.get(out, shape, dtype)
+        for pointer in [*(each for each in arguments if isinstance(each, ctypes.c_void_p)), out]:
+            self.free(pointer)
+        return result
 
 
 def ptx(body, parameters=(), name="test", shared="", target="sm_90a", version="8.8"):

@@ -228,6 +228,7 @@ CASES = [
     ("sub.u64", "sub.u64 %rd9, %rd1, %rd2;", 64, lambda a, b, c: (a - b) & M64),
     ("add.cc", "add.cc.u32 %r4, %r1, %r2; addc.u32 %r9, %r2, %r3;", 32, lambda a, b, c: (b + c + (a + b > M32)) & M32),
     ("sub.cc", "sub.cc.u32 %r4, %r1, %r2; subc.u32 %r9, %r2, %r3;", 32, lambda a, b, c: (b - c - (a < b)) & M32),
+    ("addc.cc", "add.cc.u32 %r4, %r1, %r2; addc.cc.u32 %r5, %r2, %r3; addc.u32 %r9, %r1, %r3;", 32, lambda a, b, c: (a + c + (b + c + (a + b > M32) > M32)) & M32),
     ("mul.lo.s32", binary("mul.lo.s32"), 32, lambda a, b, c: (a * b) & M32),
     ("mul.hi.s32", binary("mul.hi.s32"), 32, lambda a, b, c: (signed(a) * signed(b) >> 32) & M32),
     ("mul.hi.u32", binary("mul.hi.u32"), 32, lambda a, b, c: a * b >> 32),
@@ -310,12 +311,18 @@ CASES = [
     ("cvt.f64.f32", "cvt.f64.f32 %rd9, %r1;", 64, lambda a, b, c: None if is_nan(a & M32) else bits64(f32(a & M32))),
     ("cvt.rn.f32.f64", "cvt.rn.f32.f64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: bits32(f64(a))),
     ("cvt.rz.f32.f64", "cvt.rz.f32.f64 %r9, %rd1; cvt.u64.u32 %rd9, %r9;", 64, lambda a, b, c: double_to_zero(f64(a))),
+    ("cvt.pack", "cvt.pack.sat.s16.s32 %r9, %r1, %r2;", 32, lambda a, b, c: (saturated(a) & 0xFFFF) << 16 | saturated(b) & 0xFFFF),
+    ("mov.b64", "mov.b64 %rd9, {%r1, %r2};", 64, lambda a, b, c: (b & M32) << 32 | a & M32),
     ("add.f16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; add.f16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32, half(lambda a, b, c: a + b, np.float16)),
     ("mul.bf16", "cvt.u16.u32 %h1, %r1; cvt.u16.u32 %h2, %r2; mul.bf16 %h3, %h1, %h2; cvt.u32.u16 %r9, %h3;", 32, half(lambda a, b, c: a * b, ml_dtypes.bfloat16)),
     ("fma.rn.f16", "fma.rn.f16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32, half(lambda a, b, c: a * b + c, np.float16)),
     ("fma.rn.bf16", "fma.rn.bf16x2 %r9, %r1, %r2, %r3; and.b32 %r9, %r9, 0xffff;", 32, half(lambda a, b, c: a * b + c, ml_dtypes.bfloat16)),
     ("cvt.rz.f16.f32", "cvt.rz.f16.f32 %h1, %r1; cvt.u32.u16 %r9, %h1;", 32, lambda a, b, c: half_to_zero(a)),
 ]  # fmt: skip
+
+
+def saturated(x):
+    return max(-(1 << 15), min((1 << 15) - 1, signed(x)))
 
 
 def double_op(a, b, symbol):
@@ -346,39 +353,24 @@ def operands(count, bits, seed):
     if bits == 32:
         special = [0, 1, 2, 31, 32, 33, M32, 1 << 31, (1 << 31) - 1, 0x3F800000, 0xBF800000, 0x3F800001, 0x40490FDB]
         special += [0x7F800000, 0xFF800000, 0x7FC01234, 0xFFFFFFFF, 0x00000001, 0x80000000, 0x007FFFFF, 0x00800000]
-        special += [
-            0x7F7FFFFF,
-            0x4F000000,
-            0xCF000000,
-            0x3F000000,
-            0x3FC00000,
-            0x40200000,
-            0x33800000,
-            0x477FE000,
-            0x387FC000,
-        ]
+        special += [0x7F7FFFFF, 0x4F000000, 0xCF000000, 0x3F000000, 0x3FC00000, 0x40200000, 0x33800000, 0x477FE000]
+        special += [0x387FC000]
     else:
-        special = [
-            0,
-            1,
-            M64,
-            1 << 63,
-            (1 << 63) - 1,
-            bits64(1.0),
-            bits64(-1.5),
-            bits64(1 + 2**-30),
-            bits64(1e300),
-            bits64(0.1),
-        ]
-        special += [
-            bits64(math.inf),
-            bits64(-math.inf),
-            bits64(math.nan),
-            bits64(2.0**63),
-            bits64(-(2.0**63)),
-            bits64(3.99999999),
-            bits64(1 + 2**-24),
-        ]
+        floats = (
+            1.0,
+            -1.5,
+            1 + 2**-30,
+            1e300,
+            0.1,
+            math.inf,
+            -math.inf,
+            math.nan,
+            2.0**63,
+            -(2.0**63),
+            3.99999999,
+            1 + 2**-24,
+        )
+        special = [0, 1, M64, 1 << 63, (1 << 63) - 1, *map(bits64, floats)]
     first = [(a, b, special[(i * 7 + j) % len(special)]) for i, a in enumerate(special) for j, b in enumerate(special)]
     values = generator.integers(0, 1 << bits, size=(3, count), dtype=np.uint64)
     # Half of the random ones have exponents near each other, so that sums and comparisons are not trivial.

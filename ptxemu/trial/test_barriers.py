@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchError, line_of, ptx
+from trial.emulator import ORDERS, LaunchError, line_of, ptx
 
-ORDERS = ("at-once", "random", "late")
+BARRIER = ".shared .align 8 .b8 barrier[8];"
 
 
-def test_bar_sync_holds(emulator):
+@pytest.mark.parametrize("order", ORDERS)
+def test_bar_sync_holds(emulator, order):
     """Each warp's write is read by the warp before it, which runs first."""
     body = """
 	mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2; mov.u32 %r3, block; add.u32 %r4, %r3, %r2;
@@ -18,12 +19,9 @@ def test_bar_sync_holds(emulator):
 	ld.shared.u32 %r7, [%r6];
 	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r7;
 """
-    kernel = emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[512];"), "test")
-    out = emulator.empty(512)
-    for order in ORDERS:
-        with emulator.order(order):
-            emulator.launch(kernel, [out], block=128)
-        assert (emulator.get(out, 128, np.uint32) == (np.arange(128) + 32) % 128).all()
+    with emulator.order(order):
+        got = emulator.run(body, shape=128, shared=".shared .align 4 .b8 block[512];", block=128)
+    assert (got == (np.arange(128) + 32) % 128).all()
 
 
 def test_bar_red(emulator):
@@ -33,24 +31,21 @@ def test_bar_red(emulator):
 	selp.u32 %r3, 1, 0, %p3; selp.u32 %r4, 2, 0, %p4; or.b32 %r3, %r3, %r4;
 	mul.wide.u32 %rd1, %r1, 8; add.s64 %rd2, %rd_o, %rd1; st.global.v2.u32 [%rd2], {%r3, %r2};
 """
-    out = emulator.empty(64 * 8)
-    emulator.launch(emulator.kernel(ptx(body, "o"), "test"), [out], block=64)
-    assert (emulator.get(out, (64, 2), np.uint32) == [1, 63]).all()
+    assert (emulator.run(body, shape=(64, 2), block=64) == [1, 63]).all()
 
 
-def test_named_barrier_arrive(emulator):
-    """Warp 1 arrives without waiting, warp 0 waits for it."""
-    body = """
+@pytest.mark.parametrize("sync, arrive", [("bar.sync 3, 64;", "bar.arrive 3, 64;"), ("bar.sync 3;", "exit;")])
+def test_a_warp_waits_for_one_that_does_not(emulator, sync, arrive):
+    """Warp 1 arrives without waiting, or ends; warp 0 waits for it."""
+    body = f"""
 	mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; mov.u32 %r2, block;
 	@%p1 bra consumer;
-	st.shared.u32 [%r2], 99; bar.arrive 3, 64; bra done;
+	st.shared.u32 [%r2], 99; {arrive} bra done;
 consumer:
-	bar.sync 3, 64; ld.shared.u32 %r3, [%r2]; st.global.u32 [%rd_o], %r3;
+	{sync} ld.shared.u32 %r3, [%r2]; st.global.u32 [%rd_o], %r3;
 done:
 """
-    out = emulator.empty(4)
-    emulator.launch(emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[4];"), "test"), [out], block=64)
-    assert emulator.get(out, 1, np.uint32)[0] == 99
+    assert emulator.run(body, shared=".shared .align 4 .b8 block[4];", block=64)[0] == 99
 
 
 MBARRIER = """
@@ -70,33 +65,57 @@ ready:
 arrive:
 	mbarrier.arrive.shared::cta.b64 %rd4, [%r2];
 again:
-	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], PARITY;
+	mbarrier.try_wait.parity.shared::cta.b64 %p4, [%r2], 0;
 	@!%p4 bra again;
 	mov.u32 %r3, data; ld.shared.u32 %r4, [%r3+4];
 	mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r4;
 done:
 """
-SHARED = ".shared .align 16 .b8 data[16];\n.shared .align 8 .b8 barrier[8];"
 
 
-def test_mbarrier_waits_for_arrivals_and_bytes(emulator):
-    kernel = emulator.kernel(ptx(MBARRIER.replace("PARITY", "0"), "ao", shared=SHARED), "test")
-    source, out = emulator.put(np.array([1, 20, 3, 4], np.uint32)), emulator.empty(128)
-    for order in ORDERS:
-        for seed in range(3):
-            with emulator.order(order, seed):
-                emulator.launch(kernel, [source, out], block=64)
-            assert (emulator.get(out, 32, np.uint32) == 20).all()
+@pytest.mark.parametrize("order, seed", [("at-once", 1), ("late", 1), *(("random", seed) for seed in range(3))])
+def test_mbarrier_waits_for_arrivals_and_bytes(emulator, order, seed):
+    shared = ".shared .align 16 .b8 data[16];" + BARRIER
+    with emulator.order(order, seed):
+        got = emulator.run(MBARRIER, [np.array([1, 20, 3, 4], np.uint32)], 32, shared=shared, block=64)
+    assert (got == 20).all()
 
 
-def test_mbarrier_of_the_phase_before_is_open(emulator):
-    """Waiting for parity 1 of a fresh barrier does not wait."""
-    body = "\n\tmov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1;\n\tmbarrier.test_wait.parity.shared.b64 %p1, [%r2], 1;"
-    body += "\n\tmbarrier.test_wait.parity.shared.b64 %p2, [%r2], 0; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 2, 0, %p2;"
-    body += "\n\tor.b32 %r3, %r3, %r4; st.global.u32 [%rd_o], %r3;"
-    out = emulator.empty(4)
-    emulator.launch(emulator.kernel(ptx(body, "o", shared=".shared .align 8 .b8 barrier[8];"), "test"), [out], block=1)
-    assert emulator.get(out, 1, np.uint32)[0] == 1
+TEST = "mbarrier.test_wait.parity.shared.b64"
+ARRIVE, DROP = "mbarrier.arrive.shared.b64 _, [%r2];", "mbarrier.arrive_drop.shared.b64 _, [%r2];"
+
+
+@pytest.mark.parametrize(
+    "arrivals, first, second",
+    [
+        ("", False, True),  # the phase before the first counts as over
+        (ARRIVE, False, True),
+        (ARRIVE + ARRIVE, True, False),
+        (DROP + ARRIVE, True, False),
+        (DROP + ARRIVE + ARRIVE, False, True),  # of one arrival from now on
+    ],
+)
+def test_phases_of_an_mbarrier(emulator, arrivals, first, second):
+    """Of two arrivals: whether a wait for parity 0, and one for parity 1, passes."""
+    body = f"""
+	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 2; {arrivals}
+	{TEST} %p1, [%r2], 0; {TEST} %p2, [%r2], 1; selp.u32 %r3, 1, 0, %p1; selp.u32 %r4, 1, 0, %p2;
+	st.global.v2.u32 [%rd_o], {{%r3, %r4}};
+"""
+    assert emulator.run(body, shape=2, shared=BARRIER, block=1).tolist() == [first, second]
+
+
+def test_a_wait_may_end_without_success(emulator):
+    """What a thread does then may be what the phase waits for."""
+    body = """
+	mov.u32 %r2, barrier; mbarrier.init.shared.b64 [%r2], 1; mov.u32 %r3, 0;
+again:
+	mbarrier.try_wait.parity.shared.b64 %p1, [%r2], 0; @%p1 bra done;
+	mbarrier.arrive.shared.b64 _, [%r2]; add.u32 %r3, %r3, 1; bra again;
+done:
+	st.global.u32 [%rd_o], %r3;
+"""
+    assert emulator.run(body, shared=BARRIER, block=1)[0] == 1
 
 
 def test_deadlock_report(emulator):
@@ -111,7 +130,7 @@ again:
 	@!%p4 bra again;
 done:
 """
-    text = ptx(body, shared=".shared .align 8 .b8 barrier[8];")
+    text = ptx(body, shared=BARRIER)
     with pytest.raises(LaunchError) as raised:
         emulator.launch(emulator.kernel(text, "test"), [], block=64)
     said = str(raised.value)
@@ -124,9 +143,8 @@ done:
 
 def test_endless_polling_is_reported(emulator):
     body = "\nagain:\n\tld.acquire.gpu.global.u32 %r1, [%rd_a]; setp.eq.u32 %p1, %r1, 0; @%p1 bra again;"
-    flag = emulator.put(np.zeros(1, np.uint32))
     with pytest.raises(LaunchError, match="only look at memory again"):
-        emulator.launch(emulator.kernel(ptx(body, "a"), "test"), [flag])
+        emulator.run(body, [np.zeros(1, np.uint32)])
 
 
 def test_ctas_that_wait_for_each_other_run_together(emulator):
@@ -136,14 +154,13 @@ def test_ctas_that_wait_for_each_other_run_together(emulator):
 	@%p1 bra last;
 again:
 	ld.acquire.gpu.global.u32 %r2, [%rd_a]; setp.eq.u32 %p2, %r2, 0; @%p2 bra again;
+	st.global.u32 [%rd_o], %r2;
 	bra done;
 last:
 	st.release.gpu.global.u32 [%rd_a], %r1;
 done:
 """
-    flag = emulator.put(np.zeros(1, np.uint32))
-    emulator.launch(emulator.kernel(ptx(body, "a"), "test"), [flag], grid=4, block=1)
-    assert emulator.get(flag, 1, np.uint32)[0] != 0
+    assert emulator.run(body, [np.zeros(1, np.uint32)], grid=4, block=1)[0] in (1, 2, 3)
 
 
 def test_aligned_instructions_at_two_places(emulator):
@@ -159,4 +176,4 @@ other:
 done:
 """
     with pytest.raises(LaunchError, match="different aligned instructions"):
-        emulator.launch(emulator.kernel(ptx(body, shared=".shared .align 16 .b8 block[512];"), "test"), [])
+        emulator.run(body, shared=".shared .align 16 .b8 block[512];")

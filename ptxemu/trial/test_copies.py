@@ -5,12 +5,13 @@ import ctypes
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchError, ptx
+from trial.emulator import ORDERS, LaunchError, ptx
 
-ORDERS = ("at-once", "random", "late")
+MAP = ".param .u64 p_o, .param .align 64 .b8 map[128]"
 
 
-def test_cp_async_is_visible_at_its_wait(emulator):
+@pytest.mark.parametrize("order", ORDERS)
+def test_cp_async_is_visible_at_its_wait(emulator, order):
     """Two groups: before any wait neither is there, after wait_group 1 the first alone."""
     body = """
 	mov.u32 %r1, block;
@@ -23,37 +24,39 @@ def test_cp_async_is_visible_at_its_wait(emulator):
 	ld.shared.u32 %r5, [%r1+16];
 	st.global.v4.u32 [%rd_o], {%r2, %r3, %r4, %r5};
 """
-    kernel = emulator.kernel(ptx(body, "ao", shared=".shared .align 16 .b8 block[32];"), "test")
-    source, out = emulator.put(np.arange(1, 9, dtype=np.uint32)), emulator.empty(16)
-    for order in ORDERS:
-        with emulator.order(order):
-            emulator.launch(kernel, [source, out], block=1)
-        assert emulator.get(out, 4, np.uint32).tolist() == [0xFDFDFDFD, 1, 0xFDFDFDFD, 5]
+    shared = ".shared .align 16 .b8 block[32];"
+    with emulator.order(order):
+        got = emulator.run(body, [np.arange(1, 9, dtype=np.uint32)], 4, shared=shared, block=1)
+    assert got.tolist() == [0xFDFDFDFD, 1, 0xFDFDFDFD, 5]
 
 
-def test_cp_async_fills_with_zeros(emulator):
-    body = """
-	mov.u32 %r1, block; mov.u32 %r2, 6;
-	cp.async.ca.shared.global [%r1], [%rd_a], 16, %r2; cp.async.wait_all;
-	ld.shared.v4.u32 {%r3, %r4, %r5, %r6}, [%r1]; st.global.v4.u32 [%rd_o], {%r3, %r4, %r5, %r6};
+@pytest.mark.parametrize("operand, read", [("%r2", 6), ("%p1", 0), ("%p2", 16)])
+def test_cp_async_fills_with_zeros(emulator, operand, read):
+    """What is not read: all but a number of bytes, or all if a predicate says so."""
+    body = f"""
+	mov.u32 %r1, block; mov.u32 %r2, 6; setp.eq.u32 %p1, %r2, 6; setp.ne.u32 %p2, %r2, 6;
+	cp.async.ca.shared.global [%r1], [%rd_a], 16, {operand}; cp.async.wait_all;
+	ld.shared.v4.u32 {{%r3, %r4, %r5, %r6}}, [%r1]; st.global.v4.u32 [%rd_o], {{%r3, %r4, %r5, %r6}};
 """
-    source, out = emulator.put(np.arange(1, 17, dtype=np.uint8)), emulator.empty(16)
-    kernel = emulator.kernel(ptx(body, "ao", shared=".shared .align 16 .b8 block[16];"), "test")
-    emulator.launch(kernel, [source, out], block=1)
-    assert emulator.get(out, 16, np.uint8).tolist() == [1, 2, 3, 4, 5, 6] + [0] * 10
+    source, shared = np.arange(1, 17, dtype=np.uint8), ".shared .align 16 .b8 block[16];"
+    got = emulator.run(body, [source], 16, np.uint8, shared=shared, block=1)
+    assert (got == np.where(np.arange(16) < read, source, 0)).all()
 
 
-def test_bulk_store(emulator):
-    """The source may change only after the group's wait: here it does not, and the store arrives."""
-    body = """
-	mov.u32 %r1, block; st.shared.v4.u32 [%r1], {11, 12, 13, 14};
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "wait", ["cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;", "cp.async.bulk.commit_group;", ""]
+)
+def test_bulk_store(emulator, wait, order):
+    """A thread that ends leaves no store undone, whether it waits for it or not."""
+    body = f"""
+	mov.u32 %r1, block; st.shared.v4.u32 [%r1], {{11, 12, 13, 14}};
 	fence.proxy.async.shared::cta;
-	cp.async.bulk.global.shared::cta.bulk_group [%rd_o], [%r1], 16;
-	cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+	cp.async.bulk.global.shared::cta.bulk_group [%rd_o], [%r1], 16; {wait}
 """
-    out = emulator.empty(16)
-    emulator.launch(emulator.kernel(ptx(body, "o", shared=".shared .align 16 .b8 block[16];"), "test"), [out], block=1)
-    assert emulator.get(out, 4, np.uint32).tolist() == [11, 12, 13, 14]
+    with emulator.order(order):
+        got = emulator.run(body, shape=4, shared=".shared .align 16 .b8 block[16];", block=1)
+    assert got.tolist() == [11, 12, 13, 14]
 
 
 def tensor_map(emulator, pointer, dims, strides, box, swizzle=0, kind=1):
@@ -75,7 +78,7 @@ TENSOR_LOAD = """
 	@%p1 bra ready;
 	mbarrier.init.shared::cta.b64 [%r2], 1;
 	mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], BYTES;
-	cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r3], [%rd5, {X, Y}], [%r2];
+	cp.async.bulk.tensor.RANKd.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r3], [%rd5, {AT}], [%r2];
 ready:
 	bar.sync 0;
 again:
@@ -89,16 +92,19 @@ done:
 """
 
 
-def loaded_box(emulator, tensor, box, at, swizzle):
-    """The bytes in shared memory after a tensor copy, as u16."""
-    rows, columns = tensor.shape
-    size = box[0] * box[1] * 2
-    text = TENSOR_LOAD.replace("BYTES", str(size)).replace("X", str(at[0])).replace("Y", str(at[1]))
-    shared = f".shared .align 1024 .b8 block[{size}];\n.shared .align 8 .b8 barrier[8];"
+def load_of(box, at):
+    """The kernel's body, its shared memory, and the box's bytes."""
+    size = 2 * int(np.prod(box))
+    body = TENSOR_LOAD.replace("BYTES", str(size)).replace("AT", ", ".join(map(str, at))).replace("RANK", str(len(at)))
+    return body, f".shared .align 1024 .b8 block[{size}];\n.shared .align 8 .b8 barrier[8];", size
+
+
+def loaded_box(emulator, tensor, box, at, swizzle=0):
+    """The bytes in shared memory after a tensor copy, as u16. The box and its place: innermost dimension first."""
+    body, shared, size = load_of(box, at)
     source, out = emulator.put(tensor), emulator.empty(size)
-    text = ptx(text, "o", shared=shared).replace(".param .u64 p_o", ".param .u64 p_o, .param .align 64 .b8 map[128]")
-    kernel = emulator.kernel(text, "test")
-    made = tensor_map(emulator, source, (columns, rows), (columns * 2,), box, swizzle)
+    kernel = emulator.kernel(ptx(body, "o", shared=shared).replace(".param .u64 p_o", MAP), "test")
+    made = tensor_map(emulator, source, tensor.shape[::-1], tensor.strides[-2::-1], box, swizzle)
     emulator.launch(kernel, [out, made], block=max(32, size // 16))
     return emulator.get(out, size // 2, np.uint16)
 
@@ -106,23 +112,22 @@ def loaded_box(emulator, tensor, box, at, swizzle):
 TENSOR = np.arange(40 * 96, dtype=np.uint16).reshape(40, 96)
 
 
-def boxed(at, box):
-    """The box's rows, zero outside the tensor."""
-    padded = np.zeros((40 + 64, 96 + 128), np.uint16)
-    padded[:40, :96] = TENSOR
-    return padded[at[1] : at[1] + box[1], at[0] : at[0] + box[0]]
+def boxed(tensor, at, box):
+    """The box's elements, zero outside the tensor."""
+    padded = np.zeros([n + m for n, m in zip(tensor.shape, box[::-1], strict=True)], np.uint16)
+    padded[tuple(map(slice, tensor.shape))] = tensor
+    return padded[tuple(slice(x, x + n) for x, n in zip(at[::-1], box[::-1], strict=True))]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_tensor_load_without_swizzle(emulator, order):
+@pytest.mark.parametrize("at", [(8, 5), (80, 30)], ids=["inside", "beyond the edge, which is zero"])
+@pytest.mark.parametrize("tensor", [TENSOR, TENSOR.reshape(4, 10, 96)], ids=["2d", "3d"])
+def test_tensor_load_without_swizzle(emulator, tensor, at, order):
+    box = (32, 16) if tensor.ndim == 2 else (32, 4, 3)
+    at = at if tensor.ndim == 2 else (at[0], at[1] % 10, 2)
     with emulator.order(order):
-        got = loaded_box(emulator, TENSOR, (32, 16), (8, 5), 0)
-    assert (got.reshape(16, 32) == boxed((8, 5), (32, 16))).all()
-
-
-def test_tensor_load_beyond_the_edge_is_zero(emulator):
-    got = loaded_box(emulator, TENSOR, (32, 16), (80, 30), 0)
-    assert (got.reshape(16, 32) == boxed((80, 30), (32, 16))).all()
+        got = loaded_box(emulator, tensor, box, at)
+    assert (got.reshape(box[::-1]) == boxed(tensor, at, box)).all()
 
 
 @pytest.mark.parametrize("swizzle, width", [(1, 16), (2, 32), (3, 64)])
@@ -130,18 +135,17 @@ def test_tensor_load_swizzled(emulator, swizzle, width):
     """Bits 4 and up of an address are exchanged with the bits that count 128-byte lines: 1, 2 or 3 of them."""
     box = (width, 16)
     got = loaded_box(emulator, TENSOR, box, (16, 3), swizzle).view(np.uint8)
-    want = np.ascontiguousarray(boxed((16, 3), box)).view(np.uint8).reshape(-1)
+    want = np.ascontiguousarray(boxed(TENSOR, (16, 3), box)).view(np.uint8).reshape(-1)
     address = np.arange(len(want))
     place = address ^ (((address >> 7) & ((1 << swizzle) - 1)) << 4)
     assert (got[place] == want).all()
 
 
 def test_not_a_tensor_map(emulator):
-    text = TENSOR_LOAD.replace("BYTES", "64").replace("X", "0").replace("Y", "0")
-    shared = ".shared .align 1024 .b8 block[64];\n.shared .align 8 .b8 barrier[8];"
-    text = ptx(text, "o", shared=shared).replace(".param .u64 p_o", ".param .u64 p_o, .param .align 64 .b8 map[128]")
+    body, shared, size = load_of((8, 4), (0, 0))
+    text = ptx(body, "o", shared=shared).replace(".param .u64 p_o", MAP)
     with pytest.raises(LaunchError, match="takes for a tensor map is none"):
-        emulator.launch(emulator.kernel(text, "test"), [emulator.empty(64), (ctypes.c_uint8 * 128)()])
+        emulator.launch(emulator.kernel(text, "test"), [emulator.empty(size), (ctypes.c_uint8 * 128)()])
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -164,11 +168,10 @@ again:
 	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
 """
     shared = ".shared .align 16 .b8 block[16];\n.shared .align 8 .b8 barrier[8];"
-    source, out = emulator.put(np.array([1, 2, 30, 4], np.uint32)), emulator.empty(8)
+    source = np.array([1, 2, 30, 4], np.uint32)
     with emulator.order(order):
-        kernel = emulator.kernel(ptx(body, "ao", shared=shared), "test")
-        emulator.launch(kernel, [source, out], grid=2, block=1, cluster=2)
-    assert emulator.get(out, 2, np.uint32).tolist() == [30, 31]
+        got = emulator.run(body, [source], 2, shared=shared, grid=2, block=1, cluster=2)
+    assert got.tolist() == [30, 31]
 
 
 def test_tensor_map_replaced_on_the_device(emulator):
@@ -182,16 +185,12 @@ def test_tensor_map_replaced_on_the_device(emulator):
 	fence.proxy.tensormap::generic.acquire.gpu [%rd_m], 128;
 replaced:
 """
-    size = box[0] * box[1] * 2
-    text = TENSOR_LOAD.replace("BYTES", str(size)).replace("X", str(at[0])).replace("Y", str(at[1]))
-    text = text.replace("mov.b64 %rd5, map;", "mov.b64 %rd5, %rd_m;").replace(
-        "@%p1 bra ready;", replace + "@%p1 bra ready;"
-    )
-    shared = f".shared .align 1024 .b8 block[{size}];\n.shared .align 8 .b8 barrier[8];"
+    body, shared, size = load_of(box, at)
+    body = body.replace("mov.b64 %rd5, map;", "mov.b64 %rd5, %rd_m;")
+    text = ptx(body.replace("@%p1 bra ready;", replace + "@%p1 bra ready;"), "mto", shared=shared)
     other, source, out = emulator.put(TENSOR), emulator.put(np.zeros_like(TENSOR)), emulator.empty(size)
     made = np.frombuffer(bytes(tensor_map(emulator, source, (96, 40), (192,), box)), np.uint8)
-    kernel = emulator.kernel(ptx(text, "mto", shared=shared), "test")
-    emulator.launch(kernel, [emulator.put(made), other, out], block=size // 16)
-    want = boxed(at, box).copy()
+    emulator.launch(emulator.kernel(text, "test"), [emulator.put(made), other, out], block=size // 16)
+    want = boxed(TENSOR, at, box).copy()
     want[12 - at[1] :] = 0
     assert (emulator.get(out, (16, 32), np.uint16) == want).all()

@@ -5,24 +5,31 @@ import ctypes
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchConfig, LaunchError, ptx
+from trial.emulator import ORDERS, LaunchConfig, LaunchError, ptx
 
 FIRST = """
+	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1; mov.u32 %r2, %tid.x; setp.lt.u32 %p1, %r2, 32;
+	@%p1 bra trigger;
+	nanosleep.u32 100;
+	BEFORE
+trigger:
 	griddepcontrol.launch_dependents;
-	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1;
-	bar.sync 0;
-	st.global.u32 [%rd2], 7;
+	@%p1 bra done;
+	AFTER
+done:
 """
 SECOND = """
 	mov.u32 %r1, %ctaid.x; mul.wide.u32 %rd1, %r1, 4; add.s64 %rd2, %rd_a, %rd1; add.s64 %rd3, %rd_o, %rd1;
 	WAIT
 	ld.global.u32 %r2, [%rd2]; st.global.u32 [%rd3], %r2;
 """
+STORE, WAIT = "bar.sync 1, 32; st.global.u32 [%rd2], 7;", "griddepcontrol.wait;"
 
 
-def dependent(emulator, wait, order):
+def dependent(emulator, before, after, wait, order):
+    """What a second launch sees of stores before and after the last of a cta's two warps has triggered it."""
     cells, out = emulator.put(np.zeros(4, np.uint32)), emulator.empty(16)
-    first = emulator.kernel(ptx(FIRST, "a"), "test")
+    first = emulator.kernel(ptx(FIRST.replace("BEFORE", before).replace("AFTER", after), "a"), "test")
     second = emulator.kernel(ptx(SECOND.replace("WAIT", wait), "ao"), "test")
     with emulator.order(order):
         emulator.enqueue(first, [cells], grid=4, block=64)
@@ -31,14 +38,16 @@ def dependent(emulator, wait, order):
     return emulator.get(out, 4, np.uint32)
 
 
-@pytest.mark.parametrize("order", ["at-once", "random", "late"])
-def test_dependent_launch_waits(emulator, order):
-    assert (dependent(emulator, "griddepcontrol.wait;", order) == 7).all()
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("before, after, wait", [("", STORE, WAIT), (STORE, "", "")])
+def test_dependent_launch_waits(emulator, before, after, wait, order):
+    """By griddepcontrol.wait for all of the first launch; before it begins, until all threads have triggered or ended."""
+    assert (dependent(emulator, before, after, wait, order) == 7).all()
 
 
 def test_dependent_launch_without_wait_overlaps(emulator):
     """A kernel that forgets the wait sees what its predecessor has not written yet."""
-    assert (dependent(emulator, "", "late") == 0).any()
+    assert (dependent(emulator, "", STORE, "", "late") == 0).any()
 
 
 def test_cluster_reads_its_neighbour(emulator):
@@ -49,10 +58,8 @@ def test_cluster_reads_its_neighbour(emulator):
 	barrier.cluster.arrive.release; barrier.cluster.wait.acquire;
 	mov.u32 %r7, %ctaid.x; mul.wide.u32 %rd1, %r7, 4; add.s64 %rd2, %rd_o, %rd1; st.global.u32 [%rd2], %r6;
 """
-    out = emulator.empty(32)
-    kernel = emulator.kernel(ptx(body, "o", shared=".shared .align 4 .b8 block[4];"), "test")
-    emulator.launch(kernel, [out], grid=8, block=1, cluster=4)
-    assert emulator.get(out, 8, np.uint32).tolist() == [51, 52, 53, 50] * 2
+    got = emulator.run(body, shape=8, shared=".shared .align 4 .b8 block[4];", grid=8, block=1, cluster=4)
+    assert got.tolist() == [51, 52, 53, 50] * 2
 
 
 CANCEL = """
@@ -76,7 +83,7 @@ done:
 """
 
 
-@pytest.mark.parametrize("order", ["at-once", "random", "late"])
+@pytest.mark.parametrize("order", ORDERS)
 def test_cancelled_ctas_are_run_by_others(emulator, order):
     """Each cta works for itself and for those that it cancels: every one is worked for once."""
     shared = ".shared .align 16 .b8 answer[16];\n.shared .align 8 .b8 barrier[8];"

@@ -1,23 +1,13 @@
 """Matrix instructions against numpy: operands' places in registers, shared and tensor memory; when results are visible."""
 
-import ctypes
-
 import ml_dtypes
 import numpy as np
 import pytest
 
-from trial.emulator import LaunchError, ptx
+from trial.emulator import ORDERS, LaunchError
 
-ORDERS = ("at-once", "random", "late")
 GENERATOR = np.random.default_rng(7)
 BF16 = ml_dtypes.bfloat16
-
-
-def run(emulator, text, inputs, shape, dtype, **options):
-    pointers = [emulator.put(array) for array in inputs]
-    out = emulator.empty(int(np.prod(shape)) * np.dtype(dtype).itemsize)
-    emulator.launch(emulator.kernel(text, "test"), [*pointers, out], **options)
-    return emulator.get(out, shape, dtype)
 
 
 def integers(shape, low=-4, high=5):
@@ -25,41 +15,32 @@ def integers(shape, low=-4, high=5):
     return GENERATOR.integers(low, high, size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("form", ["m8n8.x4", "x4.m8n8"])
-@pytest.mark.parametrize("trans", ["", ".trans"])
-def test_ldmatrix(emulator, trans, form):
-    """Lane 4 r + q gets elements 2 q and 2 q + 1 of row r of each matrix (transposed: of column r)."""
-    body = f"""
-	mov.u32 %r1, %tid.x; mov.u32 %r2, block; shl.b32 %r3, %r1, 4; add.u32 %r4, %r2, %r3;
-	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {{%r5, %r6, %r7, %r8}}, [%rd2];
-	st.shared.v4.u32 [%r4], {{%r5, %r6, %r7, %r8}};
-	bar.warp.sync -1;
-	ldmatrix.sync.aligned.{form}{trans}.shared.b16 {{%r10, %r11, %r12, %r13}}, [%r4];
-	add.s64 %rd3, %rd_o, %rd1; st.global.v4.u32 [%rd3], {{%r10, %r11, %r12, %r13}};
-"""
-    matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
-    text = ptx(body, "ao", shared=".shared .align 16 .b8 block[512];")
-    got = run(emulator, text, [matrices], (32, 4, 2), np.uint16)
-    source = matrices.transpose(0, 2, 1) if trans else matrices
-    for lane in range(32):
-        assert (got[lane] == source[:, lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2]).all()
-
-
-@pytest.mark.parametrize("form", ["m8n8.x4", "x4.m8n8"])
-def test_stmatrix(emulator, form):
-    body = """
+MATRICES = """
 	mov.u32 %r1, %tid.x; mov.u32 %r2, block; shl.b32 %r3, %r1, 4; add.u32 %r4, %r2, %r3;
 	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_a, %rd1; ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];
-	stmatrix.sync.aligned.FORM.shared.b16 [%r4], {%r5, %r6, %r7, %r8};
+	STORE [%r4], {%r5, %r6, %r7, %r8};
 	bar.warp.sync -1;
-	ld.shared.v4.u32 {%r10, %r11, %r12, %r13}, [%r4];
+	LOAD {%r10, %r11, %r12, %r13}, [%r4];
 	add.s64 %rd3, %rd_o, %rd1; st.global.v4.u32 [%rd3], {%r10, %r11, %r12, %r13};
 """
-    body = body.replace("FORM", form)
-    fragments = np.arange(256, dtype=np.uint16).reshape(32, 4, 2)
-    got = run(emulator, ptx(body, "ao", shared=".shared .align 16 .b8 block[512];"), [fragments], (4, 8, 8), np.uint16)
-    for lane in range(32):
-        assert (got[:, lane // 4, lane % 4 * 2 : lane % 4 * 2 + 2] == fragments[lane]).all()
+
+
+@pytest.mark.parametrize("form", ["m8n8.x4", "x4.m8n8"])
+@pytest.mark.parametrize("trans", ["", ".trans"])
+@pytest.mark.parametrize("store", [False, True], ids=["ldmatrix", "stmatrix"])
+def test_matrices_in_registers(emulator, store, trans, form):
+    """Lane 4 r + q has elements 2 q and 2 q + 1 of row r of each matrix (transposed: of column r)."""
+    moves = {"LOAD": "ld.shared.v4.u32", "STORE": "st.shared.v4.u32"}
+    moves |= {"STORE" if store else "LOAD": f"{'st' if store else 'ld'}matrix.sync.aligned.{form}{trans}.shared.b16"}
+    body = MATRICES.replace("LOAD", moves["LOAD"]).replace("STORE", moves["STORE"])
+    matrices = np.arange(256, dtype=np.uint16).reshape(4, 8, 8)
+    lanes = np.arange(32)
+    rows, columns = lanes[:, None] // 4, lanes[:, None] % 4 * 2 + np.arange(2)
+    fragments = (matrices.transpose(0, 2, 1) if trans else matrices)[:, rows, columns].transpose(1, 0, 2)
+    given, expected = (fragments, matrices) if store else (matrices, fragments)
+    shared = ".shared .align 16 .b8 block[512];"
+    got = emulator.run(body, [np.ascontiguousarray(given)], expected.shape, np.uint16, shared=shared)
+    assert (got == expected).all()
 
 
 FRAGMENTS = """
@@ -87,8 +68,8 @@ def test_mma_of_halves(emulator, name, dtype):
     a_fragments = np.stack([np.stack([a[row, k], a[row, k + 1]], 1) for row, k in pairs], 1).astype(dtype)
     b_fragments = np.stack([np.stack([b[k, g], b[k + 1, g]], 1) for k in (q, q + 8)], 1).astype(dtype)
     mma = f"mma.sync.aligned.m16n8k16.row.col.f32.{name}.{name}.f32 {{%r20,%r21,%r22,%r23}}, {{%r10,%r11,%r12,%r13}}, {{%r14,%r15}}, {{%r16,%r17,%r18,%r19}};"
-    text = ptx(FRAGMENTS.replace("MMA", mma), "abco")
-    got = run(emulator, text, [a_fragments, b_fragments, accumulator_fragments(c)], (32, 4), np.float32)
+    operands = [a_fragments, b_fragments, accumulator_fragments(c)]
+    got = emulator.run(FRAGMENTS.replace("MMA", mma), operands, (32, 4), np.float32)
     assert (got == accumulator_fragments(a @ b + c)).all()
 
 
@@ -124,8 +105,8 @@ def test_mma_block_scaled(emulator):
         mma += f".reg .b16 zero, ta, tb; mov.u16 zero, 0; mov.u16 ta, {a_thread}; mov.u16 tb, {b_thread};\n\t"
         mma += "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3 "
         mma += "{%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, {%r14,%r15}, {%r16,%r17,%r18,%r19}, {%r30}, {zero, ta}, {%r31}, {zero, tb};"
-        text = ptx(FRAGMENTS.replace("MMA", mma), "abcso")
-        got = run(emulator, text, [a_fragments, b_fragments, accumulator_fragments(c), both], (32, 4), np.float32)
+        operands = [a_fragments, b_fragments, accumulator_fragments(c), both]
+        got = emulator.run(FRAGMENTS.replace("MMA", mma.replace("rd_s", "rd_d")), operands, (32, 4), np.float32)
         assert (got == accumulator_fragments(left @ right.T + c)).all()
 
 
@@ -150,11 +131,11 @@ stored:
 	shr.u32 %r9, %r2, 4; cvt.u64.u32 %rd3, %r9; mov.b64 %rd4, 0x0000001000080000; or.b64 %rd3, %rd3, %rd4;
 	add.s64 %rd5, %rd3, 128;
 	mov.f32 %f1, 0f41200000; mov.f32 %f2, 0f41200000; mov.f32 %f3, 0f41200000; mov.f32 %f4, 0f41200000;
-	setp.ne.u32 %p2, %r_s, 0;
+	setp.ne.u32 %p2, %r_b, 0;
 	wgmma.fence.sync.aligned;
 	wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f1,%f2,%f3,%f4}, %rd3, %rd5, %p2, 1, 1, 0, 0;
 	wgmma.commit_group.sync.aligned;
-	mov.b32 %f9, %f1;
+	mov.b32 %f9, %f2;
 	mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads
 	add.u32 %r10, %r10, 0;
 	wgmma.wait_group.sync.aligned 0;
@@ -163,27 +144,30 @@ stored:
 """
 
 
-def wgmma_case(emulator, scale_d, early="0"):
-    a, b = integers((64, 16)), integers((8, 16))
-    text = ptx(WGMMA.replace("EARLY", early), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
-    operands = np.concatenate([core_matrices(a).reshape(-1), core_matrices(b).reshape(-1)]).astype(BF16)
-    source, out = emulator.put(operands), emulator.empty(128 * 32)
-    emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(scale_d), out], block=128)
-    got = emulator.get(out, (128, 8), np.float32)
-    want = a @ b.T + (10 if scale_d else 0)
+def wgmma(emulator, body, operands, scale_d, early="0"):
+    shared = ".shared .align 1024 .b8 block[2304];"
+    return emulator.run(
+        body.replace("EARLY", early), [operands, scale_d], (128, 8), np.float32, shared=shared, block=128
+    )
+
+
+def lanes_of(d):
+    """(64, 8) as the threads of a warpgroup hold it."""
     t = np.arange(128)
     row, column = t // 32 * 16 + t % 32 // 4, t % 4 * 2
-    want = np.stack([want[row, column], want[row, column + 1], want[row + 8, column], want[row + 8, column + 1]], 1)
-    return got, want
+    return np.stack([d[row, column], d[row, column + 1], d[row + 8, column], d[row + 8, column + 1]], 1)
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("scale_d", [0, 1])
-def test_wgmma(emulator, scale_d):
-    for order in ORDERS:
-        with emulator.order(order):
-            got, want = wgmma_case(emulator, scale_d)
-        assert (got[:, :4] == want).all()
-        assert (got[:, 4] == want[:, 0]).all()  # the copy made before the wait
+def test_wgmma(emulator, scale_d, order):
+    a, b = integers((64, 16)), integers((8, 16))
+    operands = np.concatenate([core_matrices(a).reshape(-1), core_matrices(b).reshape(-1)]).astype(BF16)
+    with emulator.order(order):
+        got = wgmma(emulator, WGMMA, operands, scale_d)
+    want = lanes_of(a @ b.T + (10 if scale_d else 0))
+    assert (got[:, :4] == want).all()
+    assert (got[:, 4] == want[:, 1]).all()  # the copy made before the wait
 
 
 FP8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
@@ -195,11 +179,15 @@ def byte_matrices(operand):
     return operand.reshape(rows // 8, 8, 2, 16).transpose(0, 2, 1, 3)
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("a_registers", [False, True], ids=["a in shared memory", "a in registers"])
 @pytest.mark.parametrize("types", [("e4m3", "e4m3"), ("e4m3", "e5m2"), ("e5m2", "e4m3")], ids=str)
-def test_wgmma_of_fp8(emulator, types, a_registers):
+def test_wgmma_of_fp8(emulator, types, a_registers, order):
     """k is 32; a lane's word i is four of row g or g + 8 (i odd), of the first or second 16 of k (i of 2 and 3)."""
     a, b = integers((64, 32)), integers((8, 32))
+    # A small product, which E4M3 sums cut off behind a large one: the last of 13 bits behind it is 2^-5.
+    a[0], b[0], b[1:, 1] = 0, 0, 0
+    a[0, :2], b[0, :2] = (256, 2**-6), (1, 1)
     body = WGMMA.replace("m64n8k16.f32.bf16.bf16", f"m64n8k32.f32.{types[0]}.{types[1]}").replace(
         "1, 1, 0, 0;", "1, 1;"
     )
@@ -207,7 +195,6 @@ def test_wgmma_of_fp8(emulator, types, a_registers):
         load = "add.s64 %rd8, %rd1, 2304; add.s64 %rd9, %rd_a, %rd8; ld.global.v4.u32 {%r11, %r12, %r13, %r14}, [%rd9];"
         body = body.replace("wgmma.fence.sync.aligned;", load + " wgmma.fence.sync.aligned;", 1)
         body = body.replace("{%f1,%f2,%f3,%f4}, %rd3, %rd5", "{%f1,%f2,%f3,%f4}, {%r11,%r12,%r13,%r14}, %rd5")
-    text = ptx(body.replace("EARLY", "0"), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
     left, right = a.astype(FP8[types[0]]), b.astype(FP8[types[1]])
     a, b = left.astype(np.float32), right.astype(np.float32)
     t, word = np.arange(128)[:, None, None], np.arange(4)[None, :, None]
@@ -216,16 +203,12 @@ def test_wgmma_of_fp8(emulator, types, a_registers):
     fragments = left.view(np.uint8)[rows, columns]
     shared = left if not a_registers else np.zeros_like(left)
     parts = [byte_matrices(shared.view(np.uint8)), byte_matrices(right.view(np.uint8)), fragments]
-    source, out = emulator.put(np.concatenate([part.reshape(-1) for part in parts])), emulator.empty(128 * 32)
-    t = np.arange(128)
-    row, column = t // 32 * 16 + t % 32 // 4, t % 4 * 2
     want = a @ b.T + 10
-    want = np.stack([want[row, column], want[row, column + 1], want[row + 8, column], want[row + 8, column + 1]], 1)
-    for order in ORDERS:
-        with emulator.order(order):
-            emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(1), out], block=128)
-            got = emulator.get(out, (128, 8), np.float32)
-        assert (got[:, :4] == want).all()
+    if types == ("e4m3", "e4m3"):
+        want[0, 0] = 256 + 10
+    with emulator.order(order):
+        got = wgmma(emulator, body, np.concatenate([part.reshape(-1) for part in parts]), 1)
+    assert (got[:, :4] == lanes_of(want)).all()
 
 
 def test_wgmma_is_poison_before_its_wait(emulator):
@@ -234,10 +217,7 @@ def test_wgmma_is_poison_before_its_wait(emulator):
         "mov.b32 %r10, %f2; // no accumulator's copy: an instruction that reads",
         "add.f32 %f10, %f2, 0f00000000; mov.b32 %r10, %f10;",
     )
-    text = ptx(body.replace("EARLY", "%r10"), ("a", "s:u32", "o"), shared=".shared .align 1024 .b8 block[2304];")
-    source, out = emulator.put(np.zeros(2304 // 2, BF16)), emulator.empty(128 * 32)
-    emulator.launch(emulator.kernel(text, "test"), [source, ctypes.c_uint32(0), out], block=128)
-    assert np.isnan(emulator.get(out, (128, 8), np.float32)[:, 5]).all()
+    assert np.isnan(wgmma(emulator, body, np.zeros(2304 // 2, BF16), 0, "%r10")[:, 5]).all()
 
 
 TENSOR_MEMORY = """
@@ -254,78 +234,51 @@ TENSOR_MEMORY = """
 	DEALLOC
 """
 DEALLOC = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;"
+PLACE = ".shared .align 4 .b8 block[4];"
 
 
-def test_tensor_memory_by_registers(emulator):
+@pytest.mark.parametrize("loads", [None, "registers"])
+def test_tensor_memory_by_registers(emulator, monkeypatch, loads):
+    """What is read before wait::ld is poison, but PTXEMU_TENSOR_LOADS=registers has it as ptxas compiles it."""
+    if loads:
+        monkeypatch.setenv("PTXEMU_TENSOR_LOADS", loads)
     text = TENSOR_MEMORY.replace("EARLY", "add.u32 %r8, %r6, 0;").replace("DEALLOC", DEALLOC)
-    got = run(emulator, ptx(text, "o", shared=".shared .align 4 .b8 block[4];"), [], (32, 4), np.uint32)
+    got = emulator.run(text, shape=(32, 4), shared=PLACE)
     assert (got[:, 0] == np.arange(32) + 100).all() and (got[:, 1] == np.arange(32) + 200).all()
-    assert (got[:, 2] == 0x7FFC0DEA).all()  # read before wait::ld
+    assert (got[:, 2] == (np.arange(32) + 100 if loads else 0x7FFC0DEA)).all()
 
 
-def test_tensor_memory_must_be_given_back(emulator):
-    text = TENSOR_MEMORY.replace("EARLY", "mov.u32 %r8, 0;").replace("DEALLOC", "")
-    with pytest.raises(LaunchError, match="tensor memory was not deallocated"):
-        run(emulator, ptx(text, "o", shared=".shared .align 4 .b8 block[4];"), [], (32, 4), np.uint32)
+@pytest.mark.parametrize(
+    "allocated, given_back, said",
+    [
+        (32, "", "tensor memory was not deallocated"),
+        (32, DEALLOC.replace("%r3, 32;", "%r3, 64;"), "dealloc of what was not allocated so"),
+        (64, DEALLOC, "dealloc of what was not allocated so"),
+    ],
+)
+def test_tensor_memory_must_be_given_back(emulator, allocated, given_back, said):
+    text = TENSOR_MEMORY.replace("EARLY", "mov.u32 %r8, 0;").replace("DEALLOC", given_back)
+    with pytest.raises(LaunchError, match=said):
+        emulator.run(text.replace("[%r2], 32;", f"[%r2], {allocated};"), shape=(32, 4), shared=PLACE)
 
 
-# Shared memory: A (128 rows) and B (16 rows) as core matrices. One thread multiplies twice, the second time adding; its
-# commit opens the barrier for the others.
-TENSOR_PRODUCT = """
-	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r20, barrier; mov.u32 %r21, place; mov.u32 %r3, %r1;
-store:
-	shl.b32 %r4, %r3, 4; add.u32 %r5, %r2, %r4; mul.wide.u32 %rd1, %r3, 16; add.s64 %rd2, %rd_a, %rd1;
-	ld.global.v4.u32 {%r6, %r7, %r8, %r9}, [%rd2]; st.shared.v4.u32 [%r5], {%r6, %r7, %r8, %r9};
-	add.u32 %r3, %r3, 128; setp.lt.u32 %p1, %r3, 288;
-	@%p1 bra store;
-	shr.u32 %r10, %r1, 5; setp.ne.u32 %p2, %r10, 0;
-	@%p2 bra ready;
-	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r21], 32;
-	setp.ne.u32 %p3, %r1, 0;
-	@!%p3 mbarrier.init.shared::cta.b64 [%r20], 1;
-ready:
-	fence.proxy.async.shared::cta;
-	tcgen05.fence::before_thread_sync;
-	bar.sync 0;
-	tcgen05.fence::after_thread_sync;
-	ld.shared.u32 %r11, [%r21];
-	setp.ne.u32 %p4, %r1, 0;
-	@%p4 bra wait;
-	shr.u32 %r12, %r2, 4; cvt.u64.u32 %rd3, %r12; mov.b64 %rd4, 0x0000401000080000; or.b64 %rd3, %rd3, %rd4;
-	add.s64 %rd5, %rd3, 256;
-	mov.u32 %r13, IDESC; setp.ne.u32 %p5, %r13, %r13; setp.eq.u32 %p6, %r13, %r13;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd3, %rd5, %r13, %p5;
-	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd3, %rd5, %r13, %p6;
-	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r20];
-wait:
-	mbarrier.try_wait.parity.shared::cta.b64 %p7, [%r20], 0;
-	@!%p7 bra wait;
-	tcgen05.fence::after_thread_sync;
-	shl.b32 %r14, %r10, 21; add.u32 %r15, %r11, %r14;
-	tcgen05.ld.sync.aligned.32x32b.x16.b32 {REGISTERS}, [%r15];
+@pytest.mark.parametrize("shape, registers", [("16x128b", 2), ("16x256b", 4)])
+def test_shapes_of_tensor_memory(emulator, shape, registers):
+    """Lane 4 r + q has rows r and r + 8: of 128 bits word q, of 256 bits words 2 q and 2 q + 1."""
+    loaded = "{%r10, %r11}" if registers == 2 else "{%r10, %r11, %r12, %r13}"
+    stored = " ".join(f"add.u32 %r{20 + i}, %r4, {i};" for i in range(8))
+    body = f"""
+	mov.u32 %r1, %tid.x; mov.u32 %r2, block; mov.u32 %r12, 0; mov.u32 %r13, 0; mul.lo.u32 %r4, %r1, 8; {stored}
+	tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 32; ld.shared.u32 %r3, [%r2];
+	tcgen05.st.sync.aligned.32x32b.x8.b32 [%r3], {{%r20, %r21, %r22, %r23, %r24, %r25, %r26, %r27}};
+	tcgen05.wait::st.sync.aligned;
+	tcgen05.ld.sync.aligned.{shape}.x1.b32 {loaded}, [%r3];
 	tcgen05.wait::ld.sync.aligned;
-	mul.wide.u32 %rd6, %r1, 64; add.s64 %rd7, %rd_o, %rd6;
-STORES
-	bar.sync 0;
-	@%p2 bra done;
-	tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r11, 32;
-done:
+	mul.wide.u32 %rd1, %r1, 16; add.s64 %rd2, %rd_o, %rd1; st.global.v4.u32 [%rd2], {{%r10, %r11, %r12, %r13}};
+	{DEALLOC}
 """
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_tensor_memory_product(emulator, order):
-    """tcgen05.mma kind::f16 of 128 by 16 by 16, twice: the work of one thread is done in its order."""
-    a, b = integers((128, 16)), integers((16, 16))
-    registers = [f"%r{30 + i}" for i in range(16)]
-    stores = "\n".join(f"\tst.global.u32 [%rd7+{4 * i}], {name};" for i, name in enumerate(registers))
-    idesc = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
-    text = TENSOR_PRODUCT.replace("IDESC", str(idesc)).replace("REGISTERS", ", ".join(registers))
-    shared = ".shared .align 1024 .b8 block[4608];\n.shared .align 8 .b8 barrier[8];\n.shared .align 4 .b8 place[4];"
-    operands = np.concatenate([core_matrices(a).reshape(-1), core_matrices(b).reshape(-1)]).astype(BF16)
-    text = ptx(text.replace("STORES", stores), "ao", shared=shared, target="sm_100a")
-    with emulator.order(order):
-        got = run(emulator, text, [operands], (128, 16), np.float32, block=128)
-        both_add = run(emulator, text.replace("%r13, %p5;", "%r13, %p6;"), [operands], (128, 16), np.float32, block=128)
-    assert (got == 2 * (a @ b.T)).all()
-    assert np.isnan(both_add).all()  # to what nobody has written
+    got = emulator.run(body, shape=(32, 4), shared=PLACE)[:, :registers]
+    lane, i = np.arange(32)[:, None], np.arange(registers)
+    row = lane // 4 + 8 * (i if registers == 2 else i // 2)
+    column = lane % 4 if registers == 2 else lane % 4 * 2 + i % 2
+    assert (got == 8 * row + column).all()

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from trial import litmus, litmus_matrices
+from trial import litmus, litmus_copies, litmus_matrices
 from trial.emulator import LaunchError, line_of, ptx
 from trial.litmus import SHARED, START
 from trial.litmus_matrices import operands, product, with_tensor_memory
 
-LITMUS = litmus.LITMUS + litmus_matrices.LITMUS
+LITMUS = litmus.LITMUS + litmus_copies.LITMUS + litmus_matrices.LITMUS
 ORDERS = ("at-once", "late")
 
 

@@ -2,6 +2,7 @@
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from trial.emulator import ptx
 from trial.scalars import CASES, NAN, operands
@@ -21,18 +22,16 @@ def scalar_kernel(cases):
     for i, (_, text, bits, _) in enumerate(cases):
         result = "" if bits == 64 else " cvt.u64.u32 %rd9, %r9;"
         lines.append(f"{{ {text}{result} st.global.u64 [%rd12+{i * COUNT * 8}], %rd9; }}")
-    return ptx("\n".join(lines), "abco")
+    return "\n".join(lines)
 
 
-def run_cases(emulator, bits):
+@pytest.mark.parametrize("bits", [32, 64])
+def test_scalars(emulator, bits):
     cases = [case for case in CASES if case[2] == bits]
     values = operands(COUNT, bits, seed=bits)
-    pointers = [emulator.put(row) for row in values]
-    out = emulator.empty(len(cases) * COUNT * 8)
-    emulator.launch(emulator.kernel(scalar_kernel(cases), "test"), [*pointers, out], grid=COUNT // 256, block=256)
-    results = emulator.get(out, (len(cases), COUNT), np.uint64)
-    for pointer in [*pointers, out]:
-        emulator.free(pointer)
+    results = emulator.run(
+        scalar_kernel(cases), list(values), (len(cases), COUNT), np.uint64, grid=COUNT // 256, block=256
+    )
     judged = 0
     for (name, _, _, expected), row in zip(cases, results, strict=True):
         for a, b, c, got in zip(*(column.tolist() for column in values), row.tolist(), strict=True):
@@ -42,14 +41,6 @@ def run_cases(emulator, bits):
             judged += 1
             assert got == want, f"{name} of {a:#x}, {b:#x}, {c:#x}: expected {want:#x}, got {got:#x}"
     assert judged > len(cases) * COUNT // 2
-
-
-def test_32_bits(emulator):
-    run_cases(emulator, 32)
-
-
-def test_64_bits(emulator):
-    run_cases(emulator, 64)
 
 
 def convert(emulator, text, values, dtype=np.uint32):
@@ -69,12 +60,8 @@ again:
 """
     padded = np.zeros(-(-len(values) // 4096) * 4096, np.uint32)
     padded[: len(values)] = values
-    source, out = emulator.put(padded), emulator.empty(padded.nbytes)
-    emulator.launch(emulator.kernel(ptx(body, "ao"), "test"), [source, out], grid=len(padded) // 4096, block=128)
-    result = emulator.get(out, len(padded), np.uint32)[: len(values)].astype(dtype)
-    emulator.free(source)
-    emulator.free(out)
-    return result
+    got = emulator.run(body, [padded], len(padded), grid=len(padded) // 4096, block=128)
+    return got[: len(values)].astype(dtype)
 
 
 def expect(got, want, values, what):
@@ -99,35 +86,25 @@ def nearest(dtype, largest=None):
         return values.astype(dtype).view(np.uint8 if np.dtype(dtype).itemsize == 1 else np.uint16).astype(np.uint32)
 
 
-def test_f32_to_f16(emulator):
-    got = convert(emulator, "cvt.rn.f16.f32 %h1, %f1; cvt.u32.u16 %r9, %h1;", FLOATS)
-    expect(got, np.where(IS_NAN, 0x7FFF, nearest(np.float16)), FLOATS, "cvt.rn.f16.f32")
+HALF = "cvt.rn.TYPE.f32 %h1, %f1; cvt.u32.u16 %r9, %h1;"
+# Packed conversions have a one, in E2M1 a four, in the other half.
+PACKED = "mov.f32 %f2, 0f3F800000; cvt.rn.satfinite.TYPE.f32 %h1, OPERANDS; cvt.u32.u16 %r9, %h1;"
+E2M1 = ".reg .b8 code; mov.f32 %f2, 0f40800000; cvt.rn.satfinite.e2m1x2.f32 code, %f2, %f1; cvt.u32.u8 %r9, code;"
 
 
-def test_f32_to_bf16(emulator):
-    got = convert(emulator, "cvt.rn.bf16.f32 %h1, %f1; cvt.u32.u16 %r9, %h1;", FLOATS)
-    expect(got, np.where(IS_NAN, 0x7FFF, nearest(ml_dtypes.bfloat16)), FLOATS, "cvt.rn.bf16.f32")
-
-
-def test_f32_to_e4m3(emulator):
-    text = "mov.f32 %f2, 0f3F800000; cvt.rn.satfinite.e4m3x2.f32 %h1, %f2, %f1; cvt.u32.u16 %r9, %h1;"
-    got = convert(emulator, text, FLOATS)
-    low = np.where(IS_NAN, 0x7F, nearest(ml_dtypes.float8_e4m3fn, 448))
-    expect(got, 0x3800 | low, FLOATS, "cvt.e4m3x2")
-
-
-def test_f32_to_e5m2(emulator):
-    text = "mov.f32 %f2, 0f3F800000; cvt.rn.satfinite.e5m2x2.f32 %h1, %f1, %f2; cvt.u32.u16 %r9, %h1;"
-    got = convert(emulator, text, FLOATS)
-    high = np.where(IS_NAN, 0x7F, nearest(ml_dtypes.float8_e5m2, 57344))
-    expect(got, high << 8 | 0x3C, FLOATS, "cvt.e5m2x2")
-
-
-def test_f32_to_e2m1(emulator):
-    text = ".reg .b8 code; mov.f32 %f2, 0f40800000; cvt.rn.satfinite.e2m1x2.f32 code, %f2, %f1; cvt.u32.u8 %r9, code;"
-    got = convert(emulator, text, FLOATS)
-    low = np.where(IS_NAN, 7, nearest(ml_dtypes.float4_e2m1fn, 6) & 15)
-    expect(got, 0x60 | low, FLOATS, "cvt.e2m1x2")
+@pytest.mark.parametrize(
+    "name, text, dtype, largest, nan, place",
+    [
+        ("f16", HALF, np.float16, None, 0x7FFF, lambda x: x),
+        ("bf16", HALF, ml_dtypes.bfloat16, None, 0x7FFF, lambda x: x),
+        ("e4m3x2", PACKED.replace("OPERANDS", "%f2, %f1"), ml_dtypes.float8_e4m3fn, 448, 0x7F, lambda x: 0x3800 | x),
+        ("e5m2x2", PACKED.replace("OPERANDS", "%f1, %f2"), ml_dtypes.float8_e5m2, 57344, 0x7F, lambda x: x << 8 | 0x3C),
+        ("e2m1x2", E2M1, ml_dtypes.float4_e2m1fn, 6, 7, lambda x: 0x60 | x & 15),
+    ],
+)
+def test_f32_to(emulator, name, text, dtype, largest, nan, place):
+    got = convert(emulator, text.replace("TYPE", name), FLOATS)
+    expect(got, place(np.where(IS_NAN, nan, nearest(dtype, largest))), FLOATS, f"cvt.{name}")
 
 
 def test_f32_to_ue8m0(emulator):

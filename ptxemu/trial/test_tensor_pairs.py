@@ -1,29 +1,15 @@
-"""tcgen05 beyond one cta and one kind: block-scaled products, pairs of ctas, and copies for pairs."""
-
-import os
+"""tcgen05.mma: products of one cta and of pairs, block-scaled ones, and copies for pairs."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from trial.emulator import ptx
-from trial.test_copies import tensor_map
-from trial.test_matrices import BF16, DEALLOC, TENSOR_MEMORY, core_matrices, integers, run
+from trial.emulator import ORDERS, ptx
+from trial.test_copies import MAP, tensor_map
+from trial.test_matrices import BF16, core_matrices, integers
 
-ORDERS = ("at-once", "random", "late")
 GENERATOR = np.random.default_rng(11)
 REGISTERS = [f"%r{30 + i}" for i in range(16)]
-
-
-def test_tensor_loads_as_ptxas_compiles_them(emulator):
-    """PTXEMU_TENSOR_LOADS=registers: what tcgen05.ld reads is there before wait::ld."""
-    text = TENSOR_MEMORY.replace("EARLY", "add.u32 %r8, %r6, 0;").replace("DEALLOC", DEALLOC)
-    os.environ["PTXEMU_TENSOR_LOADS"] = "registers"
-    try:
-        got = run(emulator, ptx(text, "o", shared=".shared .align 4 .b8 block[4];"), [], (32, 4), np.uint32)
-    finally:
-        del os.environ["PTXEMU_TENSOR_LOADS"]
-    assert (got[:, 0] == np.arange(32) + 100).all() and (got[:, 2] == np.arange(32) + 100).all()
 
 
 # Shared memory: what a cta multiplies, ITEMS times 16 bytes, out of %rd_a plus OFFSET times the rank. One thread of the
@@ -82,10 +68,8 @@ def product(emulator, operands, issue, idesc, ctas, column=0):
     if ctas == 1:
         text = text.replace("mov.u16 %h1, 3;", "mov.u16 %h1, 1;")
     shared = f".shared .align 1024 .b8 block[{16 * items}];\n.shared .align 8 .b8 barrier[8];\n.shared .align 4 .b8 place[4];"
-    kernel = emulator.kernel(ptx(text, "ao", shared=shared, target="sm_100a"), "test")
-    source, out = emulator.put(np.concatenate(operands)), emulator.empty(ctas * 128 * 64)
-    emulator.launch(kernel, [source, out], grid=ctas, block=128, cluster=ctas)
-    return emulator.get(out, (ctas, 128, 16), np.float32)
+    options = {"shared": shared, "target": "sm_100a", "grid": ctas, "block": 128, "cluster": ctas}
+    return emulator.run(text, [np.concatenate(operands)], (ctas, 128, 16), np.float32, **options)
 
 
 def scale_atom(codes):
@@ -120,6 +104,22 @@ def test_block_scaled_product(emulator, order):
     with emulator.order(order):
         got = product(emulator, [np.concatenate(codes)], issue, idesc, 1)
     assert (got[0] == values(a, pick_a) @ values(b, pick_b[:16]).T).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_product_of_one_cta(emulator, order):
+    """kind::f16 of 128 by 16 by 16, twice: the work of one thread is done in its order."""
+    a, b = integers((128, 16)), integers((16, 16))
+    operands = [np.concatenate([core_matrices(part).reshape(-1) for part in (a, b)]).astype(BF16)]
+    first, second = (
+        f"	tcgen05.mma.cta_group::1.kind::f16 [%r11], %rd3, %rd5, %r13, {add};\n" for add in ("%p5", "%p6")
+    )
+    idesc = 1 << 4 | 1 << 7 | 1 << 10 | (16 // 8) << 17 | (128 // 16) << 24
+    with emulator.order(order):
+        got = product(emulator, operands, first + second, idesc, 1)
+        both_add = product(emulator, operands, second + second, idesc, 1)
+    assert (got[0] == 2 * (a @ b.T)).all()
+    assert np.isnan(both_add).all()  # to what nobody has written
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -162,7 +162,7 @@ def test_copy_for_a_pair_signals_one_barrier(emulator, order):
     tensor, box = np.arange(40 * 96, dtype=np.uint16).reshape(40, 96), (16, 16)
     shared = ".shared .align 1024 .b8 block[512];\n.shared .align 8 .b8 barrier[8];"
     text = ptx(PAIR_COPY, "o", shared=shared, target="sm_100a")
-    text = text.replace(".param .u64 p_o", ".param .u64 p_o, .param .align 64 .b8 map[128]")
+    text = text.replace(".param .u64 p_o", MAP)
     source, out = emulator.put(tensor), emulator.empty(8)
     made = tensor_map(emulator, source, (96, 40), (192,), box)
     with emulator.order(order):

@@ -49,6 +49,10 @@ def test_a_kernel_and_what_a_launch_must_know():
     [
         "frobnicate.u32 %r1, %r2;",
         "add.u33 %r1, %r2, %r3;",
+        "mov.u32.volatile %r1, %r2;",
+        "popc.b32 %r1;",
+        "popc.b32 %r1, %r2, %r3;",  # an operand too many
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, 1, 1, 0, 0;",
         "bfind.shiftmount.u32 %r1, %r2;",
         "add.ftz.rn.f32 %r1, %r2, %r3;",  # modifiers in another order
         "mma.sync.aligned.m16n8k16.row.row.f32.bf16.bf16.f32 {%r1,%r1,%r1,%r1},{%r1,%r1,%r1,%r1},{%r1,%r1},{%r1,%r1,%r1,%r1};",
@@ -88,6 +92,24 @@ def test_guards_and_labels():
 def test_branch_tables():
     text = translated("{ts: .branchtargets $A, $B; brx.idx %r1, ts;}\n$A: mov.u32 %r2, 1;\n$B: mov.u32 %r2, 2;")
     assert "case 0: goto L__S_A; case 1: goto L__S_B;" in text
+
+
+def test_parameters_are_aligned():
+    text = KERNEL.format(body="").replace("(.param .u64 p, ", "(.param .u8 c, .param .u64 p, .param .u8 d, ")
+    text = text.replace(".param .align 8", ".param .align 16")
+    module = Module(text)
+    assert "{0,8,16,32},{1,8,1,24}" in program(module, module.entries()[0])
+
+
+WGMMA = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r1,%r2,%r3,%r4}, %rd1, %rd2, 1, 1, 1, 0, 0;"
+
+
+def test_registers_that_wgmma_takes_without_a_fence():
+    """A copy is as old as what it is made of, and what comes from elsewhere is not followed."""
+    written = "wgmma.fence.sync.aligned;\n\tadd.u32 %r5, %r5, 1;\n\tmov.u32 %r3, %r5;\n\t"
+    assert f"on_unfenced(T,{BODY_LINE + 1})" in translated(written + WGMMA)
+    assert "on_unfenced" not in translated(written + "wgmma.fence.sync.aligned; " + WGMMA)
+    assert "on_unfenced" not in translated(written + "$L: " + WGMMA)
 
 
 def test_every_family_is_there():

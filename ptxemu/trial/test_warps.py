@@ -2,21 +2,17 @@
 
 import numpy as np
 
-from trial.emulator import ptx
 
-
-def lanes(emulator, body, values, results=1, **options):
+def lanes(emulator, body, values, results=1):
     """Runs body in one warp with %r1 = the lane's value, %r2 = the lane; stores %r10, %r11, ... of each lane."""
-    text = (
-        "\n\tmov.u32 %r2, %tid.x; mul.wide.u32 %rd1, %r2, 4; add.s64 %rd2, %rd_a, %rd1; ld.global.u32 %r1, [%rd2];\n"
-        + body
-    )
-    text += "\n\tadd.s64 %rd3, %rd_o, %rd1;\n" + "\n".join(
-        f"\tst.global.u32 [%rd3+{128 * i}], %r{10 + i};" for i in range(results)
-    )
-    source, out = emulator.put(np.asarray(values, np.uint32)), emulator.empty(128 * results)
-    emulator.launch(emulator.kernel(ptx(text, "ao"), "test"), [source, out], **options)
-    return emulator.get(out, (results, 32), np.uint32)
+    stores = "\n".join(f"\tst.global.u32 [%rd3+{128 * i}], %r{10 + i};" for i in range(results))
+    body = f"""
+	mov.u32 %r2, %tid.x; mul.wide.u32 %rd1, %r2, 4; add.s64 %rd2, %rd_a, %rd1; ld.global.u32 %r1, [%rd2];
+	{body}
+	add.s64 %rd3, %rd_o, %rd1;
+{stores}
+"""
+    return emulator.run(body, [np.asarray(values, np.uint32)], (results, 32))
 
 
 VALUES = np.arange(32, dtype=np.uint32) * 7 + 100
@@ -52,13 +48,25 @@ def test_votes_and_matches(emulator):
 	vote.sync.all.pred %p3, %p1, -1; selp.u32 %r12, 1, 0, %p3;
 	match.any.sync.b32 %r13, %r3, -1;
 	elect.sync %r14|%p4, -1; selp.u32 %r15, 1, 0, %p4;
+	match.all.sync.b32 %r16|%p5, %r3, -1; match.all.sync.b32 %r17|%p6, %r10, -1; selp.u32 %r18, 1, 0, %p6;
 """
-    got = lanes(emulator, body, VALUES, 6)
+    got = lanes(emulator, body, VALUES, 9)
     low = VALUES & 3
     ballot = int(sum(1 << i for i in range(32) if low[i] == 0))
     assert (got[0] == ballot).all() and (got[1] == 1).all() and (got[2] == 0).all()
     assert got[3].tolist() == [int(sum(1 << j for j in range(32) if low[j] == low[i])) for i in range(32)]
     assert (got[4] == 0).all() and got[5].tolist() == [1] + [0] * 31
+    assert (got[6] == 0).all() and (got[7] == 0xFFFFFFFF).all() and (got[8] == 1).all()
+
+
+def test_lane_registers(emulator):
+    names = ("laneid", "lanemask_eq", "lanemask_lt", "lanemask_le", "lanemask_gt", "lanemask_ge")
+    body = " ".join(f"mov.u32 %r{10 + i}, %{name};" for i, name in enumerate(names))
+    got = lanes(emulator, body, VALUES, len(names)).T.tolist()
+    whole = (1 << 32) - 1
+    for i, row in enumerate(got):
+        one = 1 << i
+        assert row == [i, one, one - 1, 2 * one - 1, whole - (2 * one - 1), whole - (one - 1)]
 
 
 def test_reductions(emulator):

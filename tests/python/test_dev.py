@@ -20,6 +20,7 @@ case $1 in
     mkdir -p $folder/cli && echo NVFP4_MOE_CLI:BOOL=ON >$folder/CMakeCache.txt
     printf '#!/bin/sh\\necho "tool $*" >>"$DEV_LOG"\\n' >$folder/cli/nvfp4-moe
     chmod +x $folder/cli/nvfp4-moe ;;
+  -S) mkdir -p "$4" ;;
   --build) for folder in build/*/; do : >$folder/libnvfp4_moe_internal.a; done ;;
 esac
 """
@@ -239,6 +240,15 @@ def test_test_records_the_whole_long_tier_alone(tested):
     assert "test_summary.py --record tests/long_tier.json build/ctest.xml build/pytest.xml" in long
     _, filtered, _ = tested("test", "--long", "Fork", FAILS="nothing")
     assert "-R Fork" in filtered and "-k Fork" in filtered and "--record" not in filtered
+
+
+def test_ptxemu_is_built_and_tried_by_itself(tested):
+    code, ran, said = tested("ptxemu", FAILS="nothing")
+    assert code == 0, said
+    assert ran.startswith("-S ptxemu -B build/ptxemu -G Ninja ")
+    assert "python -m pytest -q ptxemu/trial" in ran
+    assert "test_summary.py build/ptxemu.ctest.xml build/ptxemu.pytest.xml" in ran
+    assert "ptxemu/trial" not in tested("test", FAILS="nothing")[1], "once in CI"
 
 
 @pytest.mark.long

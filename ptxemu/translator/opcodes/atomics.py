@@ -1,8 +1,7 @@
 """atom and red."""
 
 from ..types import BITS
-from . import form
-from .loads import SCOPES
+from . import SCOPES, form
 
 ORDER = r"(\.(?P<order>relaxed|acquire|release|acq_rel))?(\.(?P<scope>cta|cluster|gpu|sys))?"
 SPACE = r"(\.(?P<space>global|shared(::cta|::cluster)?))?"
@@ -34,27 +33,28 @@ def function(match):
     return f"atomic_{op}<{'int' if kind[0] == 's' else 'uint'}{bits}_t>"
 
 
-def told(match, pointer, size):
+def told(kernel, match, operand, count=1):
     """The pointer, of which the checker of order is told (runtime/order.h). Without a scope it is that of the device."""
     semantics = {"acquire": "kAcquire", "release": "kRelease", "acq_rel": "kAcqRel"}.get(match["order"], "kRelaxed")
     scope = SCOPES[match["scope"] or "gpu"]
+    size = BITS[match["type"]] // 8 * count
+    pointer = kernel.pointer(match["space"] or "generic", operand, size)
     return f"on_strong(T,{pointer},{size},Strong::kUpdate,Semantics::{semantics},Scope::{scope})"
 
 
 @form("atom", ORDER + SPACE + VALUE)
 def atom(kernel, match, operands):
-    bits = BITS[match["type"]]
-    pointer = told(match, kernel.pointer(match["space"] or "generic", operands[1], bits // 8), bits // 8)
-    wanted = 2 if match["op"] == "cas" else 1
-    values = ",".join(kernel.get(operand, bits) for operand in operands[2 : 2 + wanted])
+    pointer = told(kernel, match, operands[1])
+    if len(operands) != (4 if match["op"] == "cas" else 3):
+        return None
+    values = ",".join(kernel.get(operand, BITS[match["type"]]) for operand in operands[2:])
     return f"poll(T); {kernel.put(operands[0], f'{function(match)}({pointer},{values})')}"
 
 
 @form("red", ORDER + SPACE + VALUE)
 def red(kernel, match, operands):
-    bits = BITS[match["type"]]
-    pointer = told(match, kernel.pointer(match["space"] or "generic", operands[0], bits // 8), bits // 8)
-    return f"{function(match)}({pointer},{kernel.get(operands[1], bits)});"
+    pointer = told(kernel, match, operands[0])
+    return f"{function(match)}({pointer},{kernel.get(operands[1], BITS[match['type']])});"
 
 
 @form(
@@ -62,7 +62,6 @@ def red(kernel, match, operands):
 )
 def red_vector(kernel, match, operands):
     bits, names = BITS[match["type"]], kernel.vector(operands[1])
-    size = bits // 8 * len(names)
-    pointer = told(match, kernel.pointer("global", operands[0], size), size)
+    pointer = told(kernel, match, operands[0], len(names))
     adds = [f"{function(match)}(to+{i * bits // 8},{kernel.get(name, bits)});" for i, name in enumerate(names)]
     return f"uint8_t* to={pointer}; " + " ".join(adds)

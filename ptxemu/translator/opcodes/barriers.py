@@ -1,78 +1,43 @@
 """Barriers of warps, ctas and clusters, and fences."""
 
-from . import form
-from .loads import SCOPES
+from . import effects, values
 
-CTA = r"(\.cta)?(\.aligned)?"
+# bar is barrier that all threads of a warp come to.
+for word, aligned in (("bar", ""), ("barrier", r"(\.aligned)?")):
+    start = r"(\.cta)?"
+    effects(
+        (word, start + r"\.sync" + aligned, "barrier_sync(T,{0:32},0);"),
+        (word, start + r"\.sync" + aligned, "barrier_sync(T,{0:32},{1:32});"),
+        (word, start + r"\.arrive" + aligned, "barrier_arrive(T,{0:32},{1:32});"),
+    )
+    for op, kind in ((r"(?P<op>popc)", "u32"), (r"(?P<op>and|or)", "pred")):
+        pattern = rf"{start}\.red\.{op}{aligned}\.{kind}"
+        values(
+            (word, pattern, "barrier_reduce(T,{1:32},0,{2:p},BarrierReduction::k{op:kind})"),
+            (word, pattern, "barrier_reduce(T,{1:32},{2:32},{3:p},BarrierReduction::k{op:kind})"),
+        )
 
-
-@form("bar", r"\.warp\.sync")
-def warp_sync(kernel, match, operands):
-    return f"warp_sync(T,{kernel.get(operands[0], 32)});"
-
-
-@form("bar", r"(\.cta)?\.sync")
-@form("barrier", r"(\.cta)?\.sync(\.aligned)?")
-def sync(kernel, match, operands):
-    count = kernel.get(operands[1], 32) if len(operands) > 1 else "0"
-    return f"barrier_sync(T,{kernel.get(operands[0], 32)},{count});"
-
-
-@form("bar", r"(\.cta)?\.arrive")
-@form("barrier", r"(\.cta)?\.arrive(\.aligned)?")
-def arrive(kernel, match, operands):
-    return f"barrier_arrive(T,{kernel.get(operands[0], 32)},{kernel.get(operands[1], 32)});"
-
-
-@form("bar", r"(\.cta)?\.red\.(?P<op>popc)\.u32")
-@form("bar", r"(\.cta)?\.red\.(?P<op>and|or)\.pred")
-@form("barrier", r"(\.cta)?\.red\.(?P<op>popc)(\.aligned)?\.u32")
-@form("barrier", r"(\.cta)?\.red\.(?P<op>and|or)(\.aligned)?\.pred")
-def reduce(kernel, match, operands):
-    count = kernel.get(operands[2], 32) if len(operands) > 3 else "0"
-    values = f"{kernel.get(operands[1], 32)},{count},{kernel.predicate(operands[-1])}"
-    return kernel.put(operands[0], f"barrier_reduce(T,{values},BarrierReduction::k{match['op'].capitalize()})")
-
-
-@form("barrier", r"\.cluster\.arrive(\.(?P<order>release|relaxed))?(\.aligned)?")
-def cluster_arrive(kernel, match, operands):
-    return f"cluster_arrive(T,{'false' if match['order'] == 'relaxed' else 'true'});"
-
-
-@form("barrier", r"\.cluster\.wait(\.acquire)?(\.aligned)?")
-def cluster_wait(kernel, match, operands):
-    return "cluster_wait(T);"
-
-
-@form("membar", r"\.(?P<scope>cta|gl|sys)")
-@form("fence", r"(\.(sc|acq_rel|acquire|release))?\.(?P<scope>cta|cluster|gpu|sys)")
-def fence(kernel, match, operands):
-    return f"on_fence(T,Scope::{(SCOPES | {'gl': 'kGpu'})[match['scope']]});"
-
-
-@form("fence", r"\.mbarrier_init\.release\.cluster")
-def fence_mbarrier_init(kernel, match, operands):
-    return "on_fence_mbarrier_init(T);"
-
-
-@form("fence", r"\.(acquire\.sync_restrict::shared::cluster|release\.sync_restrict::shared::cta)\.cluster")
-def fence_of_shared(kernel, match, operands):
-    return "on_fence(T,Scope::kCluster);"
-
-
-@form("fence", r"\.proxy\.alias")
-@form("membar", r"\.proxy\.alias")
-def fence_alias(kernel, match, operands):
-    return ";"
-
-
-@form("fence", r"\.proxy\.async(\.(global|shared::(cta|cluster)))?")
-@form("membar", r"\.proxy\.async(\.(global|shared::(cta|cluster)))?")
-@form("fence", r"\.proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster")
-def fence_proxy(kernel, match, operands):
-    return "on_fence_proxy(T);"
-
-
-@form("fence", r"\.proxy\.tensormap::generic\.(?P<order>acquire|release)\.(?P<scope>cta|cluster|gpu|sys)")
-def fence_tensor_map(kernel, match, operands):
-    return f"on_fence(T,Scope::{SCOPES[match['scope']]});"
+SCOPE = r"\.(?P<scope>cta|cluster|gpu|sys)"
+ASYNC = r"\.proxy\.async(\.(global|shared::(cta|cluster)))?"
+effects(
+    ("bar", r"\.warp\.sync", "warp_sync(T,{0:32});"),
+    ("barrier", r"\.cluster\.arrive(\.release)?(\.aligned)?", "cluster_arrive(T,true);"),
+    ("barrier", r"\.cluster\.arrive\.relaxed(\.aligned)?", "cluster_arrive(T,false);"),
+    ("barrier", r"\.cluster\.wait(\.acquire)?(\.aligned)?", "cluster_wait(T);"),
+    ("membar", r"\.(?P<scope>cta|gl|sys)", "on_fence(T,Scope::{scope:scope});"),
+    ("fence", r"(\.(sc|acq_rel|acquire|release))?" + SCOPE, "on_fence(T,Scope::{scope:scope});"),
+    ("fence", r"\.mbarrier_init\.release\.cluster", "on_fence_mbarrier_init(T);"),
+    ("fence", r"\.acquire\.sync_restrict::shared::cluster\.cluster", "on_fence(T,Scope::kCluster);"),
+    ("fence", r"\.release\.sync_restrict::shared::cta\.cluster", "on_fence(T,Scope::kCluster);"),
+    ("fence", r"\.proxy\.alias", ";"),
+    ("membar", r"\.proxy\.alias", ";"),
+    ("fence", ASYNC, "on_fence_proxy(T);"),
+    ("membar", ASYNC, "on_fence_proxy(T);"),
+    (
+        "fence",
+        r"\.proxy\.async::generic\.(acquire|release)\.sync_restrict::shared::(cta|cluster)\.cluster",
+        "on_fence_proxy(T);",
+    ),
+    ("fence", r"\.proxy\.tensormap::generic\.release" + SCOPE, "on_fence(T,Scope::{scope:scope});"),
+    ("fence", r"\.proxy\.tensormap::generic\.acquire" + SCOPE, "on_fence(T,Scope::{scope:scope});", 2),
+)

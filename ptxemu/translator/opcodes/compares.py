@@ -1,15 +1,15 @@
 """setp, set, selp, slct."""
 
-from ..types import BITS
-from . import form
+from . import form, put_two, values
 
 INTEGER_TESTS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 UNSIGNED_TESTS = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 JOINS = {"and": "&&", "or": "||", "xor": "!="}
-TEST = (
-    r"\.(?P<test>eq|ne|lt|le|gt|ge|lo|ls|hi|hs|equ|neu|ltu|leu|gtu|geu|num|nan)(\.(?P<join>and|or|xor))?(?P<ftz>\.ftz)?"
-)
+FLOAT_TEST = r"\.(?P<test>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)"
+TEST = r"(" + FLOAT_TEST.replace("<test>", "<float_test>") + r"|\.(?P<unsigned_test>lo|ls|hi|hs))"
+JOIN = r"(\.(?P<join>and|or|xor))?(?P<ftz>\.ftz)?"
 TYPE = r"\.(?P<type>[bus](16|32|64)|f32|f64|b?f16)"
+SELECTED = r"\.(?P<type>[bus](16|32|64)|f32|f64)"
 OPPOSITE = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
 
 
@@ -27,7 +27,7 @@ def floating(test, first, second):
 
 
 def compare(kernel, match, first, second):
-    kind, test = match["type"], match["test"]
+    kind, test = match["type"], match["float_test"] or match["unsigned_test"]
     if kind == "f32":
         return floating(test, kernel.f32(first, match["ftz"]), kernel.f32(second, match["ftz"]))
     if kind == "f64":
@@ -40,66 +40,46 @@ def compare(kernel, match, first, second):
     return f"({kernel.get_typed(first, kind)}{symbol}{kernel.get_typed(second, kind)})"
 
 
-@form("setp", TEST + TYPE)
+def compare_halves(kernel, match, first, second):
+    """The low halves, then the high ones."""
+    for i in range(2):
+        halves = (f"float_from_{match['type']}((uint16_t)({kernel.get(x, 32)}>>{16 * i}))" for x in (first, second))
+        yield floating(match["test"], *halves)
+
+
+@form("setp", TEST + JOIN + TYPE)
 def setp(kernel, match, operands):
     test = compare(kernel, match, operands[1], operands[2])
     yes, no = f"(bool){test}", f"!{test}"
     if match["join"]:
         other = kernel.predicate(operands[3])
         yes, no = (f"({side}){JOINS[match['join']]}(bool)({other})" for side in (yes, no))
-    names = [name.strip() for name in operands[0].split("|")]
-    if len(names) == 1:
-        return kernel.put(names[0], yes)
-    return f"bool yes={yes},no={no}; {kernel.put(names[0], 'yes')} {kernel.put(names[1], 'no')}"
+    if "|" not in operands[0]:
+        return kernel.put(operands[0], yes)
+    return f"bool yes={yes},no={no}; {put_two(kernel, operands[0], 'yes', 'no')}"
 
 
-@form("setp", r"\.(?P<test>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)(?P<ftz>\.ftz)?\.(?P<type>b?f16)x2")
+@form("setp", FLOAT_TEST + r"(?P<ftz>\.ftz)?\.(?P<type>b?f16)x2")
 def setp_halves(kernel, match, operands):
-    first, second = (kernel.get(operand, 32) for operand in operands[1:3])
-    tests = [
-        floating(match["test"], *(f"float_from_{match['type']}((uint16_t)({x}>>{16 * i}))" for x in (first, second)))
-        for i in range(2)
-    ]
-    names = [name.strip() for name in operands[0].split("|")]
-    return f"bool low={tests[0]},high={tests[1]}; {kernel.put(names[0], 'low')} {kernel.put(names[1], 'high')}"
+    low, high = compare_halves(kernel, match, operands[1], operands[2])
+    return f"bool low={low},high={high}; {put_two(kernel, operands[0], 'low', 'high')}"
 
 
-@form("set", TEST.replace("join", "joined") + r"\.(?P<result>[us]32|f32)" + TYPE)
+@form("set", TEST + r"(?P<ftz>\.ftz)?\.(?P<result>[us]32|f32)" + TYPE)
 def set_value(kernel, match, operands):
-    if match["joined"]:
-        raise ValueError("set with a second predicate is not supported")
     true = "0x3f800000u" if match["result"] == "f32" else "0xffffffffu"
     return kernel.put(operands[0], f"{compare(kernel, match, operands[1], operands[2])}?{true}:0u")
 
 
-@form(
-    "set",
-    r"\.(?P<test>eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan)\.(?P<result>b?f16x2|[us]32)?\.?(?P<type>b?f16)x2",
-)
+@form("set", FLOAT_TEST + r"(\.(?P<result>b?f16x2|[us]32))?\.(?P<type>b?f16)x2")
 def set_halves(kernel, match, operands):
-    first, second = (kernel.get(operand, 32) for operand in operands[1:3])
-    kind = match["type"]
     true = {"f16x2": "0x3c00u", "bf16x2": "0x3f80u"}.get(match["result"], "0xffffu")
-    halves = [
-        f"({floating(match['test'], *(f'float_from_{kind}((uint16_t)({x}>>{16 * i}))' for x in (first, second)))}?{true}:0u)"
-        for i in range(2)
-    ]
-    return kernel.put(operands[0], f"{halves[0]}|{halves[1]}<<16")
+    low, high = (f"({test}?{true}:0u)" for test in compare_halves(kernel, match, operands[1], operands[2]))
+    return kernel.put(operands[0], f"{low}|{high}<<16")
 
 
-@form("selp", r"\.(?P<type>[bus](16|32|64)|f32|f64)")
-def selp(kernel, match, operands):
-    bits = BITS[match["type"]]
-    values = f"{kernel.get(operands[1], bits)}:{kernel.get(operands[2], bits)}"
-    return kernel.put(operands[0], f"{kernel.predicate(operands[3])}?{values}")
-
-
-@form("slct", r"(?P<ftz>\.ftz)?\.(?P<type>[bus](16|32|64)|f32|f64)\.(?P<by>s32|f32)")
-def slct(kernel, match, operands):
-    bits = BITS[match["type"]]
-    test = (
-        f"({kernel.f32(operands[3], match['ftz'])}>=0)"
-        if match["by"] == "f32"
-        else f"({kernel.get_signed(operands[3], 32)}>=0)"
-    )
-    return kernel.put(operands[0], f"{test}?{kernel.get(operands[1], bits)}:{kernel.get(operands[2], bits)}")
+values(
+    ("selp", SELECTED, "{3:p}?{1}:{2}"),
+    ("slct", r"(?P<ftz>\.ftz)?" + SELECTED + r"\.f32", "({3:f}>=0)?{1}:{2}"),
+    ("slct", r"(?P<ftz>\.ftz)?" + SELECTED + r"\.s32", "((int32_t){3:32}>=0)?{1}:{2}"),
+)

@@ -2,7 +2,20 @@
 
 from ..errors import TranslationError
 from ..names import identifier
-from . import form
+from . import effects, form
+
+effects(
+    ("ret", r"(\.uni)?", "return;"),
+    ("exit", "", "exit_thread(T);"),
+    ("trap", "", 'fault(T,"trap");'),
+    ("brkpt", "", 'fault(T,"brkpt");'),
+    ("nanosleep", r"\.u32", "sleep_briefly(T);", 1),
+    ("pmevent", r"(\.mask)?", ";", 1),
+    ("griddepcontrol", r"\.wait", "wait_for_prerequisites(T);"),
+    ("griddepcontrol", r"\.launch_dependents", "launch_dependents(T);"),
+    ("setmaxnreg", r"\.inc\.sync\.aligned\.u32", "set_max_registers(T,{0:32},true);"),
+    ("setmaxnreg", r"\.dec\.sync\.aligned\.u32", "set_max_registers(T,{0:32},false);"),
+)
 
 
 @form("bra", r"(\.uni)?")
@@ -17,46 +30,6 @@ def brx(kernel, match, operands):
         raise TranslationError(f"unknown branch table {operands[1]}")
     cases = " ".join(f"case {i}: goto {kernel.label(name)};" for i, name in enumerate(targets))
     return f'switch({kernel.get(operands[0], 32)}){{{cases} default: fault(T,"brx.idx: index outside its table");}}'
-
-
-@form("ret", r"(\.uni)?")
-def ret(kernel, match, operands):
-    return "return;"
-
-
-@form("exit")
-def leave(kernel, match, operands):
-    return "exit_thread(T);"
-
-
-@form("trap")
-def trap(kernel, match, operands):
-    return 'fault(T,"trap");'
-
-
-@form("brkpt")
-def brkpt(kernel, match, operands):
-    return 'fault(T,"brkpt");'
-
-
-@form("nanosleep", r"\.u32")
-def nanosleep(kernel, match, operands):
-    return "sleep_briefly(T);"
-
-
-@form("pmevent", r"(\.mask)?")
-def pmevent(kernel, match, operands):
-    return ";"
-
-
-@form("griddepcontrol", r"\.(?P<what>wait|launch_dependents)")
-def griddepcontrol(kernel, match, operands):
-    return "wait_for_prerequisites(T);" if match["what"] == "wait" else "launch_dependents(T);"
-
-
-@form("setmaxnreg", r"\.(?P<way>inc|dec)\.sync\.aligned\.u32")
-def setmaxnreg(kernel, match, operands):
-    return f"set_max_registers(T,{kernel.get(operands[0], 32)},{'true' if match['way'] == 'inc' else 'false'});"
 
 
 @form("call", r"(\.uni)?")

@@ -1,7 +1,7 @@
 """ld, st: every state space, vectors, cache hints (which change no value) and polling."""
 
 from ..types import BITS, SIGNED, UNSIGNED
-from . import form
+from . import SCOPES, form
 
 TYPE = r"\.(?P<type>[bus](8|16|32|64)|b128|f32|f64)"
 SPACE = r"(\.(?P<space>const|global|local|param(::entry|::func)?|shared(::cta|::cluster)?))?"
@@ -11,15 +11,12 @@ HINTS = (
     r"(\.L2::(evict_normal|evict_first|evict_last|cache_hint))*(\.L2::(64B|128B|256B))?"
 )
 ORDER = r"(?P<order>\.(weak|volatile|(relaxed|acquire|release)(\.(cta|cluster|gpu|sys))|mmio\.relaxed\.sys))?"
+SHARED_BY_THREADS = ("generic", "global", "shared", "shared::cta", "shared::cluster")
 
 
 def polls(match):
     """Loads that a loop may wait on let other threads run."""
     return match["order"] not in (None, ".weak")
-
-
-SHARED_BY_THREADS = ("generic", "global", "shared", "shared::cta", "shared::cluster")
-SCOPES = {"cta": "kCta", "cluster": "kCluster", "gpu": "kGpu", "sys": "kSys"}
 
 
 def told(match, space, pointer, size, access):
@@ -37,8 +34,10 @@ def told(match, space, pointer, size, access):
 
 
 @form("ld", ORDER + SPACE + CACHE + r"(?P<nc>\.nc)?" + HINTS + r"(\.v[248])?" + TYPE)
+@form("ldu", r"(\.(?P<space>global))?(?P<order>)(\.v[24])?" + TYPE)
 def ld(kernel, match, operands):
     kind, space = match["type"], match["space"] or "generic"
+    match["order"] = match["order"] or None
     bits, names = BITS[kind], kernel.vector(operands[0])
     size = bits // 8
     read = SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]
@@ -54,11 +53,6 @@ def ld(kernel, match, operands):
         code.append(f"auto value{i}={f'(int{width}_t){value}' if kind[0] == 's' and width > bits else value};")
     code += [kernel.put(name, f"value{i}") for i, name in enumerate(names) if name != "_"]
     return " ".join(code)
-
-
-@form("ldu", r"(\.(?P<space>global))?(?P<order>)(\.v[24])?" + TYPE)
-def ldu(kernel, match, operands):
-    return ld(kernel, {**match, "order": None}, operands)
 
 
 @form("st", ORDER + SPACE + CACHE + HINTS + r"(\.v[248])?" + TYPE)
@@ -77,7 +71,7 @@ def st(kernel, match, operands):
 
 
 @form(
-    "st", r"\.async(\.weak)?(\.shared::cluster)\.mbarrier::complete_tx::bytes(\.v[24])?\.(?P<type>[bus](32|64)|f32|f64)"
+    "st", r"\.async(\.weak)?\.shared::cluster\.mbarrier::complete_tx::bytes(\.v[24])?\.(?P<type>[bus](32|64)|f32|f64)"
 )
 def st_async(kernel, match, operands):
     bits, names = BITS[match["type"]], kernel.vector(operands[1])

@@ -1,9 +1,18 @@
 """mbarrier objects: phases, pending arrivals and bytes still to come (tx-count)."""
 
-from . import form
+from . import effects, form, values
 
-SHARED = r"(?P<space>\.shared(::cta|::cluster)?)?"
+SHARED = r"(?P<space>\.shared(::cta|::cluster)?)?\.b64"
 ORDER = r"(\.(?P<order>release|relaxed|acquire))?(\.(cta|cluster))?"
+BYTES = r"(\.relaxed)?(\.(cta|cluster))?"
+
+effects(
+    ("mbarrier", r"\.init" + SHARED, "mbarrier_init(T,{0:shared},{1:32});"),
+    ("mbarrier", r"\.inval" + SHARED, "mbarrier_invalidate(T,{0:shared});"),
+    ("mbarrier", r"\.expect_tx" + BYTES + SHARED, "mbarrier_expect(T,{0:shared},{1:32});"),
+    ("mbarrier", r"\.complete_tx" + BYTES + SHARED, "mbarrier_complete(T,{0:shared},{1:32});"),
+)
+values(("mbarrier", r"\.pending_count\.b64", "mbarrier_pending({1:64})"))
 
 
 def place(kernel, match, operand):
@@ -17,27 +26,7 @@ def ordered(match):
     return "false" if match["order"] == "relaxed" else "true"
 
 
-@form("mbarrier", r"\.init" + SHARED + r"\.b64")
-def init(kernel, match, operands):
-    return f"mbarrier_init(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
-
-
-@form("mbarrier", r"\.inval" + SHARED + r"\.b64")
-def inval(kernel, match, operands):
-    return f"mbarrier_invalidate(T,{place(kernel, match, operands[0])});"
-
-
-@form("mbarrier", r"\.expect_tx(\.relaxed)?(\.(cta|cluster))?" + SHARED + r"\.b64")
-def expect_tx(kernel, match, operands):
-    return f"mbarrier_expect(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
-
-
-@form("mbarrier", r"\.complete_tx(\.relaxed)?(\.(cta|cluster))?" + SHARED + r"\.b64")
-def complete_tx(kernel, match, operands):
-    return f"mbarrier_complete(T,{place(kernel, match, operands[0])},{kernel.get(operands[1], 32)});"
-
-
-@form("mbarrier", r"\.(?P<what>arrive|arrive_drop)(?P<tx>\.expect_tx)?(\.noComplete)?" + ORDER + SHARED + r"\.b64")
+@form("mbarrier", r"\.(?P<what>arrive|arrive_drop)(?P<tx>\.expect_tx)?(\.noComplete)?" + ORDER + SHARED)
 def arrive(kernel, match, operands):
     state = "_" if operands[0].startswith("[") else operands.pop(0)
     address = place(kernel, match, operands[0])
@@ -50,7 +39,7 @@ def arrive(kernel, match, operands):
     return f"{expect}uint64_t state=mbarrier_arrive(T,{address},{count},{drop},{ordered(match)}); {kernel.put(state, 'state')}"
 
 
-@form("mbarrier", r"\.(?P<what>try_wait|test_wait)(?P<parity>\.parity)?" + ORDER + SHARED + r"\.b64")
+@form("mbarrier", r"\.(?P<what>try_wait|test_wait)(?P<parity>\.parity)?" + ORDER + SHARED)
 def wait(kernel, match, operands):
     address = place(kernel, match, operands[1])
     blocking = "true" if match["what"] == "try_wait" else "false"
@@ -59,8 +48,3 @@ def wait(kernel, match, operands):
     else:
         phase = f"(uint32_t)({kernel.get(operands[2], 64)}>>63)"
     return kernel.put(operands[0], f"mbarrier_wait(T,{address},{phase},{blocking},{ordered(match)})")
-
-
-@form("mbarrier", r"\.pending_count\.b64")
-def pending_count(kernel, match, operands):
-    return kernel.put(operands[0], f"mbarrier_pending({kernel.get(operands[1], 64)})")

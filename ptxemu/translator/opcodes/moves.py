@@ -1,9 +1,10 @@
 """mov, cvta, mapa, getctarank, isspacep, createpolicy, and hints that change no value."""
 
 from ..types import BITS, UNSIGNED
-from . import form
+from . import effects, form, values
 
-SHARED = r"shared(::cta|::cluster)?"
+SHARED = r"\.shared(::cta|::cluster)?"
+PLAIN = r"\.(global|local|const|param(::entry)?)"
 
 
 @form("mov", r"\.(?P<type>[bus](16|32|64)|b128|f32|f64|pred)")
@@ -38,35 +39,17 @@ def copied_accumulator(kernel, to, source):
     return f"{moved} if(T->in_flight) drop_in_flight(T,&{kernel.register(to)[1]});"
 
 
-@form("cvta", rf"\.to\.(?P<space>global|local|const|param(::entry)?|{SHARED})\.u64")
-def cvta_to(kernel, match, operands):
-    value = kernel.get(operands[1], 64)
-    return kernel.put(operands[0], f"generic_to_shared({value})" if match["space"].startswith("shared") else value)
-
-
-@form("cvta", rf"\.(?P<space>global|local|const|param(::entry)?|{SHARED})\.u64")
-def cvta(kernel, match, operands):
-    value = kernel.get(operands[1], 64)
-    return kernel.put(operands[0], f"shared_to_generic({value})" if match["space"].startswith("shared") else value)
-
-
-@form("mapa", r"(?P<space>\.shared::cluster)?\.u(?P<bits>32|64)")
-def mapa(kernel, match, operands):
-    address, rank = kernel.get(operands[1], 64), kernel.get(operands[2], 32)
-    if match["space"]:
-        return kernel.put(operands[0], f"map_rank(T,{address},{rank})")
-    return kernel.put(operands[0], f"shared_to_generic(map_rank(T,generic_to_shared({address}),{rank}))")
-
-
-@form("getctarank", r"(\.shared::cluster)?\.u(32|64)")
-def getctarank(kernel, match, operands):
-    return kernel.put(operands[0], f"({kernel.get(operands[1], 64)}>>24)&0xff")
-
-
-@form("isspacep", rf"\.(?P<space>global|{SHARED})")
-def isspacep(kernel, match, operands):
-    sign = "" if match["space"].startswith("shared") else "!"
-    return kernel.put(operands[0], f"{sign}is_shared({kernel.get(operands[1], 64)})")
+values(
+    ("cvta", r"\.to" + PLAIN + r"\.u64", "{1:64}"),
+    ("cvta", PLAIN + r"\.u64", "{1:64}"),
+    ("cvta", r"\.to" + SHARED + r"\.u64", "generic_to_shared({1:64})"),
+    ("cvta", SHARED + r"\.u64", "shared_to_generic({1:64})"),
+    ("mapa", r"\.shared::cluster\.u(32|64)", "map_rank(T,{1:64},{2:32})"),
+    ("mapa", r"\.u(32|64)", "shared_to_generic(map_rank(T,generic_to_shared({1:64}),{2:32}))"),
+    ("getctarank", r"(\.shared::cluster)?\.u(32|64)", "({1:64}>>24)&0xff"),
+    ("isspacep", SHARED, "is_shared({1:64})"),
+    ("isspacep", r"\.global", "!is_shared({1:64})"),
+)
 
 
 @form("createpolicy", r"\.fractional(\.L2::\w+){1,2}\.b64")
@@ -76,9 +59,9 @@ def createpolicy(kernel, match, operands):
     return kernel.put(operands[0], "0")
 
 
-@form("prefetch", r"(\.(global|local))?\.(L1|L2)(::evict_\w+)?")
-@form("prefetch", r"(\.(const|param))?\.tensormap")
-@form("prefetchu", r"\.L1")
-@form("applypriority", r"(\.global)?\.L2::evict_normal")
-def no_effect(kernel, match, operands):
-    return ";"
+effects(
+    ("prefetch", r"(\.(global|local))?\.(L1|L2)(::evict_\w+)?", ";", 1),
+    ("prefetch", r"(\.(const|param))?\.tensormap", ";", 1),
+    ("prefetchu", r"\.L1", ";", 1),
+    ("applypriority", r"(\.global)?\.L2::evict_normal", ";", 2),
+)

@@ -192,8 +192,8 @@ Json cell_json(const Chip& chip, const Table& table, const LayerShape& shape, in
     std::vector<int32_t> tiles;
     std::vector<int32_t> rows_of_experts;
     do
-      rows_of_experts =
-          draw_rows(random, shape, tokens, local_tokens);  // a rank without a row is not timed
+      // a rank without a row is not timed
+      rows_of_experts = draw_rows(random, shape, tokens, local_tokens);
     while (std::reduce(rows_of_experts.begin(), rows_of_experts.end()) == 0);
     for (const int32_t of_expert : rows_of_experts) {
       const int32_t step = cuda::even_tile_rows(of_expert, table.tile_n[index]);

@@ -108,8 +108,8 @@ StepTime time_graph(int steps, const std::function<void(int, cudaStream_t)>& enq
   std::sort(times.begin(), times.end());
   StepTime result{times[times.size() / 2] * 1e3 / steps, 0};
   if (sustained_seconds > 0) {
-    const int at_once =
-        std::max(1, static_cast<int>(20 / times[times.size() / 2]));  // 20 ms and more
+    // 20 ms and more
+    const int at_once = std::max(1, static_cast<int>(20 / times[times.size() / 2]));
     double all = 0, late = 0;
     int late_replays = 0;
     while (all < sustained_seconds * 1e3) {

@@ -137,8 +137,8 @@ Table steps_table(const std::vector<BenchCell>& cells) {
     const double flop = over(of, [](const BenchRound& r) { return r.work.flop; }).median;
     const double matrices = of.rounds.front().work.matrices;
     for (size_t step = 0; step < kSteps; ++step) {
-      const double part =
-          gemm_part(step, matrices) / (us[step] * 1e3);  // per ns: 1e9 of them a second
+      // per ns: 1e9 of them a second
+      const double part = gemm_part(step, matrices) / (us[step] * 1e3);
       table.add({cell(of.backend),
                  cell(of.activation_format),
                  cell(of.tokens),

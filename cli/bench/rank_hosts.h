@@ -27,8 +27,8 @@ inline constexpr const char* kWirePartNames[kWireParts] = {"agree", "dispatch", 
 // One rank's run. Goes between ranks as it lies in memory.
 struct RankRun {
   double us = 0;
-  double as_busiest_us =
-      0;  // own experts on devices: of the batches that it has most of, per batch
+  // own experts on devices: of the batches that it has most of, per batch
+  double as_busiest_us = 0;
   std::array<double, kWireParts> part_us{};     // zeros on devices
   std::array<double, kWireParts> sent_bytes{};  // to other ranks
   double all_sent_bytes() const { return sent_bytes[0] + sent_bytes[1] + sent_bytes[2]; }

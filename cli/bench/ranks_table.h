@@ -23,8 +23,8 @@ struct RanksCell {
   std::string routing;
   double busiest = 1;  // rank's assignments over an even division
   bool on_device = false;
-  bool same_work =
-      false;  // ranks compute what kOwnExperts does: what it takes more is the exchange's
+  // ranks compute what kOwnExperts does: what it takes more is the exchange's
+  bool same_work = false;
   std::vector<RanksRound> rounds;  // of one rank: no transfers
   std::string
       refused;  // why this way to combine has no times; the fields from tokens on say nothing then

@@ -7,8 +7,8 @@ namespace nvfp4_moe::internal::cli {
 
 enum ExitCode : int {
   kExitOk = 0,
-  kExitCheckFailed =
-      1,  // a comparison or self-test ran and did not hold, or the library contradicted itself
+  // a comparison or self-test ran and did not hold, or the library contradicted itself
+  kExitCheckFailed = 1,
   kExitUsage = 2,          // an option or argument is wrong
   kExitUnsupported = 3,    // legal, but not on this machine
   kExitBadInput = 4,       // a file is missing, unreadable, unwritable or wrong

@@ -79,8 +79,8 @@ std::string fitted_progress_text(const Progress& progress, int columns) {
   const std::string text = printable(progress_text(progress, 0), kWholeText);
   const size_t used = columns_of(text);
   if (used > width) return cut(text, width);
-  const int cells =
-      std::min(kMostBarCells, static_cast<int>(width - used) - 3);  // a space and two brackets
+  // a space and two brackets
+  const int cells = std::min(kMostBarCells, static_cast<int>(width - used) - 3);
   return cells < kLeastBarCells ? text : printable(progress_text(progress, cells), kWholeText);
 }
 

@@ -54,8 +54,8 @@ Status report_fit(const Checkpoint& checkpoint, const std::string& forced,
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   NVFP4_MOE_ASSIGN(const Backend* const backend, choose_backend(config, device, forced));
 
-  const uint64_t other_bytes =
-      checkpoint.index().size_bytes() - checkpoint.expert_bytes();  // stays on every rank
+  // stays on every rank
+  const uint64_t other_bytes = checkpoint.index().size_bytes() - checkpoint.expert_bytes();
   std::vector<Column> columns = {{"ranks", "GPUs"},
                                  {"experts_bytes", "experts each"},
                                  {"other_bytes", "other tensors"},

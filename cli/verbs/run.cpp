@@ -130,8 +130,8 @@ Status run_layer(const RunVerb& verb, Report& report) {
   options.backend = backend;
   options.device = report.common().device;
   options.range = subject.range;
-  options.limits.max_tokens =
-      std::max<int64_t>(states.tokens, 1);  // an input of none gives an output of none
+  // an input of none gives an output of none
+  options.limits.max_tokens = std::max<int64_t>(states.tokens, 1);
   options.executor = &report.executor();
   std::unique_ptr<MoeLayer> layer;
   {

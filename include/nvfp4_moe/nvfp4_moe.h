@@ -3,29 +3,29 @@
  *
  * Rules for all functions
  * - Status: every function that can fail returns an nvfp4_moe_status; NVFP4_MOE_STATUS_OK is 0.
- * After a failure, nvfp4_moe_last_error() on the same thread returns the message: what failed, what
- * was expected, what was found, and the
- *   "[id]" of a checkpoint's finding if there is one. Nothing throws or prints.
+ *   After a failure, nvfp4_moe_last_error() on the same thread returns the message: what failed,
+ *   what was expected, what was found, and the "[id]" of a checkpoint's finding if there is one.
+ *   Nothing throws or prints.
  * - Structs begin with `size_t struct_size`: set it to sizeof(the struct). Zero is the default of
- * all other fields. Structs only grow at their end. A struct of an older, shorter header is
- * accepted. So is one of a newer header, if the fields that this library does not know are zero.
+ *   all other fields. Structs only grow at their end. A struct of an older, shorter header is
+ *   accepted. So is one of a newer header, if the fields that this library does not know are zero.
  * - Handles are opaque. An out handle is NULL after a failure. Closing NULL does nothing.
  * - A char** receives a NUL-terminated UTF-8 text. Free it with nvfp4_moe_text_free.
  * - Arrays are row-major and contiguous, in the caller's memory. The library keeps no pointer to
- * them after the call.
+ *   them after the call.
  * - codes: packed E2M1, two per byte, the even element along K in the low nibble. block_scales:
- * E4M3 bytes with sign 0, one per 16 elements along K. value = e2m1(code) * e4m3(block_scale) *
- * tensor_scale.
+ *   E4M3 bytes with sign 0, one per 16 elements along K. value = e2m1(code) * e4m3(block_scale) *
+ *   tensor_scale.
  * - Callbacks must return: no longjmp. A C++ callback may throw if the library calls it on the
- * caller's own thread (progress, log, and parallel_for after its bodies have returned). The call
- * then fails with NVFP4_MOE_STATUS_INTERNAL and the exception's text; a layer that was being opened
- * is closed, and an open one stays usable.
+ *   caller's own thread (progress, log, and parallel_for after its bodies have returned). The call
+ *   then fails with NVFP4_MOE_STATUS_INTERNAL and the exception's text; a layer that was being
+ *   opened is closed, and an open one stays usable.
  * - fork(): a child may run, change and close what its parent opened, on the calling thread, even
- * if other threads of the parent were inside the library. Layers that the child opens have threads
- * of their own. GPUs are an exception, since CUDA does not work in a forked child: runs fail with
- * NVFP4_MOE_STATUS_UNSUPPORTED, and close frees host memory only.
+ *   if other threads of the parent were inside the library. Layers that the child opens have
+ *   threads of their own. GPUs are an exception, since CUDA does not work in a forked child: runs
+ *   fail with NVFP4_MOE_STATUS_UNSUPPORTED, and close frees host memory only.
  * - Threads: "any thread" = may be called at any time, from any thread, also while others use the
- * same handle. "exclusive" = no other thread may use that handle during the call.
+ *   same handle. "exclusive" = no other thread may use that handle during the call.
  */
 #ifndef NVFP4_MOE_NVFP4_MOE_H_
 #define NVFP4_MOE_NVFP4_MOE_H_
@@ -77,8 +77,8 @@ enum {
   NVFP4_MOE_ACTIVATION_SWIGLU = 0,         /* silu(g) * u */
   NVFP4_MOE_ACTIVATION_SWIGLU_CLAMPED = 1, /* silu(min(g, L)) * clamp(u, -L, L): DeepSeek-V4 */
   NVFP4_MOE_ACTIVATION_SWIGLU_STEP = 2,    /* min(silu(g), L) * clamp(u, -L, L): Step-3.5 */
-  NVFP4_MOE_ACTIVATION_SWIGLU_OAI =
-      3, /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1), gpt-oss */
+  /* g = min(g, L), u = clamp(u, -L, L): g * sigmoid(a g) * (u + 1), gpt-oss */
+  NVFP4_MOE_ACTIVATION_SWIGLU_OAI = 3,
   NVFP4_MOE_ACTIVATION_RELU2 = 4 /* relu(u)^2; experts have no gate: Nemotron-3 */
 };
 typedef int32_t nvfp4_moe_format; /* of activations */
@@ -88,16 +88,16 @@ enum {
   NVFP4_MOE_FORMAT_AUTO = -1,
   NVFP4_MOE_FORMAT_NVFP4 = 0, /* W4A4 */
   NVFP4_MOE_FORMAT_BF16 = 1,  /* W4A16 */
-  NVFP4_MOE_FORMAT_INT8_BLOCK =
-      2, /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
-  NVFP4_MOE_FORMAT_FP8 =
-      3 /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
+  /* W4A8: int8, one fp32 scale per 16; takes no other scale option */
+  NVFP4_MOE_FORMAT_INT8_BLOCK = 2,
+  /* W4A8: E4M3, a power of two per row; weights rounded to E4M3. Not COMPAT */
+  NVFP4_MOE_FORMAT_FP8 = 3
 };
 typedef int32_t nvfp4_moe_scale; /* of hidden */
 enum {
   NVFP4_MOE_SCALE_DYNAMIC_TOKEN = 0, /* each row's own power of two; needs no calibration */
-  NVFP4_MOE_SCALE_STATIC =
-      1, /* the input scale, rounded up to a power of two, times static_headroom */
+  /* the input scale, rounded up to a power of two, times static_headroom */
+  NVFP4_MOE_SCALE_STATIC = 1,
   NVFP4_MOE_SCALE_COMPAT = 2 /* the input scale as it is, in vLLM's operation order */
 };
 typedef int32_t nvfp4_moe_intermediate_scale; /* of the activation's output */
@@ -109,10 +109,10 @@ enum {
 typedef int32_t nvfp4_moe_router_weight;
 enum {
   NVFP4_MOE_ROUTER_WEIGHT_AFTER_DOWN = 0, /* multiplies an expert's output */
-  NVFP4_MOE_ROUTER_WEIGHT_BEFORE_DOWN =
-      1, /* multiplies the activation's output before it is quantized: DeepSeek-V4 */
-  NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT =
-      2 /* multiplies hidden, but not the shared expert's; top_k 1: Llama-4 */
+  /* multiplies the activation's output before it is quantized: DeepSeek-V4 */
+  NVFP4_MOE_ROUTER_WEIGHT_BEFORE_DOWN = 1,
+  /* multiplies hidden, but not the shared expert's; top_k 1: Llama-4 */
+  NVFP4_MOE_ROUTER_WEIGHT_ON_INPUT = 2
 };
 typedef int32_t nvfp4_moe_row_format;
 enum { NVFP4_MOE_ROW_FORMAT_BF16 = 0, NVFP4_MOE_ROW_FORMAT_FP32 = 1 };
@@ -260,8 +260,8 @@ NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 
 typedef int32_t nvfp4_moe_combine;
 enum {
-  NVFP4_MOE_COMBINE_ALL_TO_ALL =
-      0, /* each rank has tokens of its own; the bits of one rank with all experts */
+  /* each rank has tokens of its own; the bits of one rank with all experts */
+  NVFP4_MOE_COMBINE_ALL_TO_ALL = 0,
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; one fp32 sum more */
 };
 /* How a layer is divided over an exchange (docs/expert-parallel.md). All ranks open with the same
@@ -740,11 +740,11 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unswizzle_scales(const uint8_t* swizzle
  * aligned to 8 bytes. UNSUPPORTED in a build without CUDA. ---- */
 typedef int32_t nvfp4_moe_quantize_mode;
 enum {
-  NVFP4_MOE_QUANTIZE_MODE_WEIGHTS =
-      0, /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
+  /* tensor_scale: a positive number to be used, or 0: amax/2688 of x */
+  NVFP4_MOE_QUANTIZE_MODE_WEIGHTS = 0,
   NVFP4_MOE_QUANTIZE_MODE_DYNAMIC_TOKEN = 1, /* tensor_scale: 0 */
-  NVFP4_MOE_QUANTIZE_MODE_STATIC =
-      2, /* tensor_scale: a positive number, rounded up to a power of two */
+  /* tensor_scale: a positive number, rounded up to a power of two */
+  NVFP4_MOE_QUANTIZE_MODE_STATIC = 2,
   NVFP4_MOE_QUANTIZE_MODE_COMPAT = 3 /* tensor_scale: the input scale, a positive normal number */
 };
 /* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE; _SWEEP is UNSUPPORTED.

@@ -124,8 +124,8 @@ float float_from_double(double x, Rounding mode);
 template <class T>
 inline float float_from_integer(T x, Rounding mode) {
   const float nearest = static_cast<float>(x);
-  const long double error =
-      static_cast<long double>(nearest) - static_cast<long double>(x);  // both are exact
+  // both are exact
+  const long double error = static_cast<long double>(nearest) - static_cast<long double>(x);
   if (mode == kNearest || error == 0) return nearest;
   const bool lower = mode == kDown || (mode == kToZero && x > 0);
   if (lower) return error > 0 ? std::nextafterf(nearest, -INFINITY) : nearest;

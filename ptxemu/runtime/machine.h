@@ -142,8 +142,8 @@ struct NamedBarrier {
 constexpr uint32_t kTensorLanes = 128, kTensorColumns = 512;
 struct TensorMemory {
   std::unique_ptr<uint32_t[]> cells;  // (lane, column), made when first allocated
-  uint32_t owner[kTensorColumns / 32] =
-      {};  // columns of the allocation that holds these 32; 0 for none
+  // columns of the allocation that holds these 32; 0 for none
+  uint32_t owner[kTensorColumns / 32] = {};
   uint32_t allocated = 0;
   bool permit = true;
 };

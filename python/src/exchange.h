@@ -20,8 +20,8 @@ struct ParallelFields {
   std::string combine;
   int64_t capacity = 0;
   std::optional<std::vector<int64_t>> placement;  // the expert of each slot
-  mutable bool reported =
-      false;  // set once the other ranks receive a failure without further calls
+  // set once the other ranks receive a failure without further calls
+  mutable bool reported = false;
   explicit ParallelFields(nanobind::handle fields);
 };
 // Null if there is none, or its ranks have received a failure.

@@ -11,8 +11,8 @@ namespace nvfp4_moe::internal::python {
 namespace {
 
 ForkMutex living_mutex;
-std::weak_ptr<Host>& living =
-    *new std::weak_ptr<Host>;  // for daemon threads too, while the process exits
+// for daemon threads too, while the process exits
+std::weak_ptr<Host>& living = *new std::weak_ptr<Host>;
 
 }  // namespace
 

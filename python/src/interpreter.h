@@ -63,8 +63,8 @@ class WithoutLock {
   WithoutLock& operator=(const WithoutLock&) = delete;
 
  private:
-  const bool ending_ =
-      interpreter_is_ending();  // and this is the thread that ends it, which goes on
+  // and this is the thread that ends it, which goes on
+  const bool ending_ = interpreter_is_ending();
   PyThreadState* const state_;
 };
 

@@ -55,8 +55,8 @@ struct LayerArrays {
   nb::handle stream;  // an integer or an object with cuda_stream; None: the framework's current one
   nb::handle
       workspace;  // (bytes) uint8, of at least what the run's tokens need; None: one of open's
-  const SelectExperts* selection =
-      nullptr;  // writes topk_ids and topk_weights first; null: they are given
+  // writes topk_ids and topk_weights first; null: they are given
+  const SelectExperts* selection = nullptr;
 };
 nb::object run_layer(OpenLayer& open, const LayerArrays& arrays);
 // In a handler of what keeps a run from its beginning: raises it, over an exchange on all ranks,

@@ -62,8 +62,8 @@ Status OpenLayer::prepare() {
 OpenLayer::~OpenLayer() { layer_handles().remove(handle); }
 
 HandleTable<OpenLayer>& layer_handles() {
-  static HandleTable<OpenLayer>& table =
-      *new HandleTable<OpenLayer>("layer");  // outlives every layer
+  // outlives every layer
+  static HandleTable<OpenLayer>& table = *new HandleTable<OpenLayer>("layer");
   return table;
 }
 

@@ -30,8 +30,8 @@ struct OpenLinear {
 };
 
 HandleTable<OpenLinear>& linear_handles() {
-  static HandleTable<OpenLinear>& table =
-      *new HandleTable<OpenLinear>("linear");  // outlives every linear
+  // outlives every linear
+  static HandleTable<OpenLinear>& table = *new HandleTable<OpenLinear>("linear");
   return table;
 }
 

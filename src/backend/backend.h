@@ -102,8 +102,8 @@ struct ExpertBuffers {
 struct RunContext {
   Executor* executor = nullptr;  // host backends; never null there
   void* stream = nullptr;        // device backends
-  RunStatus* status =
-      nullptr;  // device backends: where the run writes its report; null: into the workspace
+  // device backends: where the run writes its report; null: into the workspace
+  RunStatus* status = nullptr;
 };
 
 // A dense NVFP4 linear y = x W^T: W (rows, cols) = (out_features, in_features).

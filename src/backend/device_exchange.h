@@ -83,8 +83,8 @@ struct SlotsOfIds {
   const void* ids = nullptr;  // (tokens, top_k)
   DType ids_dtype = DType::kI64;
   int64_t tokens = 0, top_k = 0, num_experts = 0, source = 0;
-  const int32_t* first_of_expert =
-      nullptr;  // (num_experts + 1) where an expert's slots begin below
+  // (num_experts + 1) where an expert's slots begin below
+  const int32_t* first_of_expert = nullptr;
   const int32_t* slots_of_expert = nullptr;  // (slots)
   int32_t* slots = nullptr;                  // (tokens, top_k)
   uint64_t* load = nullptr;                  // (num_experts)
@@ -105,8 +105,8 @@ struct CheckSum {
   void* values = nullptr;  // (count)
   DType dtype = DType::kBf16;
   int64_t count = 0;  // a multiple of 8
-  const uint32_t* link_failed =
-      nullptr;  // (1) in host memory: not 0 once the link has failed; null: it has no such word
+  // (1) in host memory: not 0 once the link has failed; null: it has no such word
+  const uint32_t* link_failed = nullptr;
   uint64_t* nonfinite = nullptr;  // (1)
 };
 
@@ -184,8 +184,8 @@ struct ScanPackets {
   MessageLayout layout;
   CountPackets counted;
   PacketSource* sources = nullptr;  // (packets of all messages)
-  int32_t* row_of_assignment =
-      nullptr;  // (T, k) of those with a slot: its row; -1 if the message has no room
+  // (T, k) of those with a slot: its row; -1 if the message has no room
+  int32_t* row_of_assignment = nullptr;
   std::byte* messages = nullptr;  // whose headers are written; null without them
   uint32_t* failed = nullptr;     // (1) = 0
 };
@@ -223,8 +223,8 @@ struct TakePackets {
   int32_t* first_rows = nullptr;    // (packets) where a packet's rows begin among all that go back
   const int32_t* bounds = nullptr;  // (2, world + 1) first packet and first row of each source rank
   int64_t capacity = 0;             // of tokens from one rank to another, if they are in headers
-  uint32_t* failed =
-      nullptr;  // (1) set if a source rank had too many tokens or is late, or a packet is wrong
+  // (1) set if a source rank had too many tokens or is late, or a packet is wrong
+  uint32_t* failed = nullptr;
   WireReport* report = nullptr;
 };
 

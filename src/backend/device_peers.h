@@ -67,8 +67,8 @@ struct PushPackets {
 struct AssignRows {
   PeerLink link;
   const int32_t* slots = nullptr;  // (assignments)
-  int32_t* row_of_assignment =
-      nullptr;  // (assignments) where combine finds the rows that come back; -1: no slot
+  // (assignments) where combine finds the rows that come back; -1: no slot
+  int32_t* row_of_assignment = nullptr;
   int64_t assignments = 0;
   uint32_t* failed = nullptr;  // (1)
 };
@@ -91,8 +91,8 @@ struct PushRows {
   const int32_t* ids = nullptr;                // (packets, k)
   int64_t packets = 0;
   PeerMessages messages;
-  const RunStatus* expert_status =
-      nullptr;                 // added to the source rank's counts; null: no packets arrived
+  // added to the source rank's counts; null: no packets arrived
+  const RunStatus* expert_status = nullptr;
   bool counts_tokens = false;  // push_tokens has left its counts per token
 };
 

@@ -36,8 +36,8 @@ class Walk {
     const ActivationBuffers routed_hidden = activations("hidden", tokens, hidden, bf16);
     ActivationBuffers shared_hidden = routed_hidden;
     if (weighs_hidden(config_)) {
-      buffers.weighted_hidden =
-          arena_.take<float>("", "weighted_hidden", tokens * hidden);  // the widest dtype
+      // the widest dtype
+      buffers.weighted_hidden = arena_.take<float>("", "weighted_hidden", tokens * hidden);
       if (has_shared) shared_hidden = activations("shared_hidden", tokens, hidden, bf16);
     }
     buffers.routed =
@@ -200,8 +200,8 @@ Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, con
   if (limits.max_tokens < 0)
     return invalid_argument("max_tokens: expected 0 or more, got " +
                             std::to_string(limits.max_tokens));
-  const int64_t most_assignments =
-      std::numeric_limits<int32_t>::max();  // a row's assignment is an int32
+  // a row's assignment is an int32
+  const int64_t most_assignments = std::numeric_limits<int32_t>::max();
   if (limits.max_tokens > most_assignments / config->top_k)
     return invalid_argument("max_tokens: expected at most " +
                             std::to_string(most_assignments / config->top_k) + " at top_k " +

@@ -34,8 +34,8 @@ struct PartBuffers {
       hidden;  // (T, H) what gemm1 multiplies; the same arrays in both parts, but on_input
   int64_t intermediate_size = 0;   // I
   int64_t* row_offsets = nullptr;  // (experts + 1) first row of each expert
-  int32_t* assignment_of_row =
-      nullptr;  // (R) token * top_k + k of each row; the shared part: null, row = token
+  // (R) token * top_k + k of each row; the shared part: null, row = token
+  int32_t* assignment_of_row = nullptr;
   ActivationBuffers intermediate;  // (R, I)
   void* rows_out = nullptr;        // (R, H) bf16 or fp32 by config row_format
   bool down_only = false;          // the part's weights are those of `down` alone: a dense linear
@@ -44,8 +44,8 @@ struct PartBuffers {
 struct LayerBuffers {
   RunStatus* status = nullptr;
   int32_t* row_of_assignment = nullptr;  // (T k) row of each assignment, -1 if it takes none
-  void* weighted_hidden =
-      nullptr;  // (T, H) on_input: hidden times its router weight, of hidden's dtype
+  // (T, H) on_input: hidden times its router weight, of hidden's dtype
+  void* weighted_hidden = nullptr;
   PartBuffers routed;
   PartBuffers shared;  // experts = 0 if the layer has no shared expert
 };
@@ -69,8 +69,8 @@ struct StepContext {
   Arena scratch = {};             // behind the layer's arrays: where the backend's own begin
   void* stream = nullptr;         // device backends
   const RunPlan* plan = nullptr;  // device backends
-  const AwaitedRows* awaited =
-      nullptr;  // device backends: where combine's rows come from other ranks
+  // device backends: where combine's rows come from other ranks
+  const AwaitedRows* awaited = nullptr;
 };
 
 // on_input: the routed experts' hidden is multiplied by the router weight, and is not the shared

@@ -61,8 +61,8 @@ class HostExecutor : public Executor {
     std::atomic<int> running{0};
     std::atomic<bool> ended{false};  // no body begins any more
     std::atomic<bool> failed{false};
-    std::exception_ptr failure =
-        nullptr;  // the first; written before `failed`, by the thread that took `failing`
+    // the first; written before `failed`, by the thread that took `failing`
+    std::exception_ptr failure = nullptr;
     std::atomic<bool> failing{false};
 
     void wait() const {

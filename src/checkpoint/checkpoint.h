@@ -39,8 +39,8 @@ struct Finding {
   std::string expected;
   std::string actual;
   int64_t count = 1;  // how many times this finding stands for (like ones are folded per layer)
-  std::vector<std::string> examples =
-      {};  // where it stands for several: tensors of the next ones, at most kMaxExamples
+  // where it stands for several: tensors of the next ones, at most kMaxExamples
+  std::vector<std::string> examples = {};
   static constexpr size_t kMaxExamples = 3;
 };
 // What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ...
@@ -65,9 +65,9 @@ bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales, which are used as 
 // The activations that a checkpoint declares for a layer's routed experts, and the field that says
 // so.
 struct DeclaredActivations {
-  ActivationFormat format =
-      ActivationFormat::kBf16;  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
-  std::string why;              // "config_groups group_0: input_activations is null"
+  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
+  ActivationFormat format = ActivationFormat::kBf16;
+  std::string why;  // "config_groups group_0: input_activations is null"
 };
 
 // The config files' facts about the model, in this library's terms. Read, never defaulted.
@@ -77,8 +77,8 @@ struct ModelInfo {
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
   std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...:
                        // names.cpp has them
-  int64_t model_hidden_size =
-      0;  // of the model; behind a latent projection options.hidden_size is another one
+  // of the model; behind a latent projection options.hidden_size is another one
+  int64_t model_hidden_size = 0;
   SourceFormat format = SourceFormat::kModelOpt;
   std::string quant_method;  // as the config has it
   std::string quant_algo;

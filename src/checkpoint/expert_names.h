@@ -41,11 +41,11 @@ struct ExpertNames {
   std::string stem;
   TensorRole role = TensorRole::kExpert;
   Words words = Words::kProj;
-  bool projection_first =
-      false;            // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
+  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
+  bool projection_first = false;
   bool dotted = false;  // a stack's name has a dot before its part
-  bool gate_up_fused =
-      false;  // gate and up are one tensor: nearly every stack, some shared experts
+  // gate and up are one tensor: nearly every stack, some shared experts
+  bool gate_up_fused = false;
   bool stacked_k_first = false;                 // the family's order, where role is kStacked
   GateUpOrder order = GateUpOrder::kGateFirst;  // of the rows, if gate_up_fused
   bool gguf = false;                            // the names of gguf_names.h

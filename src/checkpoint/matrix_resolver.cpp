@@ -46,8 +46,8 @@ struct MatrixResolver::Shapes {
   int64_t stack = 0;  // experts of a stack, 0 for a matrix of its own
   int64_t rows = 0;   // stored rows: gate above up if both are in one tensor
 
-  bool in_blocks =
-      false;  // codes of gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
+  // codes of gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
+  bool in_blocks = false;
 
   std::vector<int64_t> of_codes(bool k_first, int64_t k) const {
     if (in_blocks) return {stack, rows, k / 16, 16};

@@ -18,8 +18,8 @@ namespace nvfp4_moe::internal {
 // findings.
 struct InputScale {
   std::string name;  // of the tensor
-  const char* finding =
-      "";  // "" or the id: "input_scale_missing", "input_scale_zero", "unreadable", ...
+  // "" or the id: "input_scale_missing", "input_scale_zero", "unreadable", ...
+  const char* finding = "";
   bool usable = false;  // the value below may be used
   float stored = 0;     // as in the file
   float value = 0;      // amax / 2688

@@ -70,8 +70,8 @@ struct MatrixSource {
   std::string bias_name;
   MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file if the matrix has no bias
   DType bias_dtype = DType::kBf16;
-  bool bias_elsewhere =
-      false;  // columns that do not begin at 0: another rank adds the bias, and this one zeros
+  // columns that do not begin at 0: another rank adds the bias, and this one zeros
+  bool bias_elsewhere = false;
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16

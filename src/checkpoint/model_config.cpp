@@ -171,8 +171,8 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
           const std::optional<int64_t> shared,
           optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"},
                        0, 1024));
-      const bool null =
-          config.contains("n_shared_experts");  // present as null: DeepSeek's way to say none
+      // present as null: DeepSeek's way to say none
+      const bool null = config.contains("n_shared_experts");
       if (!shared && !null && row.shared != SharedRule::kMaybeCount)
         return missing_field("n_shared_experts", row.model_type);
       std::optional<int64_t> own;

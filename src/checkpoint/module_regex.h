@@ -51,8 +51,8 @@ class ModuleRegex {
     bool negative = false;  // kLook
     int32_t first = 0;      // kSet: index of the set; kSplit, kJump, kLook: where it goes on
     int32_t second = 0;     // kSplit: the other way; kLook: where the inner expression begins
-    int32_t width =
-        -1;  // kLook: how far back the inner one begins; -1: look-ahead, at the position itself
+    // kLook: how far back the inner one begins; -1: look-ahead, at the position itself
+    int32_t width = -1;
   };
 
  private:

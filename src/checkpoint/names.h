@@ -65,8 +65,8 @@ struct FamilyNames {
   Stacks stacks = Stacks::kExperts;
   bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>
   bool gated = true;                 // experts have a gate
-  bool w13_interleaved =
-      false;  // rows of gate and up alternate in a tensor called w13 (elsewhere: gate first)
+  // rows of gate and up alternate in a tensor called w13 (elsewhere: gate first)
+  bool w13_interleaved = false;
 };
 // nullptr for a family this library does not know.
 const FamilyNames* family_names(std::string_view family);

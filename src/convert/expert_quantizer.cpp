@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kRowsAtOnce =
-    32;  // what a thread takes at a time; fixed, so that sums do not depend on the threads
+// what a thread takes at a time; fixed, so that sums do not depend on the threads
+constexpr int64_t kRowsAtOnce = 32;
 
 // max |w|; kBadInput, naming the place, where an element is NaN or Inf.
 Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {

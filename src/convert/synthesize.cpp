@@ -38,8 +38,8 @@ float uniform(uint64_t h) { return static_cast<float>(h >> 40) * 0x1p-24f; }
 // Four sums of 14 bits: mean 2 * 16383, variance 4 * (2^28 - 1) / 12.
 float bell(uint64_t h) {
   const uint64_t sum = (h & 0x3FFF) + (h >> 14 & 0x3FFF) + (h >> 28 & 0x3FFF) + (h >> 42 & 0x3FFF);
-  const float value =
-      (static_cast<float>(sum) - 32766.0f) * (1.0f / 9459.0f);  // 9459 = sqrt of that variance
+  // 9459 = sqrt of that variance
+  const float value = (static_cast<float>(sum) - 32766.0f) * (1.0f / 9459.0f);
   return (h >> 56) == 0 ? value * 3.0f : value;
 }
 

@@ -30,8 +30,8 @@ struct SynthesizeOptions {
   int64_t top_k = 6;
   int64_t hidden_size = 1024;       // multiple of 16
   int64_t intermediate_size = 512;  // multiple of 16
-  int64_t latent_size =
-      0;  // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
+  // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
+  int64_t latent_size = 0;
   int64_t vocab_size = 2048;
   DType dtype = DType::kBf16;  // of the experts' weights: kBf16, kF16 or kF32
   uint64_t seed = 1;

@@ -110,8 +110,8 @@ struct GateUp {
 struct QuantizedRows {
   uint8_t* codes = nullptr;         // (rows, inner/2)
   uint8_t* block_scales = nullptr;  // (rows, inner/16)
-  float* row_scales =
-      nullptr;  // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
+  // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
+  float* row_scales = nullptr;
 };
 
 // h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as

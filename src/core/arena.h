@@ -24,8 +24,8 @@ struct Span {
 
 class Arena {
  public:
-  static constexpr size_t kAlignment =
-      256;  // of every array: what TMA, vector loads and cache lines ask for at most
+  // of every array: what TMA, vector loads and cache lines ask for at most
+  static constexpr size_t kAlignment = 256;
 
   Arena() = default;
   // base: a multiple of kAlignment, or null. guard_bytes (tests only) follow every array. spans:

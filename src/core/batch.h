@@ -30,8 +30,8 @@ struct RunStatus {
   uint64_t bad_expert_ids = 0;    // ids that are neither -1 nor in [0, num_experts); skipped
   uint64_t nonfinite_tokens = 0;  // tokens whose hidden holds NaN or Inf; their output rows are NaN
   uint64_t nonfinite_rows = 0;    // rows whose intermediate is not finite
-  uint64_t hidden_blocks =
-      0;  // blocks quantized, and of them: saturated at 448, rounded to scale 0
+  // blocks quantized, and of them: saturated at 448, rounded to scale 0
+  uint64_t hidden_blocks = 0;
   uint64_t hidden_saturated = 0;
   uint64_t hidden_zeroed = 0;
   uint64_t intermediate_blocks = 0;

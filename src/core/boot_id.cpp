@@ -9,8 +9,8 @@ namespace nvfp4_moe::internal {
 Result<std::string> boot_id() {
   constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
   errno = 0;
-  std::FILE* const file =
-      std::fopen(kPath, "re");  // e: not left open in programs that are started meanwhile
+  // e: not left open in programs that are started meanwhile
+  std::FILE* const file = std::fopen(kPath, "re");
   char text[64] = {};
   const bool read = file != nullptr && std::fgets(text, sizeof(text), file) != nullptr;
   const int error = errno;

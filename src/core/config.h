@@ -121,8 +121,8 @@ struct MoeOptions {
   RowFormat row_format = RowFormat::kBf16;
   bool batch_invariant = false;
   int64_t shared_intermediate_size = 0;  // 0: no shared expert
-  bool expert_biases =
-      false;  // gate, up and down of the routed experts have biases (ExpertBiases)   gpt-oss
+  // gate, up and down of the routed experts have biases (ExpertBiases)   gpt-oss
+  bool expert_biases = false;
   bool operator==(const MoeOptions&) const = default;
 };
 

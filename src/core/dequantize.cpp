@@ -47,8 +47,8 @@ double exact_value(uint8_t code, int scale_byte, float tensor_scale) {
 
 template <class Out, class Round>
 void dequantize_as(const Nvfp4View& view, const Round& round, Out* out) {
-  auto values =
-      std::make_unique<std::array<std::array<Out, 16>, kScaleBytes>>();  // by scale byte, code
+  // by scale byte, code
+  auto values = std::make_unique<std::array<std::array<Out, 16>, kScaleBytes>>();
   for (int byte = 0; byte < kScaleBytes; ++byte)
     for (uint8_t code = 0; code < 16; ++code)
       (*values)[static_cast<size_t>(byte)][code] =

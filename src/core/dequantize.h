@@ -16,8 +16,8 @@ namespace nvfp4_moe::internal {
 Status dequantize(const Nvfp4View& view, DType out_dtype, void* out);
 
 struct Fp8Scaling {
-  int64_t block_rows =
-      0;  // 0 x 0: one scale for the whole tensor; 128 x 128: DeepSeek's block scaling
+  // 0 x 0: one scale for the whole tensor; 128 x 128: DeepSeek's block scaling
+  int64_t block_rows = 0;
   int64_t block_cols = 0;
 };
 // out: (rows, cols) E4M3 bytes; scales: ceil(rows/block_rows) * ceil(cols/block_cols) floats,

@@ -17,8 +17,8 @@ namespace nvfp4_moe::internal {
 
 inline constexpr float kE2m1Max = 6.0f;
 inline constexpr float kE4m3Max = 448.0f;
-inline constexpr double kNvfp4Range =
-    2688.0;  // kE2m1Max * kE4m3Max: the largest |value| a tensor scale of 1 holds
+// kE2m1Max * kE4m3Max: the largest |value| a tensor scale of 1 holds
+inline constexpr double kNvfp4Range = 2688.0;
 inline constexpr int kBlockElems = 16;  // elements along K that share one block scale
 inline constexpr uint8_t kE4m3Nan = 0x7F;
 

@@ -14,10 +14,10 @@ namespace nvfp4_moe::internal {
 // tensor_scale. Rows may lie further apart than their length (a slice of columns of a larger
 // tensor).
 struct Nvfp4View {
-  const uint8_t* codes =
-      nullptr;  // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
-  const uint8_t* block_scales =
-      nullptr;  // (rows, cols/16), E4M3 with sign 0; row r at + r * scales_stride
+  // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
+  const uint8_t* codes = nullptr;
+  // (rows, cols/16), E4M3 with sign 0; row r at + r * scales_stride
+  const uint8_t* block_scales = nullptr;
   float tensor_scale = 1.0f;
   int64_t rows = 0;
   int64_t cols = 0;

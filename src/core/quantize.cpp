@@ -157,8 +157,8 @@ float power_of_two_scale(double bound, double range) {
 Result<float> static_row_scale(ActivationFormat format, std::string_view name, float input_scale,
                                float factor) {
   const double range = row_scale_range(format);
-  const double bound =
-      kNvfp4Range * static_cast<double>(input_scale) * static_cast<double>(factor);  // exact
+  // exact
+  const double bound = kNvfp4Range * static_cast<double>(input_scale) * static_cast<double>(factor);
   if (bound <= std::ldexp(range, 127)) return power_of_two_scale(bound, range);
   char got[80];
   std::snprintf(got, sizeof got, "%.9g times %.9g", static_cast<double>(input_scale),

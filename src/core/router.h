@@ -45,15 +45,15 @@ struct RouterConfig {
   int64_t num_experts = 0;       // E, 1 to kMaxRouterExperts
   int64_t top_k = 0;             // k, 1 to kMaxRouterTopK, at most E
   int64_t num_expert_group = 1;  // divides E, at most kMaxExpertGroups
-  int64_t topk_group =
-      1;  // groups that experts are chosen from; together they hold k experts or more
+  // groups that experts are chosen from; together they hold k experts or more
+  int64_t topk_group = 1;
   Scoring scoring = Scoring::kSoftmax;
   GroupScore group_score = GroupScore::kMax;
   bool renormalize = false;            // weights are divided by their sum
   float renormalize_epsilon = 0.0f;    // added to that sum; 0 under softmax
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
-  bool correction_bias =
-      false;  // a bias is added to the scores for the selection, and not to the weights
+  // a bias is added to the scores for the selection, and not to the weights
+  bool correction_bias = false;
   bool hash_routing = false;  // experts come from a table by token id; the scores only weigh them
   bool operator==(const RouterConfig&) const = default;
 

@@ -22,8 +22,8 @@ struct RouterGemm {
   int64_t tokens = 0;       // T
   int64_t num_experts = 0;  // E
   int64_t hidden_size = 0;  // H, a multiple of kRouterVector
-  const void* hidden =
-      nullptr;  // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
+  // (T, H) bf16 in rows hidden_stride elements apart, each aligned to 16 bytes
+  const void* hidden = nullptr;
   int64_t hidden_stride = 0;          // a multiple of kRouterVector
   const void* weight = nullptr;       // (E, H) bf16, aligned to 16 bytes
   void* logits = nullptr;             // (T, E)

@@ -63,8 +63,8 @@ void errors_of(const ScreenedBlock& block, const ScreenLanes& scales, ScreenLane
 void screen_errors(const ScreenedBlock& block, const ScreenLanes& scales, int count,
                    ScreenLanes& errors) {
   if (block.weighted) return errors_of<kScreenLanes / kWidth, true>(block, scales, errors);
-  constexpr int kFew =
-      12;  // what an unweighted search needs at most where it is not among the least scales
+  // what an unweighted search needs at most where it is not among the least scales
+  constexpr int kFew = 12;
   count <= kFew ? errors_of<kFew / kWidth, false>(block, scales, errors)
                 : errors_of<kScreenLanes / kWidth, false>(block, scales, errors);
 }

@@ -183,8 +183,8 @@ ScaleRange WeightQuantizer::sweep_range(double amax) const {
 ScaleRange WeightQuantizer::weighted_range(double amax, double max_error) const {
   const double s = six_s_ / 6;
   ScaleRange range;
-  const double lowest =
-      (amax - std::sqrt(max_error)) / six_s_ * (1 - 0x1p-40);  // room for three roundings
+  // room for three roundings
+  const double lowest = (amax - std::sqrt(max_error)) / six_s_ * (1 - 0x1p-40);
   range.bottom = lowest > 0 ? std::max(1, neighbours_of(lowest).low) : 1;
   range.top = neighbours_of(amax / (3 * s)).high;
   if (range.top < kLeastHalved)

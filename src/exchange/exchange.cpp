@@ -12,8 +12,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr uint64_t kMagic =
-    0x3145504534504656;  // "VFP4EPE1": a handshake of this library, in this order of bytes
+// "VFP4EPE1": a handshake of this library, in this order of bytes
+constexpr uint64_t kMagic = 0x3145504534504656;
 
 // Limit of a rank's text in check_same: a placement of very many slots fits, with room to spare.
 constexpr int64_t kLongestText = int64_t{64} << 20;

@@ -47,8 +47,8 @@ struct NcclConfig {
 };
 
 struct NcclLibrary {
-  static constexpr int kLeastVersion =
-      21800;  // 2.18.0: communicators that do not block, as they are used here
+  // 2.18.0: communicators that do not block, as they are used here
+  static constexpr int kLeastVersion = 21800;
 
   // The library of that path or name, opened once a process. Empty: the copy that the process has
   // already, else libnccl.so.2 on the system's search path. kUnsupported, with the names that were

@@ -160,8 +160,8 @@ class Json {
   template <class T, class Number>
   static T number_as(Number number) {
     if constexpr (std::is_integral_v<T> && std::is_floating_point_v<Number>) {
-      const auto end =
-          std::ldexp(Number{1}, std::numeric_limits<T>::digits);  // the largest T plus 1, exactly
+      // the largest T plus 1, exactly
+      const auto end = std::ldexp(Number{1}, std::numeric_limits<T>::digits);
       const bool fits = (std::is_signed_v<T> ? number >= -end : number > -1) && number < end;
       return fits ? static_cast<T>(number) : T();
     } else if constexpr (std::is_integral_v<T>) {

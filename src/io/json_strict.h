@@ -24,8 +24,8 @@ struct JsonLimits {
   int max_depth = 32;                     // containers open at once
   size_t max_members = size_t{1} << 20;   // of one object
   size_t max_elements = size_t{1} << 20;  // of one array
-  size_t max_values =
-      size_t{1} << 23;  // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
+  // in all; bounds memory, since `{},` is 3 bytes of text and some 80 of tree
+  size_t max_values = size_t{1} << 23;
   // NaN, Infinity and -Infinity are numbers, as Python's json writes and reads them. Published
   // config.json files have them; the safetensors library refuses them in a header.
   bool non_finite = false;

@@ -221,8 +221,8 @@ double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_
 
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
   const double steps = std::ceil(static_cast<double>(k) / 32.0);
-  const double cut_off =
-      std::min(1.0, 34.0 * steps * 0x1p-13);  // what is cut off is never more than there is
+  // what is cut off is never more than there is
+  const double cut_off = std::min(1.0, 34.0 * steps * 0x1p-13);
   return (cut_off + static_cast<double>(splits) * 0x1p-22) * sum_abs + half_ulp_of_output;
 }
 

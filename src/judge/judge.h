@@ -17,18 +17,18 @@ struct Comparison {
   int64_t channels = 0;
   double cosine = 1;       // over the whole batch
   double relative_l2 = 0;  // ||actual - expected|| / ||expected||, over the whole batch
-  double worst_token_l2 =
-      0;  // a token's error over its own norm, or a tenth of the mean norm if that is larger
+  // a token's error over its own norm, or a tenth of the mean norm if that is larger
+  double worst_token_l2 = 0;
   int64_t worst_token = -1;
-  double worst_element =
-      0;  // an element's error over its token's rms (or a tenth of the mean rms if that is larger)
+  // an element's error over its token's rms (or a tenth of the mean rms if that is larger)
+  double worst_element = 0;
   double max_abs = 0;  // the largest absolute error, and where it is
   int64_t max_token = -1;
   int64_t max_channel = -1;
   double max_expected = 0;
   double max_actual = 0;
-  int64_t nonfinite_mismatches =
-      0;                         // finite on one side only, or NaN against Inf, or Inf against -Inf
+  // finite on one side only, or NaN against Inf, or Inf against -Inf
+  int64_t nonfinite_mismatches = 0;
   int64_t nonfinite_token = -1;  // the first of them
   int64_t nonfinite_channel = -1;
 };

@@ -17,8 +17,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr size_t kHashBytes =
-    size_t{4} << 20;  // of the payload under one hash: what a thread takes at a time
+// of the payload under one hash: what a thread takes at a time
+constexpr size_t kHashBytes = size_t{4} << 20;
 constexpr size_t kReadBytes = size_t{256}
                               << 10;  // read and hashed at once: stays in the second level of cache
 

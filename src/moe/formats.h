@@ -61,10 +61,10 @@ enum class NonfiniteRows : bool {
 
 struct Quantize {
   QuantizeMode mode = QuantizeMode::kWeights;
-  ScaleSearch search =
-      ScaleSearch::kMax;  // others are for kWeights alone, and kSweep for the host alone
-  const float* channel_weights =
-      nullptr;  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
+  // others are for kWeights alone, and kSweep for the host alone
+  ScaleSearch search = ScaleSearch::kMax;
+  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
+  const float* channel_weights = nullptr;
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t rows = 0;
@@ -96,8 +96,8 @@ Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts
 struct Dequantize {
   const uint8_t* codes = nullptr;
   const uint8_t* block_scales = nullptr;
-  const float* scales =
-      nullptr;  // where the codes lie: one number, or (rows) with scale_of_row; null: tensor_scale
+  // where the codes lie: one number, or (rows) with scale_of_row; null: tensor_scale
+  const float* scales = nullptr;
   bool scale_of_row = false;  // a row whose scale is NaN is NaN
   float tensor_scale = 1.0f;
   int64_t rows = 0;
@@ -112,8 +112,8 @@ struct SwigluQuantize {
   Activation activation = Activation::kSwiglu;
   std::optional<float> swiglu_limit;
   float swiglu_alpha = MoeOptions{}.swiglu_alpha;
-  const void* gate_up =
-      nullptr;  // (rows, 2 inner): all of gate, then all of up; interleaved: g0 u0 g1 u1 and so on
+  // (rows, 2 inner): all of gate, then all of up; interleaved: g0 u0 g1 u1 and so on
+  const void* gate_up = nullptr;
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t inner = 0;  // a multiple of 16

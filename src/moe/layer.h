@@ -34,14 +34,14 @@ struct LayerSource {
 };
 
 struct LayerOptions {
-  std::string device =
-      "cpu";  // or "cuda:N", "cuda" being "cuda:0": where weights, workspaces and batches lie
-  std::string backend =
-      "auto";         // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  // or "cuda:N", "cuda" being "cuda:0": where weights, workspaces and batches lie
+  std::string device = "cpu";
+  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  std::string backend = "auto";
   ExpertRange range;  // count 0: all experts
   Limits limits;
-  Executor* executor =
-      nullptr;  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  // null: the layer owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  Executor* executor = nullptr;
 };
 
 // `explain`'s report on one backend: why it was or was not chosen.

@@ -62,8 +62,8 @@ Status check_against(const MoeLayer& reference, const Batch& batch, const char* 
 
 Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
                        const RunContext& context) const {
-  const bool dumped =
-      !dump_directory.empty() && batch.tokens > 0;  // without tokens there is nothing to replay
+  // without tokens there is nothing to replay
+  const bool dumped = !dump_directory.empty() && batch.tokens > 0;
   const std::string dump = dumped ? next_dump(dump_directory) : "";
   if (!dump.empty()) {  // before the call, so that a crash leaves it behind
     NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/false).in("NVFP4_MOE_DUMP"));

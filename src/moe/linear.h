@@ -19,15 +19,15 @@ namespace nvfp4_moe::internal {
 
 struct LinearOptions {
   std::string device = "cpu";  // or "cuda:N": where weights, workspaces and batches lie
-  std::string backend =
-      "auto";  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  std::string backend = "auto";
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   float input_scale = 0.0f;      // the checkpoint's number, for static and compat; else unused
   float static_headroom = 1.0f;  // power of two, multiplies the static scale
   int64_t max_tokens = 0;        // at least 1
-  Executor* executor =
-      nullptr;  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  Executor* executor = nullptr;
 };
 
 class NvfpLinear {

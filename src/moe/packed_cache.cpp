@@ -49,8 +49,8 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
   const CacheSubject subject{checkpoint,    layer_index, config,  weights.range,
                              source.scales, slice,       *backend};
   std::optional<CacheFolder> folder;
-  const bool wanted =
-      !cache.directory.empty() && backend->memory == nullptr;  // a device's bytes come from no file
+  // a device's bytes come from no file
+  const bool wanted = !cache.directory.empty() && backend->memory == nullptr;
   const bool public_source = wanted && readable_by_everybody(checkpoint.index().files());
   if (wanted) {
     auto opened = CacheFolder::open(cache.directory, public_source ? 0755 : 0700);

@@ -17,8 +17,8 @@ namespace nvfp4_moe::internal {
 
 struct CacheOptions {
   std::string directory;  // made if it is not there; empty: no cache
-  bool checksum =
-      false;  // the source is known by all its bytes, and not by place, times and samples
+  // the source is known by all its bytes, and not by place, times and samples
+  bool checksum = false;
   bool unchecked = false;  // the packed payload is used without its hash being compared: a disk's
                            // damage goes unseen
 };

@@ -67,8 +67,8 @@ Status AllReduce::run(const Batch& batch, std::byte* workspace, void* stream) {
   if (layer_.weights().config->shared_intermediate_size == 0) mine.shared_weights = nullptr;
   mine.out = s.partial;
   mine.out_dtype = DType::kF32;
-  RunStatus* const status =
-      layer_.backend().memory == nullptr ? nullptr : s.status;  // on hosts sum copies it
+  // on hosts sum copies it
+  RunStatus* const status = layer_.backend().memory == nullptr ? nullptr : s.status;
   NVFP4_MOE_TRY(layer_.run_local(mine, s.inner, s.inner_bytes, stream, status));
   return sum(batch, s, stream);
 }

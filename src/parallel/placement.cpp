@@ -6,8 +6,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kMostSlots =
-    1 << 20;  // what an int32 id and a count for each rank hold with ease
+// what an int32 id and a count for each rank hold with ease
+constexpr int64_t kMostSlots = 1 << 20;
 
 Status check_sizes(int64_t num_experts, int world) {
   if (world < 1 || world > kMostRanks)

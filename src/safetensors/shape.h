@@ -13,8 +13,8 @@ inline constexpr uint64_t kMaxTensorNameBytes = 4096;
 inline constexpr uint64_t kMaxTensors = uint64_t{1} << 20;  // of one file
 inline constexpr uint64_t kMaxRank = 32;
 inline constexpr uint64_t kMaxHeaderBytes = uint64_t{100} << 20;  // that the reader takes
-inline constexpr uint64_t kMaxWrittenHeaderBytes =
-    uint64_t{100'000'000};  // that every other reader takes too
+// that every other reader takes too
+inline constexpr uint64_t kMaxWrittenHeaderBytes = uint64_t{100'000'000};
 
 // Refused: a negative dimension, a product of the nonzero dimensions (so that strides cannot
 // overflow either) of more than 2^63 - 1 bits, an odd number of F4 elements, more than kMaxRank

@@ -166,8 +166,8 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   options.intermediate_scale = IntermediateScale::kDynamicToken;
   options.intermediate_fixed.reset();
   const bool has_shared = options.shared_intermediate_size > 0;
-  options.shared_intermediate_size =
-      0;  // the shared expert has no place in the routed experts' scales
+  // the shared expert has no place in the routed experts' scales
+  options.shared_intermediate_size = 0;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   const Seen seen = who_is_seen(batch, options);
   LayerCalibration layer;

@@ -108,8 +108,8 @@ struct OriginalCheck {
   int64_t max_expert = -1;
   std::string max_tensor;
   int64_t max_row = -1, max_col = -1;
-  uint64_t saturated =
-      0;  // |w| beyond the top code of its block, explained by the scale's rounding or by a search
+  // |w| beyond the top code of its block, explained by the scale's rounding or by a search
+  uint64_t saturated = 0;
   uint64_t clipped_blocks = 0;     // of them, blocks that only a search (mse, 4/6) explains
   uint64_t zeroed_blocks = 0;      // blocks that are not zero in the original but decode to zero
   uint64_t near_ties = 0;          // within bf16 rounding of a tie (verify/verify_original.h)

@@ -144,8 +144,8 @@ Result<Json> accumulation_json(const Backend& backend, const DeviceFacts& facts,
     for (const int64_t col : {places.large, places.small, places.minus_large}) {
       const int exponent = col == places.small ? -part : 0;
       x[static_cast<size_t>(col)] = std::ldexp(4.0f, exponent);
-      x[static_cast<size_t>(col) + 1] =
-          std::ldexp(6.0f, exponent);  // makes the block's scale a power of two; times 0
+      // makes the block's scale a power of two; times 0
+      x[static_cast<size_t>(col) + 1] = std::ldexp(6.0f, exponent);
     }
     NVFP4_MOE_ASSIGN(const auto linear, Linear::open(backend, facts, codes, scales, kCols));
     NVFP4_MOE_ASSIGN(const std::vector<float> y, linear->run(x, tokens));

@@ -230,8 +230,8 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
   config["hidden_act"] = "gelu";
   declined(config, "expected silu for qwen3_moe, got 'gelu'");
   config = config_of("qwen3_moe");
-  config["swiglu_limit"] =
-      7.0;  // a clamp that this family is not known to have must not be dropped
+  // a clamp that this family is not known to have must not be dropped
+  config["swiglu_limit"] = 7.0;
   declined(config, "swiglu_limit");
   config = config_of("llama4");
   config["text_config"]["num_experts_per_tok"] = 2;

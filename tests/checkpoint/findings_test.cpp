@@ -234,8 +234,8 @@ TEST(Findings, EveryTensorIsUsedOrListed) {
   CheckpointBuilder builder({.model_type = "deepseek_v4"});
   auto& tensors = builder.tensors();
   tensors["layers.0.ffn.experts.3.w1.mystery"] = {DType::kF32, {1}, std::vector<uint8_t>(4)};
-  tensors["layers.0.ffn.shared_experts.w1.weight"].dtype =
-      DType::kF8E4M3;  // as the real one has it
+  // as the real one has it
+  tensors["layers.0.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   tensors["layers.1.ffn.shared_experts.w1.weight"].dtype = DType::kF8E4M3;
   const Opened checkpoint(builder);
   int64_t ignored = 0;

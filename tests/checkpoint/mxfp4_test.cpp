@@ -67,8 +67,8 @@ TEST(Mxfp4, BelowThatOneRoundingToTheSmallestScale) {
     for (int c = 0; c < 16; ++c)
       codes[static_cast<size_t>(16 + c / 2)] |= static_cast<uint8_t>(c << (c % 2 * 4));
     auto cast = must(cast_row(codes, {140, static_cast<uint8_t>(140 - spread)}));
-    const double unit =
-        std::ldexp(1.0, 140 - 127 - 8 - 9);  // the value of code 1.0 under scale 2^-9
+    // the value of code 1.0 under scale 2^-9
+    const double unit = std::ldexp(1.0, 140 - 127 - 8 - 9);
     for (int c = 0; c < 16; ++c) {
       const double exact = std::ldexp(oracle_e2m1(c), 140 - spread - 127);
       double best = 1e30;  // the nearest of the 16 values that the smallest scale offers

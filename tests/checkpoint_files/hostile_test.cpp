@@ -64,8 +64,8 @@ ATTACK_TEST(kTruncations, HostileHeader, EveryTruncationIsRefused) {
       read_file(NVFP4_MOE_SOURCE_DIR "/tests/vectors/safetensors/python.safetensors");
   ASSERT_OK(parse_safetensors_header(as_bytes(good), good.size()));
   for (size_t size = 0; size < good.size(); ++size) {
-    const std::string cut =
-        good.substr(0, size);  // an allocation of its own: a read behind it is seen
+    // an allocation of its own: a read behind it is seen
+    const std::string cut = good.substr(0, size);
     const auto header = parse_safetensors_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_FALSE(header.ok()) << size;

@@ -99,8 +99,8 @@ TEST_F(OnGpu, RunsDumpsAndReplaysTheSameBits) {
   EXPECT_GT(json["quantized"][0]["blocks"], 0);
   const nlohmann::json again = run({"run", "--replay", dump}).json();
   EXPECT_EQ(again["same_bits"], true);
-  const ToolRun host =
-      run_tool({"run", "--replay", dump, "--json"});  // another order of sums, the same bounds
+  // another order of sums, the same bounds
+  const ToolRun host = run_tool({"run", "--replay", dump, "--json"});
   EXPECT_EQ(host.exit_code, 0) << host.out;
 }
 

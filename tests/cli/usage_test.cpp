@@ -46,9 +46,8 @@ TEST(Usage, ThreadsComeFromTheEnvironmentUnlessTheyAreNamed) {
 Progress long_progress() {
   Progress progress;
   progress.what = "pack";
-  progress.item =
-      "layer 12 expert 255 of a checkpoint with a long name \xE4\xB8\xAD\xE6\x96\x87";  // two wide
-                                                                                        // characters
+  // two wide characters
+  progress.item = "layer 12 expert 255 of a checkpoint with a long name \xE4\xB8\xAD\xE6\x96\x87";
   progress.done = 123;
   progress.total = 256;
   progress.done_bytes = int64_t{3} << 30;

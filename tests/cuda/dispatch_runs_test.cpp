@@ -90,8 +90,8 @@ TEST_P(CudaDispatchRuns, AGraphIsReplayedWithOtherContents) {
     EXPECT_EQ(rank.status().status().message(), too_many(kTokens, of_expert, 5, 2));
     replay.run(hot);
     EXPECT_EQ(status_in_c(rank), too_many(kTokens, of_expert, 5, 1));
-    const auto again =
-        rank.status();  // what has been said is said once; the run itself counts its NaN
+    // what has been said is said once; the run itself counts its NaN
+    const auto again = rank.status();
     ASSERT_OK(again);
     EXPECT_EQ(again->nonfinite_outputs, static_cast<uint64_t>(count * 64));
     ASSERT_OK(rank.exchange.barrier());

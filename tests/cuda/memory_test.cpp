@@ -70,8 +70,8 @@ class CudaMemory : public BackendTest {
     for (const bool all : {false, true}) {
       for (int64_t at = 1;; ++at) {
         SCOPED_TRACE((all ? "all from " : "allocation ") + std::to_string(at));
-        const int64_t live_before =
-            live.load();  // of this process: the device's free memory is everybody's
+        // of this process: the device's free memory is everybody's
+        const int64_t live_before = live.load();
         asked = 0;
         fail_all = all;
         fail_at = at;

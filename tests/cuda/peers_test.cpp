@@ -210,8 +210,8 @@ TEST_P(CudaPeers, WhatAnotherLayerHasLeftIsNoFlag) {
         ASSERT_EQ(cudaMemcpy(&control, rank.exchange.peers()->link().wait.control, sizeof(control),
                              cudaMemcpyDeviceToHost),
                   cudaSuccess);
-        const auto number =
-            static_cast<uint32_t>(control.dispatch_of_rows + 2);  // of the run behind the next one
+        // of the run behind the next one
+        const auto number = static_cast<uint32_t>(control.dispatch_of_rows + 2);
         const std::vector<uint32_t> numbers(left.topk_weights.size(), number);
         ASSERT_EQ(cudaMemcpy(other_batch.weights.data(), numbers.data(),
                              numbers.size() * sizeof(uint32_t), cudaMemcpyHostToDevice),

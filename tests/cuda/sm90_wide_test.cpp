@@ -133,8 +133,8 @@ TEST_F(Sm90WideTiles, AreListedFromSoManyRowsOn) {
   spec.options.hidden_size = 272;
   spec.options.intermediate_size = 144;
   for (int config = kFirstWithWide; config < sm90::kWideConfig; ++config) {
-    const int64_t bound =
-        4 * sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;  // of four experts
+    // of four experts
+    const int64_t bound = 4 * sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n;
     EXPECT_EQ(cuda::max_narrow_rows(4, sm90::kGemmConfigs[static_cast<size_t>(config)].tile_n),
               bound);
     expect_right(spec, config, {bound - 9, 0, 7, 2}, ActivationFormat::kBf16);

@@ -65,8 +65,8 @@ TEST(Balance, AnyLoadGetsALegalPlacementAboutAsEvenAsTheBestOfMany) {
     const int world = static_cast<int>(1 + random.below(8));
     const int64_t experts = world + random.below(24);
     const int64_t least = (experts + world - 1) / world;
-    const int64_t slots =
-        least + random.below(experts - least + 1);  // up to every expert on every rank
+    // up to every expert on every rank
+    const int64_t slots = least + random.below(experts - least + 1);
     std::vector<uint64_t> load(static_cast<size_t>(experts));
     for (uint64_t& count : load)
       count = static_cast<uint64_t>(random.below(5) == 0 ? random.below(100000) : random.below(50));

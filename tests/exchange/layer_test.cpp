@@ -128,8 +128,8 @@ TEST_P(Parallel, RowsOfARedundantExpertAreDividedAmongItsRanks) {
 TEST_P(Parallel, AllToAllOfOneToManyTokensOfEveryRouting) {
   constexpr std::array kFormats = {ActivationFormat::kNvfp4, ActivationFormat::kBf16,
                                    ActivationFormat::kInt8Block, ActivationFormat::kFp8};
-  size_t turn =
-      0;  // 7 routings, so that each token count runs with all formats and each routing with most
+  // 7 routings, so that each token count runs with all formats and each routing with most
+  size_t turn = 0;
   for (const int64_t tokens : {1, 2, 5, 64, 511, 8192}) {
     for (const Routing routing :
          {Routing::kUniform, Routing::kZipf, Routing::kOneExpert, Routing::kEmptyExperts,

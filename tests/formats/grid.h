@@ -16,8 +16,8 @@ namespace nvfp4_moe::internal::test {
 
 struct Grid {
   std::vector<double> magnitudes;  // ascending; the index is the bit pattern without its sign
-  bool saturates =
-      true;  // else: past the midpoint to `overflow` lies Inf, whose pattern is the next index
+  // else: past the midpoint to `overflow` lies Inf, whose pattern is the next index
+  bool saturates = true;
   double overflow = 0;
 
   size_t max_index() const { return magnitudes.size() - 1; }

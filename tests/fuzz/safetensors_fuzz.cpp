@@ -48,8 +48,8 @@ void check_header(const SafetensorsHeader& header, uint64_t file_size) {
   REQUIRE(again.ok() && again->tensors.size() == header.tensors.size() &&
           again->metadata == header.metadata);
   for (const TensorInfo& info : again->tensors) {
-    bool found =
-        false;  // tensors without bytes may change places with others that begin where they do
+    // tensors without bytes may change places with others that begin where they do
+    bool found = false;
     for (const TensorInfo& before : header.tensors)
       found |= before.name == info.name && before.dtype == info.dtype &&
                before.shape == info.shape && before.begin == info.begin;

@@ -232,8 +232,8 @@ ATTACK_TEST(kTruncations, HostileGguf, EveryTruncationIsRefused) {
   const auto whole = must(parse_gguf_header(as_bytes(good), good.size()));
   const uint64_t end = whole->data_offset + whole->tensors.back().end;
   for (size_t size = 0; size < good.size(); ++size) {
-    const std::string cut =
-        good.substr(0, size);  // an allocation of its own: a read behind it is seen
+    // an allocation of its own: a read behind it is seen
+    const std::string cut = good.substr(0, size);
     const auto header = parse_gguf_header(as_bytes(cut), cut.size());
     attacked();
     ASSERT_EQ(header.ok(), size >= end) << size;

@@ -90,8 +90,8 @@ TEST(Replace, IsRefusedWhileARunIsInFlight) {
 
 // Codes and tensor scales of an expert that is replaced meanwhile are of one expert.
 TEST(Replace, UnpackGivesOneExpertWhole) {
-  MoeOptions options =
-      tiny_options();  // large enough for a replacement to end while arrays are handed out
+  // large enough for a replacement to end while arrays are handed out
+  MoeOptions options = tiny_options();
   options.hidden_size = options.intermediate_size = 512;
   const CLayer c(options);
   nvfp4_moe::Layer layer = c.open();

@@ -41,8 +41,8 @@ TEST(ThrowingHost, ASourceEndsTheOpening) {
 
 struct ThrowingThreads {
   int at_call = 0;  // which of the calls throws
-  bool before =
-      false;  // before any body has begun, or after two that other threads may still be in
+  // before any body has begun, or after two that other threads may still be in
+  bool before = false;
   int calls = 0;
   std::vector<std::thread> left;
 

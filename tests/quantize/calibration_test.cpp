@@ -266,8 +266,8 @@ ATTACK_TEST_F(kHostileFiles, QuantizeCalibrated, BrokenImatrixFilesAreRefused) {
     EXPECT_EQ(status.code(), Code::kBadInput);
     return status.message();
   };
-  const size_t tail =
-      whole.bytes_.size() - 4 - 4 - 3;  // chunks, length, "set": may be missing as a whole
+  // chunks, length, "set": may be missing as a whole
+  const size_t tail = whole.bytes_.size() - 4 - 4 - 3;
   for (size_t cut = 0; cut < whole.bytes_.size(); ++cut) {
     const std::string said = message(whole.bytes_.substr(0, cut));
     const bool complete = cut == tail || cut == tail + 4;

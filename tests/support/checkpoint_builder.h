@@ -35,8 +35,8 @@ struct BuilderOptions {
   int64_t intermediate_size = 32;
   bool hf_quant_config = true;  // ModelOpt: write hf_quant_config.json beside quantization_config
   int shards = 1;               // more than one: with model.safetensors.index.json
-  bool random_codes =
-      false;  // random codes and scales instead of quantized weights: for large files
+  // random codes and scales instead of quantized weights: for large files
+  bool random_codes = false;
   uint64_t seed = 1;
 };
 

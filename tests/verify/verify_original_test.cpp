@@ -189,8 +189,8 @@ TEST(HalfStep, OurQuantizersPass) {
       const OriginalComparison c = q.compare();
       EXPECT_EQ(c.failures(), 0u) << search << ": " << c.first_failure().expected << ", got "
                                   << c.first_failure().actual;
-      uint64_t beyond_six =
-          0;  // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
+      // by more than the slack: s itself is rounded, so that A = 2688 s only nearly
+      uint64_t beyond_six = 0;
       for (size_t i = 0; i < q.w.size(); ++i) {
         const double u = double{e4m3_to_float(q.scales[i / 16])} * double{q.s};
         beyond_six += u > 0 && std::fabs(double{q.w[i]}) > 6 * u * (1 + 0x1p-21);

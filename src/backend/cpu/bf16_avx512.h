@@ -6,8 +6,8 @@
 // four instructions for 32 weights, all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4
 // 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
 
-constexpr int64_t kBlockPairs =
-    kBlockElems / 2;  // 32-bit pairs of a block in a row, and vectors of it in a panel
+// 32-bit pairs of a block in a row, and vectors of it in a panel
+constexpr int64_t kBlockPairs = kBlockElems / 2;
 constexpr int64_t kBf16ChunkBytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t));
 
 void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {

@@ -28,8 +28,8 @@ float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix
 }
 
 void prefetch_rows(const RowBlock& block, const Operands& operands) {
-  constexpr int64_t kUnprefetchedRows =
-      8;  // they come with the first strip, whose weights would only wait for them
+  // they come with the first strip, whose weights would only wait for them
+  constexpr int64_t kUnprefetchedRows = 8;
   if (block.count <= kUnprefetchedRows) return;
   for (int64_t i = 0; i < block.count; ++i)
     for (int64_t byte = 0; byte < operands.row_bytes; byte += 64)

@@ -60,8 +60,8 @@ struct Strip {
   // decoded; multiply() of gemm.h takes the power of two back. The shift says where w8 becomes
   // subnormal (core/fp8.h).
   std::array<int, kStripPanels> fp8_shift{};
-  const uint8_t* next =
-      nullptr;  // what this thread reads after this strip, to be prefetched; bytes if nothing
+  // what this thread reads after this strip, to be prefetched; bytes if nothing
+  const uint8_t* next = nullptr;
 };
 
 // The rows of activations that a strip is multiplied by.
@@ -92,8 +92,8 @@ struct SwigluRows {
   int64_t count = 0;                  //
   const float* gate_alpha = nullptr;  // (count); NaN for a nonfinite row
   const float* up_alpha = nullptr;    // (count)
-  const float* gate_bias =
-      nullptr;  // (16) of the channels, added after the alphas; null, both, without biases
+  // (16) of the channels, added after the alphas; null, both, without biases
+  const float* gate_bias = nullptr;
   const float* up_bias = nullptr;  // (16)
   const float* weight = nullptr;   // (count) router weights, or null
   uint16_t* out = nullptr;

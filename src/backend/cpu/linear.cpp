@@ -22,13 +22,13 @@ struct LinearScratch {
     input.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)
     if (weights.activation_format == ActivationFormat::kNvfp4) {
       input.codes = arena.take<uint8_t>("x", ".codes", tokens * weights.cols / 2);  // (T, K/2)
-      input.block_scales =
-          arena.take<uint8_t>("x", ".block_scales", tokens * weights.cols / 16);  // (T, K/16)
-      input.row_scale = arena.take<float>("x", ".row_scale", tokens);             // (T)
+      // (T, K/16)
+      input.block_scales = arena.take<uint8_t>("x", ".block_scales", tokens * weights.cols / 16);
+      input.row_scale = arena.take<float>("x", ".row_scale", tokens);  // (T)
     } else if (weights.activation_format == ActivationFormat::kInt8Block) {
       input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);  // (T, K)
-      input.int8_scales =
-          arena.take<float>("x", ".int8_scales", tokens * weights.cols / 16);  // (T, K/16)
+      // (T, K/16)
+      input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * weights.cols / 16);
     } else if (weights.activation_format == ActivationFormat::kFp8) {
       input.fp8 = arena.take<uint8_t>("x", ".fp8", tokens * weights.cols);  // (T, K)
       input.row_scale = arena.take<float>("x", ".row_scale", tokens);       // (T)

@@ -75,8 +75,8 @@ inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t valu
   return vfmaq_f32(acc, vcvtq_f32_s32(sum), vmulq_n_f32(scale, row_scale));
 }
 
-inline constexpr int64_t kInt8SmallBatchRows =
-    4;  // x 4 accumulators, beside 5 registers of weights
+// x 4 accumulators, beside 5 registers of weights
+inline constexpr int64_t kInt8SmallBatchRows = 4;
 
 // acc: of one panel of the strip.
 template <int kCount>

@@ -15,8 +15,8 @@ struct M {
   __m256i lo, hi;  // all ones or all zeros
 };
 
-inline constexpr int kFloatTileRows =
-    3;  // x 2 chains x 2 registers = 12 accumulators of 16 registers
+// x 2 chains x 2 registers = 12 accumulators of 16 registers
+inline constexpr int kFloatTileRows = 3;
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }

@@ -14,8 +14,8 @@ struct M {
   uint32x4_t v[4];  // all ones or all zeros
 };
 
-inline constexpr int kFloatTileRows =
-    3;  // x 2 chains x 4 registers = 24 accumulators of 32 registers
+// x 2 chains x 4 registers = 24 accumulators of 32 registers
+inline constexpr int kFloatTileRows = 3;
 
 #define NVFP4_MOE_QUADS _Pragma("GCC unroll 4") for (int i = 0; i < 4; ++i)
 

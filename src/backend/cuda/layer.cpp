@@ -8,8 +8,8 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kLeastCapability = 80;  // bf16 tensor cores, cp.async
-constexpr int64_t kMaxExperts =
-    12032;  // route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
+// route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
+constexpr int64_t kMaxExperts = 12032;
 
 // A run of that many tokens of bf16, aligned: what sizes and descriptions are made for.
 RunPlan default_run(const Architecture& architecture, const MoeConfig& config,

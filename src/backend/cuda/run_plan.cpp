@@ -306,8 +306,8 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const Question q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
-  run.shared.gemm2.after_route =
-      false;  // a linear has no route: what stands for it comes just before this kernel
+  // a linear has no route: what stands for it comes just before this kernel
+  run.shared.gemm2.after_route = false;
   run.route.cleared_counters = static_cast<int32_t>(gemms.max_ctas);
   run.partial_bytes = partial_bytes(q, index);
   return run;

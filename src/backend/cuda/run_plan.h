@@ -27,10 +27,10 @@ struct GemmConfig {
                   // its tokens
   bool fused_routing;     // each CTA can route a small batch for itself
   int64_t partial_bytes;  // of the accumulators of one split-K partial
-  int wide =
-      -1;  // index of the configuration that its kernels hold besides, for a rank with many rows
-  bool fused_requantize =
-      false;  // gemm2's CTAs can turn the rows of a small batch to E4M3 as they load them
+  // index of the configuration that its kernels hold besides, for a rank with many rows
+  int wide = -1;
+  // gemm2's CTAs can turn the rows of a small batch to E4M3 as they load them
+  bool fused_requantize = false;
 };
 
 // An architecture's GEMMs.
@@ -57,15 +57,15 @@ struct RoutePlan {
   RouteKernel kernel = RouteKernel::kOneCta;
   int threads = 0;
   int64_t shared_bytes = 0;  // of the CTA that does the most
-  int32_t segments =
-      0;              // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by slices
+  // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by slices
+  int32_t segments = 0;
   int64_t slice = 0;  // assignments of one slice
   int32_t slices = 0;
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
   int tile_n = 0;           // what the routed GEMMs want of their tiles
   bool even_tiles = false;
-  int wide_tile_n =
-      0;  // what they want of them if the rank has more rows than max_narrow_rows; 0: the same
+  // what they want of them if the rank has more rows than max_narrow_rows; 0: the same
+  int wide_tile_n = 0;
   int64_t max_narrow_rows = 0;
   bool widest_first = false;     // tiles are listed in the order of their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
@@ -86,8 +86,8 @@ struct QuantizePlan {
   QuantizeKernel kernel = QuantizeKernel::kNone;
   int threads = 0;  // of a CTA
   int64_t ctas = 0;
-  bool into_rows =
-      false;  // hidden is written to every row of its token, in expert order, and not once a token
+  // hidden is written to every row of its token, in expert order, and not once a token
+  bool into_rows = false;
   bool operator==(const QuantizePlan&) const = default;
 };
 
@@ -101,15 +101,15 @@ enum class RowSource : uint8_t {
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  int wide =
-      -1;  // the configuration that the kernel takes instead if route lists wide tiles; -1: none
+  // the configuration that the kernel takes instead if route lists wide tiles; -1: none
+  int wide = -1;
   int ctas = 0;  // of a persistent kernel
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
-  bool after_route =
-      false;  // route has ended before this kernel begins, and not just before it waits
-  bool early_hidden =
-      false;  // under kFusedRouting: rows are the batch's own, there before this kernel begins
+  // route has ended before this kernel begins, and not just before it waits
+  bool after_route = false;
+  // under kFusedRouting: rows are the batch's own, there before this kernel begins
+  bool early_hidden = false;
   bool waits_for_quantize = false;  // the kernel before it quantizes this GEMM's rows
   bool flags_nonfinite = false;     // it says of each row whether it has NaN or Inf
   bool operator==(const GemmPlan&) const = default;
@@ -128,8 +128,8 @@ struct CombinePlan {
   int64_t counting_ctas = 0;   // times ctas_per_token: those that count what no step has counted
   bool counts_hidden = false;  // what quantize left beside the status
   bool counts_intermediate = false;  // nonfinite rows under bf16
-  bool reads_flags =
-      false;  // of routed rows, which gemm1 has reported; else it reads the rows themselves
+  // of routed rows, which gemm1 has reported; else it reads the rows themselves
+  bool reads_flags = false;
   bool operator==(const CombinePlan&) const = default;
 };
 
@@ -158,8 +158,8 @@ struct RunPlan {
   int64_t tokens = 0;
   bool selects = false;               // a kernel before route selects the experts
   bool fused_route_quantize = false;  // one kernel routes and quantizes hidden
-  bool weighs_hidden =
-      false;  // a kernel before quantize multiplies hidden by the router weights, for `hidden`
+  // a kernel before quantize multiplies hidden by the router weights, for `hidden`
+  bool weighs_hidden = false;
   cuda::RoutePlan route;
   cuda::QuantizePlan
       hidden;  // of the routed experts, and of the shared one where both multiply the same

@@ -29,8 +29,8 @@ struct RowCounts {
 struct Scratch {
   // nvfp4 and fp8 only: rows of operand_row_bytes.
   std::byte* hidden_operand = nullptr;  // (T, H)
-  std::byte* shared_hidden_operand =
-      nullptr;                          // (T, H) of the shared expert's hidden: its own on_input
+  // (T, H) of the shared expert's hidden: its own on_input
+  std::byte* shared_hidden_operand = nullptr;
   std::byte* routed_operand = nullptr;  // (R, I) of the intermediate
   std::byte* shared_operand = nullptr;  // (T, Is)
   RowTile* tiles = nullptr;             // (tile_bound)

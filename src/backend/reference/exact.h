@@ -53,8 +53,8 @@ inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& f
                           int accumulator_exponent = kAccumulatorExponent) {
   if (!std::isfinite(alpha)) return static_cast<double>(accumulator) * alpha;
   int exponent = 0;
-  const auto significand =
-      static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));  // 24 bits: exact
+  // 24 bits: exact
+  const auto significand = static_cast<int64_t>(std::ldexp(std::frexp(alpha, &exponent), 24));
   return round_exact(Int128{accumulator} * significand, accumulator_exponent + exponent - 24,
                      format);
 }

@@ -57,8 +57,8 @@ constexpr uint8_t nearest(const std::array<double, kCount>& table, double magnit
     const size_t middle = (low + high) / 2;
     (table[middle] <= magnitude ? low : high) = middle;
   }
-  const double midpoint =
-      (table[low] + table[high]) / 2;  // exact: neighbours differ by one quantum
+  // exact: neighbours differ by one quantum
+  const double midpoint = (table[low] + table[high]) / 2;
   const bool up = magnitude > midpoint || (magnitude == midpoint && low % 2 == 1);
   return static_cast<uint8_t>(up ? high : low);
 }

@@ -25,8 +25,8 @@ struct LinearArrays {
     switch (weights.activation_format) {
       case ActivationFormat::kNvfp4:
         input.row_scale = arena.take<float>("x", ".row_scale", tokens);  // (T)
-        input.codes =
-            arena.take<uint8_t>("x", ".codes", tokens * (weights.cols / 2));  // (T, cols/2)
+        // (T, cols/2)
+        input.codes = arena.take<uint8_t>("x", ".codes", tokens * (weights.cols / 2));
         input.block_scales = arena.take<uint8_t>("x", ".block_scales",
                                                  tokens * (weights.cols / 16));  // (T, cols/16)
         break;
@@ -38,10 +38,10 @@ struct LinearArrays {
         input.fp8 = arena.take<uint8_t>("x", ".fp8", tokens * weights.cols);  // (T, cols)
         break;
       case ActivationFormat::kInt8Block:
-        input.int8_scales =
-            arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));  // (T, cols/16)
-        input.int8_codes =
-            arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);  // (T, cols)
+        // (T, cols/16)
+        input.int8_scales = arena.take<float>("x", ".int8_scales", tokens * (weights.cols / 16));
+        // (T, cols)
+        input.int8_codes = arena.take<int8_t>("x", ".int8_codes", tokens * weights.cols);
         break;
     }
     input.nonfinite = arena.take<uint8_t>("x", ".nonfinite", tokens);  // (T)

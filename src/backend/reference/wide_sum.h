@@ -17,10 +17,10 @@ namespace nvfp4_moe::internal::reference {
 
 struct WideSum {
   static constexpr int kBuckets = 8;
-  static constexpr int kLeastExponent =
-      -139;  // of a significand's last bit: 2^-116 is 2^23 of them
-  static constexpr int kQuantumExponent =
-      kLeastExponent - 10;  // and D is doubled, E 512 times its value
+  // of a significand's last bit: 2^-116 is 2^23 of them
+  static constexpr int kLeastExponent = -139;
+  // and D is doubled, E 512 times its value
+  static constexpr int kQuantumExponent = kLeastExponent - 10;
   Int128 bucket[kBuckets];  // the sum is that of bucket[j] 2^(32 j + kQuantumExponent)
 };
 
@@ -32,8 +32,8 @@ struct BlockFactor {
   // 0 for what no quantizer writes: a scale of a nonfinite row, whose sum is not used.
   explicit BlockFactor(float scale) {
     if (!(scale >= 0x1p-116f && std::isfinite(scale))) return;
-    const int above =
-        std::ilogb(scale) - 23 - WideSum::kLeastExponent;  // 0..237 for scales from 2^-116
+    // 0..237 for scales from 2^-116
+    const int above = std::ilogb(scale) - 23 - WideSum::kLeastExponent;
     bucket = above / 32;
     factor =
         static_cast<int64_t>(std::ldexp(scale, -(above - above % 32) - WideSum::kLeastExponent));

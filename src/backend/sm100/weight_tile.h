@@ -23,8 +23,8 @@ inline constexpr int kTileSteps = cuda::kTileK / kStepK;  // of a tile
 inline constexpr int kWeightRowBytes = cuda::kTileK / 2;  // of codes in a tile
 inline constexpr int kStepBytes = kStepK / 2;             // of a row of codes, whatever its swizzle
 inline constexpr int kAtomRows = 128;  // of scales that one copy takes to tensor memory
-inline constexpr int kAtomBytes =
-    kAtomRows * kStepK / 16;  // the scales of that many rows over kStepK
+// the scales of that many rows over kStepK
+inline constexpr int kAtomBytes = kAtomRows * kStepK / 16;
 
 // Offset in its tile of 16 bytes of codes, k 32 c and the 31 that follow of a row.
 NVFP4_MOE_HOST_DEVICE constexpr int weight_codes_offset(int row, int c) {

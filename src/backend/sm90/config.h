@@ -33,8 +33,8 @@ struct GemmConfig {
   const char* name;
   bool fp8 = false;             // E4M3 times E4M3; else bf16 times bf16
   int consumer_warpgroups = 4;  // that share the weight rows of a tile
-  bool ahead =
-      false;  // fragments are made while the products before them run, in registers of their own
+  // fragments are made while the products before them run, in registers of their own
+  bool ahead = false;
   int wide = -1;  // index in its table of what its kernels hold besides, for a rank with many rows;
                   // -1: none
 

@@ -73,8 +73,8 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
                              int thread_of_cta) {
   constexpr bool kJoined = Epilogue::kJoined;
   static_assert(Traits::kM64 <= 2);
-  constexpr int kMatrices =
-      kJoined ? Traits::kM64 : 2;  // of a warp's eight rows: eight channels each
+  // of a warp's eight rows: eight channels each
+  constexpr int kMatrices = kJoined ? Traits::kM64 : 2;
   constexpr int kPasses = kJoined ? 1 : Traits::kM64, kVec8s = kMatrices * 4;
   constexpr int kRowBytes = kVec8s * 16, kStagedRows = Traits::kStagingBytes / kRowBytes;
   const auto offset = [](int row, int vec8) {

@@ -94,8 +94,8 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
   multiply_narrowest<Traits, Traits::kTileN>(work_tile_info<Traits>(index), state, accumulators);
   if constexpr (Traits::kLateFactors)
     ptx::mbarrier_wait(factors_full_barrier<Traits>(index), index / 2 & 1);
-  const WorkTileInfo work =
-      work_tile_info<Traits>(index);  // read again: no register held it meanwhile
+  // read again: no register held it meanwhile
+  const WorkTileInfo work = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = ptx::read_tid_x();
   if constexpr (Traits::kWide) {

@@ -112,8 +112,8 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state,
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
     uint64_t rows =
         ptx::wgmma_descriptor_128b(ptx::shared_address(stage_bytes<Traits>(state.pipeline.stage)));
-    rows =
-        ptx::pinned(rows);  // else offsets into it are or'ed by halves, three instructions for one
+    // else offsets into it are or'ed by halves, three instructions for one
+    rows = ptx::pinned(rows);
     const auto next = state.pipeline.next();
     const bool more = k_block + 1 < k_blocks;
 #pragma unroll

@@ -261,8 +261,8 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
       const std::byte* const from = source.x + (valid ? at : 0);
       ptx::mbarrier_wait(empty_barrier<Traits>(state.stage), state.parity ^ 1);
       const uint32_t stage = ptx::shared_address(stage_bytes<Traits>(state.stage));
-      const int written =
-          k_block < Shared<Traits>::kStages ? padded_rows : rows.count;  // then the zeros are there
+      // then the zeros are there
+      const int written = k_block < Shared<Traits>::kStages ? padded_rows : rows.count;
 #pragma unroll 1
       for (int first = 0; first < rows.count; first += kBatch * kRowsAtOnce) {
         int32_t token[kBatch];  // all are read before the copies: no read may pass a copy

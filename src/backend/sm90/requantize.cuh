@@ -25,8 +25,8 @@ template <class Traits, class AllRequested>
 __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& rows, int thread,
                                 uint32_t (&found)[Traits::kTileN][kProducerRowThreads],
                                 const AllRequested& all_requested) {
-  constexpr int kAtOnce =
-      4;  // reads of 16 bytes in flight: more would not leave the producer enough registers
+  // reads of 16 bytes in flight: more would not leave the producer enough registers
+  constexpr int kAtOnce = 4;
   const int32_t vec8s = source.k / 8,
                 turns = (vec8s + kProducerRowThreads - 1) / kProducerRowThreads;
   const auto* const x = reinterpret_cast<const uint4*>(source.x) + rows.first * vec8s;

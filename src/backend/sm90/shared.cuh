@@ -70,8 +70,8 @@ struct GemmTraits {
   static constexpr bool kLateFactors = kTileN <= 16;
   static constexpr bool kMayFuseRouting = kConfig.fused_routing(),
                         kMayFuseRequantize = kConfig.fused_requantize();
-  static constexpr int kStagingBytes =
-      16 * 1024 / kConsumerWarpgroups;  // of a warpgroup, to transpose what it stores
+  // of a warpgroup, to transpose what it stores
+  static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;
 };
 
 // One stage of the pipeline: a k-block of a tile's rows and of its weight rows.

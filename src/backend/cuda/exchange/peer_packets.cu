@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kPacketThreads, 8)
   const uint32_t flag = flag_of_rows(call.link.wait.control);
   int source = 0;
   while (call.messages.first_of_source[source + 1] <= packet) ++source;
-  const int64_t first =
-      (packet - call.messages.first_of_source[source]) * top_k;  // assignment of the source rank
+  // assignment of the source rank
+  const int64_t first = (packet - call.messages.first_of_source[source]) * top_k;
   std::byte* const rows = call.rows.of_rank[source] + first * row_bytes;
   for (int64_t k = blockIdx.y; k < top_k && !left_out; k += gridDim.y) {
     if (call.ids[packet * top_k + k] < 0) continue;

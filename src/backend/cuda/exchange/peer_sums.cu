@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
                 step = int64_t{gridDim.x} * kSumThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  const bool stopped =
-      leaves_out(link.wait);  // what the others then wait for in vain, pair by pair
+  // what the others then wait for in vain, pair by pair
+  const bool stopped = leaves_out(link.wait);
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
     for (int rank = 0; rank < link.world; ++rank)
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
   own->ctas = 0;
   if (call.count > 0)
-    own->round =
-        round;  // else no rank has waited for another, and pairs of two rounds ago may be unread
+    // else no rank has waited for another, and pairs of two rounds ago may be unread
+    own->round = round;
 }
 
 // ---- many values

@@ -10,8 +10,8 @@
 namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int32_t kNoSlot = -1,
-                         kNoExpert =
-                             -2;  // of ids that name nothing, and of those that are no expert's
+                         // of ids that name nothing, and of those that are no expert's
+    kNoExpert = -2;
 
 __device__ inline int64_t id_of(const SlotsOfIds& call, int64_t assignment) {
   return call.ids_dtype == DType::kI64

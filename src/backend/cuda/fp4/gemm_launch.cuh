@@ -29,8 +29,8 @@ template <bool kFp4Rows, class ScratchOf, const auto& kConfigs, template <size_t
 struct GemmRoom {
   using Scratch = ScratchOf;
   static constexpr bool kFp4 = kFp4Rows;
-  static constexpr int kBlockK =
-      kFp4 ? kFp4KBlock : kTileK;  // of a k-block: one stage of the pipeline
+  // of a k-block: one stage of the pipeline
+  static constexpr int kBlockK = kFp4 ? kFp4KBlock : kTileK;
   static constexpr const auto& kGemmConfigs = kConfigs;
   template <size_t kIndex>
   static constexpr int kThreads = TraitsOf<kIndex>::kThreads;

@@ -53,8 +53,8 @@ __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
 // saves registers by loading into those that it has just used, so that reads wait for each other.
 template <int kTokens>
 __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const RouterGemm call) {
-  constexpr int kAhead =
-      kVectors / kTokens;  // vectors of each token's row that are requested together
+  // vectors of each token's row that are requested together
+  constexpr int kAhead = kVectors / kTokens;
   __shared__ float of_warps[kWarps][kTokens];
   const auto thread = static_cast<int>(threadIdx.x);
   const int64_t expert = blockIdx.x, first_token = int64_t{blockIdx.y} * kTokens,

@@ -155,8 +155,8 @@ struct WeightBlock {
 
   __device__ uint64_t codes(uint32_t byte) const {
     if (byte == 0) return 0;
-    const double full_scale =
-        double{e4m3_to_float(byte)} * tensor_scale;  // exact, and so are the boundaries below
+    // exact, and so are the boundaries below
+    const double full_scale = double{e4m3_to_float(byte)} * tensor_scale;
     uint64_t packed = 0;
 #pragma unroll
     for (int i = 0; i < kBlock; ++i) {
@@ -248,8 +248,8 @@ __global__ void __launch_bounds__(kFormatThreads) format_dequantize(DeviceDequan
   for (int i = 0; i < kBlock / 2; ++i) codes[i] = call.codes[block * (kBlock / 2) + i];
 #pragma unroll
   for (int i = 0; i < kBlock; ++i) {
-    const double value =
-        double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * full_scale;  // exact in double
+    // exact in double
+    const double value = double{e2m1_to_float(codes[i / 2] >> i % 2 * 4 & 15u)} * full_scale;
     const int64_t at = block * kBlock + i;
     if constexpr (kType == DType::kF32)
       static_cast<float*>(call.out)[at] =

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4)
 template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
   ptx::launch_dependents();
-  const int64_t rows =
-      __ldcg(args.row_count);  // route has ended before gemm1 lets this kernel start
+  // route has ended before gemm1 lets this kernel start
+  const int64_t rows = __ldcg(args.row_count);
   ptx::grid_dependency_wait();
   int64_t row = blockIdx.x;
   if (row >= rows) return;

@@ -47,8 +47,8 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const float (&x)[8], float inverse, uint
                     e4m3_pair(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
   const float largest = __uint_as_float(amax) * inverse;
   vec8.saturated = largest > 448;
-  vec8.zeroed =
-      amax != 0 && largest <= 0x1p-10f;  // half of the least E4M3, a tie, goes to the even 0
+  // half of the least E4M3, a tie, goes to the even 0
+  vec8.zeroed = amax != 0 && largest <= 0x1p-10f;
   return vec8;
 }
 __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse, uint32_t amax) {
@@ -69,8 +69,8 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
 
 // The value of an E4M3 byte (no NaN) in bf16, exactly.
 __device__ inline uint32_t bf16_from_e4m3(uint32_t byte) {
-  const float value =
-      __uint_as_float((byte & 0x7Fu) << 20) * 0x1p120f;  // subnormals of both formats included
+  // subnormals of both formats included
+  const float value = __uint_as_float((byte & 0x7Fu) << 20) * 0x1p120f;
   return __float_as_uint(value) >> 16 | (byte & 0x80u) << 8;
 }
 // Four of them.

@@ -60,8 +60,8 @@ struct NearestE2m1 {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
     const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
-    const uint32_t offset =
-        exponent + 0x0B400000u;  // 1.5 2^22 times as much: its ulp is half of 2^exponent
+    // 1.5 2^22 times as much: its ulp is half of 2^exponent
+    const uint32_t offset = exponent + 0x0B400000u;
     const float sum = t + __uint_as_float(offset);
     value = sum - __uint_as_float(offset);
     code = __float_as_uint(sum) - offset + (exponent >> 22) - (127u << 1);

@@ -86,8 +86,8 @@ __global__ void __launch_bounds__(kRouteSlice)
   const bool lists = slice == args.slices;
   const int64_t assignment = int64_t{slice} * kRouteSlice + thread;
   uint32_t bad = 0;
-  const int expert =
-      local_expert(args, assignment, args.assignments, bad);  // beyond all of them where it lists
+  // beyond all of them where it lists
+  const int expert = local_expert(args, assignment, args.assignments, bad);
   for (int32_t i = thread; i < ScatterBits::kSegments * count; i += kRouteSlice)
     bits.masks[i] = uint4{};
   for (int32_t e = thread; e < count; e += kRouteSlice) bits.totals[e] = bits.starts[e] = 0;

@@ -32,8 +32,8 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) {
 
 inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by shuffles
 inline constexpr int64_t kOneCtaAssignments = 2048;  // up to that many are routed by one CTA
-inline constexpr int kRouteSlice =
-    1024;  // assignments that one CTA counts and scatters, if there are more
+// assignments that one CTA counts and scatters, if there are more
+inline constexpr int kRouteSlice = 1024;
 inline constexpr int kRouteSegment = 128;           // assignments of one bit mask
 inline constexpr int64_t kMaxScatteredSlices = 64;  // that every CTA may scan for itself
 inline constexpr int kRouteSmallThreads = 256, kRouteLargeThreads = 1024;
@@ -69,10 +69,10 @@ inline constexpr int kRowThreads = 256;       // that work on a row of any type,
 inline constexpr int kVec8Threads = 1024;     // on a row by vec8, at most
 inline constexpr int kWarpRowThreads = 256;   // of a CTA whose warps have a row each
 inline constexpr int kIntoRowsThreads = 128;  // of a CTA that rounds a token into its rows
-inline constexpr int64_t kManyRows =
-    2048;  // from here on a warp has a row: there are enough to fill the device
-inline constexpr int64_t kSmallVec8Rows =
-    512;  // up to here a CTA has as many threads as it can use
+// from here on a warp has a row: there are enough to fill the device
+inline constexpr int64_t kManyRows = 2048;
+// up to here a CTA has as many threads as it can use
+inline constexpr int64_t kSmallVec8Rows = 512;
 // Elements of a tile's rows up to which gemm2 may quantize them as it loads them.
 inline constexpr double kMaxRequantizedTile = 9216;
 // No more threads than there are blocks of 16 to quantize, or vec8.
@@ -91,7 +91,7 @@ inline constexpr int kCombineThreads = 128;
 // Channels of a thread: wide reads if the memory is the limit, short code if a CTA runs it once.
 inline constexpr int kLargeCombineChannels = 8, kSmallCombineChannels = 4;
 inline constexpr int64_t kSmallCombineTokens = 64;
-inline constexpr int64_t kLargeCombineTokens =
-    2048;  // from here on a CTA does a whole token: its assignments are read once
+// from here on a CTA does a whole token: its assignments are read once
+inline constexpr int64_t kLargeCombineTokens = 2048;
 
 }  // namespace nvfp4_moe::internal::cuda

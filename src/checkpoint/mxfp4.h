@@ -1,8 +1,8 @@
 // MXFP4 to NVFP4: E2M1 codes with one E8M0 scale 2^k per 32 along K become codes with one E4M3
 // scale per 16.
 //
-//   tensor_scale = 2^m, m = max(k_max - 8, -126);  block scale = 2^(k_j - m), given to both
-//   16-blocks;  codes unchanged.
+//   tensor_scale = 2^m, m = max(k_max - 8, -126)
+//   block scale = 2^(k_j - m), given to both 16-blocks;  codes unchanged.
 // E4M3 holds 2^8 .. 2^-9, so this is exact while k_max - k_j <= 17. A block below that gets the
 // smallest scale, 2^-9, and its codes are rounded once, to the nearest E2M1 value of code * 2^(k_j
 // - m + 9), ties to even; a 16-block whose codes all round to 0 gets scale 0. Such blocks are

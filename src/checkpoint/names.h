@@ -3,8 +3,9 @@
 //   <prefix>layers.<L>.<block>.experts.<E>.<projection>.<part>      one tensor per expert
 //   <prefix>layers.<L>.<block>.experts.<projection>.<E>.<part>      the same, in ModelOpt's
 //                                                                   Qwen3-VL-MoE exports
-//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>   all experts stacked in one
-//                                                                        tensor; up_proj for
+//   <prefix>layers.<L>.<block>.experts.<gate_up_proj|down_proj><_part>
+//                                                                   all experts stacked in one
+//                                                                   tensor; up_proj for
 //                                                                   gate_up_proj in families
 //                                                                   without a gate
 //   <prefix>layers.<L>.<block>[.experts].<projection>.<part>        the same in families with

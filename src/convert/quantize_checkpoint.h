@@ -19,8 +19,8 @@
 //                       F32 [], input_scale F32 []; config.json quantization_config and
 //                       hf_quant_config.json (deepseek_v4: its MIXED_PRECISION form).
 //   compressed-tensors  weight_packed, weight_scale, weight_global_scale F32 [1] and
-//   input_global_scale F32 [1], both
-//                       reciprocal; quantization_config with format nvfp4-pack-quantized.
+//                       input_global_scale F32 [1], both reciprocal; quantization_config with
+//                       format nvfp4-pack-quantized.
 // input_scale without calibration: 1.0 (what ModelOpt's input_scale1 recipes and NVIDIA's Kimi-K3
 // checkpoint ship: one tensor scale covers 17 octaves, so 1.0 loses nothing for activations up to
 // 2688); QuantizeResult::notes says so.

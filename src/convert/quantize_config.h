@@ -2,14 +2,14 @@
 // compressed-tensors read.
 //
 //   modelopt            config.json: quantization_config {quant_method "modelopt", quant_algo
-//                       "NVFP4", config_groups, ignore} hf_quant_config.json: quantization
-//                       {quant_algo, group_size, kv_cache_quant_algo, exclude_modules}
+//                       "NVFP4", config_groups, ignore}
+//                       hf_quant_config.json: quantization {quant_algo, group_size,
+//                       kv_cache_quant_algo, exclude_modules}
 //   modelopt, V4        config.json keeps quant_method "fp8" (what its dense layers' loader asks
 //                       for), adds moe_quant_algo "NVFP4"; hf_quant_config.json is MIXED_PRECISION
 //                       with quantized_layers
-//   compressed-tensors  config.json: quantization_config {quant_method, format
-//   "nvfp4-pack-quantized",
-//                       config_groups, ignore}
+//   compressed-tensors  config.json: quantization_config {quant_method,
+//                       format "nvfp4-pack-quantized", config_groups, ignore}
 #pragma once
 
 #include <cstdint>

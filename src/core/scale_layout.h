@@ -3,8 +3,8 @@
 //
 // A linear (rows, S) byte matrix, S = K/16, becomes tiles of 128 rows x 4 columns, 512 bytes each,
 // K tiles fastest:
-//   offset(m, k) = ((m >> 7) * ceil(S/4) + (k >> 2)) * 512 + (m & 31) * 16 + ((m >> 5) & 3) * 4 +
-//   (k & 3)
+//   offset(m, k) = ((m >> 7) * ceil(S/4) + (k >> 2)) * 512
+//                  + (m & 31) * 16 + ((m >> 5) & 3) * 4 + (k & 3)
 // ceil, not floor, of S/4: the floor form is wrong whenever S % 4 != 0. Padding bytes are zero.
 #pragma once
 

@@ -3,9 +3,8 @@
 //
 // An entry is believed if nobody but this user and root can have written it:
 //   - The folder belongs to one of them, and others may not write to it. The exception is a folder
-//   with the sticky bit
-//     (/tmp, an emptyDir): others may add files of their own there, but not touch those of this
-//     user.
+//     with the sticky bit (/tmp, an emptyDir): others may add files of their own there, but not
+//     touch those of this user.
 //   - The file belongs to one of them, and its owner only may write it.
 // A group counts as others, since nobody can tell who is in it. Both checks read the descriptors
 // that are used afterwards, and names are looked up in the open folder. So the folders above need

@@ -5,8 +5,8 @@
 // activation scales, absent if it has none). Tensors, E local experts, T tokens, k = top_k, H
 // hidden, I intermediate:
 //   expert.<local>.{gate,up,down}.codes         U8       (I, H/2) (I, H/2) (H, I/2)
-//   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)   no gate
-//   under relu2 shared.* the same, with the shared expert's I; only if the layer has one
+//   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)
+//   (no gate under relu2); shared.* the same, with the shared expert's I, if the layer has one
 //   tensor_scales  F32 (E, 3), or (E + 1, 3) with the shared expert last
 //   hidden (T, H), topk_ids (T, k), topk_weights (T, k) F32, shared_weights (T) F32 if given,
 //   output (T, H) if known

@@ -15,9 +15,9 @@ double imbalance(std::span<const uint64_t> load, const Placement& placement);
 
 // A placement with slots_per_rank slots on each of `world` ranks.
 //   1. Slots in excess of one for each expert go, one by one, to the expert with the most load for
-//   each of its slots.
+//      each of its slots.
 //   2. Slots go to ranks, the heaviest first, each to the rank with the least load that has none of
-//   that expert.
+//      that expert.
 //   3. Slots are exchanged in pairs while that makes the heavier of two ranks lighter.
 // The result is the most even of several such placements, some of which divide fewer experts or
 // deal them out in turn. load: (experts); an expert that nobody chose still has a slot. A pure

@@ -3,11 +3,12 @@
 // Layer by layer, holding one layer in memory:
 //   a  findings of the checkpoint; an error stops the layer;
 //   b  every expert packed by the backend is unpacked and compared with the file's bytes and tensor
-//   scales, bit for bit; c  the layer is run on tokens and compared with the exact reference
-//   (judge/judge.h's limits): judges the kernels; d  with `against`, every decoded weight is
-//   compared with the original's (verify/verify_original.h): judges the
-//      quantization. Every weight must lie within half a step of its block's grid; a low SQNR fails
-//      only under `limit_sqnr_db`.
+//      scales, bit for bit;
+//   c  the layer is run on tokens and compared with the exact reference (judge/judge.h's limits):
+//      judges the kernels;
+//   d  with `against`, every decoded weight is compared with the original's
+//      (verify/verify_original.h): judges the quantization. Every weight must lie within half a
+//      step of its block's grid; a low SQNR fails only under `limit_sqnr_db`.
 // A fault is named by layer, expert, tensor and (row, col), or by (token, channel). A fault is a
 // failed check in the report (passed = false), not an error Status; those say that verify could not
 // do its work.

@@ -6,24 +6,20 @@
 // quantizer guarantees, whatever scale it chose:
 //
 //   1  |q| lies in the rounding interval of |g(c)| - between the midpoints to its neighbours, ends
-//   included, since
-//      ties may go either way - and has c's sign unless g(c) = 0: the decoded weight is within half
-//      a step of the block's grid.
+//      included, since ties may go either way - and has c's sign unless g(c) = 0: the decoded
+//      weight is within half a step of the block's grid.
 //   2  Codes +-6 have no upper neighbour: |q| > 6 is a saturation. It is explained
 //      a) by the scale's rounding: v is A/(6s) rounded to E4M3, up or down to a neighbour, so
-//      A/(6s) < up(v), the next
-//         E4M3 value, hence |w| <= 6 s up(v). Holds for `max` (nearest) and for a search among both
-//         neighbours of A/6. At the top (v = 448, no next value) |w| <= 2688 s, which s >=
-//         amax/2688 guarantees.
+//         A/(6s) < up(v), the next E4M3 value, hence |w| <= 6 s up(v). Holds for `max` (nearest)
+//         and for a search among both neighbours of A/6. At the top (v = 448, no next value)
+//         |w| <= 2688 s, which s >= amax/2688 guarantees.
 //      b) or by a search that accepts clipping (mse, 4/6 and wider sweeps choose the scale by the
-//      block's squared
-//         error): then the block's squared error is not above that under the scale of `max`,
-//         v' = E4M3(A/(6s)) with nearest codes.
+//         block's squared error): then the block's squared error is not above that under the scale
+//         of `max`, v' = E4M3(A/(6s)) with nearest codes.
 //      Neither: the scale is wrong. (A scale that is too large saturates nothing, but then the
 //      codes break 1.)
 //   3  v = 0 is right only where A/(6s) rounds to 0: A <= 6 s 2^-10. Producers that clamp v upwards
-//   (ModelOpt 2^-9,
-//      torchao 2^-6) or write a filler (compressed-tensors 0.125) satisfy 1.
+//      (ModelOpt 2^-9, torchao 2^-6) or write a filler (compressed-tensors 0.125) satisfy 1.
 //
 // Slack: producers compute q in fp32 with at most six roundings of 2^-24 each (scale/G, 1/G, the
 // product or quotient, and the tensor scale's own rounding or reciprocal), so the ends of 1 to 3

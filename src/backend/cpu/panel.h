@@ -2,9 +2,10 @@
 // and scales.
 //
 // A matrix W (rows, K) becomes ceil(rows/16) panels; a panel is ceil(K/64) chunks of 576 bytes:
-//   4 blocks of 16 along K x 128 bytes of codes, then 4 blocks x 16 rows of block scales (64
-//   bytes). Within a block: two 64-byte vectors v = 0, 1; lane r (row r of the panel) is 4 bytes;
-//   byte j of lane r holds k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
+//   4 blocks of 16 along K x 128 bytes of codes, then 4 blocks x 16 rows of block scales
+//   (64 bytes).
+//   Within a block: two 64-byte vectors v = 0, 1; lane r (row r of the panel) is 4 bytes; byte j of
+//   lane r holds k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
 // The two nibbles of a 32-bit lane are four consecutive k each: the operand order of 8-bit
 // dot-product instructions, so that every instruction set reads the same bytes. Rows and K beyond
 // the matrix are code 0 with scale 0. An expert is its gate and up panels alternating (one SwiGLU

@@ -1,7 +1,8 @@
 // Where the parts of a packed layer lie in its device memory.
 //
-//   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8 | expert 0: joined gate/up tiles,
-//   or up's without a gate, down tiles | expert 1 | ... | shared expert | biases (backend.h)
+//   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8
+//   | expert 0: joined gate/up tiles, or up's without a gate, down tiles | expert 1 | ...
+//   | shared expert | biases (backend.h)
 //
 // Under fp8 the tensor scales of the device have each matrix's 2^shift in them, as alpha has.
 #pragma once

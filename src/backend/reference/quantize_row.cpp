@@ -1,11 +1,11 @@
 // The definitions of the activation quantizers (docs/numerics.md, "Activation scales").
 //
-//   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);  code = e2m1(fl32(x 2^-k /
-//   v)) dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of
-//   zeros,
+//   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);
+//                          code = e2m1(fl32(x 2^-k / v))
+//   dynamic_token:         s = the smallest power of two with amax <= 2688 s, 1 for a row of zeros,
 //                          at least 2^-126
-//   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));  code = e2m1(fl32(x
-//   rcp(fl32(v rcp(G)))))
+//   compat (vLLM's order): G = fl32(1/s); byte = e4m3(fl32(G fl32(A c)));
+//                          code = e2m1(fl32(x rcp(fl32(v rcp(G)))))
 //
 // A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16
 // elements the first form gives what rounding the exact quotients gives; the named fp32 roundings

@@ -1,8 +1,8 @@
 // The definition of fp8 rows (docs/numerics.md, section 3), s = 2^e the row's scale:
 //
 //   x8 = e4m3(x 2^-e), to nearest even, saturating at 448
-//   dynamic_token: s = the smallest power of two with amax <= 448 s, 1 for a row of zeros, at least
-//   2^-126
+//   dynamic_token: s = the smallest power of two with amax <= 448 s, 1 for a row of zeros,
+//                  at least 2^-126
 #include <algorithm>
 #include <cmath>
 #include <limits>

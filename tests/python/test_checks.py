@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import check_boundaries
 import check_docs
 import check_includes
@@ -192,3 +195,12 @@ def test_functions_that_are_more_than_one_guarded_call_are_named(one, two, named
     text = f"nvfp4_moe_status nvfp4_moe_one(int64_t a,\n  int64_t b) {{\n{one}}}\n"
     assert check_boundaries.unguarded(text + f"nvfp4_moe_status nvfp4_moe_two(char** json) {{\n{two}}}\n") == named
     assert check_boundaries.main() == 0, "the library itself"
+
+
+def test_every_planted_fault_has_one_place():
+    root = Path(__file__).resolve().parents[2]
+    lists = sorted((root / "tests/planted_faults").glob("*.json"))
+    faults = [fault for path in lists for fault in json.loads(path.read_text())]
+    assert len(lists) > 1 and len(faults) > 100
+    assert [fault for fault in faults if (root / fault["file"]).read_text().count(fault["find"]) != 1] == []
+    assert [fault for fault in faults if fault["find"] == fault["replace"]] == []

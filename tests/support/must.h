@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 
-#include <source_location>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -27,13 +26,13 @@ const Status& status_of(const Result<T>& result) {
   return result.status();
 }
 
-// The result. One that failed ends the test, from a function or a constructor too.
+// The result. One that failed ends the test, from a function or a constructor too. The builtins are
+// those of std::source_location, which clang 14 does not have.
 template <class T>
-Result<T> must(Result<T> result,
-               const std::source_location& where = std::source_location::current()) {
+Result<T> must(Result<T> result, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   if (result.ok()) return result;
-  throw std::runtime_error(std::string(where.file_name()) + ":" + std::to_string(where.line()) +
-                           ": " + result.status().message());
+  throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": " +
+                           result.status().message());
 }
 
 // A Status or Result of this code, with these words in its message.

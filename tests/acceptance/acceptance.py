@@ -84,7 +84,7 @@ def steps_of(options, tools, capability):
     configure = ["cmake", "--preset", preset, "-DNVFP4_MOE_TESTS=ON", "-DNVFP4_MOE_BENCH=ON"]
     if emulated:
         configure += ["-DNVFP4_MOE_CUDA=ON", "-DNVFP4_MOE_EMULATE=ON"]
-    if options.command_line:
+    if not options.library_only:
         configure.append("-DNVFP4_MOE_CLI=ON")
         targets.append(prefix + "nvfp4-moe")
     if options.part == "sanitizers":
@@ -153,7 +153,7 @@ def steps_of(options, tools, capability):
             doctor_facts(capability),
             device,
             needs="build",
-            absent="" if options.command_line else "the command line is not built here: CLI11's headers are missing",
+            absent="the command line is not built here: CLI11's headers are missing" if options.library_only else "",
         ),
         Step(
             "probes",
@@ -331,7 +331,7 @@ def parse(arguments):
     parser.add_argument("--skip", default="", help="names of steps, with commas between")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/acceptance/report.txt")
     parser.add_argument("--jobs", type=int, default=0, help="of the build; one a core")
-    parser.add_argument("--command-line", action=argparse.BooleanOptionalAction, default=True, help="build doctor")
+    parser.add_argument("--library-only", action="store_true", help="without the command line, and so without doctor")
     return parser.parse_args(arguments)
 
 

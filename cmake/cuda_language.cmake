@@ -14,8 +14,8 @@ if(NOT NVFP4_MOE_WITH_CUDA)
 endif()
 
 # Real code for each generation and PTX of the last one: nothing is compiled when a layer is opened. The emulator takes
-# the PTX of each. A build for it makes real code of two only, which is half of a kernel's compile time; ./dev test --long
-# makes all of it.
+# the PTX of each. A build for it makes real code for two of them only, to save compile time;
+# ./dev test --long makes all of it.
 if(NOT CMAKE_CUDA_ARCHITECTURES)
   if(NVFP4_MOE_EMULATE)
     set(CMAKE_CUDA_ARCHITECTURES 80-virtual 90 100-virtual 120)

@@ -80,7 +80,7 @@ class Workspace {
 
 // What a layer would need, without its weights.
 struct Plan {
-  std::string text;  // for a person
+  std::string text;  // the plan, to be read by people
   std::size_t workspace_bytes = 0, packed_bytes = 0;
 };
 inline Plan plan(const nvfp4_moe_config& config, const nvfp4_moe_layer_options& options,

@@ -107,7 +107,7 @@ TEST(CppHeader, SelectsExperts) {
   nvfp4_moe::select_experts(config, routing);
   EXPECT_EQ(ids[0], 0);
 
-  // Every function of a device refuses a name that is none, with C's status.
+  // Every function of a device refuses a name that is not a GPU's, with C's status.
   Arrays a;
   const auto swiglu = nvfp4_moe::make<nvfp4_moe_swiglu>();
   const std::vector<std::function<void()>> calls = {

@@ -3,8 +3,8 @@
 # -fmad=false: the roundings that the contract names, and no others. -v: registers and spills, kept beside each object
 # for the test that reads them.
 
-# cuda_batches(NAME OUT source...): the sources, several .cu files in one. A small kernel's headers, parsed for each
-# architecture, cost more than the kernel. For builds that compile everything once, as those for the emulator do: an edit
+# cuda_batches(NAME OUT source...): the sources, several .cu files in one. Headers are parsed again for each
+# architecture, so one file is cheaper than four. For builds that compile everything once, as those for the emulator do: an edit
 # of one file compiles its whole batch again. CMake's own UNITY_BUILD takes CUDA from 3.31 on. Names in the unnamed
 # namespaces of a room's files differ, as they do where CMake batches C++.
 function(cuda_batches name out)

@@ -100,6 +100,11 @@ class Ranks:
         distributed.all_gather_object(parts, mine)
         return parts
 
+    def close(self) -> None:
+        """Ends torch.distributed and waits for its threads: one that ran on while Python ends would abort the process."""
+        del self.exchange
+        distributed.destroy_process_group()
+
 
 def print_table(rows: list[dict[str, str]]) -> None:
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
@@ -110,7 +115,9 @@ def print_table(rows: list[dict[str, str]]) -> None:
 def main(verb: Any, asked: argparse.Namespace) -> None:
     """Exit status 1 if the verb returns False or fails. A failure is one line, from the rank that has it."""
     try:
-        passed = verb(Ranks(asked))
+        ranks = Ranks(asked)
+        passed = verb(ranks)
+        ranks.close()
     except Error as error:
         print(f"rank {os.environ.get('RANK', '0')}: {error}", file=sys.stderr)
         passed = False

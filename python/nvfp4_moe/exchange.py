@@ -65,6 +65,10 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
             return f"; nor does the store of torch.distributed answer ({gone})"
         return f"; no word from rank {', '.join(map(str, silent))}" if silent else ""
 
+    # The last transfer; nobody reads it. gloo's thread drops its references some time after wait() returns. If they were
+    # the last ones, that thread would need Python's lock to free these views, and a process that is just ending aborts.
+    kept: list[Any] = []
+
     def all_to_all_v(
         send: memoryview, send_bytes: list[int], recv: memoryview, recv_bytes: list[int], limit: float
     ) -> None:
@@ -75,7 +79,9 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
         options = distributed.AllToAllOptions()
         options.timeout = datetime.timedelta(seconds=limit)
         try:
-            own.alltoall_base(target, source, recv_bytes, send_bytes, options).wait()
+            work = own.alltoall_base(target, source, recv_bytes, send_bytes, options)
+            kept[:] = [work, source, target]
+            work.wait()
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RuntimeError(text + missing()) from error

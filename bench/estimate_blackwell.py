@@ -3,10 +3,10 @@
 
     bench_blackwell_plans >plans.json
     bench/estimate_blackwell.py --plans plans.json --objects FOLDER_OF_OBJECTS... [--nvdisasm PATH] [--commit C] --out FILE
-    bench/estimate_blackwell.py --from bench/results/blackwell-estimate-b8c9577.json        the tables of docs/blackwell-estimate.md
+    bench/estimate_blackwell.py --from bench/results/blackwell-estimate-b8c9577.json        the tables of docs/contribute/blackwell-estimate.md
 
 Bytes, tiles, splits and the longest cta are the kernels' own plan and schedule; instructions are counted in their machine
-code; rates of chips are those of CHIPS, each with its source. docs/blackwell-estimate.md has the model in words.
+code; rates of chips are those of CHIPS, each with its source. docs/contribute/blackwell-estimate.md has the model in words.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 // nvfp4-moe: the command line. Each verb has a file of its own and adds itself to the parser.
 //
-// Results go to stdout, progress and errors to stderr; docs/cli.md lists exit codes and JSON keys.
+// Results go to stdout, progress and errors to stderr; docs/reference/cli.md lists exit codes and
+// JSON keys.
 #include <algorithm>
 #include <cstdio>
 #include <string_view>

@@ -1,6 +1,6 @@
 # For aarch64 from another host, by Debian's cross compiler (g++-aarch64-linux-gnu), whose programs qemu-user runs here.
 #
-# All packages that this repository asks for are headers (docs/dependencies.md), and Debian's cross compiler looks into
+# All packages that this repository asks for are headers (docs/contribute/dependencies.md), and Debian's cross compiler looks into
 # /usr/include last: the host's own packages serve, and only their CMake files have to be found.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

@@ -12,7 +12,7 @@ SIXTH = 0.16666667163372040  # fl32(1/6), 0x3E2AAAAB
 # Relative L2 error of the whole output and of the worst token. One lost expert is above 0.2.
 # bf16: the bf16 rounding of h and of the output. nvfp4: also the rare value of h next to a rounding boundary, whose code depends
 # on the order of a sum. fp8: Hopper's FP8 tensor cores add with 13 bits, so that many more values of h take the other code:
-# - A sum of K products with random signs is off by 2^-15 of sum|p| (rms; docs/numerics.md, section 7), and sum|p| is 0.64 sqrt(K)
+# - A sum of K products with random signs is off by 2^-15 of sum|p| (rms; docs/explanation/numerics.md, section 7), and sum|p| is 0.64 sqrt(K)
 #   times the sum: 1.7e-3 of the sum at K = 7168. With gate and up, h is off by d = 2.3e-3 (rms), 1.9e-3 in the mean.
 # - Codes of E4M3 are at most s = 2^-3 apart. An error d changes a code with probability d / s, and then by s: rms sqrt(d s) = 1.5e-2.
 # The limit has two thirds more for K, clamps and heavier tails than those of a normal distribution.

@@ -84,7 +84,7 @@ enum {
 typedef int32_t nvfp4_moe_format; /* of activations */
 enum {
   /* nvfp4_moe_layer_open_checkpoint only: the declared format, or a more precise one
-     (docs/numerics.md) */
+     (docs/explanation/numerics.md) */
   NVFP4_MOE_FORMAT_AUTO = -1,
   NVFP4_MOE_FORMAT_NVFP4 = 0, /* W4A4 */
   NVFP4_MOE_FORMAT_BF16 = 1,  /* W4A16 */
@@ -264,9 +264,9 @@ enum {
   NVFP4_MOE_COMBINE_ALL_TO_ALL = 0,
   NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; one fp32 sum more */
 };
-/* How a layer is divided over an exchange (docs/expert-parallel.md). All ranks open with the same
- * config and the same values here, on CPUs, or on GPUs over NCCL or peer memory. These calls are
- * collective: opening, runs, nvfp4_moe_layer_rearrange, and nvfp4_moe_layer_expert_load with
+/* How a layer is divided over an exchange (docs/how-to/expert-parallel.md). All ranks open with the
+ * same config and the same values here, on CPUs, or on GPUs over NCCL or peer memory. These calls
+ * are collective: opening, runs, nvfp4_moe_layer_rearrange, and nvfp4_moe_layer_expert_load with
  * all_to_all. If one rank cannot go on, the call fails on all with its message. */
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
@@ -724,8 +724,8 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_pack_codes(const uint8_t* values, int64
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count,
                                                       uint8_t* values);
 
-/* The 128x4 layout of block scales (docs/layouts.md): linear (rows, scale_cols), swizzled
- * nvfp4_moe_swizzled_bytes. */
+/* The 128x4 layout of block scales (docs/explanation/layouts.md): linear (rows, scale_cols),
+ * swizzled nvfp4_moe_swizzled_bytes. */
 NVFP4_MOE_API int64_t nvfp4_moe_swizzled_bytes(int64_t rows,
                                                int64_t scale_cols); /* -1 for invalid sizes */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows,
@@ -779,7 +779,8 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_unswizzle_scales(const char* dev
                                                                  uint8_t* linear, void* stream);
 
 /* ---- router: from the logits of all experts to the topk_ids and topk_weights of
- * nvfp4_moe_layer_run (docs/numerics.md, 12). Hosts and GPUs give the same bits. ---- */
+ * nvfp4_moe_layer_run (docs/explanation/numerics.md, 12). Hosts and GPUs give the same bits. ----
+ */
 
 typedef int32_t nvfp4_moe_scoring; /* of a logit x */
 enum {
@@ -813,7 +814,7 @@ typedef struct nvfp4_moe_router_config {
 
 /* A router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H) times the
  * transposed weight (E, H). Products are added in fp32 in an order that depends on H only
- * (docs/numerics.md, section 12), so every host and GPU gives the same bits. */
+ * (docs/explanation/numerics.md, section 12), so every host and GPU gives the same bits. */
 typedef struct nvfp4_moe_router_gemm_call {
   size_t struct_size;
   int64_t tokens;      /* T, 0 to 2^30 */

@@ -336,7 +336,7 @@ def explain(options: Mapping[str, Any], backend: str = "auto", device: str = "cp
 
 
 def choose_activation_format(declared: str, backend: str) -> tuple[str, str]:
-    """The rule of activation_format="auto" (docs/numerics.md, section 2): (format, because).
+    """The rule of activation_format="auto" (docs/explanation/numerics.md, section 2): (format, because).
 
     declared: the activations that the checkpoint declares for these experts: "bf16" (weight-only, or experts in floats),
     "nvfp4" (W4A4) or "fp8". backend: the name of the backend that will run, as in explain()'s dicts; it need not be in

@@ -23,7 +23,7 @@ MODES = ("0", "auto", "1")
 # Backends that an engine's own kernels go before unless the user insists, and what they would run.
 LEFT_TO_ENGINES = {
     "cuda": "the plain kernels",  # of GPUs that have none of their own
-    "sm100": "kernels that no GPU of its kind has run yet",  # docs/blackwell.md
+    "sm100": "kernels that no GPU of its kind has run yet",  # docs/explanation/blackwell.md
     "sm120": "kernels that no GPU of its kind has run yet",
 }
 ACTIVATION_FORMATS = ("bf16", "nvfp4", "fp8", "int8_block")

@@ -1,4 +1,4 @@
-"""MXFP4 matrices to NVFP4, wherever a tensor lies: the cast that docs/checkpoints.md defines and a checkpoint gets."""
+"""MXFP4 matrices to NVFP4, wherever a tensor lies: the cast that docs/reference/checkpoints.md defines and a checkpoint gets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rounded_codes(codes: Tensor, factor: Tensor) -> Tensor:
 
 
 def cast_mxfp4(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """MXFP4 matrices to NVFP4, as docs/checkpoints.md defines the cast: one matrix an expert.
+    """MXFP4 matrices to NVFP4, as docs/reference/checkpoints.md defines the cast: one matrix an expert.
 
     codes: uint8 (E, rows, K/2). scales: E8M0 bytes (E, rows, K/32).
     Returns (codes, scales uint8 (E, rows, K/16), tensor_scale float32 (E,), rounded): the codes given if every block

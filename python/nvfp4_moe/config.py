@@ -1,4 +1,4 @@
-"""MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/numerics.md)."""
+"""MoeConfig: the sizes of a layer and every named choice of the numeric contract (docs/explanation/numerics.md)."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class MoeLayer(_core.Layer):
           layer, of which the maximum counts. Needed by activation_scale "static" and "compat".
         first_expert: global id of the first local expert. max_tokens: the most that run will get.
         device: "cpu" or "cuda:N". backend: "auto", or a name of explain().
-        exchange: this rank's end of several (docs/expert-parallel.md), on the CPU, or on GPUs behind
+        exchange: this rank's end of several (docs/how-to/expert-parallel.md), on the CPU, or on GPUs behind
           exchange.use_nccl or exchange.use_peers; the arrays then hold all experts, of which a rank reads its own, or
           those of this rank's slots in their order (arrays of num_experts experts are always read by global id, also if
           a rank has as many slots in another order), first_expert is 0, and opening and run are collective. combine:
@@ -286,7 +286,7 @@ class MoeLayer(_core.Layer):
 
         stream: of a layer on a GPU, the stream that runs or replays it, an integer or a stream object. What was enqueued
         there before has the old expert, what comes after it the new one, each of them whole. Other streams that run the
-        layer are ordered by events, before and after (docs/cuda.md). The arrays are the caller's again on return.
+        layer are ordered by events, before and after (docs/explanation/cuda.md). The arrays are the caller's again on return.
         None: waits for all work of the device. ValueError then if a graph has captured the layer, since a replay could
         begin meanwhile.
         Raises Busy while a run is in flight; BadInput on illegal scales and biases that are not finite, and the expert is

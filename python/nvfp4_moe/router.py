@@ -1,4 +1,4 @@
-"""Routers: hidden to logits, and these to the experts of each token and their weights (docs/numerics.md, section 12)."""
+"""Routers: hidden to logits, and these to the experts of each token and their weights (docs/explanation/numerics.md, section 12)."""
 
 from __future__ import annotations
 

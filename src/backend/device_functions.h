@@ -1,6 +1,6 @@
 // Functions of the library on arrays in a device's memory, bit for bit the host's: the formats
-// (docs/format.md; core/quantize.h, core/dequantize.h, core/activation.h, core/scale_layout.h) and
-// a router (core/router_gemm.h, core/router.h).
+// (docs/explanation/format.md; core/quantize.h, core/dequantize.h, core/activation.h,
+// core/scale_layout.h) and a router (core/router_gemm.h, core/router.h).
 //
 // Each enqueues its kernels in `stream` and returns: it allocates nothing, does not synchronize,
 // and can be captured. So no function refuses the numbers in an array; if a host function refuses

@@ -144,7 +144,7 @@ class Checkpoint {
   // The activation_format of layer_options, with its reason.
   Result<DeclaredActivations> declared_activations(int64_t layer) const;
   // The largest over all experts, which unusable input scales are left out of, and reported
-  // (docs/checkpoints.md).
+  // (docs/reference/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert,
                               const IntermediateSlice& slice = {}) const;

@@ -226,10 +226,10 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
     return known.architecture == architecture;
   });
   if (row == std::end(kRows))
-    return unsupported(
-        fmt::format("metadata 'general.architecture' '{}' is not known; docs/checkpoints.md lists "
-                    "those that are",
-                    printable(architecture)));
+    return unsupported(fmt::format(
+        "metadata 'general.architecture' '{}' is not known; docs/reference/checkpoints.md lists "
+        "those that are",
+        printable(architecture)));
   const Fields fields(metadata, architecture);
   ModelInfo out;
   out.gguf = true;

@@ -14,8 +14,8 @@
 
 namespace nvfp4_moe::internal {
 
-// An input scale and whether it is usable: finite, normal and > 0. docs/checkpoints.md lists the
-// findings.
+// An input scale and whether it is usable: finite, normal and > 0. docs/reference/checkpoints.md
+// lists the findings.
 struct InputScale {
   std::string name;  // of the tensor
   // "" or the id: "input_scale_missing", "input_scale_zero", "unreadable", ...

@@ -314,9 +314,10 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   const ModelRow* row = model_row(model_type);
   if (row == nullptr) row = model_row(outer_type);
   if (row == nullptr) {
-    return unsupported(fmt::format(
-        "config.json model_type '{}' is not known; docs/checkpoints.md lists those that are",
-        printable(model_type)));
+    return unsupported(
+        fmt::format("config.json model_type '{}' is not known; docs/reference/checkpoints.md lists "
+                    "those that are",
+                    printable(model_type)));
   }
 
   ModelInfo out;

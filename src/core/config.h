@@ -1,5 +1,5 @@
 // MoeConfig: the sizes of a layer and every named choice of the numeric contract
-// (docs/numerics.md).
+// (docs/explanation/numerics.md).
 #pragma once
 
 #include <cstdint>

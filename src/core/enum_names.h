@@ -1,8 +1,8 @@
 // Enums by their names: one table of names an enum, read by to_string, parse, the checks of numbers
 // that came through the C ABI, and streams (so that a failed test prints "kStatic" as "static").
 //
-// The names are the ones of docs/numerics.md; C constants, C++ enumerators, Python strings and
-// command-line values are spelled after them.
+// The names are the ones of docs/explanation/numerics.md; C constants, C++ enumerators, Python
+// strings and command-line values are spelled after them.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
-// activation_format fp8: how NVFP4 weights become E4M3. docs/numerics.md, section 3, has the
-// definition.
+// activation_format fp8: how NVFP4 weights become E4M3. docs/explanation/numerics.md, section 3,
+// has the definition.
 //
 // w8 = e4m3(e2m1(code) * e4m3(block scale) * 2^-shift): one rounding, to nearest even, subnormals
 // kept. Each matrix of an expert has its own shift, the least whole number that brings its largest

@@ -42,7 +42,7 @@ inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int
          static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
 }
 
-// The biases of one expert, fp32, added where docs/numerics.md says; all null if
+// The biases of one expert, fp32, added where docs/explanation/numerics.md says; all null if
 // MoeOptions::expert_biases is not set, and of the shared expert.
 struct ExpertBiases {
   const float* gate = nullptr;  // (intermediate); null without a gate

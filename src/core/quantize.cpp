@@ -1,4 +1,4 @@
-// The quantizers of docs/format.md.
+// The quantizers of docs/explanation/format.md.
 //
 // Activations (exact and compat mode) follow the contract's float operations one by one. Weights:
 // quantize_weights.cpp.

@@ -36,7 +36,7 @@ enum class ScaleSearch : uint8_t {
   kSweep,
 };
 
-// Where a tensor scale comes from, by the names of docs/numerics.md.
+// Where a tensor scale comes from, by the names of docs/explanation/numerics.md.
 enum class QuantizeMode : uint8_t {
   kWeights,  // a given number, or amax / 2688 of the whole array; block scales by a ScaleSearch
   kDynamicToken,  // each row's own power of two
@@ -76,15 +76,16 @@ Status quantize_weights(std::span<const float> x, int64_t rows, int64_t cols, fl
                         std::span<const float> channel_weights = {});
 
 // Exact mode, one row: s = 2^k. byte = e4m3(A 2^-k c), c = fl32(1/6) = 0x3E2AAAAB; code =
-// e2m1(fl32(x 2^-k / v)). Source: docs/format.md. Returns false, with all codes and scales 0, if
-// the row holds NaN or Inf.
+// e2m1(fl32(x 2^-k / v)). Source: docs/explanation/format.md. Returns false, with all codes and
+// scales 0, if the row holds NaN or Inf.
 bool quantize_row_exact(std::span<const float> x, float power_of_two_scale, uint8_t* codes,
                         uint8_t* block_scales, QuantizeCounts& counts);
 
 // The row's own scale: the smallest power of two >= amax/2688, 1 for a row of zeros, never below
 // 2^-126. NaN for an amax that is not finite, so that an alpha built from it makes the row NaN.
 float dynamic_token_scale(float amax);
-// The same for fp8: the smallest power of two >= amax/448. Source: docs/numerics.md, section 3.
+// The same for fp8: the smallest power of two >= amax/448. Source: docs/explanation/numerics.md,
+// section 3.
 float fp8_token_scale(float amax);
 // max |x|; NaN if any element is NaN, Inf if any is Inf (and none NaN).
 float row_amax(std::span<const float> x);
@@ -102,7 +103,8 @@ inline constexpr float kInt8BlockMinScale = 0x1p-116f;
 
 // int8_block, one row: s = max(fl32(A / 127), 2^-116), code = RNE(fl32(x / s)), which lies within
 // +-127 by itself. zero_scales counts blocks that are not all zero but whose codes are. Source:
-// docs/format.md. Returns false, with all codes 0 and all scales NaN, if the row holds NaN or Inf.
+// docs/explanation/format.md. Returns false, with all codes 0 and all scales NaN, if the row holds
+// NaN or Inf.
 bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* block_scales,
                              QuantizeCounts& counts);
 

@@ -1,4 +1,4 @@
-// Weight matrices to NVFP4, block by block (docs/format.md).
+// Weight matrices to NVFP4, block by block (docs/explanation/format.md).
 #include <bit>
 #include <cmath>
 #include <limits>

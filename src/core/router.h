@@ -1,5 +1,5 @@
 // A router: logits of every expert to the experts of each token and their weights
-// (docs/numerics.md, section 12).
+// (docs/explanation/numerics.md, section 12).
 //
 // The step called `route` comes later: it sorts the assignments that are chosen here by expert.
 #pragma once

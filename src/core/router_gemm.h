@@ -1,5 +1,5 @@
 // A router's GEMM: hidden (T, H) times the router's weights (E, H) to the logits of every expert
-// (T, E), for the few tokens of a decode step (docs/numerics.md, section 12).
+// (T, E), for the few tokens of a decode step (docs/explanation/numerics.md, section 12).
 //
 // Sum, in fp32: product k, which fp32 holds exactly unless it leaves its range, is added to
 // accumulator k mod 1024, in the order of k. The accumulators are then added in halves: those of 8

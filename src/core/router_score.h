@@ -2,8 +2,8 @@
 // functions, a weight.
 //
 // Floats and doubles of IEEE 754 in the order written here, with one e^x (core/exp.h), so that the
-// bits are the same everywhere; docs/numerics.md, section 12 derives how far they are from real
-// numbers.
+// bits are the same everywhere; docs/explanation/numerics.md, section 12 derives how far they are
+// from real numbers.
 #pragma once
 
 #include <cmath>

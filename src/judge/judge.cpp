@@ -1,5 +1,5 @@
-// The judges. docs/numerics.md, "Limits of a whole layer", derives every number here; change both
-// or neither.
+// The judges. docs/explanation/numerics.md, "Limits of a whole layer", derives every number here;
+// change both or neither.
 #include "judge/judge.h"
 
 #include <fmt/format.h>

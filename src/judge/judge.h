@@ -1,8 +1,8 @@
 // The judges: how a result is compared with what it should be. Used by the tests and by `verify`.
 //
 // Several metrics are read together; NaN where a number was expected, or a number where NaN was, is
-// always a failure. The bounds and their derivations are here and in docs/numerics.md, and nowhere
-// else.
+// always a failure. The bounds and their derivations are here and in docs/explanation/numerics.md,
+// and nowhere else.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,9 @@ struct Comparison {
 // metric. A token that is expected to be all zero and is not has an infinite relative error.
 Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
 
-// Limits of a whole layer against the reference, by config (docs/numerics.md derives them). More
-// tokens give a tighter limit of the batch, and a slightly wider one of its worst token.
+// Limits of a whole layer against the reference, by config (docs/explanation/numerics.md derives
+// them). More tokens give a tighter limit of the batch, and a slightly wider one of its worst
+// token.
 struct LayerLimits {
   double cosine = 0;
   double relative_l2 = 0;
@@ -48,8 +49,8 @@ LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
 // Empty if the comparison holds; else which limit broke, by how much, and at which coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
-// The bound (docs/numerics.md, section 7) of one GEMM output element, of every format if products
-// are exact and added in fp32. sum_abs = alpha * sum |p|.
+// The bound (docs/explanation/numerics.md, section 7) of one GEMM output element, of every format
+// if products are exact and added in fp32. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 // The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind
 // the largest.

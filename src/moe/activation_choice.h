@@ -1,5 +1,6 @@
 // Which activation format a checkpoint's layer runs with if the caller does not ask for one. The
-// rule is a table in docs/numerics.md (section 2); everything that resolves "auto" calls it here.
+// rule is a table in docs/explanation/numerics.md (section 2); everything that resolves "auto"
+// calls it here.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// The environment variables of the library, all five of them (docs/environment.md), read in one
-// place.
+// The environment variables of the library, all five of them (docs/reference/environment.md), read
+// in one place.
 //
 // They are read when a layer is opened and kept with it: changing one later changes no open layer,
 // and run never reads the environment.

@@ -1,7 +1,7 @@
-// The format functions (docs/format.md) on a caller's arrays, on the host or in a device's memory:
-// the one front that C and Python call. Arguments are checked here, once and with one set of
-// messages; then core's functions do the work, or the device's (backend/device_functions.h), which
-// give the same bits.
+// The format functions (docs/explanation/format.md) on a caller's arrays, on the host or in a
+// device's memory: the one front that C and Python call. Arguments are checked here, once and with
+// one set of messages; then core's functions do the work, or the device's
+// (backend/device_functions.h), which give the same bits.
 //
 // On the host the work is done when a function returns. On a device it is enqueued in the place's
 // stream: nothing is allocated, waited for or read back, so that a graph can hold it. So only a

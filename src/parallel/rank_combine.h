@@ -4,9 +4,9 @@
 // kAllToAll: each rank has tokens of its own. The source rank quantizes them and sends codes and
 // scales to the ranks of their experts; the rows come back and are combined on the source rank in
 // the order of k. The bits are those of one rank with all experts, whatever the placement
-// (docs/expert-parallel.md says for which configs). kAllReduce: all ranks have the same tokens.
-// Each computes what its experts add, in fp32, and the sums are added in the order of the ranks:
-// one fp32 sum more than a layer of one rank has.
+// (docs/how-to/expert-parallel.md says for which configs). kAllReduce: all ranks have the same
+// tokens. Each computes what its experts add, in fp32, and the sums are added in the order of the
+// ranks: one fp32 sum more than a layer of one rank has.
 //
 //                  kAllToAll          kAllReduce
 //   host           HostAllToAll       HostAllReduce      any exchange

@@ -4,7 +4,7 @@
 // Layer by layer, every rank opens its experts of the checkpoint and runs its tokens (all_to_all)
 // or all of them (all_reduce); rank 0 collects what they give, runs the whole layer by itself on
 // the same backend, and compares: all_to_all has to give the same bits, but for bf16 activations,
-// whose sums may be in another order (docs/numerics.md); there, and under all_reduce,
+// whose sums may be in another order (docs/explanation/numerics.md); there, and under all_reduce,
 // judge/judge.h's limits hold. On devices, whose sums may be cut by how many rows there are,
 // all_to_all is run as batch_invariant in every format, and has to give the same bits.
 #pragma once

@@ -2,11 +2,11 @@
 """Takes the CUDA backends through their acceptance on the GPU of this machine, and leaves one report to send back.
 
     ./dev gpu --acceptance [--resume] [--part PART] [--skip STEP,...] [--only STEP,...] [--out FILE]
-    ./dev gpu --acceptance --emulate 12.0       a rehearsal: a short list of tests, on the emulator of docs/emulator.md
+    ./dev gpu --acceptance --emulate 12.0       a rehearsal: a short list of tests, on the emulator of docs/contribute/emulator.md
 
 Steps go on where one fails, each within a time limit. The report is written anew before and after every step, so that a
 machine that stops leaves it behind; --resume goes on from there. Exit code: 0 accepted, 1 not accepted, 2 cannot begin,
-3 incomplete. docs/acceptance.md says what each step shows.
+3 incomplete. docs/contribute/acceptance.md says what each step shows.
 """
 
 import argparse

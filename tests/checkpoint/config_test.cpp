@@ -222,7 +222,8 @@ TEST(Config, ModelsThatWouldBeComputedWronglyAreDeclinedByName) {
   config["model_type"] = "kimi_k3";
   declined(config, "SiTU");
   config["model_type"] = "some_new_moe";
-  declined(config, "'some_new_moe' is not known; docs/checkpoints.md lists those that are");
+  declined(config,
+           "'some_new_moe' is not known; docs/reference/checkpoints.md lists those that are");
   EXPECT_LT(parse(config).status().message().size(), 120u);  // and no list of all that are
   config = config_of("qwen3_moe");
   config["hidden_act"] = "situ";

@@ -1,5 +1,5 @@
-// A router's scores against long double, within the bounds that docs/numerics.md derives; and the
-// order of keys.
+// A router's scores against long double, within the bounds that docs/explanation/numerics.md
+// derives; and the order of keys.
 #include "core/router_score.h"
 
 #include <gtest/gtest.h>

@@ -168,7 +168,7 @@ TEST_P(Multiply, Int8BlockHasThePortableBitsForAnyNumberOfLines) {
 }
 
 // Exact products added in one order: the instruction sets whose W4A16 and fp8 are fp32
-// multiply-adds (docs/cpu.md).
+// multiply-adds (docs/explanation/cpu.md).
 TEST_P(Multiply, InFp32HasThePortableBits) {
   if (std::string_view(kernels().bf16.name).find("fp32") == std::string_view::npos)
     GTEST_SKIP() << kernels().backend_name << " multiplies in bf16 (" << kernels().bf16.name << ")";
@@ -192,7 +192,8 @@ TEST_P(Multiply, InFp32HasThePortableBits) {
   }
 }
 
-// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/numerics.md), for the sum as it leaves the multiplication.
+// |err| <= (K/4 + 4) 2^-24 sum |p| (docs/explanation/numerics.md), for the sum as it leaves the
+// multiplication.
 TEST_P(Multiply, W4A16IsWithinItsBoundForAnyNumberOfLines) {
   for (const int64_t k : kSizes) {
     for (const int64_t panels : {1, 2}) {

@@ -60,8 +60,8 @@ TEST(Panel, UnpackReturnsTheSourceBitForBit) {
   }
 }
 
-// docs/layouts.md: chunk k/64, block k/16, vector (k/8) % 2, lane = row, byte k % 4, nibble (k/4)
-// % 2.
+// docs/explanation/layouts.md: chunk k/64, block k/16, vector (k/8) % 2, lane = row, byte k % 4,
+// nibble (k/4) % 2.
 TEST(Panel, EveryCodeLiesWhereTheLayoutSays) {
   const int64_t rows = 16, cols = 128;
   const Matrix matrix = make_matrix(rows, cols, 0);

@@ -151,7 +151,7 @@ TEST(ExactMode, FollowsItsFloatOperationsOnFp32) {
   }
 }
 
-// The example of docs/format.md.
+// The example of docs/explanation/format.md.
 TEST(ExactMode, WorkedExample) {
   const std::vector<float> x = {1.0f, -0.40625f, 0.15625f, 0, 3.0f, -2.0f, 0.8125f, 0.1015625f,
                                 0,    0,         0,        0, 0,    0,     0,       -0.0625f};

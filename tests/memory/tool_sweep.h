@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe::internal::test {
 
-inline constexpr int kExitOutOfMemory = 3;  // docs/cli.md
+inline constexpr int kExitOutOfMemory = 3;  // docs/reference/cli.md
 
 struct Verb {
   std::string name;

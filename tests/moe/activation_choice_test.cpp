@@ -22,7 +22,7 @@ ActivationFormat chosen(ActivationFormat declared, const char* backend) {
   return choice->format;
 }
 
-// docs/numerics.md, section 2.
+// docs/explanation/numerics.md, section 2.
 TEST(ActivationChoice, FollowsTheTable) {
   const struct {
     const char* backend;

@@ -2,7 +2,7 @@
 
 Long because the layer and its intervals are one computation.
 
-`forward` computes the layer choice by choice as docs/numerics.md defines it, and beside each value the set of values that
+`forward` computes the layer choice by choice as docs/explanation/numerics.md defines it, and beside each value the set of values that
 the contract leaves open: an interval [lo, hi] that starts as nothing (hidden is quantized bit for bit), gains the
 bound of one GEMM element at gemm1, and goes through SwiGLU, the rounding to bf16, the second quantization (row scale,
 block scale and code of every element that may fall on the other side of a boundary), gemm2 and combine. Every step

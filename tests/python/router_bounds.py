@@ -1,4 +1,4 @@
-"""What docs/numerics.md, section 12 allows a router's scores and weights, in float64; and logits of many magnitudes."""
+"""What docs/explanation/numerics.md, section 12 allows a router's scores and weights, in float64; and logits of many magnitudes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ E24 = 2.0**-24
 
 
 def selection_scores(config: nv.RouterConfig, logits, bias):
-    """Selection scores in float64 and how far float32's may be from them (docs/numerics.md, section 12)."""
+    """Selection scores in float64 and how far float32's may be from them (docs/explanation/numerics.md, section 12)."""
     x = logits.double()
     groups_by_sum = config.num_expert_group > 1 and config.group_score == "top2_sum"
     if not (config.correction_bias or groups_by_sum):
@@ -50,7 +50,7 @@ def masked_by_groups(config: nv.RouterConfig, scores, error):
 
 
 def weight_bound(config: nv.RouterConfig, logits, ids, expected):
-    """What docs/numerics.md, section 12 allows between a weight and its real number."""
+    """What docs/explanation/numerics.md, section 12 allows between a weight and its real number."""
     x = logits.double()
     chosen = x.gather(1, ids.long())
     if config.scoring == "softmax":

@@ -41,7 +41,7 @@ def words(path: str, text: str) -> list[str]:
         ("cli/a.cpp", 'report("rank 1 announces, and hears of it");\n', ["announce", "hear"]),
         ("python/nvfp4_moe/a.py", 'def say_hello(last_beat):\n    """Looks at it."""\n', ["hello", "beat", "look"]),
         ("tests/exchange/a_test.cpp", "TEST(Ranks, MarksOfRecords) {}\n", ["mark", "record"]),
-        ("docs/expert-parallel.md", "The owner looks at every record.\n", ["owner", "look", "record"]),
+        ("docs/how-to/expert-parallel.md", "The owner looks at every record.\n", ["owner", "look", "record"]),
         # Records of shards, events of CUDA, a table, and a file's owner.
         ("src/safetensors/a.h", "ShardRecord record;  // the file's owner\n", []),
         ("src/backend/cuda/a.cu", "cudaEventRecord(event, stream);\n", []),

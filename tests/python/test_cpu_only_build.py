@@ -40,7 +40,7 @@ def test_importing_a_build_without_cuda_where_a_gpu_is_visible_gives_one_note():
     again = "import importlib, nvfp4_moe, nvfp4_moe.layer, nvfp4_moe.engines\n"
     _, said = pretend(again)
     assert len(re.findall(NOTE, said)) == 1 and "RuntimeWarning" in said
-    assert "docs/cuda.md" in said and (nvfp4_moe.__file__ is not None)
+    assert "docs/explanation/cuda.md" in said and (nvfp4_moe.__file__ is not None)
 
 
 @pytest.mark.parametrize(

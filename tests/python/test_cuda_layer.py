@@ -69,11 +69,11 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 def few_bits(backend: str, activation_format: str, k: int) -> float:
     """What sums of Hopper's FP8 tensor cores may be off by, over the rms of a sum: 13 bits of sum |p|, which is 2 / pi sqrt(k)
-    times that for products of random sign (docs/numerics.md, section 7)."""
+    times that for products of random sign (docs/explanation/numerics.md, section 7)."""
     return 2.0**-13 * 2 / math.pi * k**0.5 if (backend, activation_format) == ("sm90", "fp8") else 0.0
 
 
-# The limits of a whole layer, for a batch (docs/numerics.md, section 8); most of those of quantized activations is room for
+# The limits of a whole layer, for a batch (docs/explanation/numerics.md, section 8); most of those of quantized activations is room for
 # codes that flip and, under fp8, for the few bits that Hopper's FP8 tensor cores add with.
 LIMIT = {"nvfp4": 1.5e-2, "bf16": 4.1e-3, "fp8": 2.5e-2}
 

@@ -3,7 +3,7 @@ in alternate columns) and Nemotron-3's (relu2 without a gate; latent projections
 
 The block computes in float64, on the CPU, with the weights that the layer holds and the roundings of activations that the
 contract names, at the router's decisions of the model that ran. What is left between the two is what section 8 of
-docs/numerics.md allows two correct kernels; each element of Nemotron's experts lies in the contract's interval besides
+docs/explanation/numerics.md allows two correct kernels; each element of Nemotron's experts lies in the contract's interval besides
 (moe_reference.py). Skipped by name if there is no GPU.
 """
 
@@ -104,7 +104,7 @@ def nemotron_weights(layer) -> oracle.Weights:
 
 
 def accuracy_of(device: str, activation_format: str) -> oracle.Accuracy:
-    """CONTRACT, but for FP8 tensor cores of Hopper, which add with 13 bits (docs/numerics.md, section 7)."""
+    """CONTRACT, but for FP8 tensor cores of Hopper, which add with 13 bits (docs/explanation/numerics.md, section 7)."""
     if not (is_hopper(device) and activation_format == "fp8"):
         return oracle.CONTRACT
     return dataclasses.replace(

@@ -15,7 +15,7 @@ import sass_loops
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "bench/results/blackwell-estimate-b8c9577.json"
-PAGE = ROOT / "docs/blackwell-estimate.md"
+PAGE = ROOT / "docs/contribute/blackwell-estimate.md"
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;

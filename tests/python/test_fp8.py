@@ -135,7 +135,7 @@ def test_powers_of_two_over_fifteen_octaves_are_exact(backend):
 @pytest.mark.parametrize("cols", [16, 48, 64, 208, 1024])
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 9, 17, 140])
 def test_linears_in_float64(backend, cols, tokens):
-    """Exact products, and sums within the bound of one element (docs/numerics.md, section 7)."""
+    """Exact products, and sums within the bound of one element (docs/explanation/numerics.md, section 7)."""
     rng = np.random.default_rng(cols + tokens)
     rows = 40
     codes = rng.integers(0, 16, (rows, cols), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""JAX arrays in and out, arrays that must not be written, and the framework and dtype of results (docs/python.md)."""
+"""JAX arrays in and out, arrays that must not be written, and the framework and dtype of results (docs/how-to/python.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """transformers' mixture-of-experts classes: docs/moe-classes.json says of each what becomes of it, the table of
-docs/checkpoints.md is made of that record, and every row is judged anew (a handful in the quick tier)."""
+docs/reference/checkpoints.md is made of that record, and every row is judged anew (a handful in the quick tier)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 (LAYER,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 CHECKPOINT, SERVE = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 (GPU_LAYER,) = re.findall(
-    r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL
+    r"```python\n(import torch, nvfp4_moe.*?)```", (ROOT / "docs/how-to/python.md").read_text(), re.DOTALL
 )
 CARDS = {"H100": "moe-layers-h100-bba0682.json", "H200": "moe-layers-h200-bba0682.json"}
 

@@ -1,5 +1,5 @@
 """Routers against transformers' own classes, run in float64: the selection and the weights of each model type that
-RouterConfig.from_model_config knows, within the bounds of docs/numerics.md, section 12."""
+RouterConfig.from_model_config knows, within the bounds of docs/explanation/numerics.md, section 12."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_its_peak_is_one_layer_more(monkeypatch):
 
 
 def test_such_a_model_is_neither_saved_nor_trained(tmp_path, caplog):
-    """Trainer refuses it before a step, in words that docs/transformers.md has."""
+    """Trainer refuses it before a step, in words that docs/how-to/transformers.md has."""
     from transformers.trainer_utils import validate_quantization_for_training
 
     model = fresh("mixtral")

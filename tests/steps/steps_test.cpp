@@ -255,7 +255,7 @@ class StepPair {
         << where << ": expected " << exact << ", got " << actual;
   }
 
-  // docs/numerics.md, section 7.
+  // docs/explanation/numerics.md, section 7.
   double bound_of_gemm(int64_t k, int64_t splits, double sum_abs, double half_ulp) const {
     const bool fp8_tensor_cores =
         test::has_fp8_tensor_cores(other_.backend()) && format() == ActivationFormat::kFp8;
@@ -298,7 +298,7 @@ class StepPair {
     }
   }
 
-  // docs/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
+  // docs/explanation/numerics.md, section 7: |u f'(g)| dg + |f(g)| du + 4 ulp of fp32 for exp;
   // f' of every variant lies within 1.1, clamps shorten.
   void check_swiglu(const Exact& g, const Exact& u, int64_t k, bool biased, double router,
                     double actual, const std::string& where) {

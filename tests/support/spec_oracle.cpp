@@ -83,7 +83,7 @@ std::array<double, kCount> values_of(int fraction_bits, int bias) {
 const std::array<double, 8> kE2m1 = values_of<8>(1, 1);
 const std::array<double, 128> kE4m3 = values_of<128>(3, 7);
 
-struct Scales {  // as docs/numerics.md words them
+struct Scales {  // as docs/explanation/numerics.md words them
   float hidden = 0, intermediate = 0;
 };
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Checks that the docs are true where a machine can tell: links resolve, environment variables are documented (five at
-most), every ./dev verb that the README names exists, and so does every test that docs/features.md names."""
+most), every ./dev verb that the README names exists, and so does every test that docs/contribute/features.md names."""
 
 import pathlib
 import re
@@ -61,9 +61,11 @@ def main():
 
     sources = [file for file in files if file.relative_to(ROOT).parts[0] == "src"]
     names = {name for file in sources for name in re.findall(r'"(NVFP4_MOE_[A-Z_]+)"', file.read_text())}
-    documented = (ROOT / "docs/environment.md").read_text()
+    documented = (ROOT / "docs/reference/environment.md").read_text()
     bad += [
-        f"docs/environment.md: {name} is read but not documented" for name in sorted(names) if name not in documented
+        f"docs/reference/environment.md: {name} is read but not documented"
+        for name in sorted(names)
+        if name not in documented
     ]
     if len(names) > 5:
         bad.append(f"{len(names)} environment variables are read, five at most: {sorted(names)}")
@@ -74,9 +76,10 @@ def main():
             bad.append(f"README.md: ./dev {verb} does not exist")
 
     texts = [file.read_text() for file in files if file.match("tests/*/*.cpp")]
-    features, choices = ROOT / "docs/features.md", ROOT / "tests/cases/case_table.cpp"
+    features, choices = ROOT / "docs/contribute/features.md", ROOT / "tests/cases/case_table.cpp"
     bad += [
-        f"docs/features.md: {what}" for what in wrong_tests(features.read_text(), *tests_in(texts), choices.read_text())
+        f"docs/contribute/features.md: {what}"
+        for what in wrong_tests(features.read_text(), *tests_in(texts), choices.read_text())
     ]
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0

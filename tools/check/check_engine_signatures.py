@@ -22,7 +22,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python/nvfp4_moe"
 RECORD = ROOT / "docs/engines-compatibility.json"
-PAGE = ROOT / "docs/engines-compatibility.md"
+PAGE = ROOT / "docs/reference/engines-compatibility.md"
 # The file with REQUIRED and RELEASES, and the first release of interest: the one before the first that fits, where it is not the first.
 ENGINES = {"vllm": ("vllm/internals.py", "0.24.0"), "sglang": ("sglang/required.py", "0.5.18")}
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks who includes whom (the layering of docs/architecture.md). Prints every violation; exit status 1 if there is one."""
+"""Checks who includes whom (the layering of docs/explanation/architecture.md). Prints every violation; exit status 1 if there is one."""
 
 import pathlib
 import re

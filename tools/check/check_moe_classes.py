@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Which of transformers' mixture-of-experts classes load here, and why the others do not: docs/moe-classes.json and the table
-of docs/checkpoints.md that is made of it.
+of docs/reference/checkpoints.md that is made of it.
 
 Each class that moe_classes.py finds is built tiny and saved as transformers saves it. The checkpoint is quantized by this
 library, in both formats; every layer of it then runs on what the model's own router sent to its experts, and each element of
@@ -32,7 +32,7 @@ from torch import nn
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RECORD = ROOT / "docs/moe-classes.json"
-PAGE = ROOT / "docs/checkpoints.md"
+PAGE = ROOT / "docs/reference/checkpoints.md"
 BEGIN, END = "<!-- classes: begin -->", "<!-- classes: end -->"
 FORMATS = ("modelopt", "compressed-tensors")
 # W4A16, rows in fp32: what is left to differ from float64 is the rounding of h to bf16, and sums in fp32.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What ModelOpt and llm-compressor export of transformers' mixture-of-experts classes, loaded here: docs/producers.json and the
-table of docs/checkpoints.md that is made of it.
+table of docs/reference/checkpoints.md that is made of it.
 
 Every layer of an export must hold the original weights, each within what NVFP4 rounds, and compute what the class's own experts
 compute with them (check_moe_classes.py). Each export runs in a process of its own.

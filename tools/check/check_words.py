@@ -27,7 +27,7 @@ RANKS = (  # what ranks exchange
     "src/backend/",
     "src/core/peer_memory.h",
     "include/",
-    "docs/expert-parallel.md",
+    "docs/how-to/expert-parallel.md",
     "tests/exchange/",
     "tests/cuda/",
 )
@@ -41,7 +41,9 @@ class Word(NamedTuple):
 
 
 WORDS = {
-    "line": Word("line lines", "token (of the layer's input), row (of a GEMM's activations)", (*CODE, "docs/cpu.md")),
+    "line": Word(
+        "line lines", "token (of the layer's input), row (of a GEMM's activations)", (*CODE, "docs/explanation/cpu.md")
+    ),
     "choice": Word("choice choices", "assignment", CODE),
     "piece": Word("piece pieces", "split-K partial, k-block, range"),
     "unit": Word("unit units", "work tile", GPU),
@@ -96,7 +98,12 @@ ALLOWED = [
     Allowed("line", "src/safetensors/file.cpp", r"\blines?\b", "of /proc/self/smaps"),
     Allowed("line", "src/io/files.*", r"\bbreak a line\b|\bline and paragraph separators\b", "of text"),
     Allowed("line", "src/io/json_builder.cpp", r"\bat line 1\b", "of text, quoted from a message of nlohmann::json"),
-    Allowed("chunk", "src/backend/cpu/*", r"\w*[Cc]hunks?\w*", "64 values along K of a packed panel (docs/layouts.md)"),
+    Allowed(
+        "chunk",
+        "src/backend/cpu/*",
+        r"\w*[Cc]hunks?\w*",
+        "64 values along K of a packed panel (docs/explanation/layouts.md)",
+    ),
     Allowed("choice", "*", r"(?i)\b(named|numeric)[ _]?choices?\b|\bNumericChoices\b", "of the numeric contract"),
     Allowed("choice", "python/nvfp4_moe/sglang/*", r"(?i)\w+_choices\b", "of SGLang's command line"),
     Allowed("choice", "python/nvfp4_moe/_ranks.py", r"\bchoices\b", "an argument of argparse"),
@@ -108,12 +115,12 @@ ALLOWED = [
     ),
     Allowed("look", "src/checkpoint/*reg*", r"\b(k?look|looks)\b", "of regular expressions"),
     Allowed("record", "*", r"\bcudaEventRecord\b|\brecordproperty\b", "CUDA's and GoogleTest's"),
-    Allowed("record", "docs/expert-parallel.md", r"\bbench/results\b.*", "of a measurement"),
+    Allowed("record", "docs/how-to/expert-parallel.md", r"\bbench/results\b.*", "of a measurement"),
     Allowed("home", "tests/python/test_acceptance.py", r"/home/|\bhome_folder\b", "a user's folder"),
     Allowed(
         "home", "tests/acceptance/acceptance_report.py", r"\bhome_folder\b|\bhome\(\)|\bPath.home\b", "a user's folder"
     ),
-    Allowed("line", "docs/cpu.md", r"a file and two lines", "of text"),
+    Allowed("line", "docs/explanation/cpu.md", r"a file and two lines", "of text"),
     Allowed("home", "tests/*", r"\$HOME\b|\bCUDA_HOME\b|\bhome_made\b", "a user's folder, CUDA's, and these words"),
     Allowed("few", "*", r"\bfewer\b|\bfewest\b", "English"),
 ]

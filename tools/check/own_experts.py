@@ -117,7 +117,7 @@ def twin_of(module: nn.Module, expert: Callable[[int], dict[str, Any]], what: st
 def bound(twin: nn.Module, batch: Batch) -> Tensor:
     """(T, hidden): how far an output may be from float64 where h is rounded to bf16 and sums are fp32's.
 
-    With f = (K/16 + 1) 2^-22 of one GEMM element (docs/numerics.md, section 7) and S the sum of |x| |W| of gate or up, g and u
+    With f = (K/16 + 1) 2^-22 of one GEMM element (docs/explanation/numerics.md, section 7) and S the sum of |x| |W| of gate or up, g and u
     are off by f S. silu has a slope of at most 1.1 and is below its argument in magnitude, and so are the clamped ones; OAI adds
     1 to u: h is off by at most 2.2 f S_gate (S_up + 1); relu(u)^2 without a gate by 2 sqrt(h) f S_up + (f S_up)^2. Rounding to 8 bits adds 2^-8 of |h|, the activation 2^-20. Row n of down then
     carries each |h| error by |D|, and its own sum adds f. h itself comes from the module, under a down projection that is the

@@ -1,6 +1,6 @@
 """SGLang's NVFP4 experts through nvfp4_moe: the plugin that SGLang loads by the entry point `sglang.srt.plugins`.
 
-register() is called in every process that SGLang starts, before a model is made. docs/sglang.md says what it does and
+register() is called in every process that SGLang starts, before a model is made. docs/how-to/sglang.md says what it does and
 which environment variables and options it reads. Importing this package imports nothing of SGLang; register does.
 """
 

@@ -1,7 +1,7 @@
 """What the adapter relies on in SGLang, and the releases that were read for it: data alone, so that nothing is imported.
 
 nvfp4_moe._signatures says what an entry means. The adapter checks the table against the SGLang that loads it;
-tools/check/check_engine_signatures.py checks it against releases' wheels and writes docs/engines-compatibility.md.
+tools/check/check_engine_signatures.py checks it against releases' wheels and writes docs/reference/engines-compatibility.md.
 """
 
 RELEASES = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # those that fit

@@ -9,7 +9,7 @@
 
 Experts never become tensors of torch: each layer is read from the files and packed by MoeLayer.from_checkpoint. Linears
 that the files hold in NVFP4 run through Nvfp4Linear; everything else is loaded by transformers as ever. See
-docs/transformers.md for what was run with which versions, and for limits.
+docs/how-to/transformers.md for what was run with which versions, and for limits.
 """
 
 from __future__ import annotations

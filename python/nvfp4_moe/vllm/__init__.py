@@ -1,7 +1,7 @@
 """vLLM's NVFP4 routed experts through this library: the plugin that vLLM finds as an entry point of vllm.general_plugins.
 
 Installing the package switches it on. Nothing here imports vLLM before a quantized layer asks for its method, and nothing of
-vLLM is patched. docs/vllm.md says what it takes and how it is configured.
+vLLM is patched. docs/how-to/vllm.md says what it takes and how it is configured.
 """
 
 from __future__ import annotations

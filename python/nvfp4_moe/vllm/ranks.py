@@ -1,4 +1,4 @@
-"""Expert parallel by the library's exchange (docs/expert-parallel.md), where vLLM's own gathers and sums are not needed.
+"""Expert parallel by the library's exchange (docs/how-to/expert-parallel.md), where vLLM's own gathers and sums are not needed.
 
 Where ranks have tokens of their own (data parallel attention, sequence parallel MoE) vLLM would gather the rows of all ranks
 and scatter bf16 sums back; a layer over an exchange sends a token's activations in its format to the ranks of its experts,

@@ -3,8 +3,8 @@
 //
 // The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named
 // "cpu:NAME" forces one. Every table reads the same packed panels (panel.h) and the same activation
-// operands (below), and gives the same bits for nvfp4 and int8_block (docs/cpu.md, "Order of
-// accumulation"). A table's own code lies in one file, NAME.cpp.
+// operands (below), and gives the same bits for nvfp4 and int8_block (docs/explanation/cpu.md,
+// "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
 #pragma once
 
 #include <array>

@@ -149,7 +149,7 @@ RowCounts quantize_row_int8(const void* x, DType dtype, int64_t k, int8_t* codes
   return counts;
 }
 
-// fp8 (docs/numerics.md has the formula).
+// fp8 (docs/explanation/numerics.md has the formula).
 RowCounts quantize_row_fp8(const void* x, DType dtype, int64_t k, float scale, uint8_t* codes) {
   RowCounts counts{.blocks = static_cast<uint64_t>(k / kBlockElems), .row_scale = scale};
   const F inverse = splat(1.0f / scale);

@@ -1,5 +1,5 @@
 // The packed layout of the CUDA backends: where a weight's four bits and its block's scale byte lie
-// (docs/layouts.md).
+// (docs/explanation/layouts.md).
 //
 // A matrix becomes tiles of 128 rows x 128 k, one after the other along K; a tile is 8 KiB of codes
 // and 1 KiB of scales. Codes stand in the order of the A fragment of mma.m16n8k16 (a warp's quarter

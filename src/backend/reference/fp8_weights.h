@@ -1,4 +1,5 @@
-// The E4M3 weights of activation_format fp8, by definition (docs/numerics.md, section 3).
+// The E4M3 weights of activation_format fp8, by definition (docs/explanation/numerics.md, section
+// 3).
 #pragma once
 
 #include <array>

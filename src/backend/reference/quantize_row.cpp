@@ -1,4 +1,4 @@
-// The definitions of the activation quantizers (docs/numerics.md, "Activation scales").
+// The definitions of the activation quantizers (docs/explanation/numerics.md, "Activation scales").
 //
 //   power of two s = 2^k:  byte = e4m3(fl32(A 2^-k c)), c = fl32(1/6);
 //                          code = e2m1(fl32(x 2^-k / v))

@@ -1,4 +1,4 @@
-// The definition of fp8 rows (docs/numerics.md, section 3), s = 2^e the row's scale:
+// The definition of fp8 rows (docs/explanation/numerics.md, section 3), s = 2^e the row's scale:
 //
 //   x8 = e4m3(x 2^-e), to nearest even, saturating at 448
 //   dynamic_token: s = the smallest power of two with amax <= 448 s, 1 for a row of zeros,

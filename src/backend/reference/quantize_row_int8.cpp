@@ -1,4 +1,5 @@
-// The definition of int8_block (docs/format.md, "INT8 activations by block"), A a block's amax:
+// The definition of int8_block (docs/explanation/format.md, "INT8 activations by block"), A a
+// block's amax:
 //
 //   s = max(fl32(A / 127), 2^-116),   code = RNE(fl32(x / s))
 //

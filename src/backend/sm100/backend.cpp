@@ -91,7 +91,8 @@ constinit const Backend kSm100Backend = {
     .steps = &sm100::Functions::kSteps,
     .memory = &cuda::kMemory,
     .caveat =
-        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend "
+        "never run on a chip of this kind, on an emulator of PTX only "
+        "(docs/explanation/blackwell.md); backend "
         "\"cuda\" has run on "
         "GPUs",
     .measures = &sm100::kMeasures,

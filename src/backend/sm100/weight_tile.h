@@ -1,7 +1,7 @@
 // The packed tiles of weights for tcgen05: 128 rows x 128 k, as long as the other CUDA backends'
 // and in the same places (packed_layout.h), with codes and scales as the tensor cores read them
-// from shared memory (docs/layouts.md), so that one bulk copy brings any number of tiles that
-// follow each other and nothing is moved again.
+// from shared memory (docs/explanation/layouts.md), so that one bulk copy brings any number of
+// tiles that follow each other and nothing is moved again.
 //
 //   codes    row r at 64 r, 64 bytes in the order of the source, in the 64-byte swizzle: 16 bytes c
 //            stand at c ^ (r / 2 % 4)

@@ -82,7 +82,8 @@ constinit const Backend kSm120Backend = {
     .steps = &sm120::Functions::kSteps,
     .memory = &cuda::kMemory,
     .caveat =
-        "never run on a chip of this kind, on an emulator of PTX only (docs/blackwell.md); backend "
+        "never run on a chip of this kind, on an emulator of PTX only "
+        "(docs/explanation/blackwell.md); backend "
         "\"cuda\" has run on "
         "GPUs",
     .measures = &sm120::kMeasures,

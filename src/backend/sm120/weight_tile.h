@@ -1,6 +1,6 @@
 // The packed tiles of weights for block-scaled FP4 products: 128 rows x 128 k, as long as the other
 // CUDA backends' and in the same places (packed_layout.h), with codes and scales as mma.m16n8k64
-// takes them from a lane (docs/layouts.md).
+// takes them from a lane (docs/explanation/layouts.md).
 //
 // A group of 16 rows over half a tile's k, 64, is one A fragment. With r = lane / 4, q = lane % 4 a
 // lane's 16 bytes are the instruction's four registers, eight consecutive k of one row each, in the

@@ -116,7 +116,8 @@ constinit const Backend kSm90Backend = {
         "fp8: Hopper's FP8 tensor cores accumulate with 13 bits and cut off the rest, so that "
         "results whose products "
         "agree "
-        "in sign come out too small (docs/numerics.md, section 7); backend \"cuda\" adds the same "
+        "in sign come out too small (docs/explanation/numerics.md, section 7); backend \"cuda\" "
+        "adds the same "
         "products in fp32",
     .measures = &sm90::kMeasures,
     .formats = &cuda::kFormats,

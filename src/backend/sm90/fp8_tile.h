@@ -1,6 +1,6 @@
 // The packed tiles of weights for products of E4M3: as long as the other formats' and in the same
 // places (packed_layout.h), with codes and scales as wgmma m64nNk32 takes them from a lane once
-// they are rounded (docs/layouts.md).
+// they are rounded (docs/explanation/layouts.md).
 //
 // With r = lane / 4, q = lane % 4 a lane's 16 bytes over 64 k are block q of rows r and r + 8 of a
 // group, so that all its codes of a row have one scale. In a word of eight codes the magnitude of

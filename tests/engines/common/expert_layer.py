@@ -59,7 +59,7 @@ def library(model, inputs, **options):
 
 
 def is_outside(model, inputs, out, **options):
-    """Whether out leaves the intervals around the layer in float64 that docs/numerics.md allows the kernels of CPUs."""
+    """Whether out leaves the intervals around the layer in float64 that docs/explanation/numerics.md allows the kernels of CPUs."""
     found = stacks(model)
     weights = moe_reference.Weights(**({"gate": found["up"]} | found))  # relu2 reads no gate
     options = moe_reference.Options(**sizes(model, **options))

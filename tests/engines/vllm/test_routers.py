@@ -1,6 +1,6 @@
 """select_experts against vLLM's own routers as they run on CPUs: a second oracle beside transformers' (tests/python).
 
-vLLM's compute in float32 too, so neither is the truth: float64 is, with the bounds that docs/numerics.md, section 12 derives.
+vLLM's compute in float32 too, so neither is the truth: float64 is, with the bounds that docs/explanation/numerics.md, section 12 derives.
 Chosen experts have to be the same wherever float64's margin is above what both sides may be off by; a weight may differ by
 ours and theirs together, theirs with the roundings of a plain float32 sum of top_k weights besides.
 """

@@ -3,7 +3,7 @@
 //
 // wgmma        d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16
 // wgmma_e4m3   d (64, N) fp32 += a (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32
-//              has (docs/numerics.md)
+//              has (docs/explanation/numerics.md)
 //
 // Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with r = lane / 4 and c = lane % 4:
 //

@@ -11,10 +11,10 @@
 // Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16
 // row whose scale is a power of two goes by vec8 (quantize_vec8.cuh, quantize_e4m3.cuh) and is read
 // once if the CTA has enough threads. The formulas, in this order of fp32 operations, are
-// docs/numerics.md section 3 and docs/format.md. A nonfinite row gets flag 1, codes, scales and
-// operands of 0, and a NaN row scale. Only tokens that have a row in expert order are read: what
-// belongs to another one stays as it is, with flag 0. Counters are accumulators of integers, so
-// that their order does not show.
+// docs/explanation/numerics.md section 3 and docs/explanation/format.md. A nonfinite row gets flag
+// 1, codes, scales and operands of 0, and a NaN row scale. Only tokens that have a row in expert
+// order are read: what belongs to another one stays as it is, with flag 0. Counters are
+// accumulators of integers, so that their order does not show.
 #pragma once
 
 #include <cuda_runtime.h>

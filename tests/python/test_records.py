@@ -50,7 +50,7 @@ def test_a_record_is_current_and_claimed(path):
     assert text == records.text(json.loads(text))
     commit = re.fullmatch(r"[a-z0-9-]+-([0-9a-f]{7})\.json", path.name)[1]
     assert commit in text
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(path.name in page.read_text() for page in pages), "no page names it: history keeps superseded records"
 
 

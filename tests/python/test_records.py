@@ -199,8 +199,8 @@ def test_transformers_speed():
 @pytest.mark.parametrize(
     ("name", "page", "script"),
     [
-        ("quantize-quality-cpu-ac116c0", "quantize", quantize_quality_table),
-        ("activation-accuracy-cpu-990086d", "numerics", activation_accuracy),
+        ("quantize-quality-cpu-ac116c0", "how-to/quantize", quantize_quality_table),
+        ("activation-accuracy-cpu-990086d", "explanation/numerics", activation_accuracy),
     ],
 )
 def test_a_page_has_the_table_of_its_bench(name, page, script):

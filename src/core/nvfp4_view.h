@@ -69,7 +69,7 @@ inline Status illegal_block_scale(const char* matrix, uint8_t byte, int64_t row,
       std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));
 }
 
-// Which global experts this rank holds. The only place where global ids become local ones.
+// Range of global experts that this rank holds. The only place that maps global ids to local ones.
 struct ExpertRange {
   int64_t first = 0;
   int64_t count = 0;
@@ -91,8 +91,8 @@ struct IntermediateSlice {
   bool operator==(const IntermediateSlice&) const = default;
 };
 
-// The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of
-// the layer, also those another rank holds. nullopt if no expert has a usable one.
+// The activation scales that a checkpoint has for one layer: each is the maximum over ALL experts
+// of the layer, including those of other ranks. nullopt if no expert has a usable one.
 struct LayerScales {
   std::optional<float> hidden;        // max of gate and up input_scale
   std::optional<float> intermediate;  // max of down input_scale

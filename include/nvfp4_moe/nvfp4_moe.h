@@ -138,8 +138,8 @@ typedef struct nvfp4_moe_thread_group nvfp4_moe_thread_group;
 NVFP4_MOE_API const char* nvfp4_moe_version(void);
 /* Returns NVFP4_MOE_ABI_VERSION of the library that runs. Any thread. */
 NVFP4_MOE_API int32_t nvfp4_moe_abi_version(void);
-/* Returns the message of the calling thread's last failure, "" if there was none. It is valid until
- * the thread's next failing call. Any thread. */
+/* Returns the message of the calling thread's last failure, "" if no call has failed. It is valid
+ * until the thread's next failing call. Any thread. */
 NVFP4_MOE_API const char* nvfp4_moe_last_error(void);
 /* Returns a status as text: "out of memory" for NVFP4_MOE_STATUS_OUT_OF_MEMORY, and so on;
  * "unknown" for other numbers. Any thread. */
@@ -234,6 +234,7 @@ nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_
  * have joined. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_thread_group_create(int32_t world,
                                                              nvfp4_moe_thread_group** group);
+/* Closes the group. */
 NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
 /* Joins the group as one rank. Waits for all other ranks, each of which joins on a thread of its
  * own. timeout_ms 0: 30000. Any thread. */
@@ -264,7 +265,7 @@ typedef int32_t nvfp4_moe_combine;
 enum {
   /* each rank has tokens of its own; the result has the bits of one rank with all experts */
   NVFP4_MOE_COMBINE_ALL_TO_ALL = 0,
-  NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; adds one fp32 sum over the ranks */
+  NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; adds one fp32 sum */
 };
 /* How a layer is divided over an exchange (docs/how-to/expert-parallel.md). All ranks open with the
  * same config and the same values here, on CPUs, or on GPUs over NCCL or peer memory. These calls
@@ -273,9 +274,10 @@ enum {
 typedef struct nvfp4_moe_expert_parallel {
   size_t struct_size;
   nvfp4_moe_exchange* exchange;
-  const int64_t* expert_of_slot; /* (slots) the expert of each slot, rank by rank, the same number of slots on each; NULL: each rank has a range of experts */
+  const int64_t* expert_of_slot; /* (slots) the expert of each slot, rank by rank, the same number
+                                    on each; NULL: ranges */
   int64_t
-      slots; /* a multiple of the world size; more than num_experts: redundant experts; 0 if expert_of_slot is NULL */
+      slots; /* a multiple of the world; more than num_experts: redundant experts; 0 with NULL */
   /* all_to_all: the most tokens that one rank may send to another; 0: no limit. A run with more
    * fails. On a GPU, a run with a capacity can be captured: if it has too many tokens, out is NaN
    * on every rank and nvfp4_moe_layer_run_status fails. A graph contains each rank's token count,
@@ -355,7 +357,7 @@ NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
  * config, files, size_bytes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint,
                                                          char** json);
-/* Lists problems of the checkpoint as a JSON array of {"severity", "id", "layer", "expert",
+/* Lists the checkpoint's findings as a JSON array of {"severity", "id", "layer", "expert",
  * "tensor", "expected", "actual", "count", "examples", "text"}. layer -1: the findings of opening.
  * Otherwise reads the experts of that layer and checks them. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint,
@@ -766,6 +768,7 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, c
                                                            int32_t scale_of_row, int64_t rows,
                                                            int64_t cols, nvfp4_moe_dtype out_dtype,
                                                            void* out, void* stream);
+/* Computes nvfp4_moe_swiglu_quantize on a GPU. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(
     const char* device, const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
     int64_t inner, const float* row_weights, uint8_t* codes, uint8_t* block_scales,

@@ -122,7 +122,7 @@ nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int3
     NVFP4_MOE_TRY(api::check_pointer("group", group));
     NVFP4_MOE_ASSIGN(const moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    const std::shared_ptr<moe::ThreadGroup> shared = group->group;  // another rank may close the group
+    const std::shared_ptr<moe::ThreadGroup> shared = group->group;  // another rank may close it
     NVFP4_MOE_ASSIGN(handle->exchange, shared->join(rank, world, timeout));
     *exchange = handle.release();
     return {};

@@ -280,7 +280,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     auto bias_values = matrix.read_bias();
     NVFP4_MOE_TRY(
         matrix
-            .check_unchanged());  // before the bytes are checked: half of another file must not produce findings
+            .check_unchanged());  // before the checks: half of another file must give no finding
     if (!sound) return found.first_error();
     if (!bias_values.ok()) return bias_values.status().in(place_of(layer, expert));
     *bias = out.keep(*bias_values);

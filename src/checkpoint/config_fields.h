@@ -20,8 +20,8 @@ Status missing_field(const char* key, std::string_view model_type);
 // is kUnsupported.
 Result<int64_t> int_in_range(const Json& value, const char* key, int64_t low, int64_t high);
 
-// Reads the first of several spellings of one field; empty if there is none. Two that disagree are
-// an error.
+// Reads the first of several spellings of one field; empty if the field is missing. Two that
+// disagree are an error.
 Result<std::optional<int64_t>> optional_int(const Json& config,
                                             std::initializer_list<const char*> keys, int64_t low,
                                             int64_t high);

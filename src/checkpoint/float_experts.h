@@ -24,7 +24,7 @@ struct FloatWeights {
   bool stacked = false;    // the tensor holds other experts too
 
   uint64_t size_bytes() const;    // of this matrix
-  Status fetch();                 // call it before reading rows; kIo if the file was truncated or written to
+  Status fetch();                 // before read_row; kIo if the file was cut or written to
   void release() { bytes = {}; }  // frees the memory
   void read_row(int64_t row, float* out) const;  // (cols)
   std::vector<std::byte> bytes;  // from element (0, 0) to the last, once fetched

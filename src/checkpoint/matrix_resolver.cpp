@@ -347,7 +347,7 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   }
   out.tensor_scale_file = scale.file;
   const bool inverse = parts.format == SourceFormat::kCompressedTensors;
-  if (stored == 0 || (std::isinf(stored) && stored > 0)) {  // allowed only over zero codes: check_zeros
+  if (stored == 0 || (std::isinf(stored) && stored > 0)) {  // see check_zeros
     out.unusable_scale = float_string(std::abs(stored));
     return true;
   }

@@ -85,8 +85,8 @@ struct MatrixSource {
   // if that was done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
-  // The bias (rows) in fp32, finite; empty if there is none. kBadInput, naming the tensor, if it is
-  // not finite.
+  // The bias (rows) in fp32, finite; empty if the matrix has no bias. kBadInput, naming the tensor,
+  // if it is not finite.
   Result<std::vector<float>> read_bias() const;
   // kIo if a file of the matrix was written to since it was opened.
   Status check_unchanged() const;

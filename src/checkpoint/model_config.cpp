@@ -142,7 +142,8 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
       return {};
     }
     case ActRule::kRelu2: break;
-    case ActRule::kGptOss: {  // both are constants of the model's code; configs name only the limit, or neither
+    case ActRule::kGptOss: {
+      // Both are constants of the model's code. Configs name only the limit, or neither.
       options.activation = Activation::kSwigluOai;
       options.swiglu_limit = 7.0f;
       if (member(config, "swiglu_limit") != nullptr) {

@@ -61,7 +61,7 @@ struct FamilyNames {
   std::string_view family;
   std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
   std::string_view shared;   // module of the shared expert, next to `experts`; empty = none
-  bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; always so for dotted ones
+  bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; dotted ones always
   bool interleaved = false;  // gate and up alternate in a stack: g0 u0 g1 u1 ...
   Stacks stacks = Stacks::kExperts;
   bool shared_beside_block = false;  // layers.L.<shared> instead of layers.L.<block>.<shared>
@@ -85,7 +85,8 @@ struct MoeTensorName {
   Words words = Words::kProj;
   bool projection_first = false;  // kExpert: the projection precedes the expert's number
   bool dotted = false;            // kStacked: a dot precedes the part
-  std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name, otherwise the rest of the name
+  std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name,
+                          // otherwise the rest of the name
 };
 // nullopt if the name is not one of the family's expert tensors.
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family,

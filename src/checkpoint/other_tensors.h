@@ -22,7 +22,7 @@ class OtherTensors {
   // Adds a finding for each kind. Returns an error that names the first refused tensor.
   Status report(int64_t layer, FindingList& findings) const;
   // The first refused tensor of an unsupported quantization (AWQ, SVDQuant, zero points), and the
-  // reason; empty if there is none.
+  // reason. Empty if no tensor was refused for that.
   const std::string& unsupported_format() const { return unsupported_format_; }
 
   bool has_refused() const { return !refused_.empty(); }

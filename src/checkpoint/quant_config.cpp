@@ -209,7 +209,7 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
     scheme = scheme_of_algo("MXFP4", SourceFormat::kModelOpt, "quant_method");
     scheme.why = field;
     if (out.method ==
-        "fp8") {  // applies to the rest of the model; its MXFP4 experts multiply FP8 activations too
+        "fp8") {  // of the rest of the model; its MXFP4 experts multiply FP8 activations too
       scheme.activation_format = ActivationFormat::kFp8;
       scheme.why =
           "quant_method fp8, by which deepseek_v4's MXFP4 experts multiply FP8 activations";

@@ -21,11 +21,11 @@ namespace nvfp4_moe::internal {
 struct QuantDeclaration {
   std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"; empty: none
   std::string
-      algo;  // algorithm of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: not quantized
+      algo;  // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: not quantized
   SourceFormat format = SourceFormat::kFloat;  // format of the same experts
   std::string producer;
   std::vector<ModuleRules>
-      rules;  // the first one that names a module gives its format, the most precise one its activations
+      rules;  // of a module: the first gives its format, the most precise its activations
   std::vector<ModuleRules>
       other_file;  // the same from hf_quant_config.json next to config.json: algorithms must agree
   std::vector<ModuleRules>

@@ -14,7 +14,7 @@
 
 namespace nvfp4_moe::internal {
 
-// The string under `key`, "" if there is none.
+// The string under `key`, "" if the key is missing.
 Result<std::string> text_field(const Json& object, const char* key);
 // The same with ASCII letters in upper or lower case. Producers spell names of methods, algorithms
 // and formats in different cases (ModelOpt: NVFP4, but mxfp4).

@@ -9,7 +9,7 @@ namespace {
 // in either order under the name w13.
 std::optional<GateUpOrder> known_order(const ModelInfo& model, const ExpertNames& names) {
   if (names.gguf)
-    return GateUpOrder::kGateFirst;  // the order in which llama.cpp's converter writes ffn_gate_up_exps
+    return GateUpOrder::kGateFirst;  // as llama.cpp's converter writes ffn_gate_up_exps
   const bool w13 = names.words == Words::kW;
   if (w13 && model.options.activation == Activation::kSwigluOai) return std::nullopt;
   const FamilyNames& family = *family_names(model.family);

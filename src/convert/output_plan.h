@@ -27,7 +27,7 @@ struct ExpertId {
 struct OutputItem {
   TensorIndex::Ref copy;  // null info: an expert
   ExpertId expert;
-  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; gate's is empty if experts have no gate
+  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; no gate: empty
 };
 
 struct OutputPlan {

@@ -55,7 +55,7 @@ struct EnumNames<OutputFormat> {
 struct QuantizeOptions {
   CheckpointOptions reading;  // options for opening IN
   OutputFormat format = OutputFormat::kModelOpt;
-  std::vector<int64_t> layers;  // empty: every MoE layer; kInvalidArgument for a number that is not one
+  std::vector<int64_t> layers;  // empty: all MoE layers; kInvalidArgument for any other number
   ScaleSearch search = ScaleSearch::kMax;
   // True: gate and up of an expert get one tensor scale, from the larger amax, since vLLM applies
   // gate's to both (numerics.md 6). False: each has its own, which is exact in this library.

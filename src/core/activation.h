@@ -1,5 +1,5 @@
 // The activation functions of the contract (docs/explanation/numerics.md) on one pair of gemm1's
-// outputs, and the pass that applies one to a row and quantizes the result.
+// outputs, and the pass that applies a gated one to a row and quantizes the result.
 //
 // Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits. NaN
 // stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x overflows fp32

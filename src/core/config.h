@@ -30,8 +30,8 @@ enum class ActivationScale : uint8_t { kDynamicToken, kStatic, kCompat };   // o
 enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // of SwiGLU's output
 enum class RouterWeight : uint8_t {
   kAfterDown,   // multiplies the expert's output, at combine
-  kBeforeDown,  // multiplies SwiGLU's output before its rounding DeepSeek-V4
-  kOnInput,  // multiplies hidden before quantize, for routed experts only; top_k is 1 Llama-4
+  kBeforeDown,  // multiplies SwiGLU's output before its rounding                  DeepSeek-V4
+  kOnInput,     // multiplies hidden before quantize, only for routed experts; top_k is 1  Llama-4
 };
 enum class RowFormat : uint8_t { kBf16, kFp32 };  // gemm2's rows before combine
 

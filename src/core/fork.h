@@ -44,7 +44,7 @@ class InEveryChild {
   friend struct ForkHandlers;
   const Act act_;
   void* const of_;
-  InEveryChild* previous_ = nullptr;  // the list of all, guarded by the mutex of the list of mutexes
+  InEveryChild* previous_ = nullptr;  // list of all, under the mutex of the list of mutexes
   InEveryChild* next_ = nullptr;
 };
 

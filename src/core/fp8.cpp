@@ -33,7 +33,7 @@ std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
 }
 
 constexpr uint64_t kEach = 0x1111111111111111u;  // the low bit of every nibble
-constexpr int64_t kMostBlocks = 15;              // the most blocks whose rounded codes a nibble can count
+constexpr int64_t kMostBlocks = 15;              // the most blocks that a nibble can count
 
 // The set of rounded codes as a polynomial of a code's three magnitude bits over GF(2), for 16
 // codes at once. Coefficient i is in every nibble or in none, and belongs to the product of the

@@ -39,7 +39,7 @@ std::vector<int> parse_node_list(std::string_view list) {
 const std::vector<int>& memory_nodes() {
   static const std::vector<int> nodes = [] {
     std::ifstream file("/sys/devices/system/node/has_memory");
-    file.exceptions(std::ios::badbit);  // running out of memory must not look like the end of the file
+    file.exceptions(std::ios::badbit);  // running out of memory is not the end of the file
     std::string line;
     std::getline(file, line);
     return parse_node_list(line);

@@ -58,9 +58,9 @@ struct PairWithFlags {
 };
 
 struct PeerControl {
-  uint64_t arrived[kMostPeers];  // by rank: the last barrier that it has reached; written by that rank
+  uint64_t arrived[kMostPeers];  // by rank, which writes it: the last barrier that it has reached
   uint64_t
-      taken[kMostPeers];  // by rank: the last dispatch whose packets it has taken; written by that rank
+      taken[kMostPeers];  // by rank, which writes it: the last dispatch whose packets it has taken
   uint64_t round;         // the last barrier that this rank has passed
   // The last run of all_to_all that this rank has begun, and the last one whose packets it has
   // taken. There are two words so that each is read only by kernels that do not run while it is
@@ -68,7 +68,7 @@ struct PeerControl {
   uint64_t dispatch, dispatch_of_rows;
   uint64_t nonfinite;  // nonfinite values of the sum in progress
   uint32_t ctas;       // ctas of that sum that have ended
-  uint32_t stop;  // 1: a rank is late, or the host has set this by a copy. No kernel waits any more.
+  uint32_t stop;  // 1: a rank is late, or the host has set this by a copy; no kernel waits any more
 };
 
 // Words that the device writes for the thread that watches it. The device never reads them, since

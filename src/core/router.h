@@ -54,7 +54,7 @@ struct RouterConfig {
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
   // a bias is added to the scores for the selection, and not to the weights
   bool correction_bias = false;
-  bool hash_routing = false;  // a table by token id gives the experts, and the scores only their weights
+  bool hash_routing = false;  // a table by token id gives experts; scores give only weights
   bool operator==(const RouterConfig&) const = default;
 
   // kInvalidArgument or kUnsupported names the field, the expected value and the actual one.

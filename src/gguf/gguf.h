@@ -4,10 +4,10 @@
 // the tensors (name, dimensions, ggml type, offset); padding; the data, each tensor padded to
 // general.alignment.
 //
-// The reader refuses the following, with a one-line message that names the fault and its place:
-// other versions and byte orders, lengths and counts beyond the file, keys or tensors that occur
-// twice, bad UTF-8 in names, types of unknown size, dimensions that overflow or are not a multiple
-// of the block, overlaps, holes, data that does not end with the file.
+// The reader refuses the following, with a message that names the fault and its place: other
+// versions and byte orders, lengths and counts beyond the file, keys or tensors that occur twice,
+// bad UTF-8 in names, types of unknown size, dimensions that overflow or are not a multiple of the
+// block, overlaps, holes, data that does not end with the file.
 //
 // A model is one file, or is split into NAME-00001-of-0000N.gguf; the first one has the metadata.
 #pragma once

@@ -3,12 +3,12 @@
 // NAME.counts.
 //
 // Format, little-endian: int32 entries; each: int32 length, name, int32 calls, int32 values, values
-// x F32. These are the sums over calls, relative to the rows of a tensor. Stacked experts follow
-// one another, and an expert without rows has all 1. Then, in most files: int32 chunks, int32
-// length, the data set's name.
+// x F32. These are the sums over calls, relative to the rows that the tensor multiplied. Stacked
+// experts follow one another, and an expert without rows has all 1. Then, in most files: int32
+// chunks, int32 length, the data set's name.
 //
-// The reader refuses the following, with a one-line message that names the fault and its place:
-// counts and lengths beyond the file, names that occur twice, bytes after the end.
+// The reader refuses the following, with a message that names the fault and its place: counts and
+// lengths beyond the file, names that occur twice, bytes after the end.
 #pragma once
 
 #include <string>

@@ -29,7 +29,7 @@ class ContentHasher {
   ~ContentHasher();
   void bytes(const void* data, size_t size_bytes);
   void number(int64_t value);
-  void text(std::string_view value);  // with its length, so that adjacent texts cannot exchange characters
+  void text(std::string_view value);  // with its length, so that texts cannot exchange characters
   ContentHash digest() const;
 
  private:

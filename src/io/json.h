@@ -120,9 +120,9 @@ class Json {
   std::string value(std::string_view key, const char* fallback) const;
   int64_t value(std::string_view key, int64_t fallback) const;
 
-  // Writes without line breaks, or with each member and element indented by `indent` spaces per
-  // level. Bytes that are not UTF-8 are replaced. Inf and NaN become null, since JSON has no such
-  // numbers. If non_finite is set, they become Infinity, -Infinity and NaN, for messages and for a
+  // Writes without breaks, or with each member and element indented by `indent` spaces per level.
+  // Bytes that are not UTF-8 are replaced. Inf and NaN become null, since JSON has no such numbers.
+  // If non_finite is set, they become Infinity, -Infinity and NaN, for messages and for a
   // config.json that had them. Only Python reads that.
   std::string dump(int indent = -1, bool ascii = false, bool non_finite = false) const;
 

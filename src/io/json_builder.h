@@ -59,7 +59,7 @@ class JsonBuilder {
   // An open container. `value` stays valid: its parent grows only after it is closed.
   struct Level {
     Json* value;
-    size_t member = 0;                                // index of the member for the last key's value
+    size_t member = 0;                                // index of the last key's member
     std::unordered_map<std::string, size_t> by_name;  // for a large object; a small one is searched
   };
   bool refuse(std::string reason);

@@ -196,7 +196,7 @@ Status OutputFile::finish() {
   impl.fd = -1;
   if (closed != 0 && reason != EINTR)
     return impl.failure = errno_status(impl.path, "cannot close", reason);
-  return impl.failure = sync_directory(folder_of(impl.path));  // the rename is durable only from here
+  return impl.failure = sync_directory(folder_of(impl.path));  // the rename is durable from here
 }
 
 OutputFile::OutputFile() : impl_(std::make_unique<Impl>()) {}
@@ -256,7 +256,7 @@ Status copy_file(const std::string& from, const std::string& to) {
   const unsigned mode = source.facts.st_mode & 0777;
   NVFP4_MOE_ASSIGN(
       OutputFile file,
-      OutputFile::create(to, mode));  // users without access to the source never get access to the copy
+      OutputFile::create(to, mode));  // users who cannot read the source cannot read the copy
   std::vector<std::byte> bytes(kBufferBytes);
   for (;;) {
     const ssize_t got = ::read(source.descriptor.get(), bytes.data(), bytes.size());

@@ -29,8 +29,8 @@ class OutputFile {
   // kInvalidArgument if the path is not a regular file; kBusy while another writer has it open.
   static Result<OutputFile> create(const std::string& path, unsigned mode = kFileMode);
   Status write(
-      std::span<const std::byte> bytes);  // through a buffer; after a failure, returns that failure again
-  Status sync();                          // makes the written bytes durable, under the temporary name
+      std::span<const std::byte> bytes);  // through a buffer; after a failure, returns it again
+  Status sync();                          // makes written bytes durable, under the temporary name
   Status set_mode(unsigned permissions);  // like chmod, not limited by the umask
   Status finish();                        // syncs, renames into place, syncs the folder
   OutputFile(OutputFile&&) noexcept;

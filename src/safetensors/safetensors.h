@@ -1,8 +1,8 @@
 // safetensors files: a strict reader with system calls, and a streaming writer.
 //
 // Format: 8-byte little-endian header length N, N bytes of JSON, then the data. The reader refuses
-// the following, with a one-line message that names the fault and its place: N over 100 MiB or past
-// the file's end, bad UTF-8, duplicate keys, deep nesting, unknown dtypes, negative or overflowing
+// the following, with a message that names the fault and its place: N over 100 MiB or past the
+// file's end, bad UTF-8, duplicate keys, deep nesting, unknown dtypes, negative or overflowing
 // shapes, shape x dtype != bytes, overlaps, holes, data that does not end with the file.
 #pragma once
 

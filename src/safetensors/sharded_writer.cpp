@@ -134,7 +134,7 @@ Result<ShardedWriter> ShardedWriter::create(const std::string& directory,
   const std::string shown = printable(directory, 4096);
   if (max_shard_bytes == 0)
     return invalid_argument(fmt::format("{}: expected a shard size above 0, got 0", shown));
-  const Status assigned = assign_offsets(tensors);  // computes sizes, and checks that no name occurs twice
+  const Status assigned = assign_offsets(tensors);  // sizes, and that no name occurs twice
   if (!assigned.ok()) return assigned.in(shown);
 
   ShardedWriter writer;

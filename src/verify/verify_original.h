@@ -3,7 +3,7 @@
 //
 // Notation: w an original weight, c its code, g(c) the E2M1 value, v the block scale's value, s the
 // tensor scale, u = v s, q = w / u, A the block's largest |w|. Every correctly rounded quantizer
-// guarantees the following, for any choice of scale:
+// guarantees the following for every scale:
 //
 //   1  |q| is in the rounding interval of |g(c)| - between the midpoints to its neighbours, ends
 //      included, since ties may go either way - and has c's sign unless g(c) = 0: the decoded

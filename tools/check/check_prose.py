@@ -10,6 +10,7 @@ import collections
 import io
 import re
 import sys
+import textwrap
 import tokenize
 from pathlib import Path
 
@@ -17,16 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 AREAS = {top: (top,) for top in ("include", "src", "python", "cli", "tests", "bench", "tools", "ptxemu")}
 AREAS["docs"] = ("docs", "examples", "*.md")
 
-# Words: a pattern, and how often an area may have it per 1,000 words of prose (rounded up to a whole number). "where" may
-# also not be more frequent than "if": conditions begin with "if".
+# Words: a pattern, and how often an area may have it per 1,000 words of prose (rounded up to a whole number).
+# "where" may also not be more frequent than "if": conditions begin with "if".
 WORDS = {
     "where": (r"where", 1.5),
-    "behind": (r"behind", 0.06),
+    "behind": (r"(?<!look-)behind", 0.06),
     "alone": (r"alone", 0.06),
     "says": (r"says?", 0.02),
     "beside": (r"besides?", 0.05),
     "so many": (r"so many", 0.05),
-    "is none": (r"(?:is|are|was|were) none|of none", 0.05),
+    "is none": (r"(?:is|are|was|were) none|of none", 0.2),
     "whatever": (r"(?:who|what|which)ever", 0.1),
     "alike": (r"alike", 0.05),
     "anew": (r"anew", 0),
@@ -38,15 +39,38 @@ FORMS = {
     "long paragraph": 0,  # markdown paragraphs above PARAGRAPH words
     "long line": 0,  # above COLUMNS; tables and lines with a link or URL in markdown are excepted
 }
-PARAGRAPH = 120
+PARAGRAPH = 120  # words
 COLUMNS = {".md": 120, ".py": 120}  # other files: 100
-# Areas that do not reach a limit yet: the number that they had when this was last lowered. It may only fall.
-CEILINGS: dict[str, dict[str, int]] = {}
+# Areas that do not reach a limit yet, with their numbers when this was last lowered (--ceilings prints them as they are
+# now). They may only fall.
+# fmt: off
+CEILINGS = {
+    "src": {"behind": 27, "alone": 30, "says": 39, "beside": 20, "is none": 21, "whatever": 41, "by turns": 6,
+        "What or Of": 64, "long line": 2},
+    "python": {"where": 44, "behind": 7, "alone": 19, "says": 36, "beside": 8, "is none": 20, "whatever": 13,
+        "alike": 2, "What or Of": 34, "long line": 184},
+    "cli": {"where": 18, "alone": 3, "says": 17, "beside": 6, "is none": 7, "whatever": 5, "alike": 5,
+        "What or Of": 11},
+    "tests": {"where": 169, "behind": 44, "alone": 55, "says": 91, "beside": 56, "so many": 12, "is none": 11,
+        "whatever": 50, "alike": 9, "anew": 11, "by turns": 1, "What or Of": 173, "long line": 307},
+    "bench": {"where": 70, "behind": 6, "alone": 20, "says": 7, "beside": 25, "so many": 3, "whatever": 8, "alike": 3,
+        "by turns": 1, "What or Of": 18, "long paragraph": 21, "long line": 331},
+    "tools": {"where": 20, "alone": 3, "says": 4, "beside": 4, "anew": 1, "What or Of": 9, "long line": 52},
+    "ptxemu": {"where": 60, "behind": 8, "alone": 15, "says": 22, "beside": 4, "so many": 4, "whatever": 16, "anew": 1,
+        "What or Of": 57, "long paragraph": 3, "long line": 135},
+    "docs": {"says": 63, "beside": 8, "whatever": 44, "long paragraph": 7, "long line": 892},
+}
+# fmt: on
 
 SUFFIXES = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".c", ".inc", ".py", ".md")
 CPP_TOKEN = re.compile(
     r"""R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)'(?:\\.|[^'\\\n])+'|(?P<comment>//[^\n]*|/\*.*?\*/)""", re.DOTALL
 )
+PATTERNS = {"words": re.compile(r"\S+"), "if": re.compile(r"\bif\b", re.IGNORECASE)} | {
+    # A phrase may go on in the next line of a comment.
+    word: re.compile(rf"\b(?:{pattern})\b".replace(" ", r"[\s/#*]+"), re.IGNORECASE)
+    for word, (pattern, _) in WORDS.items()
+}
 MARKDOWN_CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|<!--.*?-->|\]\([^)\n]*\)", re.DOTALL | re.MULTILINE)
 
 
@@ -88,11 +112,11 @@ def paragraphs(text):
     text = MARKDOWN_CODE.sub(lambda match: re.sub(r"[^\n]+", " ", match[0]), text)
     begin, block = 0, []
     for number, line in enumerate([*text.split("\n"), ""], 1):
-        alone = line.lstrip().startswith(("#", "|"))
-        if block and (not line.strip() or alone or re.match(r" *([-*]|\d+\.) ", line)):
+        is_one = line.lstrip().startswith(("#", "|"))
+        if block and (not line.strip() or is_one or re.match(r" *([-*]|\d+\.) ", line)):
             yield begin, "\n".join(block)
             block = []
-        if alone:
+        if is_one:
             yield number, line
         elif line.strip():
             begin = begin if block else number
@@ -109,12 +133,12 @@ def found_in(path, text):
     """(rule, line) of everything that counts, with ("if", line) and ("words", line) of each word of prose."""
     markdown = path.endswith(".md")
     for number, block in blocks_of(path, text):
-        for name, pattern in [("words", r"\S+"), ("if", r"\bif\b"), *((n, rf"\b(?:{p})\b") for n, (p, _) in WORDS.items())]:
-            for match in re.finditer(pattern.replace(" ", r"[\s/#*]+"), block, re.IGNORECASE):
+        for name, pattern in PATTERNS.items():
+            for match in pattern.finditer(block):
                 yield name, number + block.count("\n", 0, match.start())
         if not markdown and re.match(r"[\s/*#<!]*(What|Of)\b", block):
             yield "What or Of", number
-        if markdown and len(block.split()) > PARAGRAPH:
+        if markdown and len(block.split()) > PARAGRAPH and not block.lstrip().startswith("|"):
             yield "long paragraph", number
     columns = COLUMNS.get(Path(path).suffix, 100)
     for number, line in enumerate(text.splitlines(), 1):
@@ -165,7 +189,9 @@ def main():
             if count > most:
                 bad.append(f'{area}: "{rule}" {count} times, at most {most} (check_prose.py --list {area})')
     if options.ceilings:
-        print("\n".join(f"    {area!r}: {rules!r}," for area, rules in over.items()).replace("'", '"'))
+        for area, rules in over.items():
+            counts = ", ".join(f'"{rule}": {count}'.replace(" ", "~") for rule, count in rules.items())
+            print(textwrap.fill(f'    "{area}": {{{counts}}},', 120, subsequent_indent=" " * 8).replace("~", " "))
         return 0
     print("\n".join(bad), end="\n" if bad else "")
     return 1 if bad else 0

@@ -335,7 +335,7 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_plan(const nvfp4_moe_config* config,
  * a split model). Reads only headers and config files. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_open(const char* path,
                                                          nvfp4_moe_checkpoint** checkpoint);
-/* Answers to what a checkpoint's files leave open. */
+/* The caller's decisions about a checkpoint whose files leave them open. */
 typedef struct nvfp4_moe_checkpoint_options {
   size_t struct_size;
   /* Row order of tensors that hold gate and up: "gate_first", "up_first" or "interleaved". NULL:

@@ -75,7 +75,7 @@ struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
-  std::string family;  // "deepseek_v3", "kimi", "qwen", "glm", ...: listed in names.cpp
+  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", ...: names.cpp has all
   // the model's; options.hidden_size differs from it if experts work in a latent space
   int64_t model_hidden_size = 0;
   SourceFormat format = SourceFormat::kModelOpt;

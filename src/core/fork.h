@@ -30,8 +30,8 @@ inline uint32_t fork_count() { return fork_state::count.load(std::memory_order_r
 std::thread::id forking_thread();
 
 // Runs a function in the child of every fork while this object exists, before fork() returns. It
-// runs on the only thread, and takes no lock and allocates nothing, since the parent's other
-// threads may have been in the middle of anything.
+// runs on the only thread. It must not lock or allocate, since the parent's other threads may have
+// been in the middle of anything.
 class InEveryChild {
  public:
   using Act = void (*)(void* of);

@@ -218,7 +218,7 @@ uint8_t WeightQuantizer::best_of_sweep(const float* x, float amax, const float* 
            error_under(x, static_cast<uint8_t>(byte), nullptr) > max_error;
   };
   constexpr float kRefused = std::numeric_limits<float>::infinity();
-  while (true) {  // until a scale that passes may be taken: usually one round
+  while (true) {  // until all that pass may be taken: usually one round
     float least = kRefused;
     for (int byte = range.bottom; byte <= range.top; ++byte)
       least = std::min(least, errors[static_cast<size_t>(byte)]);

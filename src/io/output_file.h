@@ -26,7 +26,8 @@ inline constexpr unsigned kFileMode = 0666, kPrivateFileMode = 0600, kFolderMode
 
 class OutputFile {
  public:
-  // kInvalidArgument if the path is not a regular file; kBusy while another writer has it open.
+  // kInvalidArgument if the path exists and is not a regular file; kBusy while another writer has
+  // it open.
   static Result<OutputFile> create(const std::string& path, unsigned mode = kFileMode);
   Status write(
       std::span<const std::byte> bytes);  // through a buffer; after a failure, returns it again

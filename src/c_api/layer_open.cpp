@@ -1,5 +1,6 @@
 // The C interface: reads config, options and arrays of a layer as the library's own types, and
-// opens one. Long because each struct of the interface is read field by field.
+// opens one.
+// Long because each struct of the interface is read field by field.
 #include <cmath>
 #include <initializer_list>
 #include <string_view>

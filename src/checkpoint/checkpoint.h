@@ -86,7 +86,7 @@ struct ModelInfo {
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
   int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
-  std::vector<Finding> findings;  // problems found in the config only
+  std::vector<Finding> findings;  // findings from the config only
   std::shared_ptr<QuantDeclaration>
       quantization;  // what the config files declare; read while a checkpoint is opened
   std::map<int64_t, float>

@@ -1,6 +1,6 @@
 // Reads, with checks, the fields that a model type's row lists (model_types.h). model_layers.cpp
-// reads which layers have experts. Long because each key of each family's config is read with its
-// checks.
+// reads which layers have experts.
+// Long because each key of each family's config is read with its checks.
 #include "checkpoint/model_config.h"
 
 #include <fmt/format.h>

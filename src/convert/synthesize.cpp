@@ -1,8 +1,8 @@
 // A tensor's values are a function of only (seed, tensor name, row, column): one 64-bit hash per
 // element. Four 14-bit uniforms of it add up to a bell of unit variance. Its other byte makes one
 // element in 256 three times as large (heavy tails). Row gains (0.5 .. 2) and column gains (0.5 ..
-// 2, one column in 64 four times that) give the spread across blocks that real matrices have. Long
-// because it writes a whole model: config, tokenizer, dense weights, experts.
+// 2, one column in 64 four times that) give the spread across blocks that real matrices have.
+// Long because it writes a whole model: config, tokenizer, dense weights, experts.
 #include "convert/synthesize.h"
 
 #include <algorithm>

@@ -279,8 +279,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrix, out.storage, found, scan, zero_blocks));
     auto bias_values = matrix.read_bias();
     NVFP4_MOE_TRY(
-        matrix
-            .check_unchanged());  // before the checks: half of another file must give no finding
+        matrix.check_unchanged());  // before the checks: half of another file must give no finding
     if (!sound) return found.first_error();
     if (!bias_values.ok()) return bias_values.status().in(place_of(layer, expert));
     *bias = out.keep(*bias_values);

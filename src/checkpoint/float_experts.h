@@ -27,7 +27,7 @@ struct FloatWeights {
   Status fetch();                 // before read_row; kIo if the file was cut or written to
   void release() { bytes = {}; }  // frees the memory
   void read_row(int64_t row, float* out) const;  // (cols)
-  std::vector<std::byte> bytes;  // from element (0, 0) to the last, once fetched
+  std::vector<std::byte> bytes;                  // from element (0, 0) to the last, once fetched
 };
 
 struct FloatExpert {

@@ -48,8 +48,7 @@ struct QuantizePlan {
   std::set<int64_t> layers;
   std::string gate_up_order;  // as given; empty if not given
   std::string search;
-  std::string
-      calibration;  // hash of the moments that weight errors; empty without moments
+  std::string calibration;  // hash of the moments that weight errors; empty without moments
   bool share_gate_up_scale = true;
   std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if not given
   uint64_t max_shard_bytes = 0;

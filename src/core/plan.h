@@ -20,7 +20,7 @@ struct Limits {
   int64_t max_tokens = 0;
   // For tests:
   size_t guard_bytes = 0;  // between a workspace's arrays
-  int gemm_config = -1;  // GEMM configuration of routed experts; -1: the run plan's
+  int gemm_config = -1;    // GEMM configuration of routed experts; -1: the run plan's
   bool operator==(const Limits&) const = default;
 };
 

@@ -28,10 +28,9 @@ namespace nvfp4_moe::internal {
 
 struct CalibrateOptions {
   std::vector<int64_t> layers;  // empty: all
-  std::string
-      input;  // states file (verify/states.h); empty: seeded states, not real data
-  std::string moments;  // a new file for second moments (verify/moments.h), or empty
-  StatesOptions states;          // of the file (tokens), or of the seeded fallback
+  std::string input;     // states file (verify/states.h); empty: seeded states, not real data
+  std::string moments;   // a new file for second moments (verify/moments.h), or empty
+  StatesOptions states;  // of the file (tokens), or of the seeded fallback
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;
 };

@@ -75,28 +75,28 @@ MARKDOWN_CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`|<!--.*?-->|\]\([^)\n]*\)"
 
 
 def cpp_comments(text):
-    """(line, column, comment) of each."""
+    """(line, column, whether the line begins with it, comment) of each."""
     for match in CPP_TOKEN.finditer(text):
         if comment := match["comment"]:
-            start = match.start()
-            yield text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start), comment
+            start, begin = match.start(), text.rfind("\n", 0, match.start()) + 1
+            yield text.count("\n", 0, start) + 1, start - begin, not text[begin:start].strip(), comment
 
 
 def python_comments(text):
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start[0], token.start[1], token.string
+            yield *token.start, not token.line[: token.start[1]].strip(), token.string
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            yield node.body[0].lineno, -1, node.body[0].value.value
+            yield node.body[0].lineno, -1, True, node.body[0].value.value
 
 
 def joined(comments):
-    """(line, text) of each comment: consecutive lines that begin in the same column are one."""
+    """(line, text) of each comment: lines of comment that follow it in the same column belong to it."""
     last, block = None, []
-    for line, column, comment in comments:
-        if block and last == (line - 1, column) and not comment.startswith("/*"):
+    for line, column, begins_line, comment in comments:
+        if block and last == (line - 1, column) and begins_line and not comment.startswith("/*"):
             block[1] += "\n" + comment
         else:
             if block:

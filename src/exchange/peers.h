@@ -1,5 +1,5 @@
-// Ranks on GPUs of one host that can access each other's memory. No communication library is
-// involved: a kernel writes into another rank's memory, without an extra launch.
+// Ranks on GPUs of one host that can access each other's memory. Kernels write directly into
+// other ranks' memory, so that no communication library and none of its launches are needed.
 //
 // Each rank needs an Exchange first. It carries memory handles, the facts that ranks must agree on,
 // and failures that no device can detect. Kernels time out by the device's own clock, in a captured

@@ -115,7 +115,7 @@ struct DeviceRanks {
   Status (*slots_of_ids)(int device, const SlotsOfIds& call, void* stream);
   Status (*sum_of_ranks)(int device, const SumOfRanks& call, void* stream);
   Status (*check_sum)(int device, const CheckSum& call, void* stream);
-  // Records an event in the stream: *event, or a new one if that is null. The stream must not be
+  // Sets an event in the stream: *event, or a new one if that is null. The stream must not be
   // capturing.
   Status (*set_event)(int device, void** event, void* stream);
   // Whether the device has reached the event. Does not wait, does not end a capture, and may be

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kBlocksPerHalf = kStepK / 16;
 
-// Index of a row of the group, and of the first block of a half.
+// The packed index of row `row` of the group.
 __device__ int64_t packed_row(const cuda::LaneVec& vec, int row) {
   return vec.row_tile * cuda::kTileRows + vec.group * cuda::kGroupRows + row;
 }

@@ -13,8 +13,7 @@
 // - activations: all arrays that gemm1 reads in this format, one after another.
 // - slots: -1 if the assignment belongs to another expert rank.
 // - first_row: the number of rows that earlier packets of the message request, so that packets can
-//   be
-//   processed independently. Unused with peer memory, which gives each row its own offset.
+//   be processed independently. Unused with peer memory, which gives each row its own offset.
 //
 // Rows come back in packet order, and within a packet in the order of k.
 #pragma once

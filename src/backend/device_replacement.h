@@ -29,8 +29,8 @@ struct DeviceReplacement {
                                 const ExpertSource& source,
                                 Status (*pack)(PackedWeights&, int64_t, const ExpertSource&));
   // Enqueues the replacement in `stream`, ordered after the one of `last`, and updates `last`. The
-  // host's fields of the expert (scales and the like) change immediately. Precondition: no run is being enqueued,
-  // and the stream is not capturing.
+  // host's fields of the expert (scales and the like) change immediately. Precondition: no run is
+  // being enqueued, and the stream is not capturing.
   Status (*put)(PackedWeights& weights, int64_t local_expert, StagedExpert& staged,
                 ReplacementEvent& last, void* stream);
   // Waits until the replacement is done.

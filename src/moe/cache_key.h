@@ -2,12 +2,11 @@
 //
 // The source is identified in one of two ways:
 // - By place and time (the default), which reads a few kilobytes per expert: each shard's real
-//   path,
-// device, inode, size, modification and change times and header; and of the layer's experts every
-// scalar and 512 bytes from the middle of every matrix. Copies that keep size and time (tar, cp -p,
-// image layers) differ in the rest.
+//   path, device, inode, size, modification and change times and header; and of the layer's experts
+//   every scalar and 512 bytes from the middle of every matrix. Copies that keep size and time
+//   (tar, cp -p, image layers) differ in the rest.
 // - By content (`checksum`): headers and all bytes of all shards, but not their paths. A copy or
-// another mount of the same bytes then finds the same entry.
+//   another mount of the same bytes then finds the same entry.
 //
 // Writes through a shared mapping update a file's times only when a page becomes dirty. A page that
 // is already dirty can change without a trace. So each file is written back before its times are

@@ -49,7 +49,7 @@ class PacketCounts : public ExchangeCounts {
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts);
 
-  // As reported by the ranks.
+  // Reported by the ranks.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }
   int64_t rows_between(int source, int expert) const { return count(source, 2 * expert + 1); }
   // Sizes of a message, in both directions.

@@ -5,8 +5,8 @@
 //
 //   codes    row r at 64 r, 64 bytes in the order of the source, in the 64-byte swizzle: 16 bytes c
 //            are at c ^ (r / 2 % 4)
-//   scales   for each 64 k 512 bytes, the 128x4 layout: the word of row r, four unchanged E4M3 bytes,
-//            at 16 (r % 32) + 4 (r / 32)
+//   scales   for each 64 k 512 bytes, the 128x4 layout: the word of row r, four unchanged E4M3
+//            bytes, at 16 (r % 32) + 4 (r / 32)
 //
 // Eight rows of 16 bytes at the same k cover all banks once. A code under a scale of 0 contributes
 // nothing and is kept.

@@ -1,9 +1,9 @@
 // The producer warpgroup: loads weights, rows of activations and their factors into the stages.
 //
-//   warp 0, one thread   weights: bulk copies of whole packed tiles; under kTmaRows also the rows, by
-//                        TMA tiles
-//   warps 1-3            work tile infos and row factors; without kTmaRows also the rows, gathered by
-//                        16 bytes per thread, or requantized (requantize.cuh)
+//   warp 0, one thread   weights: bulk copies of whole packed tiles; under kTmaRows also the rows,
+//                        by TMA tiles
+//   warps 1-3            work tile infos and row factors; without kTmaRows also the rows, gathered
+//                        by 16 bytes per thread, or requantized (requantize.cuh)
 //
 // In all cases rows have the 128-byte swizzle that wgmma reads. Rows beyond a tile's count only
 // affect columns that nobody reads. If gathered rows beyond it are multiplied anyway, they are

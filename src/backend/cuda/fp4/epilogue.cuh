@@ -1,8 +1,8 @@
 // The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to a step's output.
 //
 //   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under
-//           before_down, one rounding to bf16. Gate and up of a channel are weight rows r and r + 8,
-//           both in one lane. Without a gate relu2(u), and rows r and r + 8 are two channels
+//           before_down, one rounding to bf16. Gate and up of a channel are weight rows r and
+//           r + 8, both in one lane. Without a gate relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
 // Each dot product gets its bias, if there is one. alpha = fl32(row scale * tensor scale). The

@@ -21,7 +21,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// As in pack.cu: does not wait for other threads' work.
+// See pack.cu: does not wait for other threads' work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
 constexpr int kPutThreads = 256;

@@ -1,6 +1,6 @@
 // Places a layer's arrays in its workspace, and computes the activation scales from config and
-// checkpoint. Arrays that a config does not need (codes under bf16, the shared part without a shared
-// expert) take no memory.
+// checkpoint. Arrays that a config does not need (codes under bf16, the shared part without a
+// shared expert) take no memory.
 #include "backend/layer_steps.h"
 
 #include <algorithm>
@@ -113,9 +113,9 @@ Result<float> compat_scale(const std::optional<float>& scale, const char* settin
   return given;
 }
 
-// Upper bound of |SwiGLU's output|; 0 if the activation has no bound. The gate's factor is at most L,
-// and at least -0.2785 (the minimum of silu; that of g sigmoid(a g) is 1/a times it), which matters
-// for small L.
+// Upper bound of |SwiGLU's output|; 0 if the activation has no bound. The gate's factor is at most
+// L, and at least -0.2785 (the minimum of silu; that of g sigmoid(a g) is 1/a times it), which
+// matters for small L.
 double activation_bound(const MoeConfig& config) {
   if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
   constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
@@ -205,8 +205,8 @@ Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, con
                             std::to_string(most_assignments / config->top_k) + " at top_k " +
                             std::to_string(config->top_k) + ", got " +
                             std::to_string(limits.max_tokens));
-  // An upper estimate in double: 4 bytes per element of hidden, intermediate and rows_out, with room
-  // for the rest.
+  // An upper estimate in double: 4 bytes per element of hidden, intermediate and rows_out, with
+  // room for the rest.
   const double token_bytes = 8.0 * static_cast<double>(config->hidden_size) + 64.0 +
                              4.0 * static_cast<double>(std::max(config->intermediate_size,
                                                                 config->shared_intermediate_size));

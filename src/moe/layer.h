@@ -163,10 +163,10 @@ class MoeLayer {
 
   // Replaces one expert's weights in place; kBusy while a run is in flight. The source is checked
   // before anything is written. local_expert may be kSharedExpert. A host layer allocates nothing.
-  // A device layer allocates staging memory, usually 8 MiB (128 rows of a very long K take more),
-  // and frees it; if that fails, kOutOfMemory, and the expert is unchanged. On a device it waits
-  // for all work of the device. kInvalidArgument if a graph has captured the layer, since a replay
-  // could start meanwhile.
+  // A device layer allocates temporary staging memory, usually 8 MiB (128 rows of a very long K take
+  // more); if that fails, kOutOfMemory, and the expert is unchanged. On a device it waits for all
+  // work of the device. kInvalidArgument if a graph has captured the layer, since a replay could
+  // start meanwhile.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
   // The same on a device in the order of `stream`, with or without graphs: earlier work in the
   // stream uses the old expert, later work the new one, never a mix. The caller must order other

@@ -19,7 +19,7 @@ DeviceAllReduce::DeviceAllReduce(MoeLayer& layer, const Ranks& ranks, std::uniqu
       send_bytes_(static_cast<size_t>(world())),
       recv_bytes_(static_cast<size_t>(world())) {}
 
-// Grows with the tokens: shards of a larger sum need at least the space of the largest small sum.
+// Grows with the tokens: a larger sum keeps at least the space of the largest small sum.
 int64_t DeviceAllReduce::parts_values(int64_t tokens) const {
   const int64_t values = tokens * config()->hidden_size;
   const int64_t gathered =

@@ -1,8 +1,8 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
 // Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region.
-// kPermuteBytes: the host has vpermb (VBMI), which ignores the upper bits of an index; vpshufb
-// needs them cleared. A lane is a row of the panel. Weights become u8 = 2w + 12 by a byte shuffle,
+// kPermuteBytes: the host has vpermb (VBMI), which reads just four bits of an index
+// if the table is repeated; vpshufb needs the upper bits cleared. A lane is a row of the panel. Weights become u8 = 2w + 12 by a byte shuffle,
 // activations are s8, broadcast four at a time. A block of 16 is four vpdpbusd that start at the
 // row's bias, which gives D exactly; three more instructions scale and add it. Two panels x two
 // blocks of weights stay decoded in registers while all rows of activations pass, so a strip is

@@ -57,7 +57,7 @@ __device__ void fill_magnitudes() {
   const uint2 bytes = Fp8Products::magnitudes(index);
 #pragma unroll
   for (uint32_t i = 0; i < Magnitudes::kCopies;
-       ++i)  // consecutive lanes of a half-warp write to different banks
+       ++i)  // each lane of a half-warp writes to its own banks
     magnitudes<Traits>(
         static_cast<int>((index + i) % Magnitudes::kCopies))[index * Magnitudes::kCopies] = bytes;
 }

@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kPacketThreads, 8)
     copy_bytes(rows + k * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes,
                row_bytes);
   }
-  // Decide which flags this thread writes before storing rows, to overlap the reads.
+  // Read which flags this thread writes before the barrier, while row stores are in flight.
   const int64_t own = blockIdx.y + int64_t{threadIdx.x} * gridDim.y,
                 step = int64_t{blockDim.x} * gridDim.y;
   const bool flags_own = own < top_k && call.ids[packet * top_k + own] >= 0;

@@ -1,5 +1,5 @@
-// Sums, agreement and barriers, built on a transport's all_to_all_v. Long because every collective
-// is made of one all_to_all_v.
+// Sums, agreement and barriers, built on a transport's all_to_all_v.
+// Long because every collective is made of one all_to_all_v.
 #include "exchange/exchange.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Writes repros, and reads and replays them; a file is untrusted (format: repro.h).
 // Long because writing and reading share one list of tensors.
 #include "moe/repro.h"
 

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
                 step = int64_t{gridDim.x} * kSumThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  // then the other ranks time out while they wait for these pairs
+  // then the other ranks wait for these pairs until they time out or stop
   const bool stopped = leaves_out(link.wait);
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];

@@ -5,7 +5,8 @@
 // time. Rows on the device are read directly. Then one thread writes one lane's 16 bytes of codes,
 // and every fourth thread the scales of its two rows. Rows and k beyond the matrix get code 0 and
 // scale 0. A block with scale 0 gets codes 0 in the tiles; if its codes are not all 0, they are
-// kept on the host. Long because packing and unpacking share their offsets.
+// kept on the host.
+// Long because packing and unpacking share their offsets.
 #include <algorithm>
 #include <cstring>
 #include <utility>

@@ -1,7 +1,7 @@
 // The format functions on arrays in device memory: the operations of core/quantize.cpp,
 // core/dequantize.cpp and core/activation.cpp in the same order, in fp32 and double without
-// contraction, so that every byte equals the host's. Long because every format function has a
-// kernel here.
+// contraction, so that every byte equals the host's.
+// Long because every format function has a kernel here.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -65,8 +65,8 @@ struct PackedWeights {
   LayerScales scales;
   std::vector<TensorScales>
       tensor_scales;  // (range.count), plus one at the end for the shared expert
-  Buffer bytes;  // (Backend::packed_bytes) in the backend's layout
-  int device = 0;  // index of the device that holds bytes; 0 for host memory
+  Buffer bytes;       // (Backend::packed_bytes) in the backend's layout
+  int device = 0;     // index of the device that holds bytes; 0 for host memory
   // Same shape as tensor_scales; empty if the layout keeps all codes itself.
   std::vector<std::vector<ZeroScaleCodes>> zero_scale_codes = {};
   // State that pack_expert keeps between experts. The caller frees it after the last one.
@@ -117,10 +117,10 @@ struct LinearWeights {
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   // static: a power of two; compat: the checkpoint's number; otherwise unused
   float input_scale = 0.0f;
-  Fp8Weights fp8;            // written by linear_pack under fp8
-  Buffer bytes;  // (Backend::linear_bytes)
-  int device = 0;  // index of the device that holds bytes; 0 for host memory
-  DeviceFacts facts;         // of that device
+  Fp8Weights fp8;     // written by linear_pack under fp8
+  Buffer bytes;       // (Backend::linear_bytes)
+  int device = 0;     // index of the device that holds bytes; 0 for host memory
+  DeviceFacts facts;  // of that device
 };
 struct LinearBatch {
   int64_t tokens = 0;

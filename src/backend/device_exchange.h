@@ -142,14 +142,14 @@ struct PacketSource {
 // The header of a message of fixed capacity. It holds the source rank's counts, even if they exceed
 // the capacity.
 struct MessageHeader {
-  int32_t tokens, rows;  // for this expert rank
+  int32_t tokens, rows;            // for this expert rank
   int32_t most_tokens, most_rank;  // for the expert rank that gets the most
 };
 
 // Faults that expert ranks find in message headers, in device memory. Reading the report clears it.
 struct WireReport {
-  uint64_t runs = 0;  // runs in which a rank had too many tokens for another
-  uint64_t most = 0;  // the largest such number: tokens << 32 | source rank << 16 | expert rank
+  uint64_t runs = 0;   // runs in which a rank had too many tokens for another
+  uint64_t most = 0;   // the largest such number: tokens << 32 | source rank << 16 | expert rank
   uint64_t wrong = 0;  // packets with slots of other ranks, or rows beyond their message
 };
 
@@ -174,7 +174,7 @@ struct MessageLayout {
 
 // counts (world, 2): for each rank, the tokens that have slots there and the number of those slots.
 struct CountPackets {
-  const int32_t* slots = nullptr;  // (T, k); negative: no slot
+  const int32_t* slots = nullptr;          // (T, k); negative: no slot
   const int32_t* first_of_rank = nullptr;  // (world + 1) the first slot of each rank
   int64_t tokens = 0, top_k = 0, world = 0;
   int64_t* counts = nullptr;
@@ -188,7 +188,7 @@ struct ScanPackets {
   // (T, k) row of each assignment with a slot; -1 if the message has no room
   int32_t* row_of_assignment = nullptr;
   std::byte* messages = nullptr;  // writes their headers; null: no headers
-  uint32_t* failed = nullptr;  // (1) set to 0
+  uint32_t* failed = nullptr;     // (1) set to 0
 };
 
 struct PackPackets {
@@ -206,7 +206,7 @@ struct PackPackets {
 // rank][token], packet_stride packets apart per source rank. In the expert rank's batch, the tokens
 // of a source rank begin at first_of_source.
 struct PeerMessages {
-  int64_t packet_stride = 0;  // 0: messages laid out as in MessageLayout
+  int64_t packet_stride = 0;                     // 0: messages laid out as in MessageLayout
   const uint32_t* flags = nullptr;               // (world, packet_stride)
   int32_t first_of_source[kMostPeers + 1] = {};  // (world + 1)
 };
@@ -215,8 +215,8 @@ struct PeerMessages {
 struct TakePackets {
   MessageLayout layout;
   const std::byte* messages = nullptr;
-  ExpertRange range;  // slots of this rank
-  int32_t* ids = nullptr;  // (packets, k) ids of the step's batch
+  ExpertRange range;         // slots of this rank
+  int32_t* ids = nullptr;    // (packets, k) ids of the step's batch
   float* weights = nullptr;  // (packets, k)
   PeerMessages peers;
   PeerWait wait;  // for packets in peer memory
@@ -247,12 +247,12 @@ struct PackRows {
 // Extra inputs of combine if rows come from other ranks. If the run has failed, all of out is NaN
 // and counted as nonfinite.
 struct AwaitedRows {
-  uint32_t* failed = nullptr;  // (1) why out is NaN; 0: no failure
+  uint32_t* failed = nullptr;             // (1) why out is NaN; 0: no failure
   const uint32_t* link_failed = nullptr;  // (1) see CheckSum; null: peer memory
   // Only with peer memory, when combine waits for the rows:
   PeerWait wait;
   int32_t world = 1;
-  const uint32_t* flags = nullptr;  // (T, k) flags of the rows; null: all have arrived
+  const uint32_t* flags = nullptr;         // (T, k) flags of the rows; null: all have arrived
   const int32_t* slots = nullptr;          // (T, k)
   const int32_t* first_of_rank = nullptr;  // (world + 1)
 };

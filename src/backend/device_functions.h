@@ -25,7 +25,7 @@ struct DeviceQuantize {
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t cols = 0;                 // a multiple of 16
-  float tensor_scale = 0.0f;  // kWeights: 0 means amax / 2688 of x; unused by kDynamicToken
+  float tensor_scale = 0.0f;        // kWeights: 0 means amax / 2688 of x; unused by kDynamicToken
   uint8_t* codes = nullptr;         // (rows, cols/2), 8-byte aligned
   uint8_t* block_scales = nullptr;  // (rows, cols/16)
   // kDynamicToken: (rows), NaN for a row that contains NaN or Inf. Otherwise (1), the scale that
@@ -36,7 +36,7 @@ struct DeviceQuantize {
 struct DeviceDequantize {
   const uint8_t* codes = nullptr;         // (rows, cols/2)
   const uint8_t* block_scales = nullptr;  // (rows, cols/16); bytes above 0x7E give NaN
-  const float* scales = nullptr;  // (1), or (rows) if scale_of_row; null: tensor_scale
+  const float* scales = nullptr;          // (1), or (rows) if scale_of_row; null: tensor_scale
   bool scale_of_row = false;
   float tensor_scale = 1.0f;
   int64_t rows = 0;
@@ -49,7 +49,7 @@ struct DeviceSwigluQuantize {
   GatedActivation activation;
   GateUp input;
   const float* row_weights = nullptr;  // (rows), or null
-  float power_of_two = 0.0f;  // 0: each row gets its own scale
+  float power_of_two = 0.0f;           // 0: each row gets its own scale
   QuantizedRows out;                   // codes 8-byte aligned
 };
 

@@ -51,7 +51,7 @@ extern const DeviceTopology
 struct PushPackets {
   PeerLink link;
   PeerAddresses packets,
-      flags;  // of each rank: (world, packet_stride) packets, and one uint32 each
+      flags;                  // of each rank: (world, packet_stride) packets, and one uint32 each
   int64_t packet_stride = 0;  // distance between two source ranks' first packets, and first flags
   PacketFormat packet;
   WireArray arrays[kWireArrays];           // of the source rank's tokens
@@ -104,7 +104,7 @@ struct PeerSum {
   // never overlap.
   PeerAddresses pairs;
   int64_t pair_stride = 0;  // distance in pairs between two ranks' first pairs
-  PeerAddresses parts;  // of each rank: partials of the other ranks
+  PeerAddresses parts;      // of each rank: partials of the other ranks
   int64_t part_stride = 0;  // distance in values between two ranks' first parts
   PeerAddresses totals;
   const float* partial = nullptr;
@@ -112,7 +112,7 @@ struct PeerSum {
   void* out = nullptr;
   DType out_dtype = DType::kBf16;
   uint64_t* nonfinite = nullptr;  // (1) number of outputs that are NaN or Inf
-  uint32_t* failed = nullptr;  // (1) large sums: set by a barrier that failed; then out is NaN
+  uint32_t* failed = nullptr;     // (1) large sum: set by a barrier that failed; then out is NaN
 };
 
 struct DevicePeers {

@@ -16,12 +16,12 @@
 namespace nvfp4_moe::internal {
 
 // Activations of one GEMM. Rows are tokens (gemm1) or rows in expert order (gemm2). A row that
-// contains NaN or Inf is flagged in `nonfinite`.
+// contains NaN or Inf has a flag in `nonfinite`.
 struct ActivationBuffers {
   uint8_t* codes = nullptr;         // (rows, K/2)           nvfp4
   uint8_t* block_scales = nullptr;  // (rows, K/16) linear   nvfp4
   float* row_scale = nullptr;       // (rows)                nvfp4, fp8
-  uint16_t* bf16 = nullptr;  // (rows, K)             bf16, and the intermediate in every format
+  uint16_t* bf16 = nullptr;      // (rows, K)             bf16, and the intermediate in every format
   int8_t* int8_codes = nullptr;  // (rows, K)             int8_block
   float* int8_scales = nullptr;  // (rows, K/16)          int8_block
   uint8_t* fp8 = nullptr;        // (rows, K) E4M3        fp8
@@ -38,7 +38,7 @@ struct PartBuffers {
   int32_t* assignment_of_row = nullptr;
   ActivationBuffers intermediate;  // (R, I)
   void* rows_out = nullptr;        // (R, H) bf16 or fp32 by config row_format
-  bool down_only = false;  // the part has weights of `down` only: a dense linear
+  bool down_only = false;          // the part has weights of `down` only: a dense linear
 };
 
 struct LayerBuffers {
@@ -57,7 +57,7 @@ LayerBuffers layer_buffers(const MoeConfig& config, const ExpertRange& range, in
 // it first.
 Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, const Limits& limits);
 
-struct RunPlan;  // device backends (backend/cuda/run_plan.h): describes one run
+struct RunPlan;      // device backends (backend/cuda/run_plan.h): describes one run
 struct AwaitedRows;  // all_to_all on devices (backend/device_exchange.h)
 
 struct StepContext {
@@ -65,7 +65,7 @@ struct StepContext {
   const Batch& batch;
   const LayerBuffers& buffers;
   Executor& executor;
-  Arena scratch = {};  // free space after the layer's arrays, for the backend's own
+  Arena scratch = {};             // free space after the layer's arrays, for the backend's own
   void* stream = nullptr;         // device backends
   const RunPlan* plan = nullptr;  // device backends
   // device backends: set if combine's rows come from other ranks

@@ -51,10 +51,10 @@ inline constexpr int kMostRanks = 1024;
 
 // One rank's arguments of an all_to_all_v. Blocks are contiguous, in rank order.
 struct AllToAll {
-  const char* what = "";  // name of the operation for messages: "all_reduce"
+  const char* what = "";                // name of the operation for messages: "all_reduce"
   const std::byte* send = nullptr;      // (sum of send_bytes)
   const int64_t* send_bytes = nullptr;  // (world) bytes for each rank, this one included
-  std::byte* recv = nullptr;  // (sum of recv_bytes), does not overlap send
+  std::byte* recv = nullptr;            // (sum of recv_bytes), does not overlap send
   const int64_t* recv_bytes = nullptr;  // (world) bytes from each rank, this one included
   Timeout timeout{};
 };
@@ -131,9 +131,9 @@ class PeerMemory : public DeviceLink {
 
 // One transfer as this rank saw it, for measurements.
 struct Transfer {
-  std::string_view what;  // the operation that it is part of: "all_gather"
+  std::string_view what;   // the operation that it is part of: "all_gather"
   int64_t sent_bytes = 0;  // to other ranks
-  double us = 0;  // until this rank could continue, including the wait for others
+  double us = 0;           // until this rank could continue, including the wait for others
 };
 using TransferObserver = std::function<void(const Transfer&)>;
 

@@ -17,8 +17,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr std::chrono::microseconds kSettle{
-    20};  // between polls of a call that is in progress
+constexpr std::chrono::microseconds kSettle{20};  // between polls of a call that is in progress
 // Time for a communicator that graphs have captured to end, if the graphs are gone already. If not,
 // it ends on its own after the last of them.
 constexpr Timeout kGraphs{500};
@@ -257,10 +256,10 @@ class NcclTransport : public DeviceTransport {
   NcclCommunicator comm_;  // null once it ends, if this object owns it
   CommunicatorEnd end_;
   bool captured_ = false;           // graphs may hold comm_
-  bool unfinished_ = false;  // at the failure: enqueued work may not have finished
-  std::deque<Pending> pending_;  // in call order
+  bool unfinished_ = false;         // at the failure: enqueued work may not have finished
+  std::deque<Pending> pending_;     // in call order
   std::vector<void*> free_events_;  // grows to the largest number of pending calls
-  Watch watch_;  // last: its thread reads the other members
+  Watch watch_;                     // last: its thread reads the other members
 };
 
 // Checks that the caller's communicator has this exchange's ranks.

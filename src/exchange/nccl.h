@@ -39,7 +39,7 @@ struct NcclOptions {
   // gone and NCCL's own errors are detected.
   StreamEvents events;
   std::shared_ptr<const FailureWord>
-      failure_word;  // null: kernels see no failure, and replays of a graph continue after it
+      failure_word;    // null: kernels see no failure, and replays of a graph continue after it
   OnDevice on_device;  // for threads that end a communicator made here
 };
 

@@ -56,7 +56,7 @@ struct NcclLibrary {
   static Result<const NcclLibrary*> open(const std::string& path = "");
 
   std::string path;  // path of the file, as reported by the system
-  int version = 0;  // 22809 means 2.28.9
+  int version = 0;   // 22809 means 2.28.9
   std::string version_text() const;
   // "ncclSend: unhandled system error (last message of NCCL's log)".
   Status failure(const char* function, NcclResult result, NcclCommunicator comm) const;

@@ -28,15 +28,14 @@ constexpr const char* kHidden =
     ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another "
     "container)";
 constexpr Timeout kLastWords{10 * 1000};  // how long to wait, at the end, for a rank that is late
-constexpr int64_t kGranularity = int64_t{2}
-                                 // large enough to be an allocation of its own, which can be shared
-                                 // as a whole
+constexpr int64_t kGranularity = int64_t{2}  // large enough to be an allocation of its own, which
+                                             // can be shared as a whole
                                  << 20;
 
 // Identifies a rank as far as others need it to reach its memory.
 struct Identity {
   uint64_t process = 0;
-  int64_t pid = 0;  // distinguishes a forked child, which has the same `process` as its parent
+  int64_t pid = 0;     // distinguishes a forked child, which has the same `process` as its parent
   char host[40] = {};  // boot id
   char pci_address[32] = {};
   int32_t device = 0;
@@ -280,7 +279,7 @@ class Peers : public PeerMemory {
   PeerControl* control_ = nullptr;  // this rank's
   std::array<Region, kPeerRegions> regions_;
   std::vector<Buffer> memory_;  // this rank's, for all regions ever reserved
-  std::vector<void*> opened_;  // memory of ranks in other processes
+  std::vector<void*> opened_;   // memory of ranks in other processes
   std::optional<Watch> watch_;  // set once there is shared memory
 };
 

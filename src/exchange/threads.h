@@ -36,11 +36,11 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   std::condition_variable changed_;
   Status failure_;  // the first failure; every call that has not started to copy returns it
   std::vector<bool> joined_;     // (world)
-  std::vector<bool> arrived_;  // (world) ranks whose call is in calls_
+  std::vector<bool> arrived_;    // (world) ranks whose call is in calls_
   std::vector<AllToAll> calls_;  // (world)
   uint64_t begun_ = 0;  // number of calls in which all ranks have arrived and started to copy
   uint64_t ended_ = 0;  // number of calls in which all ranks have copied
-  int copied_ = 0;  // ranks that have copied in the current call
+  int copied_ = 0;      // ranks that have copied in the current call
 };
 
 }  // namespace nvfp4_moe::internal

@@ -19,8 +19,7 @@ namespace {
 
 // of the payload per hash: the work of one task
 constexpr size_t kHashBytes = size_t{4} << 20;
-constexpr size_t kReadBytes = size_t{256}
-                              << 10;  // read and hashed at once: fits into the L2 cache
+constexpr size_t kReadBytes = size_t{256} << 10;  // read and hashed at once: fits into the L2 cache
 
 size_t page_up(size_t bytes) { return (bytes + kCachePage - 1) / kCachePage * kCachePage; }
 constexpr size_t kFp8Bytes = 3 * sizeof(CachedFp8Weights);  // per expert

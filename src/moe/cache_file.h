@@ -37,7 +37,7 @@ struct CacheHeader {
   uint32_t version;
   uint32_t header_bytes;  // sizeof(CacheHeader)
   ContentHash key;
-  uint64_t scale_sets;  // number of (gate, up, down) tensor scale rows
+  uint64_t scale_sets;      // number of (gate, up, down) tensor scale rows
   uint64_t payload_offset;  // a multiple of 4096
   uint64_t payload_bytes;
   ContentHash payload_hash;
@@ -55,10 +55,10 @@ static_assert(sizeof(CachedFp8Weights) == 16);
 // The properties that a file must have. Its key covers whether it has fp8 weights.
 struct CacheRequest {
   ContentHash key;
-  size_t scale_sets = 0;  // (gate, up, down) rows, one for each expert
+  size_t scale_sets = 0;     // (gate, up, down) rows, one for each expert
   size_t payload_bytes = 0;  // size of the packed weights
-  bool unchecked = false;  // skip the comparison of the payload's hash
-  bool fp8 = false;  // fp8 weights follow the scales
+  bool unchecked = false;    // skip the comparison of the payload's hash
+  bool fp8 = false;          // fp8 weights follow the scales
 };
 
 struct CachedLayer {

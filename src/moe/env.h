@@ -35,8 +35,7 @@ struct Env {
   std::string backend;  // NVFP4_MOE_BACKEND: used if the option is "auto"
   // NVFP4_MOE_THREADS: size of a pool that a layer creates; 0: one thread per core
   int threads = 0;
-  std::string
-      dump_directory;  // NVFP4_MOE_DUMP: each call writes a repro here before it runs
+  std::string dump_directory;  // NVFP4_MOE_DUMP: each call writes a repro here before it runs
   // NVFP4_MOE_CHECK: each run is repeated on the reference backend and compared
   bool check = false;
   // NVFP4_MOE_LOG: the highest level that the log callback receives

@@ -159,8 +159,8 @@ struct ToFp8 {
   int64_t rows = 0;
   int64_t cols = 0;
   std::optional<std::pair<int64_t, int64_t>>
-      block;  // (rows, cols) of a block, 1 to 2^30 each; empty: the whole tensor
-  uint8_t* out = nullptr;  // (rows, cols)
+      block;                // (rows, cols) of a block, 1 to 2^30 each; empty: the whole tensor
+  uint8_t* out = nullptr;   // (rows, cols)
   float* scales = nullptr;  // (fp8_scales) row-major over blocks
 };
 Status to_fp8(const ToFp8& call);

@@ -155,9 +155,8 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
   if (source.on_device && backend_->memory == nullptr)
     return invalid_argument(std::string("codes, block scales: expected host memory (backend ") +
                             backend_->name + "), got a device's");
-  const auto check = source.on_device
-                         ? check_view
-                         : check_matrix;  // the packer checks block scales on a device
+  const auto check =
+      source.on_device ? check_view : check_matrix;  // the packer checks block scales on a device
   const bool gated = has_gate(config->activation);
   NVFP4_MOE_TRY(gated ? check("gate", source.gate, intermediate_size, hidden_size)
                       : check_no_gate(source.gate, config->activation));

@@ -28,7 +28,7 @@ struct LayerSource {
   std::function<Result<LoadedExpert>()> shared_expert;  // may be empty
   LayerScales scales;
   std::optional<DeclaredActivations> declared;  // from the checkpoint, for describe_json
-  std::string name;     // "layer 12", put before "expert 7" in messages and progress; may be empty
+  std::string name;  // "layer 12", put before "expert 7" in messages and progress; may be empty
   // identifies the weights, for comparison across ranks: weights_id. Empty: arrays, which are not
   // compared
   std::string weights;
@@ -163,10 +163,10 @@ class MoeLayer {
 
   // Replaces one expert's weights in place; kBusy while a run is in flight. The source is checked
   // before anything is written. local_expert may be kSharedExpert. A host layer allocates nothing.
-  // A device layer allocates temporary staging memory, usually 8 MiB (128 rows of a very long K take
-  // more); if that fails, kOutOfMemory, and the expert is unchanged. On a device it waits for all
-  // work of the device. kInvalidArgument if a graph has captured the layer, since a replay could
-  // start meanwhile.
+  // A device layer allocates temporary staging memory, usually 8 MiB (128 rows of a very long K
+  // take more); if that fails, kOutOfMemory, and the expert is unchanged. On a device it waits for
+  // all work of the device. kInvalidArgument if a graph has captured the layer, since a replay
+  // could start meanwhile.
   Status replace_expert(int64_t local_expert, const ExpertSource& source);
   // The same on a device in the order of `stream`, with or without graphs: earlier work in the
   // stream uses the old expert, later work the new one, never a mix. The caller must order other
@@ -228,7 +228,7 @@ class MoeLayer {
   std::unique_ptr<Executor> owned_executor_;
   Executor* executor_ = nullptr;
   std::unique_ptr<LayerDebug> debug_;  // null unless NVFP4_MOE_CHECK or NVFP4_MOE_DUMP is set
-  mutable WeightUses uses_;  // by runs and unpacks
+  mutable WeightUses uses_;            // by runs and unpacks
   // held while weights are written, so that a forked child gets whole experts
   ForkMutex replacing_;
   mutable std::atomic<bool> captured_{

@@ -26,7 +26,7 @@ class PlacedBatch {
 
 struct TimedRun {
   RunStatus status;           // of the first run
-  double seconds = 0;  // of the first run only, in a workspace whose pages are touched
+  double seconds = 0;         // of the first run only, in a workspace whose pages are touched
   std::vector<double> again;  // seconds of each further run, ascending
   double median_again() const { return again[again.size() / 2]; }
 };

@@ -26,14 +26,14 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
 
 struct ReplayReport {
   std::string recorded_backend;  // the backend that wrote the file
-  std::string backend;  // the backend of the replay
-  std::string describe;  // MoeLayer::describe_json of the replay's layer
+  std::string backend;           // the backend of the replay
+  std::string describe;          // MoeLayer::describe_json of the replay's layer
   int64_t tokens = 0;
-  RunStatus status;  // of the replay
-  std::optional<bool> same_bits;  // replay == stored; absent if the file has no output
+  RunStatus status;                       // of the replay
+  std::optional<bool> same_bits;          // replay == stored; absent if the file has no output
   std::optional<Comparison> with_output;  // stored output against the replay
-  Comparison with_reference;  // reference against the replay
-  std::string broken_output_limit;  // empty if the comparison passes
+  Comparison with_reference;              // reference against the replay
+  std::string broken_output_limit;        // empty if the comparison passes
   std::string broken_reference_limit;
   bool passed() const { return broken_output_limit.empty() && broken_reference_limit.empty(); }
 };

@@ -69,7 +69,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream,
   std::vector<uint16_t> hidden(most *
                                static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
   std::vector<uint16_t> out(hidden.size());                                // (most, H)
-  std::vector<int64_t> ids(most * top_k);  // (most, k) round-robin
+  std::vector<int64_t> ids(most * top_k);                                  // (most, k) round-robin
   std::vector<float> weights(ids.size(), 1.0f);                            // (most, k)
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = weights_->range.global(static_cast<int64_t>(i) % weights_->range.count);

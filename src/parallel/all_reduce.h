@@ -26,7 +26,7 @@ class AllReduce : public RankCombine {
     RunStatus* status = nullptr;
     uint32_t* failed = nullptr;  // (1) on devices
     int32_t* slots = nullptr;    // (T, k)
-    float* partial = nullptr;  // (T, H) contribution of this rank's experts
+    float* partial = nullptr;    // (T, H) contribution of this rank's experts
     float* parts = nullptr;      // (parts_values)
     std::byte* inner = nullptr;  // workspace of this rank's own run
     size_t inner_bytes = 0, size_bytes = 0;
@@ -88,7 +88,7 @@ class PeerAllReduce : public AllReduce {
   Status sum(const Batch& batch, const Spans& spans, void* stream) override;
 
   const DevicePeers& peers_;
-  PeerSum sum_;  // fields that all runs share
+  PeerSum sum_;             // fields that all runs share
   int64_t most_small_ = 0;  // maximum number of values of a small sum
 };
 

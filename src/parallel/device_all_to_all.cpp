@@ -52,8 +52,7 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   }
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(
-      steps().route(step));  // its rows are not used: it clears status and counters
+  NVFP4_MOE_TRY(steps().route(step));  // its rows are not used: it clears status and counters
   const MessageLayout layout = layout_of(batch.tokens);
   NVFP4_MOE_TRY(packet_steps_.scan(
       device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed},

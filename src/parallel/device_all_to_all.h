@@ -50,7 +50,7 @@ class AllToAllOnDevice : public RankCombine {
   // T: tokens of this rank. U: the most tokens that all ranks send to this one.
   struct Spans {
     RunStatus* status = nullptr;  // of the source rank
-    uint32_t* failed = nullptr;  // (1) why out is NaN; 0: no failure
+    uint32_t* failed = nullptr;   // (1) why out is NaN; 0: no failure
     int32_t* slots = nullptr;     // (T, k)
     int32_t* ids = nullptr;       // (U, k) slots of this rank
     float* weights = nullptr;     // (U, k)
@@ -63,7 +63,7 @@ class AllToAllOnDevice : public RankCombine {
     std::byte* send = nullptr;        // packets for all ranks
     std::byte* recv = nullptr;        // (U) packets
     int32_t* first_rows = nullptr;    // (U)
-    std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that requested them
+    std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that requested them
     // under a capacity; otherwise rows arrive in the source's rows_out
     std::byte* recv_rows = nullptr;
     size_t size_bytes = 0;
@@ -183,7 +183,7 @@ class DeviceAllToAll : public AllToAllOnDevice {
   std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
   std::vector<int32_t> bounds_;                   // (2, world + 1) TakePackets::bounds
-  bool captured_ = false;  // from begin to run
+  bool captured_ = false;                         // from begin to run
 };
 
 // All-to-all over peer memory. A packet's offset depends only on source rank and token, a row's

@@ -30,7 +30,7 @@ class ExchangeCounts {
   struct Header;
   Header header(int rank) const;
 
-  int64_t bytes_;  // size of one rank's message: a header and its counts
+  int64_t bytes_;                    // size of one rank's message: a header and its counts
   std::vector<std::byte> mine_;      // (bytes_)
   std::vector<std::byte> messages_;  // (world, bytes_)
 };

@@ -80,8 +80,8 @@ struct HostAllToAll::Spans {
   float* weights = nullptr;        // (U, k)
   std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that requested them
   std::byte* recv_rows = nullptr;  // (R) rows
-  std::byte* source = nullptr;  // workspace of T tokens
-  std::byte* expert = nullptr;  // workspace of U tokens
+  std::byte* source = nullptr;     // workspace of T tokens
+  std::byte* expert = nullptr;     // workspace of U tokens
   size_t size_bytes = 0;
 };
 

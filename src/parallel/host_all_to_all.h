@@ -39,8 +39,7 @@ class HostAllToAll : public RankCombine {
   Status send_rows(const LayerBuffers& expert, const Spans& spans);
   void take_rows(const LayerBuffers& source, int64_t tokens, const Spans& spans) const;
 
-  const PackedWeights
-      source_;  // without experts: config and range, for steps that read no weights
+  const PackedWeights source_;  // without experts: config and range, for steps that read no weights
   const PacketFormat packet_;
   HostSlots slots_;
   PacketCounts counts_;

@@ -46,8 +46,7 @@ Status PeerAllToAll::prepare(const Batch& batch, const Spans& s, bool, void* str
   const StepContext step = side.step(layer_.weights(), stream);
   if (peers_.pushes_tokens(step, steps())) return {};
   NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
-  NVFP4_MOE_TRY(
-      steps().route(step));  // its rows are not used: it clears status and counters
+  NVFP4_MOE_TRY(steps().route(step));  // its rows are not used: it clears status and counters
   // Must precede quantize, which skips tokens that have no row.
   const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * top_k(),
                           s.failed};

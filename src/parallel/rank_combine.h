@@ -59,9 +59,9 @@ struct Ranks {
   Placement placement;
   ExpertParallelOptions options;
   std::shared_ptr<Exchange> exchange;
-  int64_t max_tokens;  // of one rank's batch
-  int64_t capacity;  // the most tokens from one rank to another
-  bool fixed;  // all messages have the length that the capacity allows
+  int64_t max_tokens;   // of one rank's batch
+  int64_t capacity;     // the most tokens from one rank to another
+  bool fixed;           // all messages have the length that the capacity allows
   std::string weights;  // LayerSource::weights
 };
 

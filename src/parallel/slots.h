@@ -66,7 +66,7 @@ class DeviceSlots : public Slots {
   const DeviceMemory& memory_;
   const int device_;
   const int64_t num_experts_, top_k_;
-  Buffer load_;    // (num_experts) uint64 on the device
+  Buffer load_;  // (num_experts) uint64 on the device
   // on the device, int32: (num_experts + 1) first_of_expert, (slots) slots_of_expert, (world + 1)
   // first_of_rank
   Buffer tables_;

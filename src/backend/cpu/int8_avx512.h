@@ -2,12 +2,12 @@
 //
 // Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region.
 // kPermuteBytes: the host has vpermb (VBMI), which reads just four bits of an index
-// if the table is repeated; vpshufb needs the upper bits cleared. A lane is a row of the panel. Weights become u8 = 2w + 12 by a byte shuffle,
-// activations are s8, broadcast four at a time. A block of 16 is four vpdpbusd that start at the
-// row's bias, which gives D exactly; three more instructions scale and add it. Two panels x two
-// blocks of weights stay decoded in registers while all rows of activations pass, so a strip is
-// decoded once for any number of rows. The accumulators of a small batch stay in registers, those
-// of a large one are in L1.
+// if the table is repeated; vpshufb needs the upper bits cleared. A lane is a row of the panel.
+// Weights become u8 = 2w + 12 by a byte shuffle, activations are s8, broadcast four at a time. A
+// block of 16 is four vpdpbusd that start at the row's bias, which gives D exactly; three more
+// instructions scale and add it. Two panels x two blocks of weights stay decoded in registers while
+// all rows of activations pass, so a strip is decoded once for any number of rows. The accumulators
+// of a small batch stay in registers, those of a large one are in L1.
 
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast4(const void* p) {

@@ -39,9 +39,9 @@ struct LayerScratch {
   int32_t* active_experts = nullptr;  // (experts) with rows, of the current part
   Operands hidden;  // (T, H) for the routed experts, and for the shared one if both read the same
   Operands shared_hidden;  // (T, H) for the shared expert under on_input; or empty
-  Operands hidden_rows;  // (T k, H) in expert order, if operands must be equally spaced; or empty
-  Operands routed;       // (T k, I)
-  Operands shared;       // (T, shared I)
+  Operands hidden_rows;    // (T k, H) in expert order, if operands must be equally spaced; or empty
+  Operands routed;         // (T k, I)
+  Operands shared;         // (T, shared I)
 
   LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
                const Kernels& kernels, Arena& arena) {

@@ -27,7 +27,7 @@ struct Architecture {
 
 // Ok for layers that all GPU backends support, apart from the architecture.
 Status supports_config(const MoeConfig& config);
-Status decline_fp8(const MoeConfig& config);  // for an architecture without fp8 GEMMs
+Status decline_fp8(const MoeConfig& config);        // for an architecture without fp8 GEMMs
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config,

@@ -13,7 +13,7 @@ namespace nvfp4_moe::internal::cuda {
 
 enum class Operand : uint8_t {
   kBf16,  // the values of codes and block scales, without the row's scale: exact
-  kFp4,  // codes and block scales (fp4_operand.h)
+  kFp4,   // codes and block scales (fp4_operand.h)
   kE4m3,  // codes, in the order of fp8_operand.h
 };
 

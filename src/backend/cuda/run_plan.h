@@ -26,7 +26,7 @@ struct GemmConfig {
   bool even_tiles;
   // TMA copies activations that are stored in row order; otherwise each CTA gathers its tokens
   bool tma_rows;
-  bool fused_routing;  // each CTA can route a small batch itself
+  bool fused_routing;     // each CTA can route a small batch itself
   int64_t partial_bytes;  // size of one split-K partial
   // index of the second configuration in its kernels, for a rank with many rows
   int wide = -1;
@@ -44,8 +44,8 @@ struct GemmTable {
   int (*shared)(int64_t tokens);
   bool (*splits_k)(const MoeConfig& config,
                    int64_t k);  // whether a GEMM with this K is split along it
-  int64_t max_ctas;  // of one GEMM; 0: one per tile
-  Operands operands = {};  // form of quantized activations
+  int64_t max_ctas;             // of one GEMM; 0: one per tile
+  Operands operands = {};       // form of quantized activations
 };
 
 enum class RouteKernel : uint8_t {
@@ -63,12 +63,12 @@ struct RoutePlan {
   int64_t slice = 0;  // assignments per slice
   int32_t slices = 0;
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
-  int tile_n = 0;  // requirements of the routed GEMMs on their tiles
+  int tile_n = 0;           // requirements of the routed GEMMs on their tiles
   bool even_tiles = false;
   // their tile width if the rank has more rows than max_narrow_rows; 0: the same
   int wide_tile_n = 0;
   int64_t max_narrow_rows = 0;
-  bool widest_first = false;  // tiles are sorted by their rows, the most first
+  bool widest_first = false;     // tiles are sorted by their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
   bool sorts_tiles() const { return widest_first || wide_tile_n > 0; }
   bool operator==(const RoutePlan&) const = default;
@@ -77,11 +77,11 @@ struct RoutePlan {
 enum class QuantizeKernel : uint8_t {
   kNone,
   kRound,           // to bf16
-  kAnyType,  // to NVFP4 or E4M3, one CTA per row, any dtype and rule
-  kVec8Cta,  // the same for bf16 and power-of-two scales, by vec8, one CTA per row
-  kVec8Warp,  // the same with one warp per row
+  kAnyType,         // to NVFP4 or E4M3, one CTA per row, any dtype and rule
+  kVec8Cta,         // the same for bf16 and power-of-two scales, by vec8, one CTA per row
+  kVec8Warp,        // the same with one warp per row
   kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
-  kByGemm2,  // the intermediate to E4M3, by gemm2 as it loads it: no kernel
+  kByGemm2,         // the intermediate to E4M3, by gemm2 as it loads it: no kernel
 };
 struct QuantizePlan {
   QuantizeKernel kernel = QuantizeKernel::kNone;
@@ -93,10 +93,10 @@ struct QuantizePlan {
 };
 
 enum class RowSource : uint8_t {
-  kGathered,  // each CTA gathers the tokens of its rows
-  kFusedRouting,  // the same for a small batch, which each CTA routes itself while route runs
+  kGathered,       // each CTA gathers the tokens of its rows
+  kFusedRouting,   // the same for a small batch, which each CTA routes itself while route runs
   kGatheredFirst,  // by TMA, after a separate kernel has copied the tokens into row order
-  kInRows,  // by TMA: already in row order
+  kInRows,         // by TMA: already in row order
 };
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
@@ -111,7 +111,7 @@ struct GemmPlan {
   // under kFusedRouting: rows are the batch's own, ready before this kernel starts
   bool early_hidden = false;
   bool waits_for_quantize = false;  // the preceding kernel quantizes this GEMM's rows
-  bool flags_nonfinite = false;  // it reports for each row whether it has NaN or Inf
+  bool flags_nonfinite = false;     // it reports for each row whether it has NaN or Inf
   bool operator==(const GemmPlan&) const = default;
 };
 
@@ -125,10 +125,10 @@ struct PartPlan {
 struct CombinePlan {
   int channels = 0;  // per thread
   int64_t ctas_per_token = 0;
-  int64_t counting_ctas = 0;  // times ctas_per_token: those that add up counts of no earlier step
+  int64_t counting_ctas = 0;   // times ctas_per_token: those that add up counts of no earlier step
   bool counts_hidden = false;  // the counts per token that quantize left
   bool counts_intermediate = false;  // nonfinite rows under bf16
-  // for routed rows, which gemm1 has flagged; otherwise it reads the rows themselves
+  // for routed rows, whose flags gemm1 has set; otherwise it reads the rows themselves
   bool reads_flags = false;
   bool operator==(const CombinePlan&) const = default;
 };
@@ -164,7 +164,7 @@ struct RunPlan {
   cuda::QuantizePlan
       hidden;  // for the routed experts; also for the shared one if both multiply the same
   cuda::QuantizePlan shared_hidden;  // for the shared expert, if it does not
-  cuda::PartPlan routed, shared;  // shared: if the layer has such an expert
+  cuda::PartPlan routed, shared;     // shared: if the layer has such an expert
   cuda::CombinePlan combine;
   cuda::Operand operand = cuda::Operand::kBf16;  // the form in which GEMMs read activations
   bool e4m3_weights = false;  // fp8: weights are rounded to E4M3 when they are dequantized
@@ -174,7 +174,7 @@ struct RunPlan {
 
 namespace cuda {
 
-// forced_config: a configuration for the routed GEMMs instead of the table's choice; -1: none.
+// forced_config: a configuration for the routed GEMMs instead of the table's; -1: none.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
                       const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
 // The plan of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of

@@ -35,11 +35,11 @@ struct Scratch {
   std::byte* shared_operand = nullptr;  // (T, Is)
   RowTile* tiles = nullptr;             // (tile_bound)
   int32_t* tile_count = nullptr;        // (1)
-  int32_t* lists_wide = nullptr;  // (1) whether tiles are those of the wide configuration
+  int32_t* lists_wide = nullptr;        // (1) whether tiles are those of the wide configuration
   // (slices, E) rows of each expert in the slice; route_scan replaces them by first rows
   int32_t* slice_counts = nullptr;
-  uint32_t* slice_bad_ids = nullptr;  // (slices)
-  RowCounts* token_counts = nullptr;  // (T) for a batch that one CTA routes
+  uint32_t* slice_bad_ids = nullptr;    // (slices)
+  RowCounts* token_counts = nullptr;    // (T) for a batch that one CTA routes
   uint64_t* discarded_count = nullptr;  // (1) never read: for counts that another kernel makes
 
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {

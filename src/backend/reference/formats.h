@@ -79,7 +79,7 @@ inline uint8_t round_to_signed_e4m3(double value) {
 // ---- bf16, fp16, fp32
 
 struct FloatFormat {
-  int precision;  // significant bits, including the hidden one
+  int precision;     // significant bits, including the hidden one
   int min_exponent;  // of the smallest normal
   int max_exponent;
   int bits;

@@ -14,7 +14,7 @@ namespace nvfp4_moe::internal::reference {
 struct RowCounts {
   uint64_t blocks = 0;
   uint64_t saturated = 0;  // blocks whose scale is above 448
-  uint64_t zeroed = 0;  // blocks that are not all zero, but whose scale rounds to 0
+  uint64_t zeroed = 0;     // blocks that are not all zero, but whose scale rounds to 0
 };
 
 // The scale policy of a quantization: dynamic_token, a power of two for every row (static, fixed),
@@ -26,7 +26,7 @@ struct ScalePolicy {
 
 // A row's largest magnitude, which every format needs first.
 struct RowRange {
-  double amax = 0;  // of finite elements and infinities, ignoring NaN
+  double amax = 0;     // of finite elements and infinities, ignoring NaN
   bool finite = true;  // no element is NaN or Inf
 };
 RowRange range_of(const void* x, DType dtype, int64_t first, int64_t cols);

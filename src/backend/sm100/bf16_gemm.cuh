@@ -111,7 +111,7 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.dequantized[state.stage]),
                          state.parity);  // it follows full
-      ptx::fence_proxy_async_shared();  // rows were written through the generic proxy
+      ptx::fence_proxy_async_shared();   // rows were written through the generic proxy
       ptx::tcgen05_fence_after_thread_sync();
       const Bf16Stage<Traits>& stage = shared.stages[state.stage];
       constexpr uint32_t kCoreBytes = 8 * kHalfRowBytes;  // for the eight rows of a swizzle

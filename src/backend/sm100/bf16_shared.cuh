@@ -63,8 +63,8 @@ struct Bf16SharedOf {
   cuda::TileSplits to_reduce[2];
   uint32_t tensor_memory;
   alignas(8) uint64_t full[kStages];  // packed weights and rows are loaded
-  uint64_t dequantized[kStages];  // and the weights in bf16 are written
-  uint64_t empty[kStages];  // all products of the stage have finished
+  uint64_t dequantized[kStages];      // and the weights in bf16 are written
+  uint64_t empty[kStages];            // all products of the stage have finished
   uint64_t rows_full[2];
   uint64_t factors_full[2];
   uint64_t accumulators_full[2];

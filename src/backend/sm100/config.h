@@ -1,4 +1,4 @@
-// The compiled configurations of the FP4 GEMMs, as data, and the choice for a layer.
+// The compiled configurations of the FP4 GEMMs, as data, and which one a layer uses.
 //
 // Weights are the M dimension, 128 rows per tile, and activations the N dimension: a tile
 // multiplies the rows that it has, in steps of 8. A configuration sets the maximum, and so the
@@ -27,7 +27,7 @@ inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
-  int tile_n;  // maximum rows of activations per tile
+  int tile_n;                  // maximum rows of activations per tile
   double max_rows_per_expert;  // used up to this average number
   const char* name;
 

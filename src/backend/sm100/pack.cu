@@ -14,7 +14,7 @@ namespace nvfp4_moe::internal::sm100 {
 namespace {
 
 constexpr int kTileRowVecs = kWeightRowBytes / 16;  // per row of a tile
-constexpr int kVecBlocks = 2, kStepBlocks = 4;  // of 16 elements
+constexpr int kVecBlocks = 2, kStepBlocks = 4;      // of 16 elements
 static_assert(kTileRowVecs * cuda::kTileRows == cuda::kVecsPerTile);
 
 // One thread's 16 bytes of a copy.

@@ -13,8 +13,8 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-inline constexpr int kRowBytes = cuda::kFp4KBlockScales;  // codes per row
-inline constexpr int kRowVecs = kRowBytes / 16;  // of 16 bytes
+inline constexpr int kRowBytes = cuda::kFp4KBlockScales;       // codes per row
+inline constexpr int kRowVecs = kRowBytes / 16;                // of 16 bytes
 inline constexpr int kBlockSteps = cuda::kFp4KBlock / kStepK;  // products per k-block
 // words of scales per row, one per step
 inline constexpr int kRowWords = cuda::kFp4KBlock / 16 / 4;

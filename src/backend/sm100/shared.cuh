@@ -83,12 +83,12 @@ struct SharedOf {
   // tiles that this cta reduces, starting from its last split tile; count 0: it was not the last to
   // arrive
   cuda::TileSplits to_reduce[2];
-  uint32_t tensor_memory;  // the address of the first column
+  uint32_t tensor_memory;             // the address of the first column
   alignas(8) uint64_t full[kStages];  // the stage is loaded
-  uint64_t empty[kStages];  // all its products have finished
-  uint64_t rows_full[2];  // rows[i] is written
-  uint64_t factors_full[2];  // factors[i] is written
-  uint64_t accumulators_full[2];  // the tile's products have finished
+  uint64_t empty[kStages];            // all its products have finished
+  uint64_t rows_full[2];              // rows[i] is written
+  uint64_t factors_full[2];           // factors[i] is written
+  uint64_t accumulators_full[2];      // the tile's products have finished
   uint64_t
       // the epilogue has finished with all of them, and the multiplying thread with rows[i]
       work_empty[2];

@@ -18,10 +18,10 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-inline constexpr int kStepK = 64;  // k of one product
+inline constexpr int kStepK = 64;                         // k of one product
 inline constexpr int kTileSteps = cuda::kTileK / kStepK;  // per tile
 inline constexpr int kWeightRowBytes = cuda::kTileK / 2;  // codes per row of a tile
-inline constexpr int kStepBytes = kStepK / 2;  // of a row of codes, for any swizzle
+inline constexpr int kStepBytes = kStepK / 2;             // of a row of codes, for any swizzle
 inline constexpr int kAtomRows = 128;  // rows of scales that one copy moves to tensor memory
 // the scales of that many rows over kStepK
 inline constexpr int kAtomBytes = kAtomRows * kStepK / 16;

@@ -1,4 +1,4 @@
-// The compiled configurations of the FP4 GEMMs, as data, and the choice for a layer.
+// The compiled configurations of the FP4 GEMMs, as data, and which one a layer uses.
 //
 // Weights are the M dimension, 128 rows per tile, and activations the N dimension, in steps of 8. A
 // configuration must hold almost every expert's rows in one tile, since a second tile reads the
@@ -27,8 +27,8 @@ inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
-  int tile_n;  // maximum rows of activations per tile
-  int warps_n;  // consumer warps side by side along N; the others are along M
+  int tile_n;                  // maximum rows of activations per tile
+  int warps_n;                 // consumer warps side by side along N; the others are along M
   double max_rows_per_expert;  // used up to this average number
   const char* name;
 

@@ -35,7 +35,7 @@ struct GemmTraits {
   static_assert(kWarpGroups * kWarpsM == cuda::kGroups && kWarpOctets * kWarpsN * 8 == kTileN);
   static constexpr int kEpilogueThreads = kConsumerWarps * 32;
   static constexpr int kThreads = kEpilogueThreads + 32;  // including the producer warp
-  static constexpr int kLaneRows = (kTileN + 31) / 32;  // rows of a tile per producer lane
+  static constexpr int kLaneRows = (kTileN + 31) / 32;    // rows of a tile per producer lane
   // The first of this consumer warp's groups and octets.
   __device__ static int first_group() {
     return static_cast<int>(threadIdx.x / 32) % kWarpsM * kWarpGroups;
@@ -66,10 +66,10 @@ struct SharedOf {
   // arrive
   cuda::TileSplits to_reduce[2];
   alignas(8) uint64_t full[kStages];  // the stage is loaded
-  uint64_t empty[kStages];  // all consumer warps have finished with it
-  uint64_t rows_full[2];  // rows[i] is written
-  uint64_t factors_full[2];  // factors[i] is written
-  uint64_t work_empty[2];  // all consumer warps have finished with both
+  uint64_t empty[kStages];            // all consumer warps have finished with it
+  uint64_t rows_full[2];              // rows[i] is written
+  uint64_t factors_full[2];           // factors[i] is written
+  uint64_t work_empty[2];             // all consumer warps have finished with both
 };
 
 // As many stages as fit, up to kMaxStages; more would only make a cta start later.

@@ -22,15 +22,15 @@ inline constexpr int kMaxSharedBytes = 227 * 1024;  // per cta
 inline constexpr int kMaxCtas = 144;  // one per multiprocessor; no Hopper GPU has more
 
 struct GemmConfig {
-  int tile_m;  // weight rows per tile, a multiple of 128
-  int tile_n;  // maximum rows of activations per tile: N of the widest wgmma
-  int min_n;  // N of the narrowest wgmma: a tile uses the narrowest that holds its rows
-  int n_step;  // increment of N between wgmmas, a multiple of 8
+  int tile_m;           // weight rows per tile, a multiple of 128
+  int tile_n;           // maximum rows of activations per tile: N of the widest wgmma
+  int min_n;            // N of the narrowest wgmma: a tile uses the narrowest that holds its rows
+  int n_step;           // increment of N between wgmmas, a multiple of 8
   int steps_per_group;  // steps per wgmma commit group: k16, or k32 under fp8
   double max_rows_per_expert;  // used up to this average number
-  bool tma_rows;  // rows are copied by TMA, not gathered by cp.async
+  bool tma_rows;               // rows are copied by TMA, not gathered by cp.async
   const char* name;
-  bool fp8 = false;  // E4M3 times E4M3; otherwise bf16 times bf16
+  bool fp8 = false;             // E4M3 times E4M3; otherwise bf16 times bf16
   int consumer_warpgroups = 4;  // number that share the weight rows of a tile
   // fragments are made in separate registers while the previous products run
   bool ahead = false;

@@ -71,8 +71,8 @@ struct Fp8Products {
   static constexpr int kSteps = 2;
   static constexpr float kAccumulatorFactor = 1.0f;
   struct Weights {
-    uint32_t codes[4];  // row r, row r + 8: two steps each
-    uint32_t scales;  // index for row r, and for row r + 8 in bits 8..15
+    uint32_t codes[4];    // row r, row r + 8: two steps each
+    uint32_t scales;      // index for row r, and for row r + 8 in bits 8..15
     uint2 magnitudes[2];  // for row r, for row r + 8
   };
   struct Constants {

@@ -20,8 +20,8 @@ constexpr int kRowsAtOnce = 8;  // of a token
 
 // The destination of tokens.
 struct RowsOfTokens {
-  std::byte* rows;  // (R) rows of the run's operand
-  uint8_t* nonfinite_rows;  // (R) cleared
+  std::byte* rows;                   // (R) rows of the run's operand
+  uint8_t* nonfinite_rows;           // (R) cleared
   const int32_t* row_of_assignment;  // (T, top_k), -1: no row
   int32_t top_k;
   int32_t vectors;  // 16-byte vectors per row: 8 bf16, or 16 E4M3

@@ -34,14 +34,14 @@ struct GemmArgs {
   ScheduleParams schedule;
   Divider by_top_k;
   const int32_t* assignment_of_row;  // (R): token = assignment / top_k; null: token = row
-  const int64_t* row_offsets;  // (2) for dense rows
+  const int64_t* row_offsets;        // (2) for dense rows
   const cuda::RowTile* row_tiles;  // (row_tile_count) from route; null: one expert with dense rows
-  const int32_t* row_tile_count;     // (1)
+  const int32_t* row_tile_count;   // (1)
   const int32_t*
       // (1) from route: whether row_tiles are those of the wide configuration; only if the kernel
       // contains one
       lists_wide;
-  float* partials;  // (2 ctas, tile_m, tile_n) for split tiles, in the accumulators' order
+  float* partials;    // (2 ctas, tile_m, tile_n) for split tiles, in the accumulators' order
   int32_t* arrivals;  // (ctas) arrived splits per tile; 0 before and after
   bool waits_for_requantize;  // so there is time to request more weights before its rows are ready
   // route has ended when this kernel starts; otherwise only after grid_dependency_wait
@@ -91,7 +91,7 @@ struct Gemm1Params {
   const float* router_weights;        // (T k) by assignment, or null: 1
   cuda::BiasTable bias_table;
   GatedActivation activation;
-  bool gated;  // selects SwigluEpilogue, otherwise Relu2Epilogue
+  bool gated;               // selects SwigluEpilogue, otherwise Relu2Epilogue
   uint16_t* out;            // (R, I) bf16
   int64_t channels;         // I
   uint8_t* nonfinite_rows;  // (R) set to 1 if a row has NaN or Inf; or null

@@ -113,7 +113,7 @@ class RequantizeShare {
   static constexpr int kBlocks = cuda::kTileK / 16, kGroups = 32 / kBlocks,
                        kWarps = kProducerRowThreads / 32;
   int32_t k_blocks_of_warp;  // per step
-  int row, passes;  // row: in the first pass; in the second it is kGroups further
+  int row, passes;           // row: in the first pass; in the second it is kGroups further
 
   __device__ RequantizeShare(int thread, int32_t rows)
       : passes(rows > kGroups ? 2 : 1), warp_(thread / 32) {

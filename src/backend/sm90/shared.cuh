@@ -136,11 +136,11 @@ struct SharedOf {
   Work work;
   [[no_unique_address]] std::conditional_t<Traits::kMayFuseRouting, FusedRouting, NoRouting>
       routing;
-  uint64_t full[kStages];  // the stage is loaded
-  uint64_t empty[kStages];  // all consumer warps have finished with it
-  uint64_t info_full[2];  // work_tiles[i] is written; without kLateFactors also factors[i]
-  uint64_t info_empty[2];  // all consumer warps have finished with them
-  uint64_t factors_full[2];  // under kLateFactors: factors[i] is written
+  uint64_t full[kStages];         // the stage is loaded
+  uint64_t empty[kStages];        // all consumer warps have finished with it
+  uint64_t info_full[2];          // work_tiles[i] is written; without kLateFactors also factors[i]
+  uint64_t info_empty[2];         // all consumer warps have finished with them
+  uint64_t factors_full[2];       // under kLateFactors: factors[i] is written
   uint64_t first_rows_requested;  // copies of the first rows have been issued
 };
 

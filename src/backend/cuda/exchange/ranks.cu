@@ -23,7 +23,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kRankThreads = 256;
-constexpr int kRankElements = 8;  // per thread
+constexpr int kRankElements = 8;       // per thread
 constexpr unsigned kCheckCtas = 1024;  // a few per multiprocessor
 
 unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kRankThreads)); }

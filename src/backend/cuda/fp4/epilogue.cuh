@@ -28,7 +28,7 @@ namespace nvfp4_moe::internal::cuda::fp4 {
 
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
-  const float* row_scale;  // (T); null for rows in bf16
+  const float* row_scale;             // (T); null for rows in bf16
   const float* router_weights;        // (T k) by assignment, or null: 1
   BiasTable bias_table;
   GatedActivation activation;

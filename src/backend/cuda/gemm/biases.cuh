@@ -22,7 +22,7 @@ struct LaneBiases {
 };
 
 struct BiasTable {
-  const float* biases;  // of expert 0 and the first channel; null: no biases
+  const float* biases;    // of expert 0 and the first channel; null: no biases
   int32_t expert_stride;  // in floats
   int32_t to_second;  // distance from the bias of a lane's first weight row to that of its second
 

@@ -17,7 +17,7 @@ struct TileRows {
 };
 
 struct RowTileList {
-  const RowTile* tiles;  // (count) from route; null: one expert with dense rows
+  const RowTile* tiles;        // (count) from route; null: one expert with dense rows
   const int32_t* count;        // (1)
   const int64_t* row_offsets;  // (2) for dense rows
 };

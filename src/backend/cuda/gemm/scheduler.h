@@ -50,7 +50,7 @@ struct ScheduleParams {
   int32_t ctas;
   bool split_k;
   int32_t min_saved_k_blocks;  // minimum that splitting must save of the longest run
-  int32_t max_splits;  // per tile, even if there are ctas for more
+  int32_t max_splits;          // per tile, even if there are ctas for more
   int32_t min_split_k_blocks;  // length of the longest of max_splits splits
   Divider by_ctas, by_k_blocks, by_raster,
       by_max_splits;  // raster: the output tiles of kRasterTiles tiles of rows
@@ -94,9 +94,9 @@ struct TileSplits {
 struct Schedule {
   ScheduleParams params;
   int32_t n_tiles;
-  int32_t whole_tiles;      // output tiles that are not split
+  int32_t whole_tiles;     // output tiles that are not split
   int32_t split_k_blocks;  // in all split output tiles
-  int32_t split_ctas;  // that have a run of them
+  int32_t split_ctas;      // that have a run of them
   // 2^kTailShift / the number of tiles of rows in the last raster, rounded up
   int32_t tail_multiplier;
 

@@ -12,7 +12,7 @@ template <int kMaxCtas>
 struct SplitKScratch {
   Scratch common;
   int32_t* arrivals = nullptr;  // (kMaxCtas) cleared by route and by the last cta to arrive
-  float* partials = nullptr;  // (2 kMaxCtas) x the plan's partial_bytes: two per cta
+  float* partials = nullptr;    // (2 kMaxCtas) x the plan's partial_bytes: two per cta
 
   SplitKScratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
                 Arena& arena)

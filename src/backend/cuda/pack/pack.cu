@@ -230,9 +230,9 @@ struct PackedExpert {
   Joined gate_up, down;
   std::byte* gate_up_tiles;
   std::byte* down_tiles;
-  int64_t index;  // into arrays whose last element is the shared expert's
+  int64_t index;          // into arrays whose last element is the shared expert's
   int64_t staging_bytes;  // for rows of either
-  size_t biases_offset;  // for all experts
+  size_t biases_offset;   // for all experts
   bool gated;
 
   PackedExpert(const PackedWeights& weights, int64_t expert) {

@@ -23,7 +23,7 @@ constexpr int kMatrices = 3;
 constexpr const char* kNames[kMatrices] = {"gate", "up", "down"};
 
 struct Found {
-  int64_t block;  // row * (cols / 16) + block of the row
+  int64_t block;   // row * (cols / 16) + block of the row
   uint64_t codes;  // its 8 bytes, as in memory
   int64_t projection;
 };

@@ -1,4 +1,4 @@
-// The compiled tile shapes of the plain GEMMs, and the choice for a run: the smallest that holds an
+// The compiled tile shapes of the plain GEMMs. A run uses the smallest that holds an
 // expert's average number of rows. A row's bits do not depend on it.
 #pragma once
 

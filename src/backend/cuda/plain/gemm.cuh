@@ -33,12 +33,12 @@ struct GemmArgs {
   const uint8_t* weights;  // tiles of expert 0
   int64_t expert_stride;   // bytes
   int64_t k_tiles;
-  int64_t k;  // columns of x; the weights' padding beyond it is 0
+  int64_t k;                         // columns of x; the weights' padding beyond it is 0
   const uint16_t* x;                 // (tokens or rows, K) bf16
   const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
   int64_t top_k;
   const int64_t* row_offsets;  // (2) for dense rows
-  const RowTile* tiles;  // null: one expert with dense rows
+  const RowTile* tiles;        // null: one expert with dense rows
   const int32_t* tile_count;
 };
 

@@ -39,7 +39,7 @@ __device__ inline void wgmma_wait_group() {
 }
 
 // The matrix descriptor of b, at a shared memory address that is a multiple of 1024, K-major in the
-// 128-byte swizzle. Add 2 for the next wgmma along K: 32 bytes, in units of 16 bytes.
+// 128-byte swizzle. Add 2 for the next wgmma along K: 32 bytes, counted in 16 bytes.
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16,
                      kSwizzle128 = 1ull << 62;

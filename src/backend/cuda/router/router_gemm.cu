@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kGemmThreads = kRouterAccumulators / kRouterVector, kWarps = kGemmThreads / 32;
 constexpr int kMostTokens = 8;  // per CTA
-constexpr int kVectors = 8;  // of a row that a thread holds at once: H up to 8192 in one pass
+constexpr int kVectors = 8;     // of a row that a thread holds at once: H up to 8192 in one pass
 
 __device__ uint4 vector_of(const void* row, int64_t vector, int64_t vectors) {
   return vector < vectors ? static_cast<const uint4*>(row)[vector] : uint4{};

@@ -92,8 +92,8 @@ __device__ inline int best_lane(uint32_t key, uint32_t& largest) {
 
 // A lane's state of its token after the experts are chosen.
 struct Selected {
-  int expert = -1;  // lane i: the i-th expert; -1 if there is none
-  uint32_t key = 0;  // the key by which it was chosen
+  int expert = -1;           // lane i: the i-th expert; -1 if there is none
+  uint32_t key = 0;          // the key by which it was chosen
   bool nonfinite = false;    // a selection score is NaN
   double denominator = 0.0;  // of softmax over all experts
   float largest = 0.0f;      // the largest logit

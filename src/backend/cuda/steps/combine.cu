@@ -50,7 +50,7 @@ struct CountArgs {
   const RowCounts* token_counts;  // (T) from quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
-    const uint8_t* flags;  // (R) 1 if the row is nonfinite; null: read the values
+    const uint8_t* flags;      // (R) 1 if the row is nonfinite; null: read the values
     const int64_t* row_count;  // R
     int64_t k;
   } parts[2];

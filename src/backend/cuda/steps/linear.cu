@@ -75,7 +75,7 @@ struct LinearArrays {
   float* row_scale = nullptr;    // (T)
   std::byte* operand = nullptr;  // (T, K): rows of operand_row_bytes
   float* staged = nullptr;       // (min(T, kStagedTokens), channels)
-  Arena scratch;  // for the steps quantize and gemm2, which run one after the other
+  Arena scratch;                 // for the steps quantize and gemm2, which run one after the other
 
   LinearArrays(const LinearWeights& weights, const RunPlan& run, size_t scratch_bytes,
                Arena& arena) {

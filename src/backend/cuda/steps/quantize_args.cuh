@@ -40,7 +40,7 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
 // finite float.
 struct RowScaleRule {
   bool dynamic;
-  uint32_t range;  // largest magnitude under a row scale of 1, as fp32 bits
+  uint32_t range;        // largest magnitude under a row scale of 1, as fp32 bits
   float scale, inverse;  // for every row, unless dynamic
 
   RowScaleRule() = default;

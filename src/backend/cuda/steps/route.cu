@@ -41,7 +41,7 @@ struct ScatterBits {
   int32_t* firsts;  // (kSegments, E) first rows
   int32_t* totals;  // (E) rows
   int32_t* starts;  // (E) rows of earlier slices, then first rows in this slice
-  TileKey* keys;  // (E) for the extra CTA, in the memory of masks
+  TileKey* keys;    // (E) for the extra CTA, in the memory of masks
   __device__ ScatterBits(uint4* shared, int64_t experts)
       : masks(shared),
         firsts(reinterpret_cast<int32_t*>(masks + kSegments * experts)),

@@ -47,9 +47,9 @@ struct RouteArgs : AssignmentIds {
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
-  int32_t wide_tile_n;  // 0: all tiles have the same width
-  int64_t max_narrow_rows;  // with more rows in total, the list has wide tiles
-  int32_t* lists_wide;  // (1) whether the list has wide tiles, or null
+  int32_t wide_tile_n;          // 0: all tiles have the same width
+  int64_t max_narrow_rows;      // with more rows in total, the list has wide tiles
+  int32_t* lists_wide;          // (1) whether the list has wide tiles, or null
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
   uint32_t* slice_bad_ids;  // (slices); unused by a single CTA

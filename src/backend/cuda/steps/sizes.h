@@ -31,11 +31,11 @@ inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) {
 
 // ---- route
 
-inline constexpr int kSmallBatch = 32;  // assignments that one warp routes by shuffles
+inline constexpr int kSmallBatch = 32;               // assignments that one warp routes by shuffles
 inline constexpr int64_t kOneCtaAssignments = 2048;  // up to this many are routed by one CTA
 // assignments that each CTA counts and scatters, if there are more
 inline constexpr int kRouteSlice = 1024;
-inline constexpr int kRouteSegment = 128;  // assignments of one bit mask
+inline constexpr int kRouteSegment = 128;           // assignments of one bit mask
 inline constexpr int64_t kMaxScatteredSlices = 64;  // that every CTA may scan on its own
 inline constexpr int kRouteSmallThreads = 256, kRouteLargeThreads = 1024;
 inline constexpr int kAssignmentsPerThread = 4;  // maximum in one CTA with bit masks
@@ -66,9 +66,9 @@ constexpr int64_t scatter_bits_bytes(int64_t experts) {
 
 // ---- quantize
 
-inline constexpr int kRowThreads = 256;  // per row of any type; the maximum
-inline constexpr int kVec8Threads = 1024;  // per row by vec8; the maximum
-inline constexpr int kWarpRowThreads = 256;  // per CTA whose warps have one row each
+inline constexpr int kRowThreads = 256;       // per row of any type; the maximum
+inline constexpr int kVec8Threads = 1024;     // per row by vec8; the maximum
+inline constexpr int kWarpRowThreads = 256;   // per CTA whose warps have one row each
 inline constexpr int kIntoRowsThreads = 128;  // per CTA that rounds a token into its rows
 // from here on each warp has a row: there are enough rows to fill the device
 inline constexpr int64_t kManyRows = 2048;

@@ -63,10 +63,10 @@ __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row
 // shuffles.
 struct SmallBatch {
   int expert;                                 // of this lane's assignment, or -1
-  uint32_t bad = 0;  // 1: its id is invalid
+  uint32_t bad = 0;                           // 1: its id is invalid
   unsigned same;                              // lanes with the same expert
-  bool first;  // in its expert: this lane lists the expert's tiles
-  int32_t tiles;  // of its expert if first, else 0
+  bool first;                                 // in its expert: this lane lists the expert's tiles
+  int32_t tiles;                              // of its expert if first, else 0
   int32_t rows_before = 0, tiles_before = 0;  // of experts with a smaller index
   int32_t all_tiles = 0;
 

@@ -17,10 +17,10 @@ struct WeighArgs {
   const void* hidden;                // (T, k)
   const float* weights;              // (T)
   const int32_t* row_of_assignment;  // (T), -1: no row
-  void* weighted;  // (T, k), 16-byte aligned
+  void* weighted;                    // (T, k), 16-byte aligned
   int64_t k;
   uint64_t* nonfinite_tokens;  // += tokens whose product is not finite although hidden is; or null
-  uint64_t* discarded_count;  // set to 0, if nonfinite_tokens is not null
+  uint64_t* discarded_count;   // set to 0, if nonfinite_tokens is not null
 };
 
 template <DType kType>

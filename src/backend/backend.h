@@ -232,9 +232,8 @@ struct Backend {
 // The backends of this build. Each folder defines its own; moe/registry.cpp lists them.
 extern const Backend kReferenceBackend;
 extern const Backend kCpuBackend;
-extern const Backend
-    // this and those of single architectures: only in builds with NVFP4_MOE_WITH_CUDA
-    kCudaBackend;
+// The CUDA backends exist only in builds with NVFP4_MOE_WITH_CUDA.
+extern const Backend kCudaBackend;
 extern const Backend kSm90Backend;
 extern const Backend kSm100Backend;
 extern const Backend kSm120Backend;

@@ -300,9 +300,8 @@ Status Exchange::barrier() {
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
   const std::byte nothing{0};
-  std::vector<std::byte> all(
-      // one byte from each rank: a transport need not wait for an empty message
-      static_cast<size_t>(world_));
+  // one byte from each rank: a transport need not wait for an empty message
+  std::vector<std::byte> all(static_cast<size_t>(world_));
   return gather("barrier", &nothing, 1, all.data(), timeout_);
 }
 

@@ -25,9 +25,8 @@ class PeerDevice {
   virtual int index() const = 0;
   // The same in all processes of the host: "0000:3B:00.0".
   virtual Result<std::string> pci_address() = 0;
-  virtual Result<PeerReach> reach(
-      // whether it can access the memory of the device at that address
-      const std::string& pci_address) = 0;
+  // whether it can access the memory of the device at that address
+  virtual Result<PeerReach> reach(const std::string& pci_address) = 0;
   virtual Result<Buffer> allocate_zeros(int64_t size_bytes) = 0;
   virtual Result<PeerHandle> share(void* memory) = 0;
   virtual Result<void*> open(const PeerHandle& handle) = 0;  // memory of another process

@@ -57,9 +57,8 @@ Result<std::string> read_proc(const std::string& path) {
 // Returns a field of /proc/PID/stat, from the third on.
 Result<std::string> stat_field(int32_t pid, int wanted) {
   NVFP4_MOE_ASSIGN(const std::string text, read_proc("/proc/" + std::to_string(pid) + "/stat"));
-  std::istringstream fields(
-      // the process name may contain anything
-      text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));
+  // the process name may contain anything
+  std::istringstream fields(text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));
   std::string field;
   for (int number = 3; number <= wanted; ++number) fields >> field;
   return field;
@@ -176,9 +175,8 @@ Status RankProcesses::poll() {
   for (const Other& other : others_) {
     pollfd process{other.process, POLLIN, 0};
     const bool ended = ::poll(&process, 1, 0) > 0;
-    const uint32_t state = other.page->state.load(
-        // read after checking the process, so that its final state counts
-        std::memory_order_acquire);
+    // read after checking the process, so that its final state counts
+    const uint32_t state = other.page->state.load(std::memory_order_acquire);
     if (state == Page::kGaveUp) {
       char message[sizeof(Page::message)];
       std::memcpy(message, other.page->message, sizeof(message));

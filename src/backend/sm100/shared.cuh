@@ -89,9 +89,8 @@ struct SharedOf {
   uint64_t rows_full[2];              // rows[i] is written
   uint64_t factors_full[2];           // factors[i] is written
   uint64_t accumulators_full[2];      // the tile's products have finished
-  uint64_t
-      // the epilogue has finished with all of them, and the multiplying thread with rows[i]
-      work_empty[2];
+  // the epilogue has finished with all of them, and the multiplying thread with rows[i]
+  uint64_t work_empty[2];
 };
 
 // As many stages as fit, up to kMaxStages; more would only make a cta start later.

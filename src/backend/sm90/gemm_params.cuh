@@ -37,10 +37,9 @@ struct GemmArgs {
   const int64_t* row_offsets;        // (2) for dense rows
   const cuda::RowTile* row_tiles;  // (row_tile_count) from route; null: one expert with dense rows
   const int32_t* row_tile_count;   // (1)
-  const int32_t*
-      // (1) from route: whether row_tiles are those of the wide configuration; only if the kernel
-      // contains one
-      lists_wide;
+  // (1) from route: whether row_tiles are those of the wide configuration; only if the kernel
+  // contains one
+  const int32_t* lists_wide;
   float* partials;    // (2 ctas, tile_m, tile_n) for split tiles, in the accumulators' order
   int32_t* arrivals;  // (ctas) arrived splits per tile; 0 before and after
   bool waits_for_requantize;  // so there is time to request more weights before its rows are ready

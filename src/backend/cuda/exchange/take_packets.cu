@@ -123,9 +123,8 @@ struct Source {
 struct Received {
   const std::byte* at = nullptr;
   const uint32_t* flag = nullptr;  // only with peer memory
-  int64_t first_row = 0,
-          // without peer memory: its first row among all, and the end of its message's rows
-      end_row = 0;
+  // without peer memory: its first row among all, and the end of its message's rows
+  int64_t first_row = 0, end_row = 0;
 
   // Called by any thread. With peer memory the packet is complete only after came_over_peers
   // returns true.

@@ -1,7 +1,7 @@
 // A transport made of the caller's functions, plus the ranks' processes: the functions move bytes,
 // the processes report ranks that end or fail.
 //
-// A call does not poll the processes first. If this rank expects no bytes from another one, that
+// A call does not poll the processes first. If this rank sends no bytes to another one, that
 // rank may have made its last call and exited before this rank makes the same call, which then
 // succeeds.
 #include "exchange/callback.h"

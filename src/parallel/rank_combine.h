@@ -112,7 +112,7 @@ class RankCombine : public Combine {
   DeviceLink* link() const;  // null on hosts
 };
 
-// The RankCombine of a layer that is known to be over ranks: the only subclass of Combine.
+// The RankCombine of a layer that is known to be over ranks. Combine has no other subclass.
 inline RankCombine& ranks_of(const MoeLayer& layer) {
   return static_cast<RankCombine&>(*layer.combine());
 }

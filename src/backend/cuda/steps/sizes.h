@@ -24,7 +24,7 @@ NVFP4_MOE_HOST_DEVICE constexpr int32_t even_tile_rows(int32_t rows, int32_t til
 // With at most this many rows a rank uses narrow tiles, if wide tiles are an option: one full
 // narrow tile per expert.
 inline int64_t max_narrow_rows(int64_t experts, int tile_n) { return experts * tile_n; }
-// Upper bound of the number of tiles: each expert with rows has at most one tile that is not full.
+// Upper bound of the number of tiles: rounding up adds at most one tile per expert with rows.
 inline int64_t tile_bound(int64_t rows, int64_t experts, int tile_n) {
   return std::min(rows, rows / tile_n + experts);
 }

@@ -69,7 +69,7 @@ class Transport {
   // cannot, they end by their timeout. May be called from any thread, also while a call is in
   // flight.
   virtual void abort(const Status& why) = 0;
-  // The failure or exit of another rank, as far as the transport knows. Does not wait.
+  // The failure of another rank, or that it has left, as far as the transport knows. Does not wait.
   virtual Status poll() { return {}; }
   // Ok if poll reports the exit of every other rank's process; otherwise the reason why only a call
   // or its timeout does.
@@ -242,7 +242,7 @@ class Exchange {
 Status late_ranks(const char* what, int world, const std::vector<int>& missing, Timeout timeout);
 // ... for a block whose size differs between its two ranks.
 Status sizes_differ(const char* what, int to, int64_t expected, int from, int64_t sent);
-// ... for a rank that has exited.
+// ... for a rank that is gone.
 Status rank_is_gone(int rank);
 // The status code that another rank has sent; kInternal if it is not a valid code.
 Code code_of_failure(int64_t sent);

@@ -46,7 +46,7 @@ struct NcclConfig {
 };
 
 struct NcclLibrary {
-  // 2.18.0: the first version with the non-blocking communicators that are used here
+  // 2.18.0: has non-blocking communicators as they are used here
   static constexpr int kLeastVersion = 21800;
 
   // The library of that path or name, opened once per process. Empty: the copy that is already

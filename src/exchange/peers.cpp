@@ -28,9 +28,8 @@ constexpr const char* kHidden =
     ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another "
     "container)";
 constexpr Timeout kLastWords{10 * 1000};  // how long to wait, at the end, for a rank that is late
-constexpr int64_t kGranularity = int64_t{2}  // large enough to be an allocation of its own, which
-                                             // can be shared as a whole
-                                 << 20;
+// large enough to be an allocation of its own, which can be shared as a whole
+constexpr int64_t kGranularity = int64_t{2} << 20;
 
 // Identifies a rank as far as others need it to reach its memory.
 struct Identity {

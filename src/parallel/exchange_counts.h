@@ -19,7 +19,7 @@ class ExchangeCounts {
 
   // Succeeds on all ranks or fails on all: with the error of the lowest rank that has one, or with
   // kInvalidArgument if only some ranks capture their stream (`captured`), since a graph must be
-  // replayed by all ranks or by none. Does not allocate.
+  // replayed by all ranks or by none. Allocates nothing itself.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts = {});
   // Values of the last gather.

@@ -87,10 +87,10 @@ class RankCombine : public Combine {
   Status reset_expert_load() override { return slots().reset_expert_load(); }
 
   // Collective: loads other experts into this rank's slots, in place, so that all ranks follow
-  // `placement`, which must have the same number of slots on each rank. The weights are bit for bit
-  // those that a new open with that placement packs. If a rank fails, the exchange ends, since
-  // ranks would no longer agree on the placement. On a device it waits for all work; no rank may
-  // replay a graph of the layer until it has returned on all.
+  // `placement`, which must have the same number of slots on each rank as before. The weights are
+  // bit for bit those that a new open with that placement packs. If a rank fails, the exchange
+  // ends, since ranks would no longer agree on the placement. On a device it waits for all work; no
+  // rank may replay a graph of the layer until it has returned on all.
   Status rearrange(const Placement& placement, const LayerSource& source);
   // The same for a checkpoint's layer: each rank reads only the experts that are new to its slots.
   // expert_of_slot: as for Placement::of_map.

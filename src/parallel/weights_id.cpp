@@ -47,9 +47,8 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   constexpr std::array kProjections = {"gate", "up", "down"};
   const auto& tensors = checkpoint.index().tensors();
   for (const int64_t expert : experts) {
-    std::set<std::string>
-        // prefixes of the expert's tensors: "...experts.7.up_proj.", or "...experts." if stacked
-        modules;
+    // prefixes of the expert's tensors: "...experts.7.up_proj.", or "...experts." if stacked
+    std::set<std::string> modules;
     for (size_t p = static_cast<size_t>(first_matrix(options.activation)); p < kProjections.size();
          ++p) {
       const std::string name = checkpoint.tensor_name(layer, expert, kProjections[p]);

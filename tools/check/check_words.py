@@ -28,6 +28,7 @@ RANKS = (  # what ranks exchange
     "src/core/peer_memory.h",
     "include/",
     "docs/how-to/expert-parallel.md",
+    "docs/explanation/expert-parallel.md",
     "tests/exchange/",
     "tests/cuda/",
 )
@@ -115,7 +116,7 @@ ALLOWED = [
     ),
     Allowed("look", "src/checkpoint/*reg*", r"\b(k?look|looks)\b", "of regular expressions"),
     Allowed("record", "*", r"\bcudaEventRecord\b|\brecordproperty\b", "CUDA's and GoogleTest's"),
-    Allowed("record", "docs/how-to/expert-parallel.md", r"\bbench/results\b.*", "of a measurement"),
+    Allowed("record", "docs/explanation/expert-parallel.md", r"\bbench/results\b.*", "of a measurement"),
     Allowed("home", "tests/python/test_acceptance.py", r"/home/|\bhome_folder\b", "a user's folder"),
     Allowed(
         "home", "tests/acceptance/acceptance_report.py", r"\bhome_folder\b|\bhome\(\)|\bPath.home\b", "a user's folder"

@@ -35,7 +35,7 @@ symbolic.
 No op takes a workspace: an argument that is written would make the op impure in every graph. In torch's graphs a workspace
 comes from the graph's own pool. MoeLayer.run takes one.
 
-The ops are registered with torch.library's define and impl, which cost about half as much per call as its custom_op decorator.
+The ops are registered with define and impl of torch.library, which cost about half as much as its custom_op decorator.
 """
 
 from __future__ import annotations

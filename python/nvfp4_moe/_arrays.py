@@ -1,7 +1,7 @@
 """Helpers for other frameworks' arrays that the compiled module (python/src/tensor.h) cannot handle through DLPack.
 
-NumPy has no bfloat16 or FP8, and its DLPack export refuses those of ml_dtypes, so they are passed as their bits. torch is
-never imported here.
+NumPy has no bfloat16 or FP8, and its DLPack export refuses those of ml_dtypes, so they are passed as their bits. torch
+is never imported here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def in_framework(made: Any, like: Any) -> Any:
 
 
 def immutable(array: Any) -> str | None:
-    """Returns why an array must not be written, or None if it may be. For arrays whose DLPack export does not show it."""
+    """Returns why an array must not be written, or None if it may be.
+
+    For arrays whose DLPack export does not show it.
+    """
     if _is_jax(array):
         return "an immutable JAX array"
     tensorflow = sys.modules.get("tensorflow")

@@ -16,7 +16,10 @@ _OF_MODELOPT = {"NVFP4": "nvfp4", "W4A8_NVFP4_FP8": "fp8", "W4A8_MXFP4_FP8": "fp
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8. where: quoted from it."""
+    """The activations that a checkpoint declares for a layer: bf16 (weight-only), nvfp4 or fp8.
+
+    where: quoted from it.
+    """
 
     format: str
     where: str
@@ -88,8 +91,8 @@ def choose_activations(
 ) -> tuple[str, str]:
     """Chooses (activation_format, why) for a layer with these fields of MoeConfig.
 
-    asked is "auto" or a format. "auto" follows choose_activation_format for the backend that would run the layer. why is
-    a clause for the log.
+    asked is "auto" or a format. "auto" follows choose_activation_format for the backend that would run the layer. why
+    is a clause for the log.
     """
     if asked != "auto":
         is_less = asked in _DECLARED and _DECLARED.index(asked) < _DECLARED.index(declared.format)

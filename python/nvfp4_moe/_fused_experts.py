@@ -255,7 +255,8 @@ class FusedExperts:
     def run(
         self, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, out: Tensor, workspace: Tensor | None = None
     ) -> None:
-        """Computes out (T, H), the weighted sum of each token's experts: all of them with over_ranks, else the local ones.
+        """Computes out (T, H), the weighted sum of each token's experts: all of them with over_ranks, else the local
+        ones.
 
         ids are global; -1 adds nothing. On a GPU it enqueues in torch's current stream and may be captured. workspace
         and errors are as in MoeLayer.run.
@@ -344,7 +345,8 @@ def open_fused(
 def replace_fused(experts: FusedExperts, parameters: FusedParameters) -> FusedExperts:
     """Writes new weights into an open layer. Its memory, its handle and the graphs that captured it stay valid.
 
-    The copy runs in torch's current stream after all other work of the device, and is visible to every stream on return.
+    The copy runs in torch's current stream after all other work of the device, and is visible to every stream on
+    return.
 
     Raises:
         BadInput: Names the bad expert. The experts before it are already replaced.

@@ -1,6 +1,7 @@
 """Extracts a MoeLayer's weights and biases from the fused tensors in which engines keep a rank's experts.
 
-Engines keep a rank's E_local experts in four tensors (H = hidden_size, I = the rank's slice of the intermediate dimension):
+Engines keep a rank's E_local experts in four tensors (H = hidden_size, I = the rank's slice of the intermediate
+dimension):
 
     w13        uint8 (E_local, 2I, H/2)    rows [gate; up]; [up; gate] with up_first; alternating gate and up with
                                            interleaved; without gated only up, (E_local, I, H/2)
@@ -8,8 +9,8 @@ Engines keep a rank's E_local experts in four tensors (H = hidden_size, I = the 
     w2         uint8 (E_local, H, I/2)
     w2_scale   e4m3  (E_local, H, I/16)    with mxfp4 E8M0 (E_local, H, I/32)
 
-Tensor scales are float32: (E_local, 2) or (E_local,) for w13, (E_local,) for w2. Experts with biases have two more tensors
-of any float dtype: w13_bias (E_local, 2I), in the order of w13's rows, and w2_bias (E_local, H). Needs torch.
+Tensor scales are float32: (E_local, 2) or (E_local,) for w13, (E_local,) for w2. Experts with biases have two more
+tensors of any float dtype: w13_bias (E_local, 2I), in the order of w13's rows, and w2_bias (E_local, H). Needs torch.
 """
 
 from __future__ import annotations

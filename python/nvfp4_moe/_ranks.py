@@ -101,7 +101,10 @@ class Ranks:
         return parts
 
     def close(self) -> None:
-        """Ends torch.distributed and waits for its threads. A thread still running while Python exits would abort it."""
+        """Ends torch.distributed and waits for its threads.
+
+        A thread still running while Python exits would abort it.
+        """
         del self.exchange
         distributed.destroy_process_group()
 

@@ -10,9 +10,9 @@ An adapter's table of requirements has groups of entries (kind, "module:Name" or
 names leave out self and cls. Everything needs the group "core". Every other group is a format; if it does not fit, the
 engine keeps that format.
 
-Two readers give the same answers. `misfits` inspects imported objects, as an adapter does when it is loaded. `misfits_in`
-parses source text from a folder or a wheel, so it can judge a release that is not installed or not imported. This file needs
-only the standard library.
+Two readers give the same answers. `misfits` inspects imported objects, as an adapter does when it is loaded.
+`misfits_in` parses source text from a folder or a wheel, so it can judge a release that is not installed or not
+imported. This file needs only the standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Allocates workspaces from torch's caching allocator for the compiled module, which imports this at the first request.
 
-Only a run without a large enough workspace calls it: once per stream and larger size, and during graph capture if the run's
-stream is not torch's current one.
+Only a run without a large enough workspace calls it: once per stream and larger size, and during graph capture if the
+run's stream is not torch's current one.
 """
 
 from __future__ import annotations

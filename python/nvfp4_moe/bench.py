@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m nvfp4_moe.bench MODEL --device cuda --tokens 1,64,1024
 
-Each run begins with a barrier and ends on a rank when its output is complete. The reported time is the median over the runs
-of the slowest rank's time. On GPUs a run replays a CUDA graph. `nvfp4-moe bench --ep` times threads and MPI in more detail.
+Each run begins with a barrier and ends on a rank when its output is complete. The reported time is the median over the
+runs of the slowest rank's time. On GPUs a run replays a CUDA graph. `nvfp4-moe bench --ep` times threads and MPI in
+more detail.
 """
 
 from __future__ import annotations

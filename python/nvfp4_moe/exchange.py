@@ -9,8 +9,8 @@ from typing import Any
 
 from ._core import Exchange, connect_exchange
 
-# After a failed transfer, ranks wait this long for reports from the others to find out which rank is gone. All ranks see
-# one failed transfer at nearly the same time, or time out together.
+# After a failed transfer, ranks wait this long for reports from the others to find out which rank is gone. All ranks
+# see one failed transfer at nearly the same time, or time out together.
 _ROLL_CALL_SECONDS = 3.0
 
 AllToAll = Callable[[memoryview, "list[int]", memoryview, "list[int]", float], None]
@@ -30,8 +30,8 @@ def callback_exchange(all_to_all_v: AllToAll, rank: int, world: int, *, timeout:
         world: The number of ranks.
         timeout: Seconds to wait for the other ranks.
 
-    The function can report a dead rank only during a call. Ranks on one host also poll each other's processes, so a rank
-    that dies while the others replay graphs is named within a second. This opens no connection.
+    The function can report a dead rank only during a call. Ranks on one host also poll each other's processes, so a
+    rank that dies while the others replay graphs is named within a second. This opens no connection.
 
     Raises:
         IoError: The function failed.
@@ -44,8 +44,8 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     """Connects the ranks of a torch.distributed group through a new gloo group.
 
     Collective: every rank of the group calls it; others need not. A transfer that fails or times out ends the exchange
-    on all ranks, and the error names the ranks that did not report in the following seconds. Ranks on one host also poll
-    each other's processes, as in callback_exchange.
+    on all ranks, and the error names the ranks that did not report in the following seconds. Ranks on one host also
+    poll each other's processes, as in callback_exchange.
 
     Args:
         group: The group; None for all ranks.
@@ -77,9 +77,9 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
             return f"; nor does the store of torch.distributed answer ({gone})"
         return f"; no word from rank {', '.join(map(str, silent))}" if silent else ""
 
-    # Keeps the last transfer alive; it is not read. gloo's thread drops its references some time after wait() returns. If
-    # they were the last ones, that thread would need Python's lock to free these views, and a process that is just ending
-    # would abort.
+    # Keeps the last transfer alive; it is not read. gloo's thread drops its references some time after wait() returns.
+    # If they were the last ones, that thread would need Python's lock to free these views, and a process that is just
+    # ending would abort.
     kept: list[Any] = []
 
     def all_to_all_v(
@@ -87,8 +87,8 @@ def torch_exchange(group: Any = None, *, timeout: float = 30.0) -> Exchange:
     ) -> None:
         source = torch.frombuffer(send, dtype=torch.uint8)[: sum(send_bytes)]
         target = torch.frombuffer(recv, dtype=torch.uint8)[: sum(recv_bytes)]
-        # The limit is an option of the operation, and all_to_all_single has no argument for it. Work.wait(limit) would not
-        # do: it returns while gloo may still write to recv, and it does not extend the group's own timeout.
+        # The limit is an option of the operation, and all_to_all_single has no argument for it. Work.wait(limit) would
+        # not do: it returns while gloo may still write to recv, and it does not extend the group's own timeout.
         options = distributed.AllToAllOptions()
         options.timeout = datetime.timedelta(seconds=limit)
         try:

@@ -9,31 +9,31 @@
     swiglu_quantize(Tensor gate_up, str activation="swiglu", float? swiglu_limit=None, float swiglu_alpha=1.702,
                       bool interleaved=False, Tensor? row_weights=None, float? power_of_two=None)
                       -> (Tensor, Tensor, Tensor)
-    swizzle_scales(Tensor scales) -> Tensor
-    unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
-    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor
-    router_gemm.out(the same, Tensor(a!) out) -> ()
-    select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float renormalize_epsilon=0.0,
+    swizzle_scales(Tensor scales) -> Tensor unswizzle_scales(Tensor swizzled, SymInt rows, SymInt cols) -> Tensor
+    router_gemm(Tensor hidden, Tensor weight, *, ScalarType logits_dtype=bfloat16) -> Tensor router_gemm.out(the same,
+    Tensor(a!) out) -> () select_experts(Tensor logits, int top_k, str scoring="softmax", bool renormalize=False, float
+    renormalize_epsilon=0.0,
                    float routed_scaling_factor=1.0, int num_expert_group=1, int topk_group=1, str group_score="max",
                    Tensor? correction_bias=None, Tensor? token_ids=None, Tensor? hash_table=None, *,
                    ScalarType ids_dtype=int32) -> (Tensor topk_ids, Tensor topk_weights)
     select_experts.out(the same, Tensor(a!) topk_ids, Tensor(b!) topk_weights) -> ()
 
-handle is MoeLayer.handle or Nvfp4Linear.handle. It is an integer, so that only tensors and numbers cross the dispatcher, and
-symbolic, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer alive. An unknown handle,
-or one whose layer is gone, raises ValueError. Arguments are checked when the op runs, with the messages of MoeLayer.run.
+handle is MoeLayer.handle or Nvfp4Linear.handle. It is an integer, so that only tensors and numbers cross the
+dispatcher, and symbolic, so that a graph compiled with dynamic=True serves every layer. It does not keep the layer
+alive. An unknown handle, or one whose layer is gone, raises ValueError. Arguments are checked when the op runs, with
+the messages of MoeLayer.run.
 
 torch.ops.nvfp4.moe_gemm and its out form are moe_layer under the predecessor's name.
 
 Every op has a fake implementation, works with torch.compile(fullgraph=True), takes symbolic token counts, and has no
 gradient. Inputs must be contiguous.
 
-The out forms return nothing. Older torch releases cannot compile a custom op that returns the tensor it writes. torch 2.13
-can, with torch.Tag.out, but its inductor then replaces the default form by the out form, which fails if the token count is
-symbolic.
+The out forms return nothing. Older torch releases cannot compile a custom op that returns the tensor it writes. torch
+2.13 can, with torch.Tag.out, but its inductor then replaces the default form by the out form, which fails if the token
+count is symbolic.
 
-No op takes a workspace: an argument that is written would make the op impure in every graph. In torch's graphs a workspace
-comes from the graph's own pool. MoeLayer.run takes one.
+No op takes a workspace: an argument that is written would make the op impure in every graph. In torch's graphs a
+workspace comes from the graph's own pool. MoeLayer.run takes one.
 
 The ops are registered with define and impl of torch.library, which cost about half as much as its custom_op decorator.
 """

@@ -1,7 +1,7 @@
 """An SGLang plugin that runs NVFP4 experts with nvfp4_moe. SGLang loads it by the entry point `sglang.srt.plugins`.
 
-SGLang calls register() in every process that it starts, before it makes a model. docs/how-to/sglang.md describes the plugin,
-its environment variables and its options. Importing this package imports nothing of SGLang; register() does.
+SGLang calls register() in every process that it starts, before it makes a model. docs/how-to/sglang.md describes the
+plugin, its environment variables and its options. Importing this package imports nothing of SGLang; register() does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _registered = False
 def register() -> None:
     """Registers the runner core, the option --moe-runner-backend nvfp4_moe and the hooks, once per process.
 
-    Does nothing if NVFP4_MOE_MODE=0. An SGLang release without the members that the adapter needs is left unchanged, and
-    one log line names its version and the members. If NVFP4_MOE_MODE=1 that is SystemExit, because SGLang ignores other
-    exceptions of plugins.
+    Does nothing if NVFP4_MOE_MODE=0. An SGLang release without the members that the adapter needs is left unchanged,
+    and one log line names its version and the members. If NVFP4_MOE_MODE=1 that is SystemExit, because SGLang ignores
+    other exceptions of plugins.
     """
     global _registered
     if _registered:

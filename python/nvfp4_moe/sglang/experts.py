@@ -2,23 +2,23 @@
 
 Parameters of E_local experts, with hidden size H and this rank's intermediate size I. Rows of w13 are [gate; up].
 
-    ModelOpt                                   compressed-tensors             shape
-    w13_weight, w2_weight                      w13_weight_packed, ...         uint8 (E_local, 2I, H/2), (E_local, H, I/2)
-    w13_weight_scale, w2_weight_scale          the same names                 e4m3 (E_local, 2I, H/16), (E_local, H, I/16)
-    w13_weight_scale_2, w2_weight_scale_2      w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals
-    w13_input_scale, w2_input_scale            w13_input_global_scale, ...    float32; loaded, since files have them, unused
+    ModelOpt                                   compressed-tensors             shape w13_weight, w2_weight
+    w13_weight_packed, ...         uint8 (E_local, 2I, H/2), (E_local, H, I/2) w13_weight_scale, w2_weight_scale
+    the same names                 e4m3 (E_local, 2I, H/16), (E_local, H, I/16) w13_weight_scale_2, w2_weight_scale_2
+    w13_weight_global_scale, ...   float32 (E_local, 2), (E_local,); reciprocals w13_input_scale, w2_input_scale
+    w13_input_global_scale, ...    float32; loaded, since files have them, unused
 
 Without a gate w13 has I rows and its tensor scale is (E_local,).
 
-MXFP4 (gpt-oss) has w13_weight and w2_weight with alternating rows of gate and up; scales of the same names as E8M0 uint8
-(E_local, 2I, H/32) and (E_local, H, I/32); no tensor scales; and w13_weight_bias (E_local, 2I) and w2_weight_bias (E_local, H)
-in bfloat16. SGLang's loader gives each rank whole blocks of 32 of I, and fewer or none to the last ranks. It loads
-w2_weight_bias on the first rank of a tensor parallel group and zeros on the others.
+MXFP4 (gpt-oss) has w13_weight and w2_weight with alternating rows of gate and up; scales of the same names as E8M0
+uint8 (E_local, 2I, H/32) and (E_local, H, I/32); no tensor scales; and w13_weight_bias (E_local, 2I) and w2_weight_bias
+(E_local, H) in bfloat16. SGLang's loader gives each rank whole blocks of 32 of I, and fewer or none to the last ranks.
+It loads w2_weight_bias on the first rank of a tensor parallel group and zeros on the others.
 
-Scales start as NaN, so that an expert that no file provides is an error and not a random matrix. After packing, parameters are
-empty. The first write of an update from disk allocates them again. Packing then writes into the existing layer, so CUDA graphs
-that captured it stay valid. Updates that SGLang does not end with process_weights_after_loading are refused, because graphs
-would silently keep the old weights.
+Scales start as NaN, so that an expert that no file provides is an error and not a random matrix. After packing,
+parameters are empty. The first write of an update from disk allocates them again. Packing then writes into the existing
+layer, so CUDA graphs that captured it stay valid. Updates that SGLang does not end with process_weights_after_loading
+are refused, because graphs would silently keep the old weights.
 """
 
 from __future__ import annotations
@@ -120,7 +120,10 @@ class Experts:
     """The experts of one FusedMoE layer, from the layer's creation on."""
 
     def __init__(self, name: str, form: Format, options: Mapping[str, Any], is_first_rank: bool, activations: str = ""):
-        """options: fields of MoeConfig. is_first_rank: this process logs for all ranks. activations: text for the log."""
+        """options: fields of MoeConfig.
+
+        is_first_rank: this process logs for all ranks. activations: text for the log.
+        """
         self.name = name
         self._format, self._options, self._reports = form, dict(options), is_first_rank
         self._activations = activations

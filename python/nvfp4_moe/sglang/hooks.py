@@ -1,7 +1,7 @@
 """Hooks on the methods of one of SGLang's quantization methods, shared by ModelOpt's and MXFP4's experts.
 
-The class is not replaced, because other modules test isinstance against it. Each of its objects belongs to SGLang or, once
-create_weights has seen a layer that the library takes, to the adapter. Subclasses are left alone.
+The class is not replaced, because other modules test isinstance against it. Each of its objects belongs to SGLang or,
+once create_weights has seen a layer that the library takes, to the adapter. Subclasses are left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Method = Callable[..., Any]
 
 
 class _Undecided:
-    """State of an object whose layer is not known yet. own_init completes SGLang's __init__ if the layer is not taken."""
+    """State of an object whose layer is not known yet.
+
+    own_init completes SGLang's __init__ if the layer is not taken.
+    """
 
     def __init__(self, own_init: Callable[[], Any]):
         self.own_init = own_init

@@ -1,7 +1,7 @@
 """Everything that the adapter imports from SGLang, in one file. Importing it imports SGLang.
 
-SGLang does not promise to keep any of these interfaces. required.py lists what the adapter relies on, and register() checks
-that before it imports this file.
+SGLang does not promise to keep any of these interfaces. required.py lists what the adapter relies on, and register()
+checks that before it imports this file.
 """
 
 from __future__ import annotations

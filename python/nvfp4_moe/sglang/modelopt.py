@@ -1,7 +1,7 @@
 """ModelOpt's NVFP4 experts: hooks on the methods of SGLang's class.
 
-Its __init__ is delayed until the layer is known, because it fails on CPUs and on GPUs for which SGLang has no kernel. Experts
-that are quantized during loading use a subclass, which is not hooked.
+Its __init__ is delayed until the layer is known, because it fails on CPUs and on GPUs for which SGLang has no kernel.
+Experts that are quantized during loading use a subclass, which is not hooked.
 """
 
 from __future__ import annotations

@@ -38,7 +38,10 @@ class Mxfp4Hooks(Hooks):
         return Declared("bf16", "quant_method mxfp4")
 
     def sizes(self, layer: Any, inner: int, extra: Mapping[str, Any]) -> tuple[int, int]:
-        """Returns the sizes. The loader gives each rank whole blocks as long as any are left; the last may get fewer."""
+        """Returns the sizes.
+
+        The loader gives each rank whole blocks as long as any are left; the last may get fewer.
+        """
         padded = -(-inner // _BLOCK) * _BLOCK
         left = int(extra.get("moe_intermediate_size", inner * layer.moe_tp_size)) - padded * int(layer.moe_tp_rank)
         if left <= 0:

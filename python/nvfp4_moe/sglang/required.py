@@ -1,7 +1,8 @@
 """The members of SGLang that the adapter relies on, and the releases they were compared with. Plain data, no imports.
 
 nvfp4_moe._signatures defines the entries. The adapter checks the table against the SGLang that loads it.
-tools/check/check_engine_signatures.py checks it against releases' wheels and writes docs/reference/engines-compatibility.md.
+tools/check/check_engine_signatures.py checks it against releases' wheels and writes
+docs/reference/engines-compatibility.md.
 """
 
 RELEASES = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")  # those that fit

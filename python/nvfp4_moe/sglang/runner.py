@@ -1,6 +1,7 @@
 """The runner core: runs a MoeLayer on the tokens that SGLang dispatches.
 
-SGLang's standard dispatcher passes ids that are local to the rank, and -1 for another rank's expert, which adds nothing.
+SGLang's standard dispatcher passes ids that are local to the rank, and -1 for another rank's expert, which adds
+nothing.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     model = AutoModelForCausalLM.from_pretrained(ID, quantization_config=Nvfp4MoeConfig())  # any other, and for options
     print(enable(model))                                                          # a bf16 or fp16 model in memory
 
-Experts never become torch tensors: MoeLayer.from_checkpoint reads each layer from the files and packs it. Linears that the
-files hold in NVFP4 run through Nvfp4Linear. transformers loads everything else as usual. docs/how-to/transformers.md lists
-the tested versions and the limits.
+Experts never become torch tensors: MoeLayer.from_checkpoint reads each layer from the files and packs it. Linears that
+the files hold in NVFP4 run through Nvfp4Linear. transformers loads everything else as usual.
+docs/how-to/transformers.md lists the tested versions and the limits.
 """
 
 from __future__ import annotations

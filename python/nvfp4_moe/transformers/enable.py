@@ -62,9 +62,10 @@ def enable(
 ) -> Enabled:
     """Quantizes the experts of a loaded bfloat16, float16 or float32 model and replaces them by packed layers.
 
-    Each layer's weights are freed before the next layer is quantized, so at most one layer is in memory twice. Layers run
-    on the device of their weights. The rest of the model is unchanged, except that gradients are turned off. Every module
-    is checked before the first is replaced. If a later layer fails, the layers replaced so far stay, and the model runs.
+    Each layer's weights are freed before the next layer is quantized, so at most one layer is in memory twice. Layers
+    run on the device of their weights. The rest of the model is unchanged, except that gradients are turned off. Every
+    module is checked before the first is replaced. If a later layer fails, the layers replaced so far stay, and the
+    model runs.
 
     Args:
         model: The model.
@@ -75,8 +76,8 @@ def enable(
         A report of what was done. A second call finds nothing left to do and reports that.
 
     Raises:
-        Unsupported: Experts with another activation, with other dtypes, or offloaded. Names the module's path and class.
-        BadInput: Weights or biases are NaN or Inf.
+        Unsupported: Experts with another activation, with other dtypes, or offloaded. Names the module's path and
+        class. BadInput: Weights or biases are NaN or Inf.
     """
     if activation_format == "auto":
         activation_format = "bf16"  # float weights declare no other format

@@ -78,8 +78,8 @@ def _is_called_alike(module: nn.Module) -> bool:
 def find_experts(model: nn.Module) -> list[Found]:
     """Finds every module with stacked routed experts: 3-d gate_up_proj (without a gate up_proj) and down_proj.
 
-    Raises Unsupported, with the path and the class, for a module that is not called like Nvfp4Experts, or that is not in
-    a numbered layer.
+    Raises Unsupported, with the path and the class, for a module that is not called like Nvfp4Experts, or that is not
+    in a numbered layer.
     """
     found = []
     for name, module in model.named_modules():
@@ -122,7 +122,8 @@ def _activated(gate: Tensor, up: Tensor, activation: str, limit: float, alpha: f
 
 
 def computes(module: nn.Module, activation: str, limit: float | None, alpha: float) -> bool:
-    """Returns whether the module's gate, or act_fn without a gate, computes this activation, up to three times its limit.
+    """Returns whether the module's gate, or act_fn without a gate, computes this activation, up to three times its
+    limit.
 
     Two float32 implementations differ by at most 8 roundings of 2^-24: sigmoid 4, products and sum 4. swiglu_oai adds 1
     to up, which may cancel, so its error is relative to |gate| (|up| + 1). relu2 is one product.

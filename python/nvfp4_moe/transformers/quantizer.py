@@ -57,7 +57,10 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         return dtype
 
     def update_device_map(self, device_map: Any) -> Any:
-        """Accepts one device, or a dict of GPUs. Refuses maps that would put weights on another device than their layer."""
+        """Accepts one device, or a dict of GPUs.
+
+        Refuses maps that would put weights on another device than their layer.
+        """
         if isinstance(device_map, str) and device_map in _AUTOMATIC:
             gpus = torch.cuda.device_count()
             if gpus > 1:
@@ -242,7 +245,10 @@ class Nvfp4MoeQuantizer(HfQuantizer):
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ()) | ignored
 
     def update_weight_conversions(self, weight_conversions: list[Any], *args: Any) -> list[Any]:
-        """Drops the conversions that merge experts, unless transformers loads some. Newer releases pass the model too."""
+        """Drops the conversions that merge experts, unless transformers loads some.
+
+        Newer releases pass the model too.
+        """
         if self._keep_converters:
             return weight_conversions
         return [
@@ -372,7 +378,8 @@ def _planned_dtypes(
 
 
 def _restore_dtypes(model: Any, planned: dict[str, torch.dtype], wide_buffers: dict[str, StoredTensor]) -> None:
-    """Casts parameters to the requested dtype; transformers leaves renamed keys of a pre-quantized model in the files' dtype.
+    """Casts parameters to the requested dtype; transformers leaves renamed keys of a pre-quantized model in the files'
+    dtype.
 
     Buffers that are float32 in the files stay float32. Some transformers versions round them to the model's dtype, and
     with a router's selection bias in bfloat16 other experts would be selected.

@@ -35,13 +35,13 @@ def register() -> None:
 
 
 def _warn_of_stock(declared: Any) -> None:
-    """Refuses checkpoints whose NVFP4 experts transformers 5.17 loads wrongly without an error."""
+    """Warns of checkpoints whose NVFP4 experts transformers 5.17 loads wrongly without an error."""
     fields = declared if isinstance(declared, dict) else declared.to_dict()
     named = (fields.get("format"), str(fields.get("moe_quant_algo")).upper())
     if "nvfp4-pack-quantized" in named or "NVFP4" in named:
         log.warning(
-            "quant_method %r is transformers' own: where this checkpoint has NVFP4 experts it loads them with wrong scales; "
-            "pass quantization_config=nvfp4_moe.transformers.Nvfp4MoeConfig()",
+            "quant_method %r is transformers' own, which loads NVFP4 experts of this checkpoint with wrong scales; pass "
+            "quantization_config=nvfp4_moe.transformers.Nvfp4MoeConfig()",
             fields.get("quant_method"),
         )
 

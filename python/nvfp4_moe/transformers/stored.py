@@ -33,7 +33,10 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(files: Iterable[str]) -> dict[str, StoredTensor]:
-    """Returns every tensor of the files by its key. Raises BadInput, with the file's name, for a truncated or bad file."""
+    """Returns every tensor of the files by its key.
+
+    Raises BadInput, with the file's name, for a truncated or bad file.
+    """
     tensors = {}
     shards: dict[str, str] | None = None  # from the model's index; other copies and leftovers are not read
     for file in files:

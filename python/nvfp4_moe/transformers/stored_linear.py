@@ -158,8 +158,8 @@ def find_stored_linears(
         rename: Maps a key to the model's name.
 
     Raises:
-        BadInput: A part is missing or its size differs from the model's. Names the key, what was expected and what it got.
-        Unsupported: The format cannot be loaded, or a module with a quantized weight is not a linear.
+        BadInput: A part is missing or its size differs from the model's. Names the key, what was expected and what it
+        got. Unsupported: The format cannot be loaded, or a module with a quantized weight is not a linear.
     """
     found = []
     leaves: dict[str, set[str]] = {}

@@ -1,9 +1,9 @@
 """The plugin's quantization configs. Each is a subclass of vLLM's config and is registered under the same name.
 
-With a name of its own it would lose the behavior that vLLM selects by literal names. A class is made right after vLLM has
-imported its base, which happens before vLLM resolves a quantization method, so a process without a quantized model pays
-nothing. If another plugin has registered a config under the name, that config is the base. This file imports nothing of vLLM.
-taking.py does, when the first layer requests a method.
+With a name of its own it would lose the behavior that vLLM selects by literal names. A class is made right after vLLM
+has imported its base, which happens before vLLM resolves a quantization method, so a process without a quantized model
+pays nothing. If another plugin has registered a config under the name, that config is the base. This file imports
+nothing of vLLM. taking.py does, when the first layer requests a method.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from . import internals, late, release
 
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
-# Format and vLLM's class, by our class. vLLM sends the engine's config to its workers, which look up a class by its name
-# here before they load plugins.
+# Format and vLLM's class, by our class. vLLM sends the engine's config to its workers, which look up a class by its
+# name here before they load plugins.
 _CONFIGS = {
     "NvFp4MoeModelOptConfig": ("modelopt_fp4", f"{_QUANTIZATION}.modelopt:ModelOptNvFp4Config"),
     "NvFp4MoeModelOptMixedConfig": (

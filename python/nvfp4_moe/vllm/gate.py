@@ -1,8 +1,8 @@
 """Computes a router's GEMM (vLLM's "gate") with the library, on a GPU and for the few tokens of a decode step.
 
-vLLM has its own kernels for some models' gates (GateLinear). They have no quantization config and are left alone. The other
-gates are unquantized linear layers, whose config selects how they are computed; these are handled here. cuBLAS uses two CTAs
-for such a GEMM, router_gemm one for each expert.
+vLLM has its own kernels for some models' gates (GateLinear). They have no quantization config and are left alone. The
+other gates are unquantized linear layers, whose config selects how they are computed; these are handled here. cuBLAS
+uses two CTAs for such a GEMM, router_gemm one for each expert.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The members of vLLM that the plugin uses, in one table that is checked before any of them is used.
 
-vLLM documents entry points and register_quantization_config, but its MoE classes are internal and change between releases.
-REQUIRED lists each member with the parameters that the plugin passes or overrides. nvfp4_moe._signatures defines the entries
-and compares the table with the installed release. Scripts that read wheels load REQUIRED from this file, so it is plain data
-and imports nothing of the package.
+vLLM documents entry points and register_quantization_config, but its MoE classes are internal and change between
+releases. REQUIRED lists each member with the parameters that the plugin passes or overrides. nvfp4_moe._signatures
+defines the entries and compares the table with the installed release. Scripts that read wheels load REQUIRED from this
+file, so it is plain data and imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _FUSED = "vllm.model_executor.layers.fused_moe"
 _QUANTIZATION = "vllm.model_executor.layers.quantization"
 _COMPRESSED = f"{_QUANTIZATION}.compressed_tensors"
 
-# If a group does not fit, vLLM handles that format; if "core" does not fit, all formats. Without "router" vLLM selects the
-# experts, without "gate" it computes the logits, and without "exchange" it exchanges between ranks.
+# If a group does not fit, vLLM handles that format; if "core" does not fit, all formats. Without "router" vLLM selects
+# the experts, without "gate" it computes the logits, and without "exchange" it exchanges between ranks.
 REQUIRED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "core": (
         ("calls", f"{_QUANTIZATION}:register_quantization_config", ("quantization",)),

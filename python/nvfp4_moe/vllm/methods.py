@@ -1,11 +1,12 @@
-"""The plugin's quantization methods of routed experts. Each derives from vLLM's method and keeps its parameters and loading.
+"""The plugin's quantization methods of routed experts. Each derives from vLLM's method and keeps its parameters and
+loading.
 
-RoutedExperts.weight_loader searches the name of a method's class for "ModelOpt" or "compressed", so the classes here keep
-those words in their names. vLLM's constructors are not called, because they choose one of vLLM's kernels and fail if there is
-none. FusedMoEMethodBase's constructor is called.
+RoutedExperts.weight_loader searches the name of a method's class for "ModelOpt" or "compressed", so the classes here
+keep those words in their names. vLLM's constructors are not called, because they choose one of vLLM's kernels and fail
+if there is none. FusedMoEMethodBase's constructor is called.
 
-Parameters keep their names and are emptied after packing. The layer's state still has the checkpoint's names, and a reload
-finds what it expects.
+Parameters keep their names and are emptied after packing. The layer's state still has the checkpoint's names, and a
+reload finds what it expects.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Method:
         return _quant_config(g1_alphas=none, g2_alphas=none, w1_scale=none, w2_scale=none)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Packs and warms up. Everything that may allocate, load a module or fail happens here, before profiling and capture.
+        """Packs and warms up. Everything that may allocate, load a module or fail happens here, before profiling and
+        capture.
 
         On a reload it writes the new weights into the existing layer, whose memory captured graphs use.
         """
@@ -134,8 +136,8 @@ class Method:
             shape = (parameter.shape[0], 0, 0)[: parameter.ndim]
             parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
         if parameters[0].is_cuda:
-            # The library cannot use memory of freed parameters that torch still caches. Without this a model of half the
-            # GPU's size would have no room for its packed layers.
+            # The library cannot use memory of freed parameters that torch still caches. Without this a model of half
+            # the GPU's size would have no room for its packed layers.
             torch.cuda.empty_cache()
         if self.moe_kernel is None:
             self._build(layer)

@@ -2,9 +2,9 @@
 
     nvfp4_moe::moe_layer_by(Tensor(a!) out, Tensor hidden, Tensor topk_ids, Tensor topk_weights, Tensor handle) -> ()
 
-nvfp4_moe::moe_layer takes the handle as a number. vLLM keeps compiled graphs on disk, and they would contain the number of
-the process that compiled them. A tensor is an input of the graph instead, so each process and engine passes its own. vLLM
-traces its MoE layers only on CPUs. On GPUs an operator of vLLM hides them, and the layer is called directly.
+nvfp4_moe::moe_layer takes the handle as a number. vLLM keeps compiled graphs on disk, and they would contain the number
+of the process that compiled them. A tensor is an input of the graph instead, so each process and engine passes its own.
+vLLM traces its MoE layers only on CPUs. On GPUs an operator of vLLM hides them, and the layer is called directly.
 """
 
 from __future__ import annotations

@@ -256,8 +256,8 @@ def plan_of(
 ) -> LayerPlan | None:
     """Returns how the library takes a RoutedExperts layer, or None if it is left to vLLM, which logs the reason.
 
-    declared is the checkpoint's declaration for activations, or the reason why the checkpoint's layer cannot run. Raises
-    NotImplementedError if the layer is not taken and the user insists.
+    declared is the checkpoint's declaration for activations, or the reason why the checkpoint's layer cannot run.
+    Raises NotImplementedError if the layer is not taken and the user insists.
     """
     note_combine(prefix, None)  # an earlier engine in this process may have set it
     _refusals.pop(prefix, None)

@@ -1,12 +1,13 @@
 """Expert parallel through the library's exchange (docs/how-to/expert-parallel.md) instead of vLLM's gathers and sums.
 
-If ranks have different tokens (data parallel attention, sequence parallel MoE), vLLM would gather the rows of all ranks and
-scatter bf16 sums back. A layer over an exchange sends a token's activations, in the layer's format, to the ranks of its
-experts, and the result has the bits of one rank. If all ranks have the same tokens (tensor parallel attention), vLLM would add
-bf16 rows. The exchange adds fp32 rows in rank order.
+If ranks have different tokens (data parallel attention, sequence parallel MoE), vLLM would gather the rows of all ranks
+and scatter bf16 sums back. A layer over an exchange sends a token's activations, in the layer's format, to the ranks of
+its experts, and the result has the bits of one rank. If all ranks have the same tokens (tensor parallel attention),
+vLLM would add bf16 rows. The exchange adds fp32 rows in rank order.
 
 Both need every rank of vLLM's expert parallel group in each run, in the same order. So do vLLM's own collectives: ranks
-without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs with the same number of tokens.
+without requests take part with dummy tokens, and ranks that replay CUDA graphs replay graphs with the same number of
+tokens.
 """
 
 from __future__ import annotations
@@ -213,9 +214,10 @@ def _slots(expert_map: Any, group: Any) -> tuple[int, ...]:
 
 # ---- keeping compiled graphs apart
 
-# vLLM keeps compiled graphs on disk, keyed by hashes. A graph that adds the ranks' rows is wrong for a layer that has already
-# added them, and vice versa. Models compile parts under copies of the engine's config that are made along with the layers, so
-# a change to a config reaches only some of the hashes. A variable known to vllm.envs reaches all of them.
+# vLLM keeps compiled graphs on disk, keyed by hashes. A graph that adds the ranks' rows is wrong for a layer that has
+# already added them, and vice versa. Models compile parts under copies of the engine's config that are made along with
+# the layers, so a change to a config reaches only some of the hashes. A variable known to vllm.envs reaches all of
+# them.
 _FACTOR = "NVFP4_MOE_LAYERS_OVER_RANKS"
 _combine_of: dict[str, str] = {}  # layers of this process whose rows need no sum -> how they combine
 

@@ -1,7 +1,7 @@
 """A layer's router, if the library selects the experts. vLLM then passes the router's logits to the layer.
 
-This uses vLLM's interface for kernels that route themselves. On a GPU the selection is a kernel that starts while the previous
-kernel ends, and the layer's first kernel starts while the selection runs.
+This uses vLLM's interface for kernels that route themselves. On a GPU the selection is a kernel that starts while the
+previous kernel ends, and the layer's first kernel starts while the selection runs.
 """
 
 from __future__ import annotations

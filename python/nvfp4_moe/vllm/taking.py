@@ -32,8 +32,8 @@ _gpt = functools.cache(methods.gpt_oss_method)
 def method_of(format_name: str, config: Any, layer: Any, prefix: str, stock: Callable[[], Any]) -> Any:
     """Returns the method of a layer under one of the plugin's configs. stock() returns the base config's method.
 
-    Raises what plan_of raises. If the plugin refused the experts and vLLM has no kernel for them either, it raises vLLM's
-    exception, with the refusal as a warning before it and as a note on it.
+    Raises what plan_of raises. If the plugin refused the experts and vLLM has no kernel for them either, it raises
+    vLLM's exception, with the refusal as a warning before it and as a note on it.
     """
     if isinstance(layer, _routed_experts):
         if method := _OWN[format_name](config, layer, prefix):
@@ -133,7 +133,10 @@ def _of_deepseek_v4(config: Any, layer: Any, prefix: str) -> Any:
 
 
 def _has_nvfp4_experts(config: Any, prefix: str) -> bool:
-    """Returns whether ModelOpt's export quantized this layer. It leaves ignored experts in MXFP4; newer vLLM can tell."""
+    """Returns whether ModelOpt's export quantized this layer.
+
+    It leaves ignored experts in MXFP4; newer vLLM can tell.
+    """
     if by_layer := getattr(config, "_is_nvfp4_expert_layer", None):
         return bool(by_layer(prefix))
     return bool(config.moe_quant_algo == "NVFP4")

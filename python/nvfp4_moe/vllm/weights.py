@@ -20,7 +20,10 @@ _MUST_COME = ("_weight_scale", "_weight_scale_2", "_weight_global_scale", "_bias
 
 
 def prepare(layer: Any) -> None:
-    """Zeros the codes and marks scales and biases as missing. 8-bit scales stay zero until the first of them is loaded."""
+    """Zeros the codes and marks scales and biases as missing.
+
+    8-bit scales stay zero until the first of them is loaded.
+    """
     for name, parameter in layer.named_parameters(recurse=False):
         parameter.nvfp4_moe_must_come = name.endswith(_MUST_COME)
         if parameter.dtype in (torch.uint8, torch.float8_e4m3fn):
@@ -32,8 +35,9 @@ def prepare(layer: Any) -> None:
 def loader_of(layer: Any, loader: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps vLLM's loader of one expert's tensor: before its first write a parameter is marked as missing.
 
-    vLLM's reload makes parameters from uninitialized memory. Without the marks an expert that the checkpoint lacks would
-    have arbitrary values. A bound method stays one, because vLLM removes the layer from the methods that it keeps.
+    vLLM's reload makes parameters from uninitialized memory. Without the marks an expert that the checkpoint lacks
+    would have arbitrary values. A bound method stays one, because vLLM removes the layer from the methods that it
+    keeps.
     """
     function: Callable[..., Any] = loader
     if is_method := isinstance(loader, types.MethodType) and loader.__self__ is layer:

@@ -89,7 +89,7 @@ class RouterConfig:
                 fields = _Fields(language, model_type)
                 return cls(num_experts=fields.experts(), top_k=fields.top_k(), **_ROUTERS[model_type](fields, layer))
         raise _core.Unsupported(
-            f"config.json model_type {outer!r}: expected one of {', '.join(_ROUTERS)}, whose routers are known"
+            f"config.json model_type: expected a type whose router is known (docs/how-to/python.md lists them), got {outer!r}"
         )
 
 

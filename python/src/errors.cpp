@@ -79,7 +79,7 @@ PyObject* make_class(nb::module_& m, const char* name, const char* doc, const nb
   return type;
 }
 
-// "TypeError: its text", like the last line of a traceback; only the class if there is no text.
+// "TypeError: its text", like the end of a traceback; only the class if there is no text.
 std::string text_of(const nb::python_error& raised) {
   std::string text = Py_TYPE(raised.value().ptr())->tp_name;
   const nb::object said = nb::steal(in_python([&] { return PyObject_Str(raised.value().ptr()); }));

@@ -23,7 +23,7 @@ def register() -> None:
     """Registers the runner core, the option --moe-runner-backend nvfp4_moe and the hooks, once per process.
 
     Does nothing if NVFP4_MOE_MODE=0. An SGLang release without the members that the adapter needs is left unchanged,
-    and one log line names its version and the members. If NVFP4_MOE_MODE=1 that is SystemExit, because SGLang ignores
+    and a log message names its version and the members. If NVFP4_MOE_MODE=1 that is SystemExit, because SGLang ignores
     other exceptions of plugins.
     """
     global _registered

@@ -56,7 +56,7 @@ __all__ = [
 def backend_is_sglangs_default() -> bool:
     """Returns whether SGLang, not the user, chose --moe-runner-backend for the model (gpt-oss, Nemotron-H).
 
-    In releases whose routers and dispatchers follow each layer's runner instead of the option, such a choice is only a
+    In releases whose routers and dispatchers follow each layer's runner instead of the option, that backend is only a
     default.
     """
     raw = getattr(get_server_args(), "_raw_input", None) or {}

@@ -184,7 +184,7 @@ def _max_tokens(moe: Any) -> int:
 
 
 def _routers_are_watched() -> bool:
-    """Returns whether vLLM's routers must report their choice to another component, or may be overridden."""
+    """Returns whether vLLM's routers must report the selected experts elsewhere, or may be overridden."""
     config = _current_config()
     holders = (getattr(config, "model_config", None), getattr(config, "aux_output_config", None))
     reported = any(getattr(holder, "enable_return_routed_experts", False) is True for holder in holders)

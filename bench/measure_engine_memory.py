@@ -102,7 +102,7 @@ def grown(since: dict[str, int]) -> dict[str, int]:
 
 
 def measure(stack: Stack) -> dict[str, object]:
-    warm = [stack.capture(tokens) for tokens in (1, SIZES[-1])]  # memory that driver and torch take with the first graphs
+    warm = [stack.capture(tokens) for tokens in (1, SIZES[-1])]  # memory of the first graphs
     for graph in warm:
         graph.replay()
     stays = warm.pop(0)  # torch keeps it while one graph lives

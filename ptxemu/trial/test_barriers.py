@@ -1,4 +1,4 @@
-"""Barriers: that they hold, count and reduce, and what a deadlock's report says."""
+"""Tests of barriers: waiting, counting, reductions, and the report of a deadlock."""
 
 import numpy as np
 import pytest

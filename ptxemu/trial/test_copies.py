@@ -1,4 +1,4 @@
-"""Asynchronous copies: when they are visible, what they move, and where tensor copies put it."""
+"""Tests of asynchronous copies: when they become visible, what they move, and where tensor copies put it."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Memory: what is fresh, freed or out of bounds, and what an unknown instruction is."""
+"""Tests of memory: uninitialized, freed and out of bounds accesses, and unknown instructions."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""The checker of order: each litmus test is clean as it stands, and each edit that leaves an order out is reported."""
+"""Tests of the checker of order: each litmus test is clean, and each edit that removes an order is reported."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The checker of order over launches of several host threads: clean as they stand, reported without an order."""
+"""Tests of the checker of order with launches of several host threads: clean if ordered, reported if not."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Scalar instructions over many values, against trial/scalars.py; conversions of small formats over all of theirs."""
+"""Tests of scalar instructions on many values, against trial/scalars.py, and of small formats on all their values."""
 
 import ml_dtypes
 import numpy as np

@@ -26,8 +26,7 @@ struct RanksCell {
   // ranks compute the same as kOwnExperts, so the difference in time is the exchange's
   bool same_work = false;
   std::vector<RanksRound> rounds;  // without transfers for one rank
-  std::string
-      refused;  // why there are no times; then the fields from tokens on are not set
+  std::string refused;  // why there are no times; then the fields from tokens on are not set
 };
 
 // Whether p90 of a round is more than 1.5 times its fastest run.

@@ -13,8 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr Timeout kSlowest{30 * 60 *
-                           1000};  // while a rank packs its layers and makes its batches
+constexpr Timeout kSlowest{30 * 60 * 1000};  // while a rank packs its layers and makes its batches
 
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();

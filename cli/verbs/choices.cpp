@@ -42,8 +42,7 @@ void add_numeric_choices(CLI::App& verb, NumericChoices& choices) {
       "Scale of the activation function's output: dynamic_token, fixed or compat");
   add("--intermediate-fixed", choices.intermediate_fixed,
       "Scale for --intermediate-scale fixed, a power of two");
-  add("--static-headroom", choices.static_headroom,
-      "Factor of the static scale, a power of two");
+  add("--static-headroom", choices.static_headroom, "Factor of the static scale, a power of two");
   add("--router-weight", choices.router_weight,
       "Where router weights are multiplied: after_down, before_down or on_input");
   add("--row-format", choices.row_format,

@@ -311,10 +311,9 @@ Status doctor(const DoctorOptions&, Report& report) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Invocation& invocation) {
-  add_verb<DoctorOptions>(
-      app, invocation, "doctor",
-      "Show host, GPUs, backends and installed engines, and run a self-test", UsesBackend::kYes,
-      doctor, [](CLI::App&, DoctorOptions&) {});
+  add_verb<DoctorOptions>(app, invocation, "doctor",
+                          "Show host, GPUs, backends and installed engines, and run a self-test",
+                          UsesBackend::kYes, doctor, [](CLI::App&, DoctorOptions&) {});
 }
 
 }  // namespace nvfp4_moe::internal::cli

@@ -49,8 +49,7 @@ void report_model(const Checkpoint& checkpoint, Report& report) {
                   sizes.hidden_size, sizes.intermediate_size) +
           (sizes.hidden_size == model.model_hidden_size
                ? ""
-               : fmt::format(", after a projection from the model's {}",
-                             model.model_hidden_size)));
+               : fmt::format(", after a projection from the model's {}", model.model_hidden_size)));
   report.fact("numbers",
               fmt::format("{}, router weight {}", activation, to_string(sizes.router_weight)));
   Json& json = report.json();

@@ -97,9 +97,11 @@ done:
         "cp.async that arrives at an mbarrier",
         INIT.replace("COUNT", "32")
         + """
- @!%p2 bra again; sub.u32 %r9, %r1, 32; shl.b32 %r9, %r9, 4; add.u32 %r9, %r2, %r9; mul.wide.u32 %rd5, %r1, 16; add.s64
- %rd6, %rd_a, %rd5; cp.async.cg.shared.global [%r9], [%rd6], 16; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r8];
- bra done;
+	@!%p2 bra again;
+	sub.u32 %r9, %r1, 32; shl.b32 %r9, %r9, 4; add.u32 %r9, %r2, %r9; mul.wide.u32 %rd5, %r1, 16; add.s64 %rd6, %rd_a, %rd5;
+	cp.async.cg.shared.global [%r9], [%rd6], 16;
+	cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r8];
+	bra done;
 """
         + wait("%r8", 0, "again")
         + """

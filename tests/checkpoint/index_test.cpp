@@ -1,4 +1,4 @@
-// Which of several copies of a tensor is read: the one that model.safetensors.index.json names.
+// Of several copies of a tensor, the one that model.safetensors.index.json names is read.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/experts.h"

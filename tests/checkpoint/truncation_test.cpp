@@ -1,5 +1,5 @@
-// Files that change while a checkpoint is open: a reason, never a signal. What could end in one
-// runs in a child.
+// Files that change while a checkpoint is open cause an error with a reason, never a signal. Tests
+// that could end in a signal run in a child process.
 #include <sys/wait.h>
 #include <unistd.h>
 

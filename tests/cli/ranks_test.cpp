@@ -1,5 +1,4 @@
-// verify --ep and bench --ep: over threads of the tool, over processes of mpirun, and what they
-// refuse.
+// verify --ep and bench --ep: over threads of the tool, over processes of mpirun, and their errors.
 #include <filesystem>
 #include <map>
 #include <string>

@@ -1,4 +1,4 @@
-// Ranks whose devices write into each other's memory: how the others' waits end where one fails.
+// Ranks whose devices write into each other's memory: the waits of the others end if one fails.
 #include <cuda_runtime.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Experts on a GPU replaced in the order of a stream: outputs have the bits of the old expert or
-// the new one.
+// Replacing experts on a GPU in stream order: outputs have the bits of either the old or the new
+// expert.
 #include <cuda_runtime.h>
 
 #include <array>

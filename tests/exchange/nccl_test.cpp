@@ -1,5 +1,4 @@
-// NCCL's transport over its test double: which calls it makes, what it moves, and every way in
-// which it ends.
+// NCCL's transport over its test double: its calls, the bytes that it moves, and all ways to end.
 #include "exchange/nccl.h"
 
 #include <dlfcn.h>

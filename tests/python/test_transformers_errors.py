@@ -1,4 +1,4 @@
-"""What the transformers adapter refuses, and the sentence that says so."""
+"""What the transformers adapter refuses, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What of a model is copied beside its weights: files, and links that stay inside it.
+// What quantize copies in addition to a model's weights: files, and links that stay inside it.
 #include <sys/stat.h>
 
 #include <filesystem>

@@ -57,7 +57,7 @@ def _remove_hooks_on_disable(model: PreTrainedModel) -> None:
 
     def enable_input_require_grads() -> None:
         here: Any = reference()
-        here.disable_input_require_grads()  # otherwise a second call would lose the first one's hooks
+        here.disable_input_require_grads()  # a second call would lose the first one's hooks
         stock.enable_input_require_grads(here)
 
     def gradient_checkpointing_disable() -> None:

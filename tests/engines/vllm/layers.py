@@ -1,4 +1,4 @@
-"""What a quantization method is made of and for: vLLM's description of a layer, and what a method reads of RoutedExperts."""
+"""Inputs of a quantization method: vLLM's description of a layer, and the attributes of RoutedExperts that a method reads."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Estimates, without a measurement, the exchange of one layer: all_reduce and all_to_all of 4 to 256 ranks.
 
-    bench/estimate_exchange.py        the tables of docs/how-to/expert-parallel.md, section 7
+    bench/estimate_exchange.py        the tables of docs/benchmarks.md, "Several ranks"
 
 Ranks of one host are estimated by a latency and a rate, fitted to measured collectives of 4 H200s of one host.
-Everything between hosts is assumed; NETWORK has the assumptions. docs/how-to/expert-parallel.md describes the model.
+Everything between hosts is assumed; NETWORK has the assumptions. docs/benchmarks.md describes the model.
 """
 
 import json

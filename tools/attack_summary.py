@@ -29,7 +29,7 @@ def kinds():
 
 
 def reported(case):
-    """Returns (kind, attacks) of a test's element. The kind is None if it names none or several."""
+    """Returns (kind, attacks) of a test's element; kind None unless it names exactly one."""
     properties = {item.get("name"): item.get("value") for item in case.iter("property")}
     if "attack" in properties:
         return properties["attack"], int(properties.get("attacked", 0))

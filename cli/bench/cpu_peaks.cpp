@@ -91,7 +91,7 @@ inline __m256i fresh_products(__m256i& weights, __m256i line) {
   asm volatile("" : "+x"(weights));
   return _mm256_maddubs_epi16(weights, line);
 }
-// Of about twelve instructions only the last one depends on the previous round, so six sums are
+// Only the last of about twelve instructions depends on the previous round, so six sums are
 // enough, and they fit into 16 registers.
 constexpr int kMaddubsHalves = 6;
 void maddubs_scaled(int64_t rounds) {

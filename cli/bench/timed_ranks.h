@@ -26,7 +26,7 @@
 
 namespace nvfp4_moe::internal::cli {
 
-// What the ranks compute in a timed run.
+// The computation of the ranks in a timed run.
 enum class RanksWork : uint8_t {
   kLayer,       // the layer over all ranks
   kOwnExperts,  // each rank its own experts on all tokens, as a separate layer: ids of others'

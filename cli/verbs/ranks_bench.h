@@ -47,7 +47,7 @@ class RanksBench {
     Configuration* configuration;
     std::vector<Divided> divided;
   };
-  // What a row of a cell times: the configuration on one rank, or over ranks.
+  // The subject of a cell's row: the configuration on one rank, or over ranks.
   struct Row {
     Configuration* configuration;
     Divided* divided;  // null: one rank

@@ -15,7 +15,7 @@
 #include "cudart/queues.h"
 #include "runtime/machine.h"
 
-// These are functions here, whatever the headers make of their names.
+// These are functions here, even if the headers define macros of these names.
 #undef cudaGetDeviceProperties
 #undef cudaGetDriverEntryPoint
 
@@ -58,7 +58,7 @@ struct Device {
   bool is_done(cudaStream_t stream);
   // Whether launches of other threads wait in this stream.
   bool others_use(cudaStream_t stream);
-  // What this thread's launches have reached once they have ended; null if they have.
+  // The state to wait for until this thread's launches have ended; null if they have.
   std::shared_ptr<Mark> mark();
   cudaError_t wait_for(const std::shared_ptr<Mark>& mark);
   // No later launch overlaps with earlier ones.

@@ -32,7 +32,7 @@ def limit():
 
 
 def first_wrong(program, fault, capability):
-    """Returns the first kernel and order with a wrong result or a crash, "" if there is none."""
+    """Returns the first kernel and order with a wrong result or a crash, or ""."""
     environment = {**os.environ, "PTXEMU_CC": capability}
     done = subprocess.run(
         [program, fault],

@@ -57,7 +57,7 @@ class Gather {
   void add(const Part& part);
   void set(uint32_t cta, uint32_t slot, Known known);
   bool empty() const { return parts_.empty() && launches_.empty(); }
-  // What was put together. The next begins empty.
+  // Returns the gathered clock and starts a new, empty one.
   ClockRef take();
 
  private:

@@ -18,7 +18,7 @@ struct Record {
   uint8_t proxy : 2 = 0, scope : 2 = 0, write : 1 = 0, strong : 1 = 0;
   uint8_t collective : 1 = 0;  // by a lane for its whole warp
   uint8_t any_lane : 1 = 0;    // the knowledge of any lane of the warp is enough
-  uint8_t in_flight : 1 = 0;   // not done, whatever its number
+  uint8_t in_flight : 1 = 0;   // not done, for any number
   bool same_actor(const Record& other) const { return slot == other.slot && cta == other.cta; }
 };
 

@@ -34,7 +34,7 @@ void enqueue_copy(Cluster* cluster, Work work);
 void enqueue_delivery(Thread* T, uint32_t to, const uint8_t* from, uint32_t size, uint32_t barrier,
                       uint32_t bytes, std::function<void(uint8_t*)> deliver);
 void enqueue_tensor_work(Thread* T, Work work);
-// Does one item of the cluster's asynchronous work. Returns false if there is none.
+// Does one item of the cluster's asynchronous work. Returns false if there was no work.
 bool do_some_work(Cluster* cluster);
 
 uint64_t* mbarrier_at(Thread* T, uint64_t address);

@@ -173,7 +173,7 @@ void run_products(Warp* warp, uint64_t before_group) {
   }
 }
 
-// Register and slot of whichever record has this register; null for one that is not in flight.
+// The register and slot of the record that has this register; null if it is not in flight.
 std::pair<InFlightRegisters*, size_t> find_register(Thread* T, const uint32_t* wanted) {
   for (auto& record : T->in_flight_records)
     for (size_t i = 0; i < record->registers.size(); ++i)

@@ -61,7 +61,7 @@ def with_tensor_memory(arrivals, body):
 
 
 def operands(add):
-    """Of a product of kind::f16, 128 by 16 by 16: core matrices at the beginning of shared memory.
+    """Operands of a product of kind::f16, 128 by 16 by 16: core matrices at the beginning of shared memory.
 
     `add`: to what D has been.
     """

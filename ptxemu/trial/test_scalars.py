@@ -157,7 +157,7 @@ def test_every_half(emulator):
 
 
 def test_nan_is_canonical(emulator):
-    """An operation's NaN has one pattern, whichever NaN came in."""
+    """An operation's NaN has one pattern, for every input NaN."""
     got = convert(emulator, "add.f32 %f2, %f1, %f1; mov.b32 %r9, %f2;", FLOATS[IS_NAN])
     assert (got == NAN).all()
 

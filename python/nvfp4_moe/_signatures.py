@@ -35,7 +35,7 @@ ReadModule = Callable[[str], "str | None"]
 
 @dataclasses.dataclass
 class _Member:
-    """What a reader found: parameters without self and cls (None if it is not a function), and a test for attributes."""
+    """A member that a reader found: parameters without self and cls (None if not a function), and a test for attributes."""
 
     names: list[str] | None
     required: list[str]

@@ -17,7 +17,7 @@ namespace {
 
 using Kind = nb::dlpack::dtype_code;
 
-// What a type of arrays offers. There are few types and they live long, so they are kept in a small
+// Features of a type of arrays. There are few types and they live long, so they are kept in a small
 // table that is searched linearly. The table holds a reference to each type.
 struct KnownType {
   PyTypeObject* type;

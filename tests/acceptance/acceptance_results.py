@@ -1,6 +1,6 @@
 """Parses the output of the steps of tests/acceptance/acceptance.py.
 
-Each reader takes the whole output of a step and returns (figures, problem); problem is "" if there is none.
+Each reader takes the whole output of a step and returns (figures, problem), with "" for no problem.
 """
 
 import collections

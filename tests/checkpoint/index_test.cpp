@@ -1,4 +1,4 @@
-// Of several copies of a tensor, the one that model.safetensors.index.json names is read.
+// A tensor with several copies is read from the file that model.safetensors.index.json names.
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/experts.h"

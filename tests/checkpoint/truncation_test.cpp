@@ -31,7 +31,7 @@ Status load_layer(const Checkpoint& checkpoint) {
   return sum > 0 ? Status() : bad_input("nothing was read");
 }
 
-// What `body` gives in a child: its exit code, or minus the signal that ended it.
+// Runs `body` in a child: returns its exit code, or minus the signal that ended it.
 template <class Body>
 int in_child(const Body& body) {
   const pid_t child = fork();

@@ -26,7 +26,7 @@ PROGRAMS = HERE.parents[1] / "build/cpu/tests"
 
 
 def run(test, fault, checked, multiprocessors):
-    """What a test prints with a fault planted."""
+    """Returns a test's output with a fault planted."""
     capability, program, name = test.split()
     environment = os.environ | {
         "PTXEMU_CC": capability,

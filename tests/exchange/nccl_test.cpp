@@ -75,7 +75,7 @@ TEST(Nccl, OneGroupACallAndNothingForEmptyBlocks) {
   EXPECT_EQ(calls(), "destroy\n");
 }
 
-// What every rank's connect says.
+// The status of connect on every rank.
 std::vector<std::string> refused(int world, const std::function<NcclOptions(int rank)>& options,
                                  Timeout timeout = kLong) {
   std::vector<std::string> messages(static_cast<size_t>(world));

@@ -23,7 +23,7 @@ OVER_BACKENDS = re.compile(
     r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\((?:test::)?(?:step|judged|device)_backends\(\)"
 )
 NAMES = re.compile(r"constexpr std::array kNames = \{([^}]*)\}")
-# Suites of one backend or of none.
+# Suites for a single backend, or without a backend.
 ANY_GPU = ("CApiOnGpu",)
 
 

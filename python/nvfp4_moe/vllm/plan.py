@@ -23,7 +23,7 @@ _MXFP4_BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What vLLM's parameters of a checkpoint format hold.
+    """The content of vLLM's parameters for a checkpoint format.
 
     mxfp4: E8M0 scales of 32 elements each, no tensor scales. interleaved: rows of gate and up alternate, while other
     formats have two halves. biases: layers with biases have parameters for them.

@@ -1,4 +1,4 @@
-"""Records are current and claimed, and the figures of the pages are those of their records in bench/results."""
+"""Every record in bench/results is current and used, and the figures in the docs are those of their records."""
 
 import json
 import re

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that the docs are true where a machine can tell: links resolve, environment variables are documented (five at
-most), every ./dev verb that the README names exists, and so does every test that docs/contribute/features.md names."""
+"""Checks facts in the docs: links resolve, environment variables are documented (five at most), every ./dev verb in the
+README exists, and so does every test that docs/contribute/features.md names."""
 
 import pathlib
 import re
@@ -17,18 +17,18 @@ def broken_links(page):
 
 
 TEST = re.compile(r"^(?:ATTACK_)?TEST(_F|_P)?\(\s*(?:k\w+,\s*)?(\w+),\s*(\w+)\)", re.MULTILINE)
-# What makes a suite run for every backend of the registry: a list of the registry's, or, where a backend brings more than its
-# table, the names of all of them.
+# Text that shows that a suite runs for every backend of the registry: a list from the registry, or, if a backend has
+# more than its table, the names of all backends.
 OVER_BACKENDS = re.compile(
     r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\((?:test::)?(?:step|judged|device)_backends\(\)"
 )
 NAMES = re.compile(r"constexpr std::array kNames = \{([^}]*)\}")
-# Of one backend, or of none: not for every backend.
+# Suites for a single backend, or without a backend.
 ANY_GPU = ("CApiOnGpu",)
 
 
 def tests_in(sources):
-    """{"Suite.Name": kind of macro} and the suites that run for every backend, of the texts of C++ files."""
+    """Reads C++ files. Returns {"Suite.Name": kind of macro} and the suites that run for every backend."""
     tests, over_backends = {}, set()
     rooms = {path.name for path in (ROOT / "src/backend").glob("sm*") if path.name != "sm80"} | {"cuda"}
     for text in sources:
@@ -41,7 +41,7 @@ def tests_in(sources):
 
 
 def wrong_tests(page, tests, over_backends, choices):
-    """Names in a page's tables that are no tests or cases, and tests of its second column that some backend does not run."""
+    """Yields names in a page's tables that are not tests or cases, and tests of its second column that skip a backend."""
     for row in (line for line in page.splitlines() if line.startswith("| ") and "`" in line):
         for column, cell in enumerate(row.strip("|").split("|")):
             for name in re.findall(r"`([A-Z]\w*\.\w+)`", cell):

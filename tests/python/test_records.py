@@ -211,8 +211,7 @@ def test_a_page_has_the_table_of_its_bench(name, page, script):
 def test_sweep_has_the_best_weights_and_with_calibration_the_best_outputs():
     bench = record("quantize-quality-cpu-ac116c0")
     assert (
-        f"hidden {bench['hidden']}, intermediate {bench['intermediate']}"
-        in (ROOT / "docs/benchmarks.md").read_text()
+        f"hidden {bench['hidden']}, intermediate {bench['intermediate']}" in (ROOT / "docs/benchmarks.md").read_text()
     )
     assert len(quantize_quality_table.table(bench).splitlines()) == 2 + len({row["method"] for row in bench["results"]})
     for weights in {row["weights"] for row in bench["results"]}:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """An estimate, not a measurement, of what ranks say to each other in one layer: all_reduce and all_to_all of 4 to 256 ranks.
 
-    bench/estimate_exchange.py        the tables of docs/how-to/expert-parallel.md, section 7
+    bench/estimate_exchange.py        the tables of docs/benchmarks.md, "Several ranks"
 
 Collectives of 4 H200s of one host were measured; a line through them (a latency and a rate) is what ranks of one host are
-estimated by. Everything between hosts is assumed: NETWORK says what. docs/how-to/expert-parallel.md has the model in words.
+estimated by. Everything between hosts is assumed: NETWORK says what. docs/benchmarks.md has the model in words.
 """
 
 import json

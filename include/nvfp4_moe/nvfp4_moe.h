@@ -134,27 +134,28 @@ typedef struct nvfp4_moe_thread_group nvfp4_moe_thread_group;
 
 /* ---- library ---- */
 
-/* "0.1.0". Any thread. */
+/* Returns the library's version, "0.1.0". Any thread. */
 NVFP4_MOE_API const char* nvfp4_moe_version(void);
-/* NVFP4_MOE_ABI_VERSION of the library that runs. Any thread. */
+/* Returns NVFP4_MOE_ABI_VERSION of the library that runs. Any thread. */
 NVFP4_MOE_API int32_t nvfp4_moe_abi_version(void);
-/* The calling thread's last failure, "" if none. Valid until the thread's next failing call. Any
- * thread. */
+/* Returns the message of the calling thread's last failure, "" if no call has failed. It is valid
+ * until the thread's next failing call. Any thread. */
 NVFP4_MOE_API const char* nvfp4_moe_last_error(void);
-/* "out of memory" for NVFP4_MOE_STATUS_OUT_OF_MEMORY, and so on; "unknown" for other numbers. Any
- * thread. */
+/* Returns a status as text: "out of memory" for NVFP4_MOE_STATUS_OUT_OF_MEMORY, and so on;
+ * "unknown" for other numbers. Any thread. */
 NVFP4_MOE_API const char* nvfp4_moe_status_name(nvfp4_moe_status status);
-/* Frees a text that a function of this header gave. NULL does nothing. Any thread. */
+/* Frees a text that a function of this header returned. NULL does nothing. Any thread. */
 NVFP4_MOE_API void nvfp4_moe_text_free(char* text);
 
-/* level: 1 error, 2 warning, 3 info, 4 debug. Calls do not overlap; the callback must not call the
- * library. */
+/* Receives log messages. level: 1 error, 2 warning, 3 info, 4 debug. Calls do not overlap. The
+ * callback must not call the library. */
 typedef void (*nvfp4_moe_log_fn)(int level, const char* text, void* user);
-/* One callback for the process; NULL: off, as at the start. Any thread. */
+/* Sets the log callback of the whole process. NULL turns logging off, which is the default. Any
+ * thread. */
 NVFP4_MOE_API void nvfp4_moe_set_log_callback(nvfp4_moe_log_fn callback, void* user);
 
-/* Called at least once per expert, on the thread that opens. Return 0 to cancel
- * (NVFP4_MOE_STATUS_CANCELLED). */
+/* Progress of opening a layer. The callback is called at least once per expert, on the thread that
+ * opens. Return 0 to cancel (NVFP4_MOE_STATUS_CANCELLED). */
 typedef struct nvfp4_moe_progress {
   size_t struct_size;
   const char* what; /* "pack" */
@@ -187,13 +188,13 @@ typedef struct nvfp4_moe_config {
   nvfp4_moe_activation activation;
   float swiglu_limit; /* L; 0: none (required by the activations between SWIGLU and RELU2, refused
                          by those) */
-  float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, which it is with the others */
+  float swiglu_alpha; /* of SWIGLU_OAI; 0: 1.702, its value for all other activations too */
   nvfp4_moe_format activation_format;
   nvfp4_moe_scale activation_scale;
   nvfp4_moe_intermediate_scale intermediate_scale;
   float intermediate_fixed; /* a power of two for FIXED; 0: from the limit or the input scale */
   float max_router_weight;  /* bound of the router weights, used by FIXED under BEFORE_DOWN; 0: 1 */
-  float static_headroom;    /* a power of two; 0: 1, which it is without SCALE_STATIC */
+  float static_headroom;    /* a power of two; 0: 1, which is the only value without SCALE_STATIC */
   nvfp4_moe_router_weight router_weight;
   nvfp4_moe_row_format row_format;
   int32_t batch_invariant; /* 0 or 1 */
@@ -208,11 +209,11 @@ typedef struct nvfp4_moe_config {
 typedef struct nvfp4_moe_exchange_callbacks {
   size_t struct_size;
   void* user;
-  /* send: (sum of send_bytes), a block for each rank in rank order, this one included. recv: (sum
-   * of recv_bytes), a block from each. Return 0 after recv is filled and send may be written to.
-   * Return anything else for a failure, after writing its cause to error: a text shorter than
-   * error_bytes that names the missing rank if it is known. The call must return within timeout_ms,
-   * since nothing else can end it. */
+  /* Sends one block to each rank and receives one block from each, in rank order, this rank
+   * included. send: (sum of send_bytes). recv: (sum of recv_bytes). Return 0 after recv is filled
+   * and send may be written to. For a failure return anything else, after writing its cause to
+   * error: a text shorter than error_bytes that names the missing rank if it is known. The call
+   * must return within timeout_ms, since nothing else can end it. */
   int32_t (*all_to_all_v)(void* user, const void* send, const int64_t* send_bytes, void* recv,
                           const int64_t* recv_bytes, int64_t timeout_ms, char* error,
                           size_t error_bytes);
@@ -224,18 +225,19 @@ typedef struct nvfp4_moe_exchange_callbacks {
 
 /* Connects this rank to the others. Waits for all ranks, and fails on all of them if they disagree
  * on rank or world size. timeout_ms: at most 1000000000; 0: 30000. Ranks of one host also poll each
- * other's processes, so that a rank that dies or gives up is reported within a second, whether or
- * not a call is in progress. Any thread. */
+ * other's processes, so a rank that dies or gives up is reported within a second, even if no call
+ * is in progress. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status
 nvfp4_moe_exchange_connect(const nvfp4_moe_exchange_callbacks* callbacks, int32_t rank,
                            int32_t world, int64_t timeout_ms, nvfp4_moe_exchange** exchange);
-/* Creates a group that connects ranks that are threads of this process. Close it after all have
- * joined. Any thread. */
+/* Creates a group that connects ranks that are threads of this process. Close it after all ranks
+ * have joined. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_thread_group_create(int32_t world,
                                                              nvfp4_moe_thread_group** group);
+/* Closes the group. */
 NVFP4_MOE_API void nvfp4_moe_thread_group_close(nvfp4_moe_thread_group* group);
-/* Joins the group as one rank, and waits for all others, each on a thread of its own. timeout_ms 0:
- * 30000. Any thread. */
+/* Joins the group as one rank. Waits for all other ranks, each of which joins on a thread of its
+ * own. timeout_ms 0: 30000. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group,
                                                            int32_t rank, int32_t world,
                                                            int64_t timeout_ms,
@@ -255,14 +257,15 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_exchange_use_nccl(nvfp4_moe_exchange* e
  * over the exchange must follow each other, in one stream or ordered by events. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_exchange_use_peers(nvfp4_moe_exchange* exchange,
                                                             const char* device);
-/* Exclusive. Layers over it stay usable. This rank leaves when the last of them is closed too. */
+/* Closes the exchange. Layers over it stay usable, and this rank leaves the exchange when the last
+ * of them is closed too. Exclusive. */
 NVFP4_MOE_API void nvfp4_moe_exchange_close(nvfp4_moe_exchange* exchange);
 
 typedef int32_t nvfp4_moe_combine;
 enum {
-  /* each rank has tokens of its own; the bits of one rank with all experts */
+  /* each rank has tokens of its own; the result has the bits of one rank with all experts */
   NVFP4_MOE_COMBINE_ALL_TO_ALL = 0,
-  NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; one fp32 sum more */
+  NVFP4_MOE_COMBINE_ALL_REDUCE = 1 /* all ranks have the same tokens; adds one fp32 sum */
 };
 /* How a layer is divided over an exchange (docs/how-to/expert-parallel.md). All ranks open with the
  * same config and the same values here, on CPUs, or on GPUs over NCCL or peer memory. These calls
@@ -276,9 +279,9 @@ typedef struct nvfp4_moe_expert_parallel {
   int64_t
       slots; /* a multiple of the world; more than num_experts: redundant experts; 0 with NULL */
   /* all_to_all: the most tokens that one rank may send to another; 0: no limit. A run with more
-   * fails. On a GPU a run with a capacity can be captured: with too many tokens out is NaN on every
-   * rank, and nvfp4_moe_layer_run_status fails. A graph contains each rank's token count, so ranks
-   * must replay together what they captured together. */
+   * fails. On a GPU, a run with a capacity can be captured: if it has too many tokens, out is NaN
+   * on every rank and nvfp4_moe_layer_run_status fails. A graph contains each rank's token count,
+   * so ranks must replay together what they captured together. */
   int64_t capacity;
   nvfp4_moe_combine combine;
   int32_t reserved; /* 0 */
@@ -304,7 +307,7 @@ typedef struct nvfp4_moe_layer_options {
   int32_t cache_checksum; /* 1: hash the whole checkpoint, not only its files' paths, times and
                              samples */
   const char*
-      device; /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
+      device; /* where weights, workspaces and a batch's arrays are: NULL or "cpu", or "cuda:N" */
   int32_t cache_trusted; /* 1: do not compare the hash of packed bytes that come from the cache */
   /* NULL: this process computes with the local experts only. Otherwise the exchange's ranks share
    * all experts: first_expert and expert_count are 0, tensors hold all experts (a rank reads its
@@ -332,7 +335,7 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_plan(const nvfp4_moe_config* config,
  * a split model). Reads only headers and config files. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_open(const char* path,
                                                          nvfp4_moe_checkpoint** checkpoint);
-/* Answers to what a checkpoint's files leave open. */
+/* The caller's decisions about a checkpoint whose files leave them open. */
 typedef struct nvfp4_moe_checkpoint_options {
   size_t struct_size;
   /* Row order of tensors that hold gate and up: "gate_first", "up_first" or "interleaved". NULL:
@@ -343,19 +346,20 @@ typedef struct nvfp4_moe_checkpoint_options {
   const char* const* accept_tensors;
   size_t accept_count;
 } nvfp4_moe_checkpoint_options;
-/* The same with options, which may be NULL. Any thread. */
+/* Opens a checkpoint with options, which may be NULL. Otherwise as nvfp4_moe_checkpoint_open. Any
+ * thread. */
 NVFP4_MOE_API nvfp4_moe_status
 nvfp4_moe_checkpoint_open_with(const char* path, const nvfp4_moe_checkpoint_options* options,
                                nvfp4_moe_checkpoint** checkpoint);
-/* Exclusive. Layers opened from it stay usable. */
+/* Closes the checkpoint. Layers opened from it stay usable. Exclusive. */
 NVFP4_MOE_API void nvfp4_moe_checkpoint_close(nvfp4_moe_checkpoint* checkpoint);
-/* JSON object: architecture, family, format, producer, layers, config, files, size_bytes. Any
- * thread. */
+/* Describes the checkpoint as a JSON object: architecture, family, format, producer, layers,
+ * config, files, size_bytes. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_info(const nvfp4_moe_checkpoint* checkpoint,
                                                          char** json);
-/* JSON array of {"severity", "id", "layer", "expert", "tensor", "expected", "actual", "count",
- * "examples", "text"}. layer -1: the findings of opening; otherwise reads that layer's experts and
- * checks them. Any thread. */
+/* Lists the checkpoint's findings as a JSON array of {"severity", "id", "layer", "expert",
+ * "tensor", "expected", "actual", "count", "examples", "text"}. layer -1: the findings of opening.
+ * Otherwise reads the experts of that layer and checks them. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_findings(const nvfp4_moe_checkpoint* checkpoint,
                                                              int64_t layer, char** json);
 /* Returns the layer's config as the checkpoint declares it. activation_format is the declared one:
@@ -365,8 +369,8 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_checkpoint_config(const nvfp4_moe_check
 
 /* ---- layer: open, plan, run ---- */
 
-/* Opens a layer of a checkpoint. config NULL: the checkpoint's, with the slice's sizes and
- * NVFP4_MOE_FORMAT_AUTO. Any thread. */
+/* Opens a layer of a checkpoint. If config is NULL it uses the checkpoint's config, with the
+ * slice's sizes and NVFP4_MOE_FORMAT_AUTO. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_open_checkpoint(
     const nvfp4_moe_checkpoint* checkpoint, int64_t layer, const nvfp4_moe_config* config,
     const nvfp4_moe_layer_options* options, nvfp4_moe_layer** out);
@@ -429,7 +433,7 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_open_tensors(const nvfp4_moe_conf
                                                             const nvfp4_moe_layer_tensors* tensors,
                                                             const nvfp4_moe_layer_options* options,
                                                             nvfp4_moe_layer** out);
-/* Exclusive: no run may be in flight. */
+/* Closes the layer. Exclusive: no run may be in flight. */
 NVFP4_MOE_API void nvfp4_moe_layer_close(nvfp4_moe_layer* layer);
 
 /* Describes the layer as JSON: backend, kernels, every numeric choice, sizes, notes. Any thread. */
@@ -439,12 +443,13 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_describe(const nvfp4_moe_layer* l
  * unless 0 <= tokens <= max_tokens. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_describe_run(const nvfp4_moe_layer* layer,
                                                             int64_t tokens, char** json);
-/* The least workspace of a run of that many tokens (0 to max_tokens). More tokens never need less.
- * Any thread. */
+/* Returns the smallest workspace for a run of that many tokens (0 to max_tokens). More tokens never
+ * need less. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_workspace_bytes(const nvfp4_moe_layer* layer,
                                                                int64_t tokens, size_t* bytes);
 
-/* T tokens, k = top_k, H hidden_size. out and the workspace overlap nothing else. */
+/* Inputs and output of one run. T tokens, k = top_k, H = hidden_size. out and the workspace overlap
+ * nothing else. */
 typedef struct nvfp4_moe_batch {
   size_t struct_size;
   int64_t tokens;            /* 0 to max_tokens */
@@ -518,9 +523,9 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_replace_expert(nvfp4_moe_layer* l
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_replace_expert_on_stream(
     nvfp4_moe_layer* layer, int64_t local_expert, const nvfp4_moe_expert* expert, void* stream);
 
-/* Expert load of a layer over an exchange: the assignments of each expert on all ranks since open
- * or the last reset. load: (num_experts), the config's. Collective under all_to_all. On a GPU it
- * waits for the device. */
+/* Returns the expert load of a layer over an exchange: the assignments of each expert on all ranks
+ * since open or the last reset. load: (num_experts), the config's. Collective under all_to_all. On
+ * a GPU it waits for the device. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_expert_load(const nvfp4_moe_layer* layer,
                                                            uint64_t* load, int64_t num_experts);
 /* Resets this rank's expert-load counters. */
@@ -541,14 +546,15 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_rearrange(nvfp4_moe_layer* layer,
                                                          int64_t slots,
                                                          const nvfp4_moe_checkpoint* checkpoint,
                                                          int64_t layer_index);
-/* The same, reading arrays of all experts as for nvfp4_moe_layer_open_tensors. Their shared expert
- * and input scales are ignored. */
+/* Moves experts to other slots as nvfp4_moe_layer_rearrange does, but reads them from arrays of all
+ * experts, as for nvfp4_moe_layer_open_tensors. Their shared expert and input scales are ignored.
+ */
 NVFP4_MOE_API nvfp4_moe_status
 nvfp4_moe_layer_rearrange_tensors(nvfp4_moe_layer* layer, const int64_t* expert_of_slot,
                                   int64_t slots, const nvfp4_moe_layer_tensors* tensors);
 
-/* Output of unpack; shapes as in nvfp4_moe_expert. NULL arrays are skipped, and so are biases of an
- * expert without biases. The scales are always written. */
+/* Output of nvfp4_moe_layer_unpack_expert; shapes as in nvfp4_moe_expert. NULL arrays are skipped,
+ * and so are biases of an expert without biases. The scales are always written. */
 typedef struct nvfp4_moe_expert_out {
   size_t struct_size;
   uint8_t* gate_codes;
@@ -565,7 +571,7 @@ typedef struct nvfp4_moe_expert_out {
   float* up_bias;
   float* down_bias;
 } nvfp4_moe_expert_out;
-/* Unpacks an expert: the same bytes that were packed. Any thread; NVFP4_MOE_STATUS_BUSY while
+/* Unpacks an expert into the same bytes that were packed. Any thread; NVFP4_MOE_STATUS_BUSY while
  * weights are being replaced. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_layer* layer,
                                                              int64_t local_expert,
@@ -579,9 +585,9 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_unpack_expert(const nvfp4_moe_lay
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_write_repro(const nvfp4_moe_layer* layer,
                                                            const nvfp4_moe_batch* batch,
                                                            int32_t with_output, const char* path);
-/* Runs such a file on a backend (NULL: auto) and compares with the stored output and with the
- * reference. JSON report; NVFP4_MOE_STATUS_CHECK_FAILED, with the report, if a limit is exceeded.
- * Any thread. */
+/* Runs such a file on a backend (NULL: auto) and compares the result with the stored output and
+ * with the reference. json receives the report. If a limit is exceeded, the call returns the report
+ * and NVFP4_MOE_STATUS_CHECK_FAILED. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_replay(const char* path, const char* backend, char** json);
 
 /* ---- dense linear: y = x W^T, W (rows, cols) = (out_features, in_features) ---- */
@@ -603,17 +609,17 @@ typedef struct nvfp4_moe_linear_options {
   nvfp4_moe_parallel_for parallel_for;
   void* parallel_for_user;
   const char*
-      device; /* NULL or "cpu", or "cuda:N": where weights, workspaces and a batch's arrays lie */
+      device; /* where weights, workspaces and a batch's arrays are: NULL or "cpu", or "cuda:N" */
 } nvfp4_moe_linear_options;
-/* Any thread. */
+/* Opens a dense linear. The weights are not used after it returns. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_open(const nvfp4_moe_linear_options* options,
                                                      nvfp4_moe_linear** out);
-/* Exclusive. */
+/* Closes it. Exclusive. */
 NVFP4_MOE_API void nvfp4_moe_linear_close(nvfp4_moe_linear* linear);
-/* Any thread. */
+/* Describes it as JSON. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_describe(const nvfp4_moe_linear* linear,
                                                          char** json);
-/* As nvfp4_moe_layer_workspace_bytes. Any thread. */
+/* Returns the smallest workspace for a run, as nvfp4_moe_layer_workspace_bytes does. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_workspace_bytes(const nvfp4_moe_linear* linear,
                                                                 int64_t tokens, size_t* bytes);
 typedef struct nvfp4_moe_linear_batch {
@@ -624,8 +630,8 @@ typedef struct nvfp4_moe_linear_batch {
   nvfp4_moe_dtype x_dtype;   /* BF16 (default), F16 or F32 */
   nvfp4_moe_dtype out_dtype; /* default: x's */
 } nvfp4_moe_linear_batch;
-/* As nvfp4_moe_layer_run, including NVFP4_MOE_STATUS_BUSY for a shared workspace. Any thread, each
- * with a workspace of its own. */
+/* Runs it. Everything is as in nvfp4_moe_layer_run, including NVFP4_MOE_STATUS_BUSY for a shared
+ * workspace. Any thread, each with a workspace of its own. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_run(const nvfp4_moe_linear* linear,
                                                     const nvfp4_moe_linear_batch* batch,
                                                     void* workspace, size_t workspace_bytes,
@@ -634,8 +640,8 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_linear_run(const nvfp4_moe_linear* line
 /* ---- format: host arrays, all "any thread". x is (rows, cols) of BF16, F16 or F32, cols a
  * multiple of 16; codes is (rows, cols/2), block_scales (rows, cols/16). ---- */
 
-/* Counts, overwritten by each call. The caller sets struct_size. May be NULL in every function
- * below. */
+/* Counts, overwritten by each call. The caller sets struct_size. The argument may be NULL in every
+ * function below. */
 typedef struct nvfp4_moe_quantize_counts {
   size_t struct_size;
   uint64_t blocks;
@@ -714,18 +720,19 @@ NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_dequantize(const uint8_t* codes,
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_convert_to_fp8(
     const uint8_t* codes, const uint8_t* block_scales, float tensor_scale, int64_t rows,
     int64_t cols, int64_t block_rows, int64_t block_cols, uint8_t* out, float* scales);
-/* Number of scales of nvfp4_moe_convert_to_fp8; -1 for invalid sizes. */
+/* Returns the number of scales of nvfp4_moe_convert_to_fp8, or -1 for invalid sizes. */
 NVFP4_MOE_API int64_t nvfp4_moe_fp8_scale_count(int64_t rows, int64_t cols, int64_t block_rows,
                                                 int64_t block_cols);
 
-/* values: (count) one E2M1 code per byte, below 16, count even; packed: (count/2). */
+/* Packs E2M1 codes, two per byte, and unpacks them. values: (count), one code below 16 per byte,
+ * count even. packed: (count/2). */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_pack_codes(const uint8_t* values, int64_t count,
                                                     uint8_t* packed);
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_unpack_codes(const uint8_t* packed, int64_t count,
                                                       uint8_t* values);
 
-/* The 128x4 layout of block scales (docs/explanation/layouts.md): linear (rows, scale_cols),
- * swizzled nvfp4_moe_swizzled_bytes. */
+/* Converts block scales to and from the 128x4 layout (docs/explanation/layouts.md). linear: (rows,
+ * scale_cols). swizzled: nvfp4_moe_swizzled_bytes bytes. */
 NVFP4_MOE_API int64_t nvfp4_moe_swizzled_bytes(int64_t rows,
                                                int64_t scale_cols); /* -1 for invalid sizes */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_swizzle_scales(const uint8_t* linear, int64_t rows,
@@ -747,26 +754,27 @@ enum {
   NVFP4_MOE_QUANTIZE_MODE_STATIC = 2,
   NVFP4_MOE_QUANTIZE_MODE_COMPAT = 3 /* tensor_scale: the input scale, a positive normal number */
 };
-/* search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE; _SWEEP is UNSUPPORTED.
- * scales: with DYNAMIC_TOKEN (rows), NaN for a row with NaN or Inf; otherwise one number, the value
- * used, NaN if weights contain NaN or Inf. */
+/* Quantizes on a GPU. search: NVFP4_MOE_SEARCH_MAX, or with WEIGHTS also NVFP4_MOE_SEARCH_MSE;
+ * _SWEEP is UNSUPPORTED. scales: with DYNAMIC_TOKEN (rows), NaN for a row with NaN or Inf;
+ * otherwise one number, the value used, NaN if weights contain NaN or Inf. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_quantize(
     const char* device, nvfp4_moe_quantize_mode mode, nvfp4_moe_search search, const void* x,
     nvfp4_moe_dtype dtype, int64_t rows, int64_t cols, float tensor_scale, uint8_t* codes,
     uint8_t* block_scales, float* scales, void* stream);
-/* scales: one number, or (rows) if scale_of_row is 1. */
+/* Dequantizes on a GPU. scales: one number, or (rows) if scale_of_row is 1. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_dequantize(const char* device, const uint8_t* codes,
                                                            const uint8_t* block_scales,
                                                            const float* scales,
                                                            int32_t scale_of_row, int64_t rows,
                                                            int64_t cols, nvfp4_moe_dtype out_dtype,
                                                            void* out, void* stream);
+/* Computes nvfp4_moe_swiglu_quantize on a GPU. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swiglu_quantize(
     const char* device, const nvfp4_moe_swiglu* options, const void* gate_up, int64_t rows,
     int64_t inner, const float* row_weights, uint8_t* codes, uint8_t* block_scales,
     float* row_scales, void* stream);
-/* linear: (matrices, rows, scale_cols); swizzled: (matrices, nvfp4_moe_swizzled_bytes(rows,
- * scale_cols)). */
+/* Converts block scales of several matrices on a GPU. linear: (matrices, rows, scale_cols).
+ * swizzled: (matrices, nvfp4_moe_swizzled_bytes(rows, scale_cols)). */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_swizzle_scales(const char* device,
                                                                const uint8_t* linear,
                                                                int64_t matrices, int64_t rows,
@@ -812,8 +820,8 @@ typedef struct nvfp4_moe_router_config {
   int32_t reserved;     /* 0 */
 } nvfp4_moe_router_config;
 
-/* A router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H) times the
- * transposed weight (E, H). Products are added in fp32 in an order that depends on H only
+/* One call of a router's GEMM, for the small batches of decoding: logits (T, E) = hidden (T, H)
+ * times the transposed weight (E, H). Products are added in fp32 in an order that depends on H only
  * (docs/explanation/numerics.md, section 12), so every host and GPU gives the same bits. */
 typedef struct nvfp4_moe_router_gemm_call {
   size_t struct_size;
@@ -830,13 +838,14 @@ typedef struct nvfp4_moe_router_gemm_call {
 
 /* Computes the logits on the CPU. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_router_gemm(const nvfp4_moe_router_gemm_call* call);
-/* The same on arrays in the memory of a GPU (device: "cuda:N"), as nvfp4_moe_device_select_experts.
- * Any thread. */
+/* Computes the logits on arrays in the memory of a GPU (device: "cuda:N"), under the rules of
+ * nvfp4_moe_device_select_experts. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_device_router_gemm(const char* device,
                                                             const nvfp4_moe_router_gemm_call* call,
                                                             void* stream);
 
-/* T tokens. Outputs overlap nothing else. Arrays that the config does not ask for are NULL. */
+/* Inputs and outputs of one selection. T tokens. Outputs overlap nothing else. Arrays that the
+ * config does not need are NULL. */
 typedef struct nvfp4_moe_router_batch {
   size_t struct_size;
   int64_t tokens;               /* 0 to 2^30 */
@@ -861,18 +870,18 @@ typedef struct nvfp4_moe_router_batch {
  * expert, count in bad_ids and give id -1 and weight 0. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_select_experts(const nvfp4_moe_router_config* config,
                                                         const nvfp4_moe_router_batch* batch);
-/* The same on arrays in the memory of a GPU (device: "cuda:N"), including bad_ids. Enqueues in
- * `stream` (a cudaStream_t; NULL: the default stream), allocates nothing, waits for nothing, and
+/* Selects experts on arrays in the memory of a GPU (device: "cuda:N"), bad_ids included. Enqueues
+ * in `stream` (a cudaStream_t; NULL: the default stream), allocates nothing, waits for nothing, and
  * can be captured. UNSUPPORTED in a build without CUDA. Any thread. */
 NVFP4_MOE_API nvfp4_moe_status
 nvfp4_moe_device_select_experts(const char* device, const nvfp4_moe_router_config* config,
                                 const nvfp4_moe_router_batch* batch, void* stream);
 
-/* nvfp4_moe_select_experts and nvfp4_moe_layer_run in one call, with the same bits in
- * routing->topk_ids, routing->topk_weights and batch->out. All arrays are in the memory of the
- * layer's device. num_experts and top_k of the router are the layer's, and routing->tokens is the
- * batch's. batch->topk_ids and topk_weights are NULL or routing's. Everything else is as in
- * nvfp4_moe_layer_run. */
+/* Selects experts and runs the layer in one call, with the same bits in routing->topk_ids,
+ * routing->topk_weights and batch->out as nvfp4_moe_select_experts and nvfp4_moe_layer_run give.
+ * All arrays are in the memory of the layer's device. num_experts and top_k of the router are the
+ * layer's, and routing->tokens is the batch's. batch->topk_ids and topk_weights are NULL or
+ * routing's. Everything else is as in nvfp4_moe_layer_run. */
 NVFP4_MOE_API nvfp4_moe_status nvfp4_moe_layer_run_logits(const nvfp4_moe_layer* layer,
                                                           const nvfp4_moe_router_config* router,
                                                           const nvfp4_moe_router_batch* routing,

@@ -78,7 +78,7 @@ class Workspace {
   std::unique_ptr<void, Free> data_;
 };
 
-// What a layer would need, without its weights.
+// The needs of a layer, computed without its weights.
 struct Plan {
   std::string text;  // the plan, to be read by people
   std::size_t workspace_bytes = 0, packed_bytes = 0;
@@ -93,7 +93,8 @@ inline Plan plan(const nvfp4_moe_config& config, const nvfp4_moe_layer_options& 
   plan.text = text_of(call);
   return plan;
 }
-// JSON report of a repro file's run. Throws with status CHECK_FAILED if a limit is exceeded.
+// Runs a repro file and returns the JSON report. Throws with status CHECK_FAILED if a limit is
+// exceeded.
 inline std::string replay(const std::string& path, const char* backend = nullptr) {
   return text_of(nvfp4_moe_replay, path.c_str(), backend);
 }
@@ -130,7 +131,7 @@ class Checkpoint {
   std::unique_ptr<nvfp4_moe_checkpoint, Close> handle_;
 };
 
-// One rank's connection to the other ranks. Layers opened over it may outlive it.
+// Connection of one rank to the other ranks. Layers opened over it may outlive it.
 class Exchange {
  public:
   Exchange(const nvfp4_moe_exchange_callbacks& callbacks, int rank, int world,
@@ -158,7 +159,7 @@ class Exchange {
   std::unique_ptr<nvfp4_moe_exchange, Close> handle_;
 };
 
-// Connects ranks that are threads of this process.
+// A group that connects ranks that are threads of this process.
 class ThreadGroup {
  public:
   explicit ThreadGroup(int world) {
@@ -177,7 +178,7 @@ class ThreadGroup {
   std::unique_ptr<nvfp4_moe_thread_group, Close> handle_;
 };
 
-// A placement that balances the load over the ranks: the expert of each slot.
+// Proposes a placement that balances the load over the ranks: the expert of each slot.
 inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64_t>& load,
                                                    int world, std::int64_t slots_per_rank) {
   std::vector<std::int64_t> expert_of_slot(world > 0 && slots_per_rank > 0
@@ -191,7 +192,7 @@ inline std::vector<std::int64_t> propose_placement(const std::vector<std::uint64
 
 class Layer {
  public:
-  // config null: the checkpoint's.
+  // config null: the checkpoint's config.
   Layer(const Checkpoint& checkpoint, std::int64_t layer, const nvfp4_moe_layer_options& options,
         const nvfp4_moe_config* config = nullptr) {
     nvfp4_moe_layer* handle = nullptr;
@@ -209,7 +210,7 @@ class Layer {
   std::string describe_run(std::int64_t tokens) const {
     return text_of(nvfp4_moe_layer_describe_run, get(), tokens);
   }
-  // The least workspace of a run of that many tokens. More tokens never need less.
+  // The smallest workspace for a run of that many tokens. More tokens never need less.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
     check(nvfp4_moe_layer_workspace_bytes(get(), tokens, &bytes));
@@ -244,7 +245,7 @@ class Layer {
                    bool with_output = true) const {
     check(nvfp4_moe_layer_write_repro(get(), &batch, with_output ? 1 : 0, path.c_str()));
   }
-  // Over an exchange: the assignments of each expert on all ranks.
+  // Over an exchange only: the assignments of each expert on all ranks.
   std::vector<std::uint64_t> expert_load(std::int64_t num_experts) const {
     std::vector<std::uint64_t> load(static_cast<std::size_t>(num_experts));
     check(nvfp4_moe_layer_expert_load(get(), load.data(), num_experts));
@@ -280,7 +281,7 @@ class Linear {
     handle_.reset(handle);
   }
   std::string describe() const { return text_of(nvfp4_moe_linear_describe, get()); }
-  // The least workspace of a run of that many tokens. More tokens never need less.
+  // The smallest workspace for a run of that many tokens. More tokens never need less.
   std::size_t workspace_bytes(std::int64_t tokens) const {
     std::size_t bytes = 0;
     check(nvfp4_moe_linear_workspace_bytes(get(), tokens, &bytes));

@@ -1,10 +1,10 @@
-// Functions of the library on arrays in a device's memory, bit for bit the host's: the formats
+// Library functions on arrays in device memory, with the same bits as on the host: the formats
 // (docs/explanation/format.md; core/quantize.h, core/dequantize.h, core/activation.h,
 // core/scale_layout.h) and a router (core/router_gemm.h, core/router.h).
 //
-// Each enqueues its kernels in `stream` and returns: it allocates nothing, does not synchronize,
-// and can be captured. So no function refuses the numbers in an array; if a host function refuses
-// them, a scale is NaN here.
+// Each enqueues its kernels in `stream` and returns. It allocates nothing, does not synchronize,
+// and can be captured. It therefore cannot report invalid numbers in an array: if the host function
+// returns an error, the device writes a NaN scale.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,18 @@ struct DeviceQuantize {
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t cols = 0;                 // a multiple of 16
-  float tensor_scale = 0.0f;        // kWeights: 0 for amax / 2688 of x; unused by kDynamicToken
+  float tensor_scale = 0.0f;        // kWeights: 0 means amax / 2688 of x; unused by kDynamicToken
   uint8_t* codes = nullptr;         // (rows, cols/2), 8-byte aligned
   uint8_t* block_scales = nullptr;  // (rows, cols/16)
-  // kDynamicToken: (rows), NaN for a row that holds NaN or Inf. Else one number, what was used; NaN
-  // if x holds any.
+  // kDynamicToken: (rows), NaN for a row that contains NaN or Inf. Otherwise (1), the scale that
+  // was used; NaN if x contains NaN or Inf.
   float* scales = nullptr;
 };
 
 struct DeviceDequantize {
   const uint8_t* codes = nullptr;         // (rows, cols/2)
   const uint8_t* block_scales = nullptr;  // (rows, cols/16); bytes above 0x7E give NaN
-  const float* scales = nullptr;  // one number, or (rows) if scale_of_row; null: tensor_scale
+  const float* scales = nullptr;          // (1), or (rows) if scale_of_row; null: tensor_scale
   bool scale_of_row = false;
   float tensor_scale = 1.0f;
   int64_t rows = 0;
@@ -49,7 +49,7 @@ struct DeviceSwigluQuantize {
   GatedActivation activation;
   GateUp input;
   const float* row_weights = nullptr;  // (rows), or null
-  float power_of_two = 0.0f;           // 0: each row its own
+  float power_of_two = 0.0f;           // 0: each row gets its own scale
   QuantizedRows out;                   // codes 8-byte aligned
 };
 
@@ -57,7 +57,8 @@ struct DeviceFormats {
   Status (*quantize)(int device, const DeviceQuantize& call, void* stream);
   Status (*dequantize)(int device, const DeviceDequantize& call, void* stream);
   Status (*swiglu_quantize)(int device, const DeviceSwigluQuantize& call, void* stream);
-  // matrices of (rows, scale_cols) one after the other, each laid out by itself; padding zeroed.
+  // `matrices` matrices of (rows, scale_cols), contiguous, each swizzled separately; padding is
+  // zero.
   Status (*swizzle)(int device, const uint8_t* linear, int64_t matrices, int64_t rows,
                     int64_t scale_cols, uint8_t* swizzled, void* stream);
   Status (*unswizzle)(int device, const uint8_t* swizzled, int64_t matrices, int64_t rows,
@@ -65,9 +66,9 @@ struct DeviceFormats {
 };
 
 struct DeviceRouter {
-  // Precondition: as router_gemm of the host.
+  // Precondition: as for router_gemm on the host.
   Status (*router_gemm)(int device, const RouterGemm& call, void* stream);
-  // Precondition: as select_experts of the host. bad_ids lies on the device too.
+  // Precondition: as for select_experts on the host. bad_ids is in device memory too.
   Status (*select_experts)(int device, const SelectExperts& call, void* stream);
 };
 

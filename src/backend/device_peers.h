@@ -1,8 +1,8 @@
 // The steps of all_reduce and all_to_all between devices that write into each other's memory.
-// Without peer memory NCCL does them (device_exchange.h).
+// Without peer memory NCCL is used instead (device_exchange.h).
 //
-// Each function enqueues in a stream and returns; it allocates nothing and can be captured. The
-// runs of one rank's link follow each other on its device, in the same order on all ranks.
+// Each function enqueues in a stream and returns. It allocates nothing and can be captured. Runs
+// over one link execute one after another on each device, in the same order on all ranks.
 //
 //   all_to_all         push_tokens, or assign_rows and push_packets; the expert rank's steps;
 //                      push_rows; combine
@@ -10,7 +10,7 @@
 //   large all_reduce   push_parts, barrier, sum_shard, barrier, take_totals
 //
 // Each value of a small sum, packet and row carries a flag with the run's number, written after its
-// bytes. Readers poll that flag only. A large sum uses barriers: writes before a barrier are
+// bytes. Readers poll only that flag. A large sum uses barriers: writes before a barrier are
 // visible after it.
 //
 // When a region may be written again:
@@ -19,8 +19,8 @@
 //   rows             after their source rank sends its next packets, which it does after its
 //                    combine
 //   parts, totals    after their reader has reached the next run's first barrier
-//   pairs            double-buffered: a rank that has finished a run has seen all others begin it,
-//                    and so end the one before
+//   pairs            double-buffered: a rank that finishes run n has seen all ranks start run n, so
+//                    all have finished run n - 1
 #pragma once
 
 #include <cstddef>
@@ -33,26 +33,26 @@
 
 namespace nvfp4_moe::internal {
 
-// A GPU's address in its host, and which other GPUs it reaches: queried before ranks share memory,
-// and reported on failure.
+// A GPU's PCI address in its host, and which other GPUs it reaches. Queried before ranks share
+// memory, and reported on failure.
 struct DeviceTopology {
-  // "0000:3B:00.0": the same in all processes of a host, whichever devices they see and in
-  // whichever order.
+  // "0000:3B:00.0": the same in all processes of a host, regardless of the devices they see and
+  // their order.
   Result<std::string> (*pci_address)(int device);
-  // Whether device's kernels reach the memory of the one at that address.
+  // Whether the device's kernels can access the memory of the GPU at that address.
   Result<PeerReach> (*reach)(int device, const std::string& pci_address);
 };
 
 extern const DeviceTopology
-    kCudaTopology;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
+    kCudaTopology;  // in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it
 
-// A source rank's tokens -> a packet in the region of each rank, at [source rank][token]. If a rank
-// has no expert of the token, all slots are -1.
+// Writes one packet per token of the source rank to the region of each rank, at [source
+// rank][token]. If a rank has no expert of the token, all slots of its packet are -1.
 struct PushPackets {
   PeerLink link;
   PeerAddresses packets,
-      flags;                  // of each rank: (world, packet_stride) packets, and a uint32 for each
-  int64_t packet_stride = 0;  // packets, and flags, from one source rank's first to the next one's
+      flags;                  // of each rank: (world, packet_stride) packets, and one uint32 each
+  int64_t packet_stride = 0;  // distance between two source ranks' first packets, and first flags
   PacketFormat packet;
   WireArray arrays[kWireArrays];           // of the source rank's tokens
   const int32_t* slots = nullptr;          // (T, k)
@@ -63,25 +63,25 @@ struct PushPackets {
 };
 
 // Begins a run. *failed = 0, or kPeerIsLate if an expert rank has not taken the last run's packets
-// in time, so that none can be written.
+// in time; then no packets can be written.
 struct AssignRows {
   PeerLink link;
   const int32_t* slots = nullptr;  // (assignments)
-  // (assignments) where combine finds the rows that come back; -1: no slot
+  // (assignments) index of the row that comes back, for combine; -1: no slot
   int32_t* row_of_assignment = nullptr;
   int64_t assignments = 0;
   uint32_t* failed = nullptr;  // (1)
 };
 
-// A small batch from ids to packets for all expert ranks, in one kernel: slots, route, assign_rows,
-// quantize, push_packets.
+// Takes a small batch from ids to packets for all expert ranks in one kernel: slots, route,
+// assign_rows, quantize, push_packets.
 struct PushTokens {
   SlotsOfIds slots;
   PushPackets push;
 };
 
-// rows_out of the expert rank -> the rows region of their source ranks, at [token][k], then flags
-// at [token][k].
+// Writes rows_out of the expert rank to the source ranks' rows regions, at [token][k], then the
+// flags at [token][k].
 struct PushRows {
   PeerLink link;
   PeerAddresses rows, flags;
@@ -96,23 +96,23 @@ struct PushRows {
   bool counts_tokens = false;  // push_tokens has left its counts per token
 };
 
-// partial (count) fp32 of each rank -> out (count): added in the order of the ranks, rounded once
-// to out's dtype.
+// partial (count) fp32 of each rank -> out (count): added in rank order, rounded once to out's
+// dtype.
 struct PeerSum {
   PeerLink link;
   // sum_small: pair_stride depends on the region's size, not on count, so that two successive runs
-  // share nothing.
+  // never overlap.
   PeerAddresses pairs;
-  int64_t pair_stride = 0;  // pairs from one rank's first to the next one's
-  PeerAddresses parts;      // of the others
-  int64_t part_stride = 0;  // values from one rank's first to the next one's
+  int64_t pair_stride = 0;  // distance in pairs between two ranks' first pairs
+  PeerAddresses parts;      // of each rank: partials of the other ranks
+  int64_t part_stride = 0;  // distance in values between two ranks' first parts
   PeerAddresses totals;
   const float* partial = nullptr;
   int64_t count = 0;  // a multiple of 8
   void* out = nullptr;
   DType out_dtype = DType::kBf16;
-  uint64_t* nonfinite = nullptr;  // (1) = how many of out are NaN or Inf
-  uint32_t* failed = nullptr;  // (1) of many values: set by a barrier that failed; out is NaN then
+  uint64_t* nonfinite = nullptr;  // (1) number of outputs that are NaN or Inf
+  uint32_t* failed = nullptr;     // (1) large sum: set by a barrier that failed; then out is NaN
 };
 
 struct DevicePeers {
@@ -120,28 +120,28 @@ struct DevicePeers {
   Status (*clear)(int device, void* memory, int64_t size_bytes);
   // Sets PeerControl::stop while other kernels may run.
   Status (*stop)(int device, PeerControl* control);
-  // Copies it while kernels may write to it.
+  // Copies control while kernels may write to it.
   Status (*read)(int device, const PeerControl* control, PeerControl* to);
-  // For other processes; memory is what an allocation returned.
+  // Shares memory with other processes; memory is the start of an allocation.
   Status (*share)(int device, void* memory, PeerHandle* handle);
   Result<void*> (*open)(int device, const PeerHandle& handle);
   void (*close)(int device, void* memory);
-  // Lets device reach the memory of another one of this process.
+  // Lets device access the memory of another device of this process.
   Status (*reach)(int device, int other);
-  // Zeros in pinned host memory, and where the device reaches them.
+  // Allocates zeroed words in pinned host memory, and returns their device address.
   Status (*make_host_words)(int device, PeerHostWords** words, PeerHostWords** on_device);
   void (*drop_host_words)(int device, PeerHostWords* words);
 
-  // failed (1): not 0 if a rank is late; the first barrier of a run clears it.
+  // failed (1): nonzero if a rank is late; the first barrier of a run clears it.
   Status (*barrier)(int device, const PeerLink& link, bool first, uint32_t* failed, void* stream);
 
-  // Whether push_tokens takes a batch; for any other one these steps are called one by one.
+  // Whether push_tokens takes this batch. If not, its steps are called one by one.
   bool (*pushes_tokens)(const StepContext& source, const LayerSteps& steps);
-  // Keeps quantize's counts for push_rows.
+  // Keeps the counts of quantize for push_rows.
   Status (*push_tokens)(const StepContext& source, const LayerSteps& steps, const PushTokens& call);
   Status (*assign_rows)(int device, const AssignRows& call, void* stream);
   Status (*push_packets)(int device, const PushPackets& call, void* stream);
-  // Called without packets too: reports to all source ranks that their packets are taken, and
+  // Called even without packets: reports to all source ranks that their packets are taken, and
   // completes this rank's status.
   Status (*push_rows)(const StepContext& source, const PushRows& call);
   Status (*sum_small)(int device, const PeerSum& call, void* stream);
@@ -150,6 +150,7 @@ struct DevicePeers {
   Status (*take_totals)(int device, const PeerSum& call, void* stream);
 };
 
-extern const DevicePeers kCudaPeers;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
+// in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it
+extern const DevicePeers kCudaPeers;
 
 }  // namespace nvfp4_moe::internal

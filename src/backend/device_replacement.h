@@ -1,6 +1,6 @@
-// An expert of a layer on a device, replaced in the order of a stream: it is packed into memory of
-// its own, from which one kernel puts all of it into the layer. Runs and replays in that stream
-// have the old expert or the new one.
+// Replaces an expert of a layer on a device, in stream order. The new expert is packed into
+// separate memory; one kernel then copies all of it into the layer. Runs and graph replays in that
+// stream use either the old expert or the new one, never a mix.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,34 @@
 
 namespace nvfp4_moe::internal {
 
-// An expert that is packed by itself.
+// An expert that is packed on its own.
 struct StagedExpert {
-  PackedWeights weights;  // it is the only expert
+  PackedWeights weights;  // holds only this expert
   std::shared_ptr<void*>
-      release_in;  // the stream in which the memory is given back, while others may still run
+      release_in;  // stream in which the memory is freed, while other streams may still run
 };
 
-// Event after the last replacement in a layer; null if there was none. Its destructor waits for it.
+// Event after the last replacement in a layer; null if there was none. Its destructor waits for the
+// event.
 using ReplacementEvent = std::shared_ptr<void>;
 
 // No call disturbs captures of other threads.
 struct DeviceReplacement {
-  // pack: the backend's pack_expert. Returns once the expert is packed, and the source may go.
+  // pack: the backend's pack_expert. When stage returns, the expert is packed and the source may be
+  // freed.
   Result<StagedExpert> (*stage)(const PackedWeights& weights, int64_t local_expert,
                                 const ExpertSource& source,
                                 Status (*pack)(PackedWeights&, int64_t, const ExpertSource&));
-  // Enqueues in `stream`, after the replacement of `last`, which then is this one. What the host
-  // keeps of the expert changes at once. Precondition: no run is being enqueued, and the stream is
-  // not captured.
+  // Enqueues the replacement in `stream`, ordered after the one of `last`, and updates `last`. The
+  // host's fields of the expert (scales and the like) change immediately. Precondition: no run is
+  // being enqueued, and the stream is not capturing.
   Status (*put)(PackedWeights& weights, int64_t local_expert, StagedExpert& staged,
                 ReplacementEvent& last, void* stream);
-  // Until the replacement is done.
+  // Waits until the replacement is done.
   Status (*wait)(const ReplacementEvent& last);
 };
 
 extern const DeviceReplacement
-    kCudaReplacement;  // in builds with NVFP4_MOE_WITH_CUDA, of all its backends
+    kCudaReplacement;  // in builds with NVFP4_MOE_WITH_CUDA; all CUDA backends share it
 
 }  // namespace nvfp4_moe::internal

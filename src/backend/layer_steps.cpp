@@ -1,8 +1,6 @@
-// The one walk over a host layer's workspace, and the activation scales that config and checkpoint
-// decide.
-//
-// Arrays that a config does not need (codes under bf16, the shared part without a shared expert)
-// take no memory.
+// Places a layer's arrays in its workspace, and computes the activation scales from config and
+// checkpoint. Arrays that a config does not need (codes under bf16, the shared part without a
+// shared expert) take no memory.
 #include "backend/layer_steps.h"
 
 #include <algorithm>
@@ -17,7 +15,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// 16x: SwiGLU's output at run time may lie above what calibration saw, and headroom costs nothing
+// 16x: SwiGLU's output at run time may exceed what calibration saw, and headroom costs nothing
 // (numerics.md).
 constexpr float kFixedHeadroom = 16.0f;
 
@@ -105,7 +103,7 @@ Result<float> checkpoint_scale(const std::optional<float>& scale, const char* se
   return *scale;
 }
 
-// A row's codes are x times fl32(1 / scale), which has to be a normal number too.
+// A row's codes are x times fl32(1 / scale), so 1 / scale must be a normal number too.
 Result<float> compat_scale(const std::optional<float>& scale, const char* setting,
                            const char* input_scale) {
   NVFP4_MOE_ASSIGN(const float given, checkpoint_scale(scale, setting, input_scale));
@@ -115,9 +113,9 @@ Result<float> compat_scale(const std::optional<float>& scale, const char* settin
   return given;
 }
 
-// |SwiGLU's output| never exceeds this; 0 if the activation has no bound. The gate's factor is at
-// most L from above, and from below it reaches -0.2785 (the minimum of silu; of g sigmoid(a g) a
-// part of 1/a), which counts for small L.
+// Upper bound of |SwiGLU's output|; 0 if the activation has no bound. The gate's factor is at most
+// L, and at least -0.2785 (the minimum of silu; that of g sigmoid(a g) is 1/a times it), which
+// matters for small L.
 double activation_bound(const MoeConfig& config) {
   if (config->activation == Activation::kSwiglu || !config->swiglu_limit.has_value()) return 0;
   constexpr double kSiluDepth = 0.27846455;  // 0.278464542..., rounded up
@@ -131,12 +129,12 @@ double activation_bound(const MoeConfig& config) {
   return bound;
 }
 
-// The scale that holds every h that the clamp lets through. A limit that was meant as "none" would
-// give one under which ordinary values are all 0.
+// The scale that can represent every h that the clamp lets through. A huge limit that was meant as
+// "none" is an error: under its scale all ordinary values would be 0.
 Result<float> clamp_scale(const MoeConfig& config, double bound) {
   const double range = row_scale_range(config->activation_format);
-  // Largest magnitude of a block that becomes 0, over the scale: half of the least block scale, or
-  // of the least E4M3.
+  // Largest magnitude of a block that becomes 0, divided by the scale: from half of the smallest
+  // block scale, or half of the smallest E4M3.
   const double least =
       config->activation_format == ActivationFormat::kNvfp4 ? 6 * 0x1p-10 : 0x1p-10;
   if (bound <= std::ldexp(range, 127)) {
@@ -207,8 +205,8 @@ Status check_layer_limits(const MoeConfig& config, const ExpertRange& range, con
                             std::to_string(most_assignments / config->top_k) + " at top_k " +
                             std::to_string(config->top_k) + ", got " +
                             std::to_string(limits.max_tokens));
-  // An upper estimate in double: 4 bytes an element of hidden, intermediate and rows_out, with room
-  // for the rest.
+  // An upper estimate in double: 4 bytes per element of hidden, intermediate and rows_out, with
+  // room for the rest.
   const double token_bytes = 8.0 * static_cast<double>(config->hidden_size) + 64.0 +
                              4.0 * static_cast<double>(std::max(config->intermediate_size,
                                                                 config->shared_intermediate_size));

@@ -13,7 +13,7 @@ namespace moe = nvfp4_moe::internal;
 
 namespace {
 
-// Names come from files; what is not UTF-8 in them is replaced rather than thrown about.
+// Names come from files. Bytes in them that are not UTF-8 are replaced.
 Status write_json(const Json& json, char** out) { return api::write_text(json.dump(), out); }
 
 Json to_json(const moe::Finding& finding) {
@@ -85,7 +85,7 @@ moe::Result<moe::CheckpointOptions> read_options(const nvfp4_moe_checkpoint_opti
   return options;
 }
 
-// options: null for none.
+// options: may be null.
 Status open_checkpoint(const char* path, const nvfp4_moe_checkpoint_options* options,
                        nvfp4_moe_checkpoint** checkpoint) {
   NVFP4_MOE_TRY(api::check_pointer("checkpoint", checkpoint));

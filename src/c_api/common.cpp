@@ -12,7 +12,7 @@
 namespace nvfp4_moe::internal::c_api {
 namespace {
 
-// The C statuses are the library's; the C++ compiler holds the two lists together.
+// The C statuses equal the library's codes, checked at compile time.
 static_assert(NVFP4_MOE_STATUS_OK == static_cast<int>(Code::kOk));
 static_assert(NVFP4_MOE_STATUS_CHECK_FAILED == static_cast<int>(Code::kCheckFailed));
 static_assert(NVFP4_MOE_STATUS_INVALID_ARGUMENT == static_cast<int>(Code::kInvalidArgument));
@@ -27,11 +27,11 @@ static_assert(NVFP4_MOE_STATUS_CANCELLED == static_cast<int>(Code::kCancelled));
 // Longer messages are cut.
 thread_local char last_error[2048];
 
-// A host's own threads as an Executor. Ranges that the host gets wrong are cut to the loop, so that
-// a wrong host computes wrong values but writes nowhere else. What a body throws goes around the
-// host's frames, which may be C. What the host throws leaves once no body runs; one that begins
-// after that, and one that a longjmp leaves behind, uses a stack frame that is gone: the header
-// forbids both.
+// A host's own threads as an Executor. Wrong ranges from the host are clamped to the loop, so a
+// wrong host computes wrong values but writes nowhere else. An exception of a body does not pass
+// through the host's frames, which may be C. An exception of the host is rethrown once no body
+// runs. A body that begins after that, or that a longjmp leaves running, would use a stack frame
+// that no longer exists; the header forbids both.
 class HostExecutor : public Executor {
  public:
   HostExecutor(nvfp4_moe_parallel_for parallel_for, void* user, int threads)
@@ -59,9 +59,9 @@ class HostExecutor : public Executor {
     const Body* body;
     int64_t count;
     std::atomic<int> running{0};
-    std::atomic<bool> ended{false};  // no body begins any more
+    std::atomic<bool> ended{false};  // no further body begins
     std::atomic<bool> failed{false};
-    // the first; written before `failed`, by the thread that took `failing`
+    // the first; written before `failed`, by the thread that set `failing`
     std::exception_ptr failure = nullptr;
     std::atomic<bool> failing{false};
 
@@ -99,8 +99,7 @@ class HostExecutor : public Executor {
 
 nvfp4_moe_status fail(Code code, const char* message) noexcept {
   const size_t length = std::min(std::strlen(message), sizeof(last_error) - 1);
-  // A message may quote a caller's string (a backend's name, a path): it stays one line all the
-  // same.
+  // A message may quote a caller's string (a backend's name, a path). It must still be one line.
   for (size_t i = 0; i < length; ++i) {
     const auto byte = static_cast<unsigned char>(message[i]);
     last_error[i] = byte < 0x20 || byte == 0x7F ? '?' : message[i];

@@ -1,5 +1,5 @@
-// What the C interface's files share: errors per thread, the border that nothing is thrown across,
-// and structs that carry their size.
+// Shared by the C interface's files: errors per thread, the boundary that no exception crosses, and
+// structs with their size.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@
 
 namespace nvfp4_moe::internal::c_api {
 
-// Remembers the failure for nvfp4_moe_last_error; never allocates, so that it can tell of memory
-// running out.
+// Stores the failure for nvfp4_moe_last_error. Never allocates, so that it can report out of
+// memory.
 nvfp4_moe_status fail(Code code, const char* message) noexcept;
 
-// Runs a body that returns Status, and lets nothing through but a status. The whole body of every
-// function of the C interface that returns one (tools/check/check_boundaries.py).
+// Runs a body that returns Status, and turns every exception into a status. It is the whole body of
+// every function of the C interface that returns a status (tools/check/check_boundaries.py).
 template <class Body>
 nvfp4_moe_status guarded(Body&& body) noexcept {
   try {
@@ -34,10 +34,10 @@ nvfp4_moe_status guarded(Body&& body) noexcept {
   }
 }
 
-// A struct with more unknown bytes than this is taken for a mistake, not for a newer header.
+// More unknown bytes than this are taken for a mistake, not for a newer header.
 inline constexpr size_t kMaxTail = 4096;
 
-// Every sizeof is a multiple of the alignment of its first field; another number would cut a
+// Every sizeof is a multiple of the alignment of its first field. Another number would cut a
 // pointer in two.
 inline Status check_struct_size(const char* name, size_t actual, size_t known) {
   if (actual >= sizeof(size_t) && actual <= known + kMaxTail && actual % alignof(size_t) == 0)
@@ -46,8 +46,8 @@ inline Status check_struct_size(const char* name, size_t actual, size_t known) {
                           std::to_string(known) + ", got " + std::to_string(actual));
 }
 
-// The caller's struct in this library's size: what a shorter one lacks is zero, what a longer one
-// adds must be zero.
+// Copies the caller's struct to this library's size. Fields missing in a shorter one are zero;
+// extra bytes of a longer one must be zero.
 template <class Struct>
 Result<Struct> read_struct(const char* name, const Struct* from) {
   static_assert(std::is_trivially_copyable_v<Struct>);
@@ -70,7 +70,7 @@ Result<Struct> read_struct(const char* name, const Struct* from) {
   return known;
 }
 
-// Fills the caller's struct as far as it goes, and zeroes what it has beyond.
+// Fills the caller's struct up to its size, and zeroes extra bytes.
 template <class Struct>
 Status write_struct(const char* name, Struct value, Struct* to) {
   if (to == nullptr) return invalid_argument(std::string(name) + ": expected a pointer, got null");
@@ -84,7 +84,7 @@ Status write_struct(const char* name, Struct value, Struct* to) {
   return {};
 }
 
-// N of the device "cuda:N".
+// Returns N of the device "cuda:N".
 Result<int> read_gpu(const char* device);
 
 inline Status check_pointer(const char* name, const void* pointer) {
@@ -92,7 +92,7 @@ inline Status check_pointer(const char* name, const void* pointer) {
   return invalid_argument(std::string(name) + ": expected a pointer, got null");
 }
 
-// One of an enum's values, 0 to last.
+// Reads one of an enum's values, 0 to last.
 template <class Enum>
 Result<Enum> read_enum(const char* name, int32_t value, Enum last) {
   if (value >= 0 && value <= static_cast<int32_t>(last)) return static_cast<Enum>(value);
@@ -106,14 +106,14 @@ inline Status check_zero(const char* name, int64_t value) {
   return invalid_argument(std::string(name) + ": expected 0, got " + std::to_string(value));
 }
 
-// DEFAULT gives `fallback`.
+// Reads a dtype. DEFAULT gives `fallback`.
 Result<DType> read_dtype(const char* name, nvfp4_moe_dtype value, DType fallback);
-// A copy that nvfp4_moe_text_free frees.
+// Writes a copy that nvfp4_moe_text_free frees.
 Status write_text(const std::string& text, char** out);
 
 inline std::string backend_name(const char* name) { return name == nullptr ? "auto" : name; }
 
-// The executor that options ask for: a host's threads, a pool of a given size, or null for a
+// Makes the executor for the options: a host's threads, a pool of a given size, or null for a
 // layer's own.
 Result<std::unique_ptr<Executor>> make_executor(nvfp4_moe_parallel_for parallel_for, void* user,
                                                 int32_t threads);

@@ -1,4 +1,4 @@
-// The C interface: the format by itself, on arrays in a device's memory.
+// The C interface: format functions on arrays in a device's memory.
 #include "c_api/format.h"
 
 using nvfp4_moe::internal::Status;

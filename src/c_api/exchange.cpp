@@ -1,5 +1,5 @@
-// The C interface: exchanges over a host's functions and over threads, and what a layer's options
-// say of one.
+// The C interface: exchanges over a host's functions and over threads, and the exchange part of a
+// layer's options.
 #include <algorithm>
 
 #include "c_api/layer.h"
@@ -64,7 +64,7 @@ Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& opt
     return std::optional<Parallel>(std::move(parallel));
   }
   const int world = parallel.exchange->world();
-  if (given.slots < 1 || given.slots / world > num_experts)  // before that many are read
+  if (given.slots < 1 || given.slots / world > num_experts)  // checked before that many are read
     return invalid_argument("expert_parallel.slots: expected 1 to " + std::to_string(world) +
                             " times " + std::to_string(num_experts) + ", got " +
                             std::to_string(given.slots));
@@ -122,7 +122,7 @@ nvfp4_moe_status nvfp4_moe_thread_group_join(nvfp4_moe_thread_group* group, int3
     NVFP4_MOE_TRY(api::check_pointer("group", group));
     NVFP4_MOE_ASSIGN(const moe::Timeout timeout, api::read_timeout(timeout_ms));
     auto handle = std::make_unique<nvfp4_moe_exchange>();
-    const std::shared_ptr<moe::ThreadGroup> shared = group->group;  // which another rank may close
+    const std::shared_ptr<moe::ThreadGroup> shared = group->group;  // another rank may close it
     NVFP4_MOE_ASSIGN(handle->exchange, shared->join(rank, world, timeout));
     *exchange = handle.release();
     return {};

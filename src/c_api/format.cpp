@@ -1,4 +1,4 @@
-// The C interface: the format by itself, host arrays to host arrays.
+// The C interface: format functions from host arrays to host arrays.
 #include "c_api/format.h"
 
 using nvfp4_moe::internal::Result;
@@ -9,8 +9,8 @@ namespace moe = nvfp4_moe::internal;
 
 namespace {
 
-// The first field of a caller's struct, and a caller's number: neither need be aligned before the
-// checks.
+// Reads the first field of a caller's struct, or a caller's number. Neither need be aligned before
+// the checks.
 size_t size_of(const nvfp4_moe_quantize_counts* counts) {
   size_t size = 0;
   std::memcpy(&size, counts, sizeof(size));
@@ -22,8 +22,7 @@ float number_at(const float* number) {
   return value;
 }
 
-// Runs body(counts), where a caller's struct_size is checked before work is done and arrays are
-// written.
+// Runs body(counts). Checks a caller's struct_size before any work is done and arrays are written.
 template <class Body>
 nvfp4_moe_status counted(nvfp4_moe_quantize_counts* out, Body&& body) {
   return api::guarded([&]() -> Status {

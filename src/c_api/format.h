@@ -1,5 +1,5 @@
-// What the C interface's format functions, on the host and on a device, read alike: C values as the
-// requests of moe/formats.h, which checks them.
+// Argument reading shared by the C interface's format functions on the host and on a device: C
+// values become requests of moe/formats.h, which checks them.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,12 @@
 
 namespace nvfp4_moe::internal::c_api {
 
-// 0 says none.
+// 0 means no value.
 inline std::optional<float> unless_zero(float value) {
   return value == 0.0f ? std::nullopt : std::optional<float>(value);
 }
 
-// nvfp4_moe_swiglu and the arrays of a call.
+// Combines nvfp4_moe_swiglu and the arrays of a call.
 inline Result<formats::SwigluQuantize> read_swiglu(const nvfp4_moe_swiglu* options,
                                                    const void* gate_up, int64_t rows, int64_t inner,
                                                    const float* row_weights,

@@ -1,4 +1,4 @@
-// The C interface: an open layer: description, runs, replaced experts, repros.
+// The C interface for an open layer: description, runs, replaced experts, repros.
 #include "c_api/layer.h"
 
 #include "backend/layer_steps.h"
@@ -27,7 +27,7 @@ Result<Batch> read_batch(const nvfp4_moe_batch* batch) {
 
 namespace {
 
-// The expert that takes local_expert's place.
+// Reads the expert that replaces local_expert.
 Result<ExpertSource> read_replacement(const nvfp4_moe_layer* layer, int64_t local_expert,
                                       const nvfp4_moe_expert* expert) {
   NVFP4_MOE_TRY(check_pointer("layer", layer));

@@ -1,5 +1,5 @@
-// The C structs of a layer as the library's own types; shared by the C interface's files of
-// checkpoints and layers.
+// Converts the C structs of a layer to the library's own types. Shared by the C interface's files
+// for checkpoints and layers.
 #pragma once
 
 #include <memory>
@@ -27,25 +27,25 @@ namespace nvfp4_moe::internal::c_api {
 
 Result<MoeOptions> read_config(const nvfp4_moe_config* config);
 nvfp4_moe_config to_c(const MoeOptions& options);
-// options without executor; progress as a ProgressFn.
+// The options without their executor; progress as a ProgressFn.
 Result<LayerOptions> layer_options(const nvfp4_moe_layer_options& options);
-// An expert's arrays, in sizes that the layer has; `name` is how messages call it.
+// Reads an expert's arrays, in the sizes of the layer. Messages call it `name`.
 Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* expert,
                                  const MoeConfig& config, int64_t inner);
 Result<Batch> read_batch(const nvfp4_moe_batch* batch);
-// The exchange and how the layer is divided over it; none if options have none. kInvalidArgument
-// next to options that an exchange leaves no room for.
+// Reads the exchange and how the layer is divided over it; empty if options have no exchange.
+// kInvalidArgument for other options that cannot be combined with an exchange.
 Result<std::optional<Parallel>> read_parallel(const nvfp4_moe_layer_options& options,
                                               int64_t num_experts);
-// The ranks of a layer that is one over an exchange.
+// The ranks of a layer over an exchange.
 Result<RankCombine*> ranks_in(const nvfp4_moe_layer* layer);
-// Whether the layer has this many slots, before they are read.
+// Checks that the layer has this many slots, before they are read.
 Status check_slots(const RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots);
-// The exchange alone, so that a rank whose other arguments are wrong can tell the others; null if
-// there is none.
+// Reads only the exchange, so that a rank whose other arguments are wrong can inform the others.
+// Null if there is no exchange.
 Exchange* exchange_of(const nvfp4_moe_layer_options& options);
-// Runs open(&reported) and, if it fails before the ranks of an exchange have spoken, says so to all
-// of them, who wait.
+// Runs open(&reported). If it fails before the ranks of an exchange have communicated, sends the
+// failure to all of them, since they wait.
 template <class Open>
 Status report_to_ranks(const nvfp4_moe_layer_options& options, const Open& open) {
   bool reported = false;

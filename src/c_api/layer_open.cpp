@@ -1,5 +1,5 @@
-// The C interface: what a layer is made from, as the library's own types: config, options, arrays;
-// and opening one.
+// The C interface: reads config, options and arrays of a layer as the library's own types, and
+// opens one.
 // Long because each struct of the interface is read field by field.
 #include <cmath>
 #include <initializer_list>
@@ -110,7 +110,7 @@ ProgressFn progress_fn(const nvfp4_moe_layer_options& options) {
 
 namespace {
 
-// 0 means that there is none; anything else is taken as it is and judged where it is used.
+// 0 means no scale. Any other value is taken unchanged and checked when it is used.
 Result<std::optional<float>> input_scale(const char* name, float value) {
   if (value == 0.0f) return std::optional<float>();
   if (!std::isfinite(value) || value < 0)
@@ -127,7 +127,7 @@ Result<LayerScales> input_scales(float hidden, float intermediate) {
   return scales;
 }
 
-// Where the arrays of an expert, or of all, lie.
+// Checks the memory of the arrays of one expert, or of all.
 Status check_memory(const char* name, int32_t on_device, void* stream) {
   if (on_device != 0 && on_device != 1)
     return invalid_argument(std::string(name) + ".on_device: expected 0 or 1, got " +
@@ -142,7 +142,7 @@ Status check_memory(const char* name, int32_t on_device, void* stream) {
 
 namespace {
 
-// Without a gate, the null pointers that stand for it.
+// Checks that the arrays of the gate are null if there is no gate.
 Status check_no_gate(const char* activation,
                      std::initializer_list<std::pair<const char*, const void*>> arrays) {
   for (const auto& [name, array] : arrays)
@@ -181,7 +181,7 @@ Result<ExpertSource> read_expert(const char* name, const nvfp4_moe_expert* exper
 
 namespace {
 
-// first: the arrays that lie so far apart, `experts` experts each.
+// first: the arrays with this stride, `experts` experts each.
 Result<int64_t> expert_stride(const char* name, int64_t stride, int64_t one_expert, int64_t experts,
                               std::initializer_list<const void*> first) {
   if (stride == 0) return one_expert;
@@ -204,7 +204,7 @@ struct Stacked {
   int64_t gate_up_codes = 0, gate_up_scales = 0, down_codes = 0, down_scales = 0,
           gate_up_biases = 0;  // strides
 
-  // experts: how many the arrays hold.
+  // experts: number of experts in the arrays.
   static Result<Stacked> make(const nvfp4_moe_layer_tensors& t, const MoeConfig& config,
                               int64_t experts) {
     Stacked s{t, has_gate(config->activation), config->hidden_size, config->intermediate_size};
@@ -213,7 +213,7 @@ struct Stacked {
         {"gate_block_scales", t.gate_block_scales},
         {"gate_tensor_scales", t.gate_tensor_scales}};
     if (!s.gated) NVFP4_MOE_TRY(check_no_gate(to_string(config->activation), gate));
-    // A null base plus an offset is not null any more, so the bases are checked here.
+    // A null base plus an offset is no longer null, so the bases are checked here.
     if (s.gated)
       for (const auto& [name, array] : gate) NVFP4_MOE_TRY(check_pointer(name, array));
     for (const auto& [name, array] : std::initializer_list<std::pair<const char*, const void*>>{
@@ -240,7 +240,7 @@ struct Stacked {
                                                  values / 2, experts, {t.down_codes}));
     NVFP4_MOE_ASSIGN(s.down_scales, expert_stride("down_scales_stride", t.down_scales_stride,
                                                   values / 16, experts, {t.down_block_scales}));
-    // A count that is out of range is reported by the layer.
+    // The layer reports a count that is out of range.
     for (const auto& [name, scales] : {std::pair("gate_tensor_scales", t.gate_tensor_scales),
                                        std::pair("up_tensor_scales", t.up_tensor_scales),
                                        std::pair("down_tensor_scales", t.down_tensor_scales)})
@@ -339,7 +339,7 @@ Status open_tensors(const nvfp4_moe_config* config, const nvfp4_moe_layer_tensor
   return {};
 }
 
-// Collective: a rank whose arguments are wrong says so to all.
+// Collective: a rank with wrong arguments reports that to all.
 Status rearrange_tensors(RankCombine& ranks, const int64_t* expert_of_slot, int64_t slots,
                          const nvfp4_moe_layer_tensors* tensors) {
   struct Prepared {

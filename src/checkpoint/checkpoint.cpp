@@ -1,4 +1,4 @@
-// Checkpoint: opening, one expert's views, and the layer's activation scales.
+// Checkpoint: opening, views of one expert, and a layer's activation scales.
 #include "checkpoint/checkpoint.h"
 
 #include <fmt/format.h>
@@ -36,8 +36,8 @@ Status check_slice(const IntermediateSlice& slice, int64_t intermediate) {
   return {};
 }
 
-// Codes of blocks whose scale is 0 become 0: such a block decodes to 0 already, and every backend
-// may rely on it.
+// Sets the codes of blocks whose scale is 0 to 0. Such a block decodes to 0 anyway, and every
+// backend may rely on zero codes.
 void zero_codes_under_zero_scales(const uint8_t* scales, int64_t blocks, uint8_t* codes) {
   for (int64_t b = 0; b < blocks; ++b) {
     if (scales[b] == 0) std::memset(codes + b * 8, 0, 8);
@@ -53,8 +53,8 @@ FloatMatrix floats_of(const MatrixSource& matrix) {
           matrix.codes.row_stride, matrix.codes.col_stride};
 }
 
-// The matrix as a view: of the bytes as they were read where they lie as (rows, cols) with nothing
-// to put right.
+// The matrix as a view. If the bytes are stored as (rows, cols) and need no correction, the view
+// points to them as they were read.
 Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& out,
                Nvfp4View& view) {
   const int64_t rows = matrix.rows;
@@ -71,7 +71,7 @@ Status to_view(const MatrixSource& matrix, int64_t zero_blocks, LoadedExpert& ou
             matrix.codes.row_stride, matrix.scales.row_stride};
     return {};
   }
-  // Vectors move with LoadedExpert, their bytes stay where they are.
+  // The vectors move with LoadedExpert; their bytes do not move.
   uint8_t* codes = new_storage(out, rows * cols / 2).data();
   uint8_t* scales = new_storage(out, rows * cols / 16).data();
   float tensor_scale = matrix.tensor_scale;
@@ -141,7 +141,7 @@ Result<Checkpoint> Checkpoint::open(const std::string& path, const CheckpointOpt
   }
   impl->findings = findings.take();
   impl->shared_intermediate = impl->model.options.shared_intermediate_size;
-  // What a layer can run is what is stored: a shared expert kept in FP8 is the caller's to add.
+  // A layer can run only what is stored. The caller adds a shared expert that is kept in FP8.
   if (!impl->layers.find(impl->model.layers.front())->shared)
     impl->model.options.shared_intermediate_size = 0;
   return Checkpoint(std::move(impl));
@@ -258,7 +258,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     MatrixSource matrix;
     if (!resolve(names, layer, expert, projection, matrix, found)) return found.first_error();
     matrix.memory = memory.get();
-    if (matrix.format == SourceFormat::kFloat) {  // of the whole matrix, whatever the slice
+    if (matrix.format == SourceFormat::kFloat) {  // the scale of the whole matrix, for any slice
       NVFP4_MOE_TRY(matrix.read_codes(out.storage));
       Result<float> scale = float_matrix_scale(floats_of(matrix));
       if (!scale.ok()) return scale.status().in(matrix.codes_name).in(place_of(layer, expert));
@@ -279,8 +279,7 @@ Result<LoadedExpert> Checkpoint::Impl::load(const ExpertNames& names, int64_t la
     NVFP4_MOE_ASSIGN(const bool sound, check_scales(matrix, out.storage, found, scan, zero_blocks));
     auto bias_values = matrix.read_bias();
     NVFP4_MOE_TRY(
-        matrix
-            .check_unchanged());  // before the bytes are judged: half of another file is no finding
+        matrix.check_unchanged());  // before the checks: half of another file must give no finding
     if (!sound) return found.first_error();
     if (!bias_values.ok()) return bias_values.status().in(place_of(layer, expert));
     *bias = out.keep(*bias_values);
@@ -334,7 +333,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer,
                                         LayerScales* scales) const {
   if (entry.routed.parts.input_scale.empty()) return;
   const bool used = entry.activations.format == ActivationFormat::kNvfp4;
-  // Of FP8 activations the files have amax/448.
+  // For FP8 activations the files have amax/448.
   const float unit = entry.activations.format == ActivationFormat::kFp8 ? 448.0f / 2688.0f : 1.0f;
   const MatrixResolver resolver(index, model.options.num_experts);
   for (const int64_t e : entry.stored_in(range)) {
@@ -347,7 +346,7 @@ void Checkpoint::Impl::add_input_scales(const LayerEntry& entry, int64_t layer,
       }
       const bool unreadable = std::string_view(scale.finding) == "unreadable";
       if ((!used && !unreadable) || scale.finding[0] == '\0') continue;
-      // If the whole expert is missing, that is the finding.
+      // If the whole expert is missing, that is reported instead.
       if (index.find(entry.routed.name(e, projection, entry.routed.parts.codes)).info == nullptr)
         continue;
       if (unreadable) {

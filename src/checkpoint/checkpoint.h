@@ -1,8 +1,7 @@
-// Checkpoint: a model's files as experts. Knows tensor names and config files, knows no device.
+// Checkpoint: a model's files as experts. It knows tensor names and config files, and no device.
 //
-// Opening reads headers and config only. expert() touches that expert's (or slice's) codes and
-// block scales, and nothing of the other experts'; the per-expert scalars of all experts are read
-// by layer_scales().
+// Opening reads only headers and config. expert() touches only that expert's (or slice's) codes and
+// block scales. layer_scales() reads the per-expert scalars of all experts.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +26,8 @@ struct QuantDeclaration;  // quant_config.h
 enum class Severity : uint8_t { kNote, kWarning, kError };
 const char* to_string(Severity);
 
-// One named oddity or fault of a checkpoint. Like ones of a layer are one finding, which names the
-// first and counts all.
+// One problem of a checkpoint with a stable id. Problems of a layer with the same id are one
+// finding, which names the first and counts all.
 struct Finding {
   Severity severity = Severity::kNote;
   std::string
@@ -38,13 +37,13 @@ struct Finding {
   std::string tensor;
   std::string expected;
   std::string actual;
-  int64_t count = 1;  // how many times this finding stands for (like ones are folded per layer)
-  // where it stands for several: tensors of the next ones, at most kMaxExamples
+  int64_t count = 1;  // number of problems that this finding represents (per layer)
+  // if it represents several: tensors of the next ones, at most kMaxExamples
   std::vector<std::string> examples = {};
   static constexpr size_t kMaxExamples = 3;
 };
-// What stops at the finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ...
-// [input_scale_zero]", whose finding() is the id. more: how many other errors there are.
+// The error for a finding: kBadInput "layer 3 expert 7 NAME: expected ..., got ...
+// [input_scale_zero]", whose finding() is the id. more: the number of other errors.
 Status error_of(const Finding& finding, int64_t more = 0);
 // "error input_scale_zero: layer 3 expert 7 ...: expected ..., got ... (and 5 more, such as NAME,
 // NAME)"
@@ -60,56 +59,56 @@ enum class SourceFormat : uint8_t {
   kFloat,      // BF16, FP16 or FP32; quantized at load
 };
 const char* to_string(SourceFormat);
-bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales, which are used as they are
+bool is_nvfp4(SourceFormat);  // codes and E4M3 block scales are used as they are
 
-// The activations that a checkpoint declares for a layer's routed experts, and the field that says
-// so.
+// The activations that a checkpoint declares for a layer's routed experts, and the field that
+// declares them.
 struct DeclaredActivations {
-  // bf16: weight-only, or experts in floats; else nvfp4 or fp8
+  // bf16 for weight-only and for experts in floats; otherwise nvfp4 or fp8
   ActivationFormat format = ActivationFormat::kBf16;
   std::string why;  // "config_groups group_0: input_activations is null"
 };
 
-// The config files' facts about the model, in this library's terms. Read, never defaulted.
+// The config files' facts about the model, in this library's terms. They are read and never
+// defaulted.
 struct ModelInfo {
   std::string architecture;  // config.json architectures[0]
   std::string model_type;
   bool gguf = false;   // read from a GGUF file's metadata: both of the above are its architecture
-  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", "glm", "minimax", ...:
-                       // names.cpp has them
-  // of the model; behind a latent projection options.hidden_size is another one
+  std::string family;  // "deepseek_v3", "deepseek_v4", "kimi", "qwen", ...: names.cpp has all
+  // the model's; options.hidden_size differs from it if experts work in a latent space
   int64_t model_hidden_size = 0;
   SourceFormat format = SourceFormat::kModelOpt;
-  std::string quant_method;  // as the config has it
+  std::string quant_method;  // as in the config
   std::string quant_algo;
   std::string producer;
   MoeOptions options;  // sizes, activation, limit, router_weight as the family defines them
   std::vector<int64_t> layers;  // the MoE layers that can be loaded, ascending
   int64_t num_hidden_layers = 0;
   int64_t shared_experts = 0;
-  std::vector<Finding> findings;  // what the config alone says that a user should know
+  std::vector<Finding> findings;  // findings from the config only
   std::shared_ptr<QuantDeclaration>
       quantization;  // what the config files declare; read while a checkpoint is opened
   std::map<int64_t, float>
-      swiglu_limits;  // of the layers that compute kSwigluStep, if the others compute kSwiglu
+      swiglu_limits;  // for the layers that compute kSwigluStep, if the others compute kSwiglu
 };
 
 class ExpertMemory;
 
-// An expert ready to be packed. Views point into `storage`, whose memory goes back to the
-// checkpoint for its next expert.
+// An expert ready to be packed. Views point into `storage`, whose memory returns to the checkpoint
+// for its next expert.
 struct LoadedExpert {
   LoadedExpert() = default;
   LoadedExpert(LoadedExpert&&) = default;
   LoadedExpert& operator=(LoadedExpert&&) = default;
   ~LoadedExpert();
-  // A bias in storage; null of no numbers.
+  // Copies a bias to storage. Null if it is empty.
   const float* keep(const std::vector<float>& bias);
   ExpertSource source;
-  std::vector<std::vector<uint8_t>> storage;  // what was read, and what had to be converted
+  std::vector<std::vector<uint8_t>> storage;  // bytes as read, and bytes that had to be converted
   std::vector<Finding>
-      findings;  // what loading put right: codes under a zero block scale, MXFP4 blocks rounded
-  std::shared_ptr<ExpertMemory> memory;  // where storage goes; may be null
+      findings;  // corrections while loading: codes under a zero block scale, MXFP4 blocks rounded
+  std::shared_ptr<ExpertMemory> memory;  // receives storage; may be null
 };
 
 struct LayerStatistics {
@@ -125,8 +124,9 @@ struct LayerStatistics {
 
 class Checkpoint {
  public:
-  // path: a directory of safetensors with its config.json, one safetensors file of it, a GGUF file,
-  // one part of a split one, or a directory with one model in GGUF.
+  // Opens a checkpoint. path: a directory of safetensors with its config.json, one safetensors file
+  // of such a directory, a GGUF file, one part of a split one, or a directory with one model in
+  // GGUF.
   static Result<Checkpoint> open(const std::string& path, const CheckpointOptions& options = {});
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -134,38 +134,37 @@ class Checkpoint {
 
   const ModelInfo& model() const;
   const TensorIndex& index() const;
-  const CheckpointOptions& options() const;  // it was opened with
-  // Findings of opening: config and names. Tensors that are neither experts' nor known are listed
-  // as ignored.
+  const CheckpointOptions& options() const;  // the options of open
+  // Findings of opening, from config and names. Tensors that are neither experts' nor known are
+  // listed as ignored.
   const std::vector<Finding>& findings() const;
 
   // Sizes and options of one layer (a family may vary them by layer).
   Result<MoeOptions> layer_options(int64_t layer) const;
-  // The activation_format of layer_options, with its reason.
+  // The activation_format of layer_options, with the field that declares it.
   Result<DeclaredActivations> declared_activations(int64_t layer) const;
-  // The largest over all experts, which unusable input scales are left out of, and reported
+  // The largest scales over all experts. Unusable input scales are left out, and reported
   // (docs/reference/checkpoints.md).
   Result<LayerScales> layer_scales(int64_t layer, std::vector<Finding>* findings = nullptr) const;
   Result<LoadedExpert> expert(int64_t layer, int64_t global_expert,
                               const IntermediateSlice& slice = {}) const;
-  // The layer's shared expert where it is stored as NVFP4 (or floats, or MXFP4); kUnsupported by
-  // name if not.
+  // Loads the layer's shared expert, stored as NVFP4, MXFP4 or floats. kUnsupported, with its name,
+  // for other formats.
   Result<LoadedExpert> shared_expert(int64_t layer, const IntermediateSlice& slice = {}) const;
 
   // Bytes of the routed experts' tensors, over all layers that can be loaded.
   uint64_t expert_bytes() const;
-  // Whether the files hold all experts of the range in the shapes that the config declares: headers
-  // only. To be asked before anything is planned or allocated for the config's sizes. shared:
-  // whether the shared expert is wanted too.
+  // Checks that the files have all experts of the range in the shapes that the config declares.
+  // Reads headers only. Call it before planning or allocating for the config's sizes. shared:
+  // checks the shared expert too.
   Status check_layout(int64_t layer, const ExpertRange& range, bool shared = true) const;
-  // Reads the block scales and scalars of the layer's experts in range; errors make loading refuse.
-  // Holds what opening found of this layer too.
+  // Reads the block scales and scalars of the layer's experts in range, and returns the findings,
+  // including those of opening for this layer. A finding that is an error prevents loading.
   Result<std::vector<Finding>> validate(int64_t layer, const ExpertRange& range) const;
-  // Over what can be read: what cannot is among validate()'s findings.
+  // Statistics of everything readable. validate() reports the rest.
   Result<LayerStatistics> statistics(int64_t layer, const ExpertRange& range) const;
 
-  // (expert, projection) -> the tensor's name in the files, for messages: projection "gate", "up"
-  // or "down".
+  // The tensor's name in the files, for messages. projection: "gate", "up" or "down".
   std::string tensor_name(int64_t layer, int64_t global_expert,
                           const std::string& projection) const;
 

@@ -1,4 +1,5 @@
-// State of a Checkpoint. Private to the room: checkpoint.cpp loads with it, validate.cpp reads it.
+// State of a Checkpoint. Private to src/checkpoint: checkpoint.cpp loads with it, validate.cpp
+// reads it.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -16,13 +17,12 @@ struct Checkpoint::Impl {
   LayerIndex layers;
   std::vector<Finding> findings;
   std::shared_ptr<ExpertMemory> memory = std::make_shared<ExpertMemory>();
-  int64_t shared_intermediate = 0;  // as the config has it, whether stored or not
+  int64_t shared_intermediate = 0;  // as in the config, even if it is not stored
 
   Result<const LayerEntry*> layer_entry(int64_t layer) const;
-  // The range, if {0, 0} stands for all experts.
+  // The range; {0, 0} means all experts.
   Result<ExpertRange> checked_range(const ExpertRange& range) const;
-  // Of a projection of a routed expert, or of the shared one (expert -1): where it lies, by headers
-  // alone.
+  // Locates a projection of a routed expert, or of the shared one (expert -1). Reads headers only.
   bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
               MatrixSource& out, FindingList& found) const;
   Result<const LayerEntry*> expert_entry(int64_t layer, int64_t expert) const;
@@ -32,7 +32,8 @@ struct Checkpoint::Impl {
                MatrixSource& out, FindingList& found) const;
   Result<LoadedExpert> load(const ExpertNames& names, int64_t layer, int64_t expert,
                             const IntermediateSlice& slice) const;
-  // Findings of the experts' input scales in range, and their maximum if `scales` is given.
+  // Findings about the input scales of the experts in range. Their maximum too, if `scales` is
+  // given.
   void add_input_scales(const LayerEntry& entry, int64_t layer, const ExpertRange& range,
                         FindingList& found, LayerScales* scales) const;
 };

@@ -26,10 +26,10 @@ struct EnumNames<GateUpOrder> {
 
 struct CheckpointOptions {
   // For every tensor that holds gate and up of routed or shared experts. Without it the order comes
-  // from the family and the tensor's name, and a layer is refused if they do not give it.
+  // from the family and the tensor's name, and a layer is refused if they do not determine it.
   std::optional<GateUpOrder> gate_up_order = {};
-  // Names of tensors that may lie in an experts' module although no format has them. '*' matches
-  // any characters. They are left out, so what they add to the experts is not computed.
+  // Names of tensors that are allowed in an experts' module although no format has them. '*'
+  // matches any characters. They are ignored, so their effect on the experts is not computed.
   std::vector<std::string> accept_tensors = {};
 };
 

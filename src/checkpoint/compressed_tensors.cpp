@@ -53,7 +53,8 @@ Result<ModuleScheme> group_scheme(const Json& group, const std::string& name,
   return scheme;
 }
 
-// Transforms of activations (online); those of weights are in the weights of the file already.
+// Reads transforms of activations (online). Transforms of weights are already applied to the
+// weights in the file.
 Status read_transforms(const Json& quantization, QuantDeclaration& out) {
   const Json* transforms = member(quantization, "transform_config");
   const Json* groups = transforms == nullptr ? nullptr : member(*transforms, "config_groups");
@@ -97,7 +98,7 @@ Result<QuantDeclaration> parse_compressed_tensors(const Json& quantization, Quan
   if (groups == nullptr || (groups->is_object() && groups->empty())) {
     const bool mxfp4 = format == "mxfp4-pack-quantized";
     if (!mxfp4 && format != "nvfp4-pack-quantized")
-      return out;  // the KV cache alone, or nothing, is quantized
+      return out;  // only the KV cache, or nothing, is quantized
     ModuleScheme scheme = scheme_of_algo(mxfp4 ? "W4A16_MXFP4" : "W4A16_NVFP4",
                                          SourceFormat::kCompressedTensors, "format");
     scheme.why = fmt::format("format {} without config_groups", format);

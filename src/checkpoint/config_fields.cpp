@@ -15,7 +15,7 @@ Status missing_field(const char* key, std::string_view model_type) {
 
 namespace {
 
-// The number of a field, or the one that all entries of a list for layers have.
+// The number in a field, or the single number that all entries of a per-layer list have.
 const Json& same_for_all(const Json& value) {
   const bool alike = value.is_array() && !value.empty() &&
                      std::all_of(value.begin(), value.end(),

@@ -1,7 +1,6 @@
-// Fields of config.json as checked values: an integer in its range, a positive number; and the
-// errors that name them.
+// Checked values of config.json fields: an integer in its range, a positive number.
 //
-// Errors: kBadInput, with the field's name, what was expected and what stands there.
+// Errors: kBadInput, with the field's name, the expected value and the actual one.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +13,15 @@
 
 namespace nvfp4_moe::internal {
 
-// A field that the model type needs and the file lacks.
+// The error for a field that the model type needs and the file lacks.
 Status missing_field(const char* key, std::string_view model_type);
 
-// A number, or a list for layers whose entries are all that number; a list of several is
-// kUnsupported.
+// Reads a number, or a per-layer list whose entries are all that number. A list of several numbers
+// is kUnsupported.
 Result<int64_t> int_in_range(const Json& value, const char* key, int64_t low, int64_t high);
 
-// The first of several spellings of one field, nothing if none is there; two that disagree are an
-// error.
+// Reads the first of several spellings of one field; empty if the field is missing. Two that
+// disagree are an error.
 Result<std::optional<int64_t>> optional_int(const Json& config,
                                             std::initializer_list<const char*> keys, int64_t low,
                                             int64_t high);

@@ -11,14 +11,14 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// The module of an expert's matrix, as its tensors name it.
+// The name of the module of an expert's matrix, from its tensors.
 std::string module_of(const ExpertNames& names, int64_t expert, Projection projection) {
   std::string name = names.name(expert, projection, "weight");
   if (name.ends_with(".weight")) name.resize(name.size() - 7);
   return name;
 }
 
-// A stack's own name, else, if the config names experts one by one, the first one's.
+// The scheme under a stack's own name; if the config names experts one by one, that of the first.
 Result<ModuleScheme> scheme_of(QuantDeclaration& declaration, const ExpertNames& names,
                                int64_t expert, Projection projection, std::string& module) {
   module = module_of(names, expert, projection);
@@ -29,7 +29,7 @@ Result<ModuleScheme> scheme_of(QuantDeclaration& declaration, const ExpertNames&
   return declaration.of(one.substr(0, one.size() - 7));
 }
 
-// Whether two matrices of a layer may be declared like this: both in one format that is loaded,
+// Whether a layer may have these declarations for two matrices: both in one format that is loaded,
 // both refused, or one of them not named by the config.
 bool may_be_together(const ModuleScheme& a, const ModuleScheme& b) {
   if (a.algo.empty() || b.algo.empty()) return a.refusal.ok() && b.refusal.ok();
@@ -102,7 +102,7 @@ DeclaredActivations DeclaredExperts::activations_of(const FormatParts& parts) co
 Status check_declared(const ModelInfo& model, const DeclaredExperts& declared, SourceFormat found,
                       int64_t layer, const std::string& name, FindingList& findings) {
   if (model.gguf) return {};
-  if (!declared.refusal.ok()) {  // of floats: other experts were refused before
+  if (!declared.refusal.ok()) {  // floats only: other experts were refused before
     findings.add({Severity::kWarning, "declaration_ignored", -1, -1, name,
                   "experts as the config declares them",
                   "floats, which load without it: " + declared.refusal.message()});
@@ -134,7 +134,7 @@ Status check_one_format(const TensorIndex& index, const ExpertNames& names, int6
     const Result<FormatParts> parts = detect_format(index, names, expert, projection);
     if (parts.ok() && parts->format == first.format) continue;
     if (!parts.ok() && parts.status().code() != Code::kUnsupported)
-      continue;  // missing, and reported as that
+      continue;  // missing, and reported as missing
     return unsupported(fmt::format(
         "experts of a layer in two formats, {} and, for '{}', {}", to_string(first.format),
         printable(names.name(expert, projection, "weight"), 400),

@@ -12,7 +12,7 @@ std::vector<uint8_t> ExpertMemory::take(size_t size_bytes) {
   std::vector<uint8_t> found;
   {
     const std::lock_guard lock(mutex_);
-    // The smallest that is large enough, so that a scale does not take a matrix's.
+    // Takes the smallest that is large enough, so that a scale does not take a matrix's memory.
     auto best = spare_.end();
     for (auto one = spare_.begin(); one != spare_.end(); ++one)
       if (one->size() >= size_bytes && (best == spare_.end() || one->size() < best->size()))
@@ -35,7 +35,7 @@ const float* LoadedExpert::keep(const std::vector<float>& bias) {
   if (bias.empty()) return nullptr;
   std::vector<uint8_t>& bytes = storage.emplace_back(bias.size() * sizeof(float));
   std::memcpy(bytes.data(), bias.data(), bytes.size());
-  return reinterpret_cast<const float*>(bytes.data());  // what new gives is aligned for any number
+  return reinterpret_cast<const float*>(bytes.data());  // memory from new is aligned for any number
 }
 
 LoadedExpert::~LoadedExpert() {

@@ -1,6 +1,5 @@
-// Memory of experts that were loaded and dropped, kept for the next one: fresh pages for each
-// expert of a layer would cost more than reading their bytes from the page cache. At most one
-// expert's worth is kept.
+// Memory of dropped experts, kept for the next one. Fresh pages for each expert of a layer would
+// cost more than reading their bytes from the page cache. At most one expert's memory is kept.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +11,7 @@ namespace nvfp4_moe::internal {
 
 class ExpertMemory {
  public:
-  // A vector of this size; its bytes are anything.
+  // A vector of this size with unspecified bytes.
   std::vector<uint8_t> take(size_t size_bytes);
   void give(std::vector<std::vector<uint8_t>> storage);
 

@@ -20,8 +20,8 @@ constexpr FormatParts mxfp4_parts(std::string_view codes, std::string_view scale
   return {SourceFormat::kMxfp4, codes, scales, "", ""};
 }
 
-// The format of GGUF's tensors is their type. A layer may have no scalars of a kind at all: as
-// llama.cpp reads it, its tensor scales are then 1.
+// In GGUF the tensor type gives the format. A layer may lack all scalars of a kind. Its tensor
+// scales are then 1, as in llama.cpp.
 Result<FormatParts> detect_gguf_format(const TensorIndex& index, const ExpertNames& names,
                                        int64_t expert, Projection projection) {
   const TensorInfo* weight = index.find(names.name(expert, projection, "weight")).info;
@@ -90,7 +90,7 @@ Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& n
   if (bytes && is_e8m0(part("scale"))) return mxfp4_parts("weight", "scale");
   if (bytes && is_e8m0(scales)) return mxfp4_parts("weight", "weight_scale");
   if (bytes && scales != nullptr)
-    return kModelOptParts;  // its weight_scale_2 is then reported as missing
+    return kModelOptParts;  // its missing weight_scale_2 is reported later
   if (is_activation(weight->dtype) && scales == nullptr && part("scale") == nullptr)
     return kFloatParts;
   return bad_input(

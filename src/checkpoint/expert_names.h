@@ -1,5 +1,5 @@
-// How a layer's experts are stored: the words of their names, and the format that the names and
-// dtypes say. Private to the room. Reads headers only.
+// How a layer's experts are stored: the words of their names, and the format given by names and
+// dtypes. Private to src/checkpoint. Reads headers only.
 #pragma once
 
 #include <span>
@@ -13,16 +13,16 @@
 
 namespace nvfp4_moe::internal {
 
-// The parts of one matrix's name in one format; empty if the format has no such tensor, or if the
-// layer has none.
+// The parts of one matrix's name in one format. A part is empty if the format or the layer has no
+// such tensor.
 struct FormatParts {
   SourceFormat format = SourceFormat::kFloat;
   std::string_view codes;
   std::string_view scales;
   std::string_view tensor_scale;
   std::string_view input_scale;
-  const BlockType* blocks = nullptr;  // where `codes` holds the block scales too, in ggml's blocks
-  std::string_view bias = {};         // of families whose experts have biases
+  const BlockType* blocks = nullptr;  // set if `codes` holds the block scales too, in ggml's blocks
+  std::string_view bias = {};         // for families whose experts have biases
 
   bool has(std::string_view part) const {
     return part == codes || part == scales || part == tensor_scale || part == input_scale ||
@@ -41,28 +41,28 @@ struct ExpertNames {
   std::string stem;
   TensorRole role = TensorRole::kExpert;
   Words words = Words::kProj;
-  // "experts.gate_proj.7.weight" rather than "experts.7.gate_proj.weight"
+  // "experts.gate_proj.7.weight" instead of "experts.7.gate_proj.weight"
   bool projection_first = false;
   bool dotted = false;  // a stack's name has a dot before its part
   // gate and up are one tensor: nearly every stack, some shared experts
   bool gate_up_fused = false;
-  bool stacked_k_first = false;                 // the family's order, where role is kStacked
-  GateUpOrder order = GateUpOrder::kGateFirst;  // of the rows, if gate_up_fused
-  bool gguf = false;                            // the names of gguf_names.h
-  bool gated = true;                            // there are gates
+  bool stacked_k_first = false;                 // the family's order, if role is kStacked
+  GateUpOrder order = GateUpOrder::kGateFirst;  // order of the rows, if gate_up_fused
+  bool gguf = false;                            // names as in gguf_names.h
+  bool gated = true;                            // experts have gates
   FormatParts parts;
 
   std::span<const Projection> projections() const { return projections_of(gated); }
   bool in_fused(Projection projection) const {
     return gate_up_fused && projection != Projection::kDown;
   }
-  // Whether the projection is the second of the two that one tensor holds.
+  // Whether the projection is the second of the two in one tensor.
   bool is_second(Projection projection) const {
     return in_fused(projection) &&
            (projection == Projection::kUp) != (order == GateUpOrder::kUpFirst);
   }
-  // Where the projection's rows, `rows` of them, are in its tensor: the first, and the distance
-  // from one to the next.
+  // Positions of the projection's `rows` rows in its tensor: the first one, and the distance
+  // between rows.
   struct Rows {
     int64_t first = 0;
     int64_t step = 1;
@@ -71,21 +71,21 @@ struct ExpertNames {
     const bool alternate = in_fused(projection) && order == GateUpOrder::kInterleaved;
     return {!is_second(projection) ? 0 : alternate ? 1 : rows, alternate ? 2 : 1};
   }
-  // The name of `part` of the projection that holds it (gate_up_proj if gate and up are one
+  // The name of `part` of the tensor that holds the projection (gate_up_proj if gate and up are one
   // tensor).
   std::string name(int64_t expert, Projection projection, std::string_view part) const;
 };
 
-// The format of the tensors under one name: by which parts there are, then by their dtypes.
-// kUnsupported for one that this library does not decode (FP8).
+// Detects the format of the tensors under one name: first by the parts that exist, then by their
+// dtypes. kUnsupported for a format that this library does not decode (FP8).
 Result<FormatParts> detect_format(const TensorIndex& index, const ExpertNames& names,
                                   int64_t expert, Projection projection);
 
-// Why the projection's codes are not found: "no such tensor", or the tensor of another format that
+// Why the projection's codes were not found: "no such tensor", or the tensor of another format that
 // is stored instead.
 std::string stored_instead(const TensorIndex& index, const ExpertNames& names, int64_t expert,
                            Projection projection);
-// Whether any format has this part. biased: of a family whose experts have biases.
+// Whether any format has this part. biased: the family's experts have biases.
 bool is_format_part(std::string_view part, bool biased);
 
 }  // namespace nvfp4_moe::internal

@@ -1,5 +1,5 @@
-// Folding findings: one entry per (layer, id), which names the first place and counts the rest.
-// Private to the room.
+// Folds findings: one entry per (layer, id), which names the first place and counts the rest.
+// Private to src/checkpoint.
 #pragma once
 
 #include <map>
@@ -13,14 +13,14 @@ namespace nvfp4_moe::internal {
 
 class FindingList {
  public:
-  // Adds, or raises the count of the first finding with the same layer and id (and severity), whose
-  // examples name it.
+  // Adds the finding. If there is one with the same layer, id and severity, raises its count and
+  // adds the name to its examples.
   void add(Finding finding);
   void add_always(Finding finding) {
     findings_.push_back(std::move(finding));
-  }  // one that folds with nothing
-  // One finding for all of these tensors, if there are any: the first is named, the next ones are
-  // its examples.
+  }  // for a finding that is never folded
+  // Adds one finding for all of these tensors, if there are any. It names the first, and the next
+  // ones are its examples.
   template <class Names>
   void add_folded(Finding finding, const Names& names) {
     if (names.empty()) return;
@@ -31,7 +31,7 @@ class FindingList {
     add(std::move(finding));
   }
   bool has_error() const;
-  // The first error as error_of says it, with the number of the others.
+  // The first error, formatted by error_of, with the number of the others.
   Status first_error() const;
   std::vector<Finding> take() { return std::move(findings_); }
   const std::vector<Finding>& all() const { return findings_; }
@@ -43,7 +43,7 @@ class FindingList {
 
 // "layer 12 expert 7 NAME: expected ..., got ..."; parts that are not set are left out.
 std::string describe_place(const Finding& finding);
-// "1.5e-05": a float with the digits that tell it apart.
+// "1.5e-05": a float with enough digits to distinguish it from others.
 std::string float_string(float value);
 
 }  // namespace nvfp4_moe::internal

@@ -10,7 +10,7 @@ namespace {
 
 int64_t elem_bytes(DType dtype) { return bits(dtype) / 8; }
 
-// Reads element i of an array whose address may be odd (safetensors aligns nothing by itself).
+// Reads element i of an array whose address may be odd, since safetensors does not align data.
 template <class T>
 T load(const std::byte* data, int64_t i) {
   T value;

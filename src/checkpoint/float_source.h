@@ -1,10 +1,9 @@
-// BF16, FP16 or FP32 expert weights quantized to NVFP4 as they are loaded (the "quantize at load"
-// of float checkpoints).
+// Quantizes BF16, FP16 or FP32 expert weights to NVFP4 while loading a float checkpoint.
 //
-// The tensor scale is fl32(amax / 2688) of the whole matrix (gate and up each their own), also if a
-// rank loads only a slice of it: so that slices are the whole's bytes and tensor-parallel ranks add
-// up. Block scales and codes are as quantize_weights defines them. Rows are converted to float a
-// few at a time, so that memory beyond the result stays small whatever the matrix.
+// The tensor scale is fl32(amax / 2688) of the whole matrix (gate and up have one each), even if a
+// rank loads only a slice. So a slice has the same bytes as in the whole matrix, and
+// tensor-parallel ranks add up. Block scales and codes are those of quantize_weights. Rows are
+// converted to float a few at a time, so memory beyond the result stays small for any matrix.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Element (r, c) lies at data + r * row_stride + c * col_stride (bytes; any alignment). K runs
-// along c.
+// Element (r, c) is at data + r * row_stride + c * col_stride (bytes; any alignment). K runs along
+// c.
 struct FloatMatrix {
   const uint8_t* data = nullptr;
   DType dtype = DType::kBf16;
@@ -26,14 +25,15 @@ struct FloatMatrix {
   int64_t col_stride = 0;
 };
 
-// Rows [first, first + count) as floats, (count, cols) row-major.
+// Converts rows [first, first + count) to floats, (count, cols) row-major.
 void rows_to_float(const FloatMatrix& matrix, int64_t first, int64_t count, float* out);
 
 // The tensor scale of the matrix. kBadInput, with the first coordinate, if an element is NaN or
 // Inf.
 Result<float> float_matrix_scale(const FloatMatrix& matrix);
 
-// out_codes (rows, cols/2), out_scales (rows, cols/16) under the given tensor scale.
+// Quantizes the matrix under the given tensor scale: out_codes (rows, cols/2), out_scales (rows,
+// cols/16).
 Status quantize_float_matrix(const FloatMatrix& matrix, float tensor_scale, uint8_t* out_codes,
                              uint8_t* out_scales, QuantizeCounts& counts);
 

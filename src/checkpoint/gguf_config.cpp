@@ -13,8 +13,8 @@ namespace nvfp4_moe::internal {
 namespace {
 
 enum class SharedRule : uint8_t { kNone, kCount, kOwnSize, kOneAlike };
-// Which blocks are MoE layers: all behind the dense ones, every so many; or those with a width of
-// their own in a list.
+// Which blocks are MoE layers. kEvery: all after the dense ones, at a fixed interval. kListed:
+// those with a width of their own in a list.
 enum class LayerRule : uint8_t { kEvery, kListed };
 
 struct Row {
@@ -23,7 +23,7 @@ struct Row {
   SharedRule shared;
   RouterWeight router_weight = RouterWeight::kAfterDown;
   Activation activation = Activation::kSwiglu;
-  bool biases = false;  // of the experts
+  bool biases = false;  // experts have biases
   LayerRule layers = LayerRule::kEvery;
 };
 constexpr Row kRows[] = {
@@ -88,7 +88,7 @@ class Fields {
                                  architecture_));
   }
 
-  // A number, or the numbers of the layers: empty if there is no such field.
+  // A number, or one number per layer; empty if there is no such field.
   Result<std::vector<double>> numbers(std::string_view field) const {
     const GgufValue* value = find(field);
     if (value == nullptr) return std::vector<double>();
@@ -124,7 +124,7 @@ Status read_activation(const Fields& fields, const Row& row, int64_t layers, Moe
   NVFP4_MOE_ASSIGN(std::vector<double> limits, fields.numbers("swiglu_clamp_exp"));
   NVFP4_MOE_ASSIGN(std::vector<double> shared_limits, fields.numbers("swiglu_clamp_shexp"));
   for (std::vector<double>* list :
-       {&limits, &shared_limits})  // blocks for prediction have theirs behind the layers'
+       {&limits, &shared_limits})  // prediction blocks have entries after the layers' entries
     list->resize(std::min(list->size(), static_cast<size_t>(layers)));
   if (row.activation != Activation::kSwigluClamped) {
     const auto clamps = [](double limit) { return limit != 0; };
@@ -170,8 +170,9 @@ Status read_shared(const Fields& fields, const Row& row, ModelInfo& out) {
   return {};
 }
 
-// Blocks behind the model's own predict tokens further ahead. There are files that declare them and
-// hold none, whose blocks are all the model's own.
+// Whether a block after the model's own ones is a prediction block, which predicts tokens further
+// ahead. Some files declare such blocks and have none. All of their blocks are then the model's
+// own.
 bool has_prediction_block(const TensorIndex& index, int64_t block) {
   const std::string prefix = fmt::format("blk.{}.nextn.", block);
   const auto found = index.tensors().lower_bound(prefix);
@@ -249,7 +250,7 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   NVFP4_MOE_ASSIGN(options.hidden_size, fields.required("embedding_length", 1, kMaxModelSize));
   out.model_hidden_size = options.hidden_size;
   if (row->activation ==
-      Activation::kRelu2) {  // Nemotron-3 Super's experts lie behind a projection
+      Activation::kRelu2) {  // Nemotron-3 Super's experts come after a projection
     NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent,
                      fields.integer("moe_latent_size", 1, kMaxModelSize));
     options.hidden_size = latent.value_or(out.model_hidden_size);
@@ -267,7 +268,7 @@ Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIn
   options.router_weight = row->router_weight;
   options.expert_biases = row->biases;
   if (row->router_weight == RouterWeight::kBeforeDown) {
-    // Weights are normalised and then scaled by this factor, so that it bounds each of them.
+    // Weights are normalised and then scaled by this factor, so it bounds each of them.
     NVFP4_MOE_ASSIGN(const std::vector<double> scale, fields.numbers("expert_weights_scale"));
     if (scale.size() != 1) return fields.missing("expert_weights_scale");
     const std::optional<float> factor = finite_float(scale.front());

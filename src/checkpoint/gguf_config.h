@@ -1,8 +1,8 @@
-// A GGUF file's metadata as a ModelInfo: which family, which sizes. Private to the room.
+// A GGUF file's metadata as a ModelInfo: family and sizes. Private to src/checkpoint.
 //
-// The same rules as model_config.h has for config.json: nothing is guessed, an architecture that is
-// not in the table is refused by name, and a field that it needs and the file lacks is an error
-// with the field's name. The format is not said here: the types of the tensors are the declaration.
+// The rules are those of model_config.h for config.json. Nothing is guessed. An architecture that
+// is not in the table is refused by name, and a missing field that it needs is an error with the
+// field's name. The format is not determined here, since the tensor types declare it.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -10,8 +10,8 @@
 
 namespace nvfp4_moe::internal {
 
-// index: tells whether the last blocks that are declared for multi-token prediction are there.
-// Errors: kBadInput for what is wrong or missing, kUnsupported for what is legal but not here.
+// index shows whether the last blocks, declared for multi-token prediction, exist. Errors:
+// kBadInput for a wrong or missing field, kUnsupported for a valid one that is not implemented.
 Result<ModelInfo> parse_gguf_config(const GgufMetadata& metadata, const TensorIndex& index);
 
 }  // namespace nvfp4_moe::internal

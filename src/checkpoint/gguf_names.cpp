@@ -34,7 +34,7 @@ std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name) {
   MoeTensorName out;
   const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), out.layer);
   const auto digits = static_cast<size_t>(end - rest.data());
-  // A number has one spelling: else two tensors could be the same one.
+  // A number has only one spelling. Otherwise two names could mean the same tensor.
   if (error != std::errc() || out.layer < 0 || digits > 9 || (digits > 1 && rest.front() == '0'))
     return std::nullopt;
   rest.remove_prefix(digits);

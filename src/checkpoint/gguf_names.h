@@ -1,12 +1,12 @@
-// Names of expert tensors in GGUF files: one spelling for all architectures.
+// Names of expert tensors in GGUF files: one spelling for all architectures. Private to
+// src/checkpoint.
 //
 //   blk.<L>.ffn_<gate|up|down|gate_up>_exps.<part>    the routed experts, stacked in one tensor;
 //                                                     gate above up
 //   blk.<L>.ffn_<gate|up|down|gate_up>_shexp.<part>   the shared expert
 //
-// <part> is weight (codes and block scales, or floats), scale (the tensor scales, NVFP4 only: one
-// an expert, 1 if there is none), input_scale (amax/2688, one an expert) or bias. Private to the
-// room.
+// <part> is weight (codes and block scales, or floats), scale (tensor scales, NVFP4 only: one per
+// expert, 1 if missing), input_scale (amax/2688, one per expert) or bias.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@
 
 namespace nvfp4_moe::internal {
 
-// nullopt if the name is no expert's. The stem is "blk.<L>"; the role kStacked or kShared.
+// nullopt if the name is not an expert's. The stem is "blk.<L>"; the role is kStacked or kShared.
 std::optional<MoeTensorName> parse_gguf_tensor_name(std::string_view name);
 
 // The inverse.

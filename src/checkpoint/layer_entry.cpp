@@ -1,4 +1,4 @@
-// Which experts of a layer the files hold; see layer_index.h.
+// Which experts of a layer the files have. See layer_index.h.
 #include <algorithm>
 #include <numeric>
 

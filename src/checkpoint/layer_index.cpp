@@ -1,5 +1,4 @@
-// Long because one builder weighs every name of the files against the config, and what it says of
-// each is here.
+// Long because one builder checks every name of the files against the config and reports each.
 #include "checkpoint/layer_index.h"
 
 #include <fmt/format.h>
@@ -22,7 +21,7 @@ namespace {
 
 // The files' tensors of one layer.
 struct Seen {
-  // Meaning of a routed experts' name -> the first such name.
+  // Meaning of a routed expert's name -> the first such name.
   std::map<std::string, std::string> routed_stems;
   std::map<TensorRole, std::string> roles;
   std::map<Words, std::string> words;
@@ -33,10 +32,10 @@ struct Seen {
   std::set<Words> shared_words;
   std::set<bool> shared_fused;
   uint64_t size_bytes = 0;
-  std::map<int64_t, int> projections;  // expert -> bits of the projections whose codes are there
+  std::map<int64_t, int> projections;  // expert -> bits of the projections whose codes exist
   std::map<std::string, std::vector<std::string_view>> parts;  // part -> names with it
   std::map<std::string, std::vector<std::string_view>> shared_parts;
-  std::map<std::string, int64_t> shared_patterns;  // for the case that it cannot be loaded
+  std::map<std::string, int64_t> shared_patterns;  // used if the shared expert cannot be loaded
   // Tensors of the modules that no format has.
   OtherTensors others, shared_others;
 };
@@ -54,8 +53,8 @@ const typename Map::key_type& first_key(const Map& map) {
   return map.begin()->first;
 }
 
-// Two names of a layer's routed experts that no single rule makes, and in what they differ; empty
-// if one rule makes all.
+// Two names of a layer's routed experts that do not follow one rule, and their difference. Empty if
+// all names follow one rule.
 std::string difference_of_names(const Seen& seen) {
   std::string difference;
   const auto compare = [&](const auto& names, std::string_view in_what) {
@@ -220,8 +219,8 @@ class Builder {
     return {};
   }
 
-  // A part that GGUF has under another name would be missed without a word, since none of its
-  // scalars has to be there.
+  // Refuses a part that GGUF has under another name. Otherwise it would be missed silently, since
+  // its scalars are all optional.
   Status check_gguf_parts(const std::map<std::string, std::vector<std::string_view>>& parts,
                           const FormatParts& known) const {
     if (!model_.gguf) return {};
@@ -234,8 +233,8 @@ class Builder {
     return {};
   }
 
-  // Findings of the tensors that belong to another format, or to none. Returns the error of those
-  // that are refused.
+  // Adds findings for tensors that belong to another format, or to none. Returns the error for
+  // those that are refused.
   Status report_others(int64_t layer,
                        const std::map<std::string, std::vector<std::string_view>>& parts,
                        const FormatParts& known, OtherTensors others) {
@@ -246,7 +245,7 @@ class Builder {
     return others.report(layer, findings_);
   }
 
-  // A layer that has such tensors and none of any format.
+  // Handles a layer that has such tensors, and none of a known format.
   void add_other_tensors(int64_t layer, bool declared, const OtherTensors& others) {
     if (!declared) {
       for (const std::string_view name : others.names()) ignore(name, ignored_reason(name));
@@ -256,7 +255,7 @@ class Builder {
       refused_.emplace(layer, refused);
   }
 
-  // A layer in a format that this library does not decode leaves the others as they are.
+  // Refuses a layer whose format this library does not decode. Other layers are not affected.
   void refuse_layer(int64_t layer, const std::string& name, const Status& reason) {
     findings_.add({Severity::kWarning, "layer_not_supported", layer, -1, name,
                    "experts in a format that is loaded here", reason.message()});
@@ -295,7 +294,7 @@ class Builder {
                                                : Projection::kDown;
     Result<FormatParts> parts = detect_format(index_, names, expert, probe);
     const bool floats = parts.ok() && parts->format == SourceFormat::kFloat;
-    std::vector<int64_t> experts(1, 0);  // of a stack the first one stands for all
+    std::vector<int64_t> experts(1, 0);  // a stack is represented by its first expert
     if (!stacked) {
       experts.clear();
       for (const auto& [e, unused] : seen.projections) experts.push_back(e);
@@ -374,15 +373,15 @@ class Builder {
           entry.routed.name(e, entry.routed.projections().front(), entry.routed.parts.codes),
           fmt::format("experts 0 to {}", experts - 1),
           fmt::format("expert {}", e)};
-      // Numbers that begin at 1, or a config of another model: which tensor is which expert is then
-      // unknown.
+      // The numbers begin at 1, or the config is of another model. It is then unknown which tensor
+      // is which expert.
       if (entry.refusal.ok()) entry.refusal = error_of(finding);
       findings_.add(std::move(finding));
     }
   }
 
-  // One expert's shapes against the config's sizes: whoever plans for those sizes gets the error
-  // first.
+  // Checks one expert's shapes against the config's sizes, so that code that plans for those sizes
+  // gets the error first.
   void check_first_expert(int64_t layer, LayerEntry& entry) {
     const bool stacked = entry.routed.role == TensorRole::kStacked;
     if (!stacked && entry.stored.empty()) return;
@@ -399,14 +398,15 @@ class Builder {
     }
     entry.stack_fits = stacked && !found.has_error();
     for (Finding& finding : found.take()) {
-      const bool known = !stacked && finding.id == "missing_expert";  // check_experts has it
+      const bool known = !stacked && finding.id == "missing_expert";  // check_experts reports it
       if (!known) findings_.add(std::move(finding));
     }
   }
 
   void add_shared(int64_t layer, const Seen& seen, LayerEntry& entry) {
     const bool declared = model_.options.shared_intermediate_size > 0;
-    // One beside latent projections multiplies what they do not: a layer has one width.
+    // Here routed experts work in a latent space and the shared one does not. A layer has only one
+    // width.
     if (declared && model_.model_hidden_size != model_.options.hidden_size) {
       if (seen.shared_stems.empty()) return;
       findings_.add({Severity::kNote, "shared_expert_of_other_width", -1, -1,
@@ -444,7 +444,7 @@ class Builder {
           parts = std::move(known);
       }
     }
-    // Like one in floats, a shared expert that is quantized in another way is the host's.
+    // The host runs a shared expert that is quantized in another way, like one in floats.
     if (parts.ok() && !seen.shared_others.unsupported_format().empty())
       parts = unsupported(seen.shared_others.unsupported_format());
     if (parts.ok()) {
@@ -463,8 +463,8 @@ class Builder {
       }
       return;
     }
-    // What the producer left in floats beside quantized experts, it left so on purpose: loading
-    // does not quantize it.
+    // If other experts are quantized, the producer left this one in floats on purpose. Loading does
+    // not quantize it.
     if (parts->format == SourceFormat::kFloat &&
         entry.routed.parts.format != SourceFormat::kFloat) {
       findings_.add({Severity::kNote, "shared_expert_in_floats", -1, -1,

@@ -1,9 +1,9 @@
-// Which layers hold experts, under which names, in which format: the names in the files against the
-// config's claims. Private to the room. Reads headers only.
+// Which layers have experts, under which names, in which format: compares the names in the files
+// with the config. Private to src/checkpoint. Reads headers only.
 //
-// Every tensor of the checkpoint ends up as one of: read for a layer of this index, refused (the
-// layer or the checkpoint does not open), or reported by a finding (ignored_tensor,
-// harmless_expert_tensor, accepted_tensor), folded by pattern.
+// Every tensor of the checkpoint is one of: read for a layer of this index, refused (the layer or
+// the checkpoint does not open), or reported by a finding (ignored_tensor, harmless_expert_tensor,
+// accepted_tensor), folded by pattern.
 #pragma once
 
 #include <map>
@@ -24,28 +24,28 @@ struct LayerEntry {
   Status refusal;  // why no expert of this layer may be loaded
   std::vector<int64_t>
       stored;  // experts with tensors of their own, ascending; empty if they are stacked
-  bool stack_fits = false;  // a stack has the shapes that the config implies
-  uint64_t size_bytes = 0;  // of the routed experts' tensors
-  int64_t router_rows = 0;  // of the router's weight; 0 if its name is not `gate.weight`
+  bool stack_fits = false;  // the stack has the shapes that the config implies
+  uint64_t size_bytes = 0;  // the routed experts' tensors
+  int64_t router_rows = 0;  // rows of the router's weight; 0 if its name is not `gate.weight`
 
-  // The experts of the range that the files hold something of. Of a stack all, or the first alone
-  // if it does not fit: what is wrong with it is wrong once.
+  // Experts of the range for which the files have some tensor. For a stack: all, or only the first
+  // if the shape does not fit, so that the error is reported once.
   std::vector<int64_t> stored_in(const ExpertRange& range) const;
-  // One finding for all experts of the range that the files hold nothing of. What the config
-  // declares is counted and never walked: a number costs its writer nothing.
+  // Adds one finding for all experts of the range without a tensor. The count comes from the config
+  // and is not iterated over, since a file may declare any number.
   void add_missing(int64_t layer, const ExpertRange& range, FindingList& findings) const;
 };
 
 class LayerIndex {
  public:
-  // Completes `model` with the layers and the format found. Errors: nothing can be loaded, or must
-  // not be.
+  // Completes `model` with the layers and the format found. An error means that nothing can be
+  // loaded, or must not be.
   static Result<LayerIndex> build(const TensorIndex& index, const CheckpointOptions& options,
                                   ModelInfo& model, FindingList& findings);
   const LayerEntry* find(int64_t layer) const;
-  // Why a layer that holds experts is not among those above; ok if there is no such layer.
+  // Why a layer with experts is not among those above; ok if there is no such layer.
   Status refusal(int64_t layer) const;
-  uint64_t size_bytes() const;  // of the tensors of all routed experts that can be loaded
+  uint64_t size_bytes() const;  // the tensors of all routed experts that can be loaded
 
  private:
   std::map<int64_t, LayerEntry> layers_;

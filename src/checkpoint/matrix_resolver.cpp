@@ -1,6 +1,5 @@
-// A stored tensor's shape is checked against what the config and the format imply; which axis of a
-// stack is K is read from the shapes, and if one tensor's shape fits both orders, from the other
-// tensor's.
+// Checks a stored tensor's shape against the config and the format. The shapes show which axis of a
+// stack is K. If one tensor's shape fits both orders, the other tensor's shape decides.
 #include "checkpoint/matrix_resolver.h"
 
 #include <fmt/format.h>
@@ -23,15 +22,15 @@ bool has_shape(const TensorInfo& info, const std::vector<int64_t>& shape) {
   return info.shape == shape;
 }
 
-// Codes (or floats) of `info` along K.
+// Width of `info` along K, in codes (or floats).
 int64_t stored_width(SourceFormat format, const TensorInfo& info, int64_t cols) {
   return format == SourceFormat::kFloat || info.dtype == DType::kF4
              ? cols
              : cols / 2;  // F4 counts elements
 }
 
-// Where the expert's bytes begin in the tensor's file: in the tensor, or in a stack of `stack`
-// experts (0: none).
+// File offset of the expert's bytes: in its own tensor, or in a stack of `stack` experts (0: no
+// stack).
 uint64_t expert_offset(const TensorIndex::Ref& tensor, int64_t stack, int64_t expert) {
   const uint64_t begin = tensor.file->offset(*tensor.info);
   if (stack == 0) return begin;
@@ -43,10 +42,10 @@ uint64_t expert_offset(const TensorIndex::Ref& tensor, int64_t stack, int64_t ex
 
 // The shapes that a matrix's tensors have in either order of their axes.
 struct MatrixResolver::Shapes {
-  int64_t stack = 0;  // experts of a stack, 0 for a matrix of its own
+  int64_t stack = 0;  // experts in the stack, 0 for a tensor of one expert
   int64_t rows = 0;   // stored rows: gate above up if both are in one tensor
 
-  // codes of gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
+  // gpt-oss: 16 bytes of each 32 elements along K are an axis of their own
   bool in_blocks = false;
 
   std::vector<int64_t> of_codes(bool k_first, int64_t k) const {
@@ -67,9 +66,9 @@ const TensorInfo* MatrixResolver::find(const std::string& name, TensorIndex::Ref
   return ref.info;
 }
 
-// A [] or [1] scalar; for stacked experts also one of E. A tensor of gate and up may have a scalar
-// for each, in the order of their rows: [2], or [E, 2] for stacked experts. Returns false and sets
-// `actual` if it is something else.
+// Reads a [] or [1] scalar; for stacked experts also one of [E]. A tensor of gate and up may have a
+// scalar for each, in the order of their rows: [2], or [E, 2] for stacked experts. Returns false
+// and sets `actual` for any other shape.
 bool MatrixResolver::scalar(const ExpertNames& names, const std::string& name, int64_t expert,
                             Projection projection, TensorIndex::Ref& ref, float& out,
                             std::string& actual, bool& readable) const {
@@ -129,8 +128,9 @@ InputScale MatrixResolver::input_scale(const ExpertNames& names, int64_t expert,
   return out;
 }
 
-// If this matrix's shape fits both orders (2 I = H, or I = H): the order of the layer's other
-// stack, whose shape then fits one only. The family's if that one is missing or fits none.
+// Decides the order if this matrix's shape fits both (2 I = H, or I = H): uses the order of the
+// layer's other stack, whose shape then fits only one. The family's order if that stack is missing
+// or fits neither.
 bool MatrixResolver::other_matrix_is_k_first(const ExpertNames& names, int64_t expert,
                                              Projection projection, int64_t rows,
                                              int64_t cols) const {
@@ -270,7 +270,7 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
   };
   bool k_first = stack > 0 && names.stacked_k_first && !in_blocks;
   if (stack > 0 && !names.gguf &&
-      !names.dotted) {  // the shapes say it; dotted names have one order
+      !names.dotted) {  // the shapes decide; dotted names have one order
     const bool plain = fits(false);
     const bool turned = fits(true);
     if (plain != turned) k_first = turned;
@@ -314,7 +314,7 @@ bool MatrixResolver::locate_weights(const ExpertNames& names, int64_t layer, int
                 describe(*scales.info));
   }
   const int64_t scales_inner = k_first ? shapes.rows : scale_cols;
-  const int64_t scale_stride = k_first ? 1 : scales_inner;  // of rows
+  const int64_t scale_stride = k_first ? 1 : scales_inner;  // stride of rows
   const uint64_t scales_offset =
       expert_offset(scales, stack, expert) + static_cast<uint64_t>(row0 * scale_stride);
   out.scales_place = {scales.file, scales_offset,        rows,
@@ -347,7 +347,7 @@ bool MatrixResolver::resolve(const ExpertNames& names, int64_t layer, int64_t ex
   }
   out.tensor_scale_file = scale.file;
   const bool inverse = parts.format == SourceFormat::kCompressedTensors;
-  if (stored == 0 || (std::isinf(stored) && stored > 0)) {  // the codes decide: check_zeros
+  if (stored == 0 || (std::isinf(stored) && stored > 0)) {  // see check_zeros
     out.unusable_scale = float_string(std::abs(stored));
     return true;
   }

@@ -1,8 +1,8 @@
 // Finds an expert's matrices in the files by name, and checks their shapes and dtypes. Private to
-// the room.
+// src/checkpoint.
 //
-// locate() reads headers alone; resolve() reads the matrix's scalars too. Codes and block scales
-// stay untouched by both.
+// locate() reads only headers. resolve() reads the matrix's scalars too. Neither reads codes or
+// block scales.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ class MatrixResolver {
   MatrixResolver(const TensorIndex& index, int64_t num_experts)
       : index_(index), num_experts_(num_experts) {}
 
-  // Where the matrix lies: everything of it but its tensor scale. False if findings report an
-  // error. expert is -1 for the shared expert.
+  // Finds everything of the matrix except its tensor scale. False if an error was added to
+  // findings. expert is -1 for the shared expert.
   bool locate(const ExpertNames& names, int64_t layer, int64_t expert, Projection projection,
               int64_t rows, int64_t cols, MatrixSource& out, FindingList& findings) const;
   // The same, and its tensor scale.
@@ -42,14 +42,15 @@ class MatrixResolver {
  private:
   struct Shapes;
   const TensorInfo* find(const std::string& name, TensorIndex::Ref& ref) const;
-  // False with `actual` if it is none; `readable` is false if the file could not be read.
+  // False, with `actual` set, if it is not a scalar. `readable` is false if the file could not be
+  // read.
   bool scalar(const ExpertNames& names, const std::string& name, int64_t expert,
               Projection projection, TensorIndex::Ref& ref, float& out, std::string& actual,
               bool& readable) const;
-  // locate() of a matrix of ggml's blocks, whose tensor is there.
+  // locate() for a matrix in ggml's blocks, whose tensor exists.
   bool locate_blocks(const ExpertNames& names, const TensorIndex::Ref& tensor,
                      Projection projection, MatrixSource& out, FindingList& findings) const;
-  // Where the matrix's bias lies, in families that have biases. False if findings report an error.
+  // Finds the matrix's bias, for families with biases. False if an error was added to findings.
   bool locate_bias(const ExpertNames& names, Projection projection, MatrixSource& out,
                    FindingList& findings) const;
   // locate() without the bias.

@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal {
 
 namespace {
 
-// Rows [first, first + count), and columns.
+// Keeps rows [first, first + count), or such columns.
 void cut_rows(MatrixPlace& m, int64_t first, int64_t count) {
   m.offset += static_cast<uint64_t>(first * m.row_stride);
   m.rows = count;
@@ -40,7 +40,7 @@ std::vector<uint8_t>& take_bytes(Storage& storage, ExpertMemory* memory, int64_t
   return storage.emplace_back(memory != nullptr ? memory->take(size) : std::vector<uint8_t>(size));
 }
 
-// The bytes from the first element to the last, copied; elem_bytes is 1 but for floats.
+// Copies the bytes from the first element to the last. elem_bytes is 1 except for floats.
 Status read_matrix(const MatrixPlace& place, int64_t elem_bytes, Storage& storage,
                    ExpertMemory* memory, ByteMatrix& out) {
   if (out.data != nullptr || place.file == nullptr || place.rows == 0 || place.cols == 0) return {};
@@ -105,8 +105,7 @@ uint64_t MatrixSource::scales_bytes() const {
   return static_cast<uint64_t>(rows * ((cols + scale_elems() - 1) / scale_elems()));
 }
 
-// Blocks are read a few rows at a time, so that memory beyond the result stays small whatever the
-// matrix.
+// Reads blocks a few rows at a time, so memory beyond the result stays small for any matrix.
 Status MatrixSource::read_blocks(Storage& storage) {
   if (codes.data != nullptr || rows == 0 || cols == 0) return {};
   const int64_t row_blocks = codes_place.cols / blocks->size_bytes;
@@ -255,9 +254,9 @@ Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& f
             zero_blocks);
     }
   }
-  // The largest weight these scales can express. A reciprocal tensor scale turns an amax of a into
-  // about 2688^2 / a: so 2688 divides the two readings of any plausible matrix, and no trained
-  // weight comes near it.
+  // The largest weight that these scales can represent. A reciprocal tensor scale turns an amax of
+  // a into about 2688^2 / a. So 2688 separates the two interpretations of any plausible matrix, and
+  // no trained weight comes near it.
   const double largest =
       6.0 * static_cast<double>(e4m3_to_float(scan.max)) * static_cast<double>(matrix.tensor_scale);
   if (largest > kNvfp4Range) {

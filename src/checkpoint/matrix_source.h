@@ -1,13 +1,13 @@
-// One expert matrix and where it lies in the files: places, strides and scalars, as
-// matrix_resolver.h finds them. Private to the room.
+// One expert matrix and its location in the files: places, strides and scalars, as
+// matrix_resolver.h finds them. Private to src/checkpoint.
 //
-// A matrix has a place in its file until read_codes and read_scales copy its bytes
-// (TensorFile::read), and a matrix of memory from then on. They are types apart, because a place
-// has no bytes to read.
+// A matrix is a place in its file until read_codes and read_scales copy its bytes
+// (TensorFile::read). From then on it is a matrix in memory. These are separate types, because a
+// place has no bytes to read.
 //
-// Rows are output channels, columns run along K. Strides are bytes, so that one form covers tensors
-// per expert (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns. ggml's
-// blocks hold codes and scales: they have one place, and reading either reads both.
+// Rows are output channels, columns run along K. Strides are bytes, so one form covers tensors per
+// expert (row-major), stacks of (N, K) and of (K, N), and slices of rows or columns. ggml's blocks
+// hold codes and scales: they have one place, and reading either reads both.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ struct ByteMatrix {
   int64_t col_stride = 1;
 };
 
-using Storage = std::vector<std::vector<uint8_t>>;  // as of LoadedExpert
+using Storage = std::vector<std::vector<uint8_t>>;  // as in LoadedExpert
 
 struct MatrixSource {
   SourceFormat format = SourceFormat::kFloat;
@@ -55,43 +55,43 @@ struct MatrixSource {
   MatrixPlace codes_place;  // (rows, cols/2) bytes, (rows, cols) floats of `dtype`, or (rows, ...)
                             // bytes of `blocks`
   MatrixPlace
-      scales_place;   // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; none for floats and blocks
-  ByteMatrix codes;   // what read_codes copied from codes_place
-  ByteMatrix scales;  // what read_scales copied from scales_place
+      scales_place;   // (rows, cols/16) E4M3 or (rows, cols/32) E8M0; unused for floats and blocks
+  ByteMatrix codes;   // filled by read_codes from codes_place
+  ByteMatrix scales;  // filled by read_scales from scales_place
   int phase = 0;      // MXFP4: 1 if the first 16 columns are the second half of their scale's block
   DType dtype = DType::kU8;
-  const BlockType* blocks = nullptr;  // ggml's, that codes_place consists of
-  int64_t skipped = 0;     // columns of the first of these blocks before the matrix's own
-  float tensor_scale = 1;  // to be multiplied, whatever the file holds
+  const BlockType* blocks = nullptr;  // ggml's block type of codes_place
+  int64_t skipped = 0;     // columns of the first of these blocks that precede the matrix
+  float tensor_scale = 1;  // a factor, also if the file has its reciprocal
   std::string
-      unusable_scale;  // the stored one if it is 0 or Inf, which is legal over zero codes only
-  bool zeros = false;  // such a matrix, whose codes check_zeros has found to be 0
-  const TensorFile* tensor_scale_file = nullptr;  // null if no file holds one
+      unusable_scale;  // the stored scale if it is 0 or Inf, which is legal over zero codes only
+  bool zeros = false;  // such a matrix; check_zeros has found its codes to be 0
+  const TensorFile* tensor_scale_file = nullptr;  // null if it is not in a file
   std::string bias_name;
   MatrixPlace bias_place;  // (rows, 1) numbers of bias_dtype; no file if the matrix has no bias
   DType bias_dtype = DType::kBf16;
-  // columns that do not begin at 0: another rank adds the bias, and this one zeros
+  // columns do not begin at 0: another rank adds the bias, and this one adds zeros
   bool bias_elsewhere = false;
 
   MatrixSource row_slice(int64_t first, int64_t count) const;
   MatrixSource col_slice(int64_t first, int64_t count) const;  // multiples of 16
-  // What the codes (or floats) and the block scales of the slice take, wherever they lie.
+  // Bytes of the slice's codes (or floats) and of its block scales, in a file or in memory.
   uint64_t codes_bytes() const;
   uint64_t scales_bytes() const;
-  // The scales that were read, as a contiguous-along-memory matrix for scanning, whichever way the
-  // tensor lies.
+  // The scales that were read, as a matrix whose columns are contiguous in memory, for scanning.
+  // Rows and columns are swapped if the tensor is stored that way.
   ByteMatrix scales_as_stored() const;
-  // Copy from the file into `storage` what this slice spans, so that codes or scales point there;
-  // nothing if that was done. `storage` must outlive the matrix and its copies.
+  // Copies this slice from the file to `storage`, so that codes or scales point there. Does nothing
+  // if that was done. `storage` must outlive the matrix and its copies.
   Status read_codes(Storage& storage);
   Status read_scales(Storage& storage);
-  // The bias (rows) in fp32, finite; empty if there is none. kBadInput, naming the tensor, if it is
-  // not finite.
+  // The bias (rows) in fp32, finite; empty if the matrix has no bias. kBadInput, naming the tensor,
+  // if it is not finite.
   Result<std::vector<float>> read_bias() const;
   // kIo if a file of the matrix was written to since it was opened.
   Status check_unchanged() const;
 
-  ExpertMemory* memory = nullptr;  // where the copies' memory is taken; may be null
+  ExpertMemory* memory = nullptr;  // source of the copies' memory; may be null
 
  private:
   int64_t scale_elems() const {
@@ -100,19 +100,19 @@ struct MatrixSource {
   Status read_blocks(Storage& storage);
 };
 
-// Checks the codes of a whole matrix with an unusable tensor scale: producers write 0, or its
+// Checks the codes of a whole matrix with an unusable tensor scale. Producers write 0, or its
 // reciprocal Inf, for an expert that no token trained. Adds a warning and sets `zeros`, or returns
 // false with an error if a code is not 0.
 Result<bool> check_zeros(MatrixSource& matrix, Storage& storage, FindingList& findings);
 
 // Scans the matrix's block scales: NaN, negative, all zero, zero over nonzero codes, implausible
-// magnitude. Adds what it finds; false if there is an error. `zero_blocks` counts blocks whose
-// scale is 0 over nonzero codes. Reads the scales, and the codes if a scale is 0, unless they have
-// been read.
+// magnitude. Adds findings and returns false if there is an error. `zero_blocks` counts blocks
+// whose scale is 0 over nonzero codes. Reads the scales, and the codes if a scale is 0, unless they
+// have been read.
 Result<bool> check_scales(MatrixSource& matrix, Storage& storage, FindingList& findings,
                           ScaleScan& scan, int64_t& zero_blocks);
 
-// out (rows, cols) contiguous; cache-blocked if the source's columns are not contiguous.
+// Copies to out (rows, cols), contiguous. Cache-blocked if the source's columns are not contiguous.
 void copy_matrix(const ByteMatrix& matrix, uint8_t* out);
 
 }  // namespace nvfp4_moe::internal

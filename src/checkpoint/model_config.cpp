@@ -1,5 +1,5 @@
-// What a model type's row says (model_types.h) is read with checks; which layers have experts,
-// model_layers.cpp reads.
+// Reads, with checks, the fields that a model type's row lists (model_types.h). model_layers.cpp
+// reads which layers have experts.
 // Long because each key of each family's config is read with its checks.
 #include "checkpoint/model_config.h"
 
@@ -38,7 +38,7 @@ Result<std::string> model_type_of(const json& config) {
   return value->get<std::string>();
 }
 
-// The part of a multimodal wrapper's config that describes the language model, else the config
+// The part of a multimodal wrapper's config that describes the language model, or the config
 // itself.
 const json& language_config(const json& config) {
   const json* found = &config;
@@ -51,7 +51,8 @@ const json& language_config(const json& config) {
   return *found;
 }
 
-// One limit of a SwiGLU whose gate and up are clamped after silu for each layer; 0 or null is none.
+// Reads the per-layer limits of a SwiGLU whose gate and up are clamped after silu. 0 or null means
+// no limit.
 Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, float>& limits) {
   const json* list = member(config, "swiglu_limits");
   if (list == nullptr) return {};
@@ -73,7 +74,7 @@ Status read_layer_limits(const json& config, int64_t count, std::map<int64_t, fl
   return {};
 }
 
-// Nemotron-H names its experts' activation beside that of its Mamba layers.
+// Nemotron-H has separate fields for the activations of its experts and of its Mamba layers.
 Status read_relu2(const json& config, const ModelRow& row, MoeOptions& options) {
   constexpr const char* kKey = "mlp_hidden_act";
   const json* value = member(config, kKey);
@@ -121,7 +122,7 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
     case ActRule::kStep: options.activation = Activation::kSwiglu; return {};
     case ActRule::kClamped: {
       options.activation = Activation::kSwigluClamped;
-      // 0 is no clamp in DeepSeek's own code, and its default. Other families would clamp
+      // 0 means no clamp in DeepSeek's own code, and is its default. Other families would clamp
       // everything to 0.
       if (const json* limit = member(config, "swiglu_limit");
           limit != nullptr && *limit == json(0) && row.family == "deepseek_v4") {
@@ -141,8 +142,8 @@ Status read_activation(const json& config, const ModelRow& row, MoeOptions& opti
       return {};
     }
     case ActRule::kRelu2: break;
-    case ActRule::kGptOss: {  // both are constants of the model's code; configs name the limit
-                              // alone, or none
+    case ActRule::kGptOss: {
+      // Both are constants of the model's code. Configs name only the limit, or neither.
       options.activation = Activation::kSwigluOai;
       options.swiglu_limit = 7.0f;
       if (member(config, "swiglu_limit") != nullptr) {
@@ -171,7 +172,7 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
           const std::optional<int64_t> shared,
           optional_int(config, {"n_shared_experts", "num_shared_experts", "moe_num_shared_experts"},
                        0, 1024));
-      // present as null: DeepSeek's way to say none
+      // present as null: DeepSeek's way to declare no shared expert
       const bool null = config.contains("n_shared_experts");
       if (!shared && !null && row.shared != SharedRule::kMaybeCount)
         return missing_field("n_shared_experts", row.model_type);
@@ -228,8 +229,8 @@ Status read_shared(const json& config, const ModelRow& row, ModelInfo& out) {
   return {};
 }
 
-// The quantization object of hf_quant_config.json; its producer is written to `producer`. A file of
-// another form is an error, whatever the experts are.
+// The quantization object of hf_quant_config.json. Its producer is written to `producer`. A file of
+// another form is an error for any experts.
 Result<json> hf_quantization(std::string_view hf_quant_json, std::string& producer) {
   Result<json> root = parse_json_strict(hf_quant_json, kConfigLimits);
   if (!root.ok()) return root.status().in("hf_quant_config.json");
@@ -244,7 +245,8 @@ Result<json> hf_quantization(std::string_view hf_quant_json, std::string& produc
   return json(*quantization);
 }
 
-// A declaration that is not understood is kept as its refusal: experts in floats need none.
+// Keeps a declaration that is not understood as a refusal, since experts in floats need no
+// declaration.
 QuantDeclaration declaration_in(const char* file, const json& quantization,
                                 std::string_view family) {
   Result<QuantDeclaration> parsed = parse_quantization(quantization, family);
@@ -258,9 +260,9 @@ QuantDeclaration declaration_in(const char* file, const json& quantization,
   return *std::move(parsed);
 }
 
-// Declarations of both files; if both declare something they must agree. hf_quant_config.json is
-// ModelOpt's: next to a compressed-tensors config.json it was copied from the source by that
-// library's converter, and is not read.
+// Reads the declarations of both files. If both declare something, they must agree.
+// hf_quant_config.json is ModelOpt's. Next to a compressed-tensors config.json it is ignored: that
+// library's converter copied it from the source.
 Result<QuantDeclaration> read_quantization(const json& config, const json& language,
                                            std::string_view hf_quant_json,
                                            std::string_view family) {
@@ -322,7 +324,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
 
   ModelInfo out;
   out.model_type = printable(model_type);  // these strings end up in messages and tables
-  // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type tells.
+  // Kimi-K2 and K2.5 may call their language model deepseek_v3; the wrapper's type decides.
   const ModelRow* outer_row = model_row(outer_type);
   out.family = outer_row != nullptr ? outer_row->family : row->family;
   if (const json* list = member(*root, "architectures");
@@ -333,7 +335,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   NVFP4_MOE_ASSIGN(out.num_hidden_layers, count_layers(config, *row, model_type));
   NVFP4_MOE_ASSIGN(out.model_hidden_size,
                    required_int(config, {"hidden_size"}, 1, kMaxModelSize, model_type));
-  // Behind a projection the routed experts have a width of their own.
+  // If experts come after a projection, they have a width of their own.
   NVFP4_MOE_ASSIGN(const std::optional<int64_t> latent,
                    optional_int(config, {"moe_latent_size"}, 1, kMaxModelSize));
   if (latent && row->activation != ActRule::kRelu2)
@@ -359,7 +361,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
                                 1, kMaxModelExperts));
   if (top_k) {
     options.top_k = *top_k;
-  } else {  // last, since generation settings also use this word
+  } else {  // checked last, since generation settings also use this word
     NVFP4_MOE_ASSIGN(const std::optional<int64_t> plain,
                      optional_int(config, {"top_k"}, 1, kMaxModelExperts));
     if (!plain) return missing_field("num_experts_per_tok", model_type);
@@ -373,7 +375,7 @@ Result<ModelInfo> parse_model_config(std::string_view config_json, std::string_v
   options.router_weight = row->router_weight;
   options.expert_biases = row->biases;
   if (row->router_weight == RouterWeight::kBeforeDown) {
-    // Weights are normalised and then scaled by this factor, so that it bounds each of them.
+    // Weights are normalised and then scaled by this factor, so it bounds each of them.
     NVFP4_MOE_ASSIGN(options.max_router_weight,
                      required_positive(config, "routed_scaling_factor", model_type));
   }

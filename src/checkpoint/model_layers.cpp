@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A list with one entry per layer; `is_moe` says which entries mean MoE.
+// Reads a list with one entry per layer. is_moe returns whether an entry means MoE.
 template <class IsMoe>
 Status layers_from_list(const Json& list, const char* key, int64_t count,
                         std::vector<int64_t>& layers, IsMoe is_moe) {
@@ -33,7 +33,7 @@ Status layers_from_list(const Json& list, const char* key, int64_t count,
   return {};
 }
 
-// Numbers of layers: [3, 7, 11].
+// Reads a list of layer numbers: [3, 7, 11].
 Result<std::vector<bool>> layer_set(const Json* list, const char* key, int64_t count) {
   std::vector<bool> set(static_cast<size_t>(count));
   if (list == nullptr) return set;
@@ -48,7 +48,7 @@ Result<std::vector<bool>> layer_set(const Json* list, const char* key, int64_t c
   return set;
 }
 
-// Numbers of layers as a list, or as a text "3,4,5", which is made a list.
+// Reads layer numbers as a list, or as a text "3,4,5", which becomes a list.
 Result<Json> listed_layers(const Json& config, const char* key, std::string_view model_type) {
   const Json* value = member(config, key);
   if (value == nullptr) return missing_field(key, model_type);
@@ -60,7 +60,7 @@ Result<Json> listed_layers(const Json& config, const char* key, std::string_view
 }
 
 // Nemotron-H's layers, each a mixer of one kind: as a list of words, as one letter each, or both.
-// Returns the words; nothing if the config has neither.
+// Returns the words; empty if the config has neither.
 Result<std::vector<std::string>> block_types(const Json& config) {
   std::vector<std::string> types;
   const char* from = nullptr;

@@ -1,4 +1,4 @@
-// Which of a model's layers have experts, by its config.json.
+// Finds a model's layers with experts from its config.json.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace nvfp4_moe::internal {
 
-// How many layers there are. Nemotron-3 Ultra's config has null for it, and the list alone says.
+// The number of layers. Nemotron-3 Ultra's config has null for it, and only the list gives it.
 Result<int64_t> count_layers(const Json& config, const ModelRow& row, std::string_view model_type);
 
-// The numbers of the MoE layers among `count`, in order, by a list that the config has or by the
-// rule of its type.
+// The numbers of the MoE layers among `count`, in order, from a list in the config or from the rule
+// of its type.
 Status read_layers(const Json& config, const ModelRow& row, int64_t count,
                    std::vector<int64_t>& layers);
 

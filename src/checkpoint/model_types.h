@@ -1,5 +1,5 @@
-// The model types that are read, one row each: how a type's config spells its MoE layers. And those
-// that are declined by name, with the reason.
+// Table of the supported model types, one row each: how a type's config spells its MoE layers. Also
+// the types that are declined by name, with the reason.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace nvfp4_moe::internal {
 
-// kSiluAlone: a constant of the model's code, which no field names. kStep: with a limit for each
-// layer, or none.
+// kSiluAlone: a constant of the model's code that no field names. kStep: with a limit for each
+// layer, or without limits.
 enum class ActRule : uint8_t { kSilu, kSiluAlone, kClamped, kOai, kGptOss, kStep, kRelu2 };
 enum class LayerRule : uint8_t {
   kAll,
@@ -24,8 +24,8 @@ enum class LayerRule : uint8_t {
   kStep,
   kBlockTypes
 };
-// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, with a
-// size of its own or not.
+// kMaybeCount: the field may be absent. kMlp: as large as the experts. kBailing: kCount, possibly
+// with a size of its own.
 enum class SharedRule : uint8_t {
   kNone,
   kCount,
@@ -47,7 +47,7 @@ struct ModelRow {
   LayerRule layers;
   SharedRule shared;
   RouterWeight router_weight;
-  bool biases = false;  // of the experts
+  bool biases = false;  // experts have biases
   const char* layer_count = "num_hidden_layers";
 };
 

@@ -18,7 +18,7 @@ constexpr size_t kMaxProgram = 1 << 15;
 
 }  // namespace
 
-// A tree as instructions.
+// Compiles a tree to instructions.
 class RegexCompiler {
  public:
   static Result<ModuleRegex> compile(const RegexNode& node, std::string_view text) {
@@ -45,7 +45,7 @@ class RegexCompiler {
   int32_t next() const { return static_cast<int32_t>(out_.program_.size()); }
   ModuleRegex::Instruction& at(int32_t index) { return out_.program_[static_cast<size_t>(index)]; }
 
-  // Nodes rather than instructions are counted, since empty ones may be repeated too.
+  // Counts nodes, not instructions, since empty nodes may be repeated too.
   bool too_long() const { return emitted_ > kMaxProgram; }
 
   void emit(const RegexNode& node) {
@@ -124,7 +124,7 @@ Result<ModuleRegex> ModuleRegex::glob(std::string_view pattern) {
     size_t close = c == '[' ? i + 1 : pattern.size();
     if (close < pattern.size() && pattern[close] == '!') ++close;
     if (close < pattern.size() && pattern[close] == ']')
-      ++close;  // a literal, as the first of its set
+      ++close;  // a literal, since it is the first of its set
     close = std::min(pattern.find(']', close), pattern.size());
     if (c == '*') {
       parts.push_back(any);
@@ -197,8 +197,8 @@ bool ModuleRegex::run(int32_t start, size_t position, std::string_view name,
         case Op::kNoWordEdge: goes_on = !edge(at); break;
         case Op::kLook: {
           const size_t back = now.width < 0 ? 0 : static_cast<size_t>(now.width);
-          // A look-behind has one width, so the inner expression ends where it should if it matches
-          // at all.
+          // A look-behind has a fixed width, so if the inner expression matches, it ends at the
+          // right position.
           const bool found = back <= at && run(now.second, at - back, name, budget);
           if (budget < 0) return false;
           goes_on = found != now.negative;

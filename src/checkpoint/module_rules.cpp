@@ -9,9 +9,9 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Names of one module differ between a model's files and its config in what stands before
-// "layers.": wrappers of the language model are named by each library in its own way. The layers of
-// multi-token prediction keep their names.
+// In a model's files and its config, the names of one module may differ before "layers.", since
+// each library names the wrappers of the language model differently. Layers of multi-token
+// prediction keep their names.
 std::string_view canonical(std::string_view name) {
   if (name.starts_with("mtp.") || name.find(".mtp.") != name.npos || name.starts_with("layers."))
     return name;
@@ -19,7 +19,7 @@ std::string_view canonical(std::string_view name) {
   return at == name.npos ? name : name.substr(at + 1);
 }
 
-// Classes that a linear layer is an instance of.
+// Classes that include linear layers.
 bool is_linear_class(std::string_view target) { return target == "Linear" || target == "Module"; }
 
 }  // namespace
@@ -85,7 +85,7 @@ void ModuleRules::refuse_in(std::string_view file) {
 }
 
 size_t ModuleRules::of_name(std::string_view module) const {
-  // ModelOpt: by the name of what contains the module too.
+  // ModelOpt: also by the name of a module that contains it.
   for (std::string_view name = canonical(module); !name.empty();) {
     if (ignored_names_.contains(name)) return kIgnored;
     if (const auto found = names_.find(name); found != names_.end()) return found->second;

@@ -48,7 +48,7 @@ Result<Mxfp4Cast> cast_mxfp4(const uint8_t* codes, int64_t codes_stride, const u
       high = std::max(high, byte);
     }
   }
-  if (high - low > kExactSpread) {  // which of the extremes stand over anything but zeros?
+  if (high - low > kExactSpread) {  // find the extremes over nonzero codes only
     high = 0;
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t b = 0; b < blocks; ++b) {

@@ -1,6 +1,6 @@
-// The table of names and its two directions. A name is parsed from its "layers." outwards: whatever
-// stands before must be one of the known prefixes, so that "mtp.layers.0..." or a vision tower's
-// layers are never taken for the model's.
+// The table of names and its two directions. A name is parsed from its "layers." outwards: the text
+// before must be one of the known prefixes, so that layers of "mtp.layers.0..." or of a vision
+// tower are never taken for the model's.
 #include "checkpoint/names.h"
 
 #include <algorithm>
@@ -101,7 +101,7 @@ constexpr Word kWords[] = {
     {"fc2", Projection::kDown, Words::kFc},
 };
 
-// "<projection>." off the front, of the projections that have a tensor of their own.
+// Takes "<projection>." from the front, for projections with a tensor of their own.
 bool take_word(std::string_view& rest, MoeTensorName& out, bool with_gate_up = false) {
   for (const Word& word : kWords) {
     std::string_view text = rest;
@@ -168,7 +168,7 @@ bool contains(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
 }
 
-// "<prefix>layers.<L>." off the front.
+// Takes "<prefix>layers.<L>." from the front.
 std::optional<int64_t> take_layer(std::string_view& name) {
   const std::string_view* prefix =
       std::find_if(std::begin(kPrefixes), std::end(kPrefixes), [&](std::string_view p) {
@@ -240,7 +240,7 @@ std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::stri
     if (in_shared(rest)) return ExpertsModule{*layer, true};
     if (!take(rest, "experts.")) continue;
     if (rest == "e_score_correction_bias")
-      return std::nullopt;  // the router's, which Laguna keeps here
+      return std::nullopt;  // the router's tensor, which Laguna keeps here
     return ExpertsModule{*layer, false};
   }
   return std::nullopt;

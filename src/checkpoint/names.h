@@ -15,9 +15,9 @@
 //
 // A projection has a word in each of the spellings of `Words`.
 //
-// The family (from the config) says which blocks, shared names and stacked axis orders are its own;
-// the names present in the files say which of them, which prefix and which projection words a layer
-// uses. <part> says the format:
+// The family (from the config) determines the possible blocks, shared names and stacked axis
+// orders. The names in the files determine which of them, which prefix and which projection words a
+// layer uses. <part> determines the format:
 //
 //   format              codes           block scales   tensor scale         input scale
 //   ModelOpt            weight          weight_scale   weight_scale_2       input_scale
@@ -50,7 +50,7 @@ enum class Words : uint8_t {
   kFc,      // fc2, fc1
 };
 
-// How a family's stacked tensors are named.
+// How a family names its stacked tensors.
 enum class Stacks : uint8_t {
   kExperts,  // experts.gate_up_proj, experts.down_proj_weight_scale: an underscore before the part
   kDotted,   // experts.fc1.weight too
@@ -60,13 +60,13 @@ enum class Stacks : uint8_t {
 struct FamilyNames {
   std::string_view family;
   std::array<std::string_view, 3> blocks;  // module that holds the experts; empty = unused
-  std::string_view shared;   // module of the shared expert beside `experts`; empty = none
-  bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; of dotted ones always so
+  std::string_view shared;   // module of the shared expert, next to `experts`; empty = none
+  bool stacked_k_first;      // stacked tensors are (E, K, N): K is axis 1; dotted ones always
   bool interleaved = false;  // gate and up alternate in a stack: g0 u0 g1 u1 ...
   Stacks stacks = Stacks::kExperts;
-  bool shared_beside_block = false;  // layers.L.<shared> rather than layers.L.<block>.<shared>
+  bool shared_beside_block = false;  // layers.L.<shared> instead of layers.L.<block>.<shared>
   bool gated = true;                 // experts have a gate
-  // rows of gate and up alternate in a tensor called w13 (elsewhere: gate first)
+  // rows of gate and up alternate in a tensor called w13 (otherwise: gate first)
   bool w13_interleaved = false;
 };
 // nullptr for a family this library does not know.
@@ -74,7 +74,7 @@ const FamilyNames* family_names(std::string_view family);
 
 enum class TensorRole : uint8_t { kExpert, kStacked, kShared };
 
-// A tensor name taken apart. Views point into the name.
+// The parts of a tensor name. Views point into the name.
 struct MoeTensorName {
   TensorRole role = TensorRole::kExpert;
   std::string_view
@@ -83,23 +83,23 @@ struct MoeTensorName {
   int64_t expert = -1;  // kExpert only
   Projection projection = Projection::kGate;
   Words words = Words::kProj;
-  bool projection_first = false;  // kExpert: the projection stands before the expert's number
-  bool dotted = false;            // kStacked: a dot stands before the part
+  bool projection_first = false;  // kExpert: the projection precedes the expert's number
+  bool dotted = false;            // kStacked: a dot precedes the part
   std::string_view part;  // "weight", "weight_scale", ...; for stacked: "weight" for the bare name,
-                          // else what follows
+                          // otherwise the rest of the name
 };
 // nullopt if the name is not one of the family's expert tensors.
 std::optional<MoeTensorName> parse_moe_tensor_name(const FamilyNames& family,
                                                    std::string_view name);
 
-// A name in the module of a layer's experts, whatever follows: "<prefix>layers.3.mlp.experts...",
-// or the shared expert's.
+// Any name in the module of a layer's experts: "<prefix>layers.3.mlp.experts...", or the shared
+// expert's.
 struct ExpertsModule {
   int64_t layer = 0;
   bool shared = false;
 };
-// Also understood with the prefix that PEFT adds (base_model.model.). A router's tensor is none of
-// them, wherever it is.
+// Also accepts the prefix that PEFT adds (base_model.model.). A router's tensor is not an expert's,
+// wherever it is.
 std::optional<ExpertsModule> experts_module(const FamilyNames& family, std::string_view name);
 
 // "gate_proj", "w3", "gate_up_proj"; empty if a spelling has no word for it.
@@ -111,13 +111,14 @@ std::string stacked_tensor_name(const std::string& stem, Projection projection, 
                                 bool dotted, std::string_view part);
 std::string shared_tensor_name(const std::string& stem, Projection projection, Words words,
                                std::string_view part);
-// The stem under which experts of a layer stand one by one, where they are stacked under another.
+// The stem under which the experts of a layer would be named one by one, given the stem of their
+// stack.
 std::string expert_stem(std::string_view stem);
 
 // Why a tensor that is not an expert's is not read: "router", "attention", "multi-token
 // prediction", ...
 std::string_view ignored_reason(std::string_view name);
-// The name with every number replaced by '*', so that like tensors fold into one line.
+// The name with every number replaced by '*', so that similar tensors fold into one line.
 std::string name_pattern(std::string_view name);
 
 }  // namespace nvfp4_moe::internal

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{64} << 20;
 
 // MLX packs eight codes in a 32-bit word, with the scales of blocks as `scales`, and declares it in
-// words of its own.
+// its own terms.
 Status check_not_mlx(const TensorIndex& index) {
   for (const auto& [name, ref] : index.tensors()) {
     constexpr std::string_view kCodes = ".weight";

@@ -1,4 +1,4 @@
-// A model's files with what its config, or its GGUF metadata, declares. Private to the room.
+// A model's files with the declarations of its config or GGUF metadata. Private to src/checkpoint.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@ struct OpenedModel {
   TensorIndex index;
   ModelInfo model;
 };
-// path: as Checkpoint::open takes it.
+// path: as for Checkpoint::open.
 Result<OpenedModel> open_model(const std::string& path);
 
-// Findings of the tensors that the model's index leaves out.
+// Adds findings for the tensors that the model's index leaves out.
 void report_left_out(const TensorIndex::LeftOut& left_out, FindingList& findings);
 
 }  // namespace nvfp4_moe::internal

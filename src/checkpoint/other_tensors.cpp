@@ -19,7 +19,7 @@ std::string_view last_word(std::string_view name) {
 }
 
 // Scales of the KV cache, scales of activations that another format quantizes, and the shape of
-// packed codes: what an expert computes here does not depend on them.
+// packed codes. The result of an expert does not depend on them.
 constexpr std::string_view kHarmless[] = {"k_scale",     "v_scale",     "q_scale",
                                           "kv_scale",    "input_scale", "input_global_scale",
                                           "weight_shape"};
@@ -98,7 +98,7 @@ Status OtherTensors::report(int64_t layer, FindingList& findings) const {
 bool matches_pattern(std::string_view pattern, std::string_view name) {
   size_t p = 0;
   size_t n = 0;
-  size_t star = std::string_view::npos;  // the last '*', which takes name[..] up to `taken`
+  size_t star = std::string_view::npos;  // the last '*', which matches name[..] up to `taken`
   size_t taken = 0;
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {

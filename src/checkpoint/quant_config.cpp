@@ -1,5 +1,5 @@
-// See quant_config.h. Every algorithm that is refused is refused by its name, with what it would
-// take to run it.
+// See quant_config.h. Every refused algorithm is refused by name, with what it would take to run
+// it.
 #include "checkpoint/quant_config.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,8 @@ bool mentions(std::string_view text, std::string_view word) {
   return text.find(word) != std::string_view::npos;
 }
 
-// Whether a name of `quantized_layers` is of routed experts in the layers that this library loads.
+// Whether a name of `quantized_layers` belongs to routed experts in the layers that this library
+// loads.
 bool names_routed_experts(std::string_view name) {
   return mentions(name, "experts") && !mentions(name, "shared_expert") &&
          !name.starts_with("mtp.") && !mentions(name, ".mtp.");
@@ -64,8 +65,8 @@ Status read_quantized_layers(const Json& quantization, QuantDeclaration& out) {
   return {};
 }
 
-// config_groups next to ModelOpt's own algorithms: only the activations of 4-bit float groups are
-// read.
+// Reads config_groups next to ModelOpt's own algorithms. Only the activations of 4-bit float groups
+// are used.
 Status read_modelopt_groups(const Json& quantization, int64_t group_size, QuantDeclaration& out) {
   const Json* groups = member(quantization, "config_groups");
   if (groups == nullptr || !groups->is_object() || groups->empty()) return {};
@@ -90,7 +91,7 @@ Status read_modelopt_groups(const Json& quantization, int64_t group_size, QuantD
   return {};
 }
 
-// One scheme for all experts but those that the config ignores.
+// Declares one scheme for all experts except those that the config ignores.
 Status declare_all(const Json& quantization, ModuleScheme scheme, QuantDeclaration& out) {
   if (scheme.refusal.ok()) out.format = scheme.format;
   out.algo = scheme.algo;
@@ -107,7 +108,7 @@ Result<QuantDeclaration> parse_modelopt(const Json& quantization, QuantDeclarati
   NVFP4_MOE_ASSIGN(const std::string moe_algo, upper_text(quantization, "moe_quant_algo"));
   NVFP4_MOE_ASSIGN(const std::string model_algo, upper_text(quantization, "quant_algo"));
   const std::string& algo = moe_algo.empty() ? model_algo : moe_algo;
-  if (algo.empty()) {  // the KV cache alone, or nothing, is quantized
+  if (algo.empty()) {  // only the KV cache, or nothing, is quantized
     if (out.method.empty() || quantization.contains("quant_algo")) return out;
     return bad_input("quant_algo: missing");
   }
@@ -139,8 +140,8 @@ Result<std::string> producer_of(const Json& quantization) {
 
 namespace {
 
-// The first scheme of the module, with the most precise activations of all; without an algorithm if
-// none names it.
+// The first scheme of the module, with the most precise activations of all. It has no algorithm if
+// no rule names the module.
 Result<ModuleScheme> scheme_in(std::vector<ModuleRules>& rules, std::string_view module) {
   ModuleScheme out;
   bool found = false;
@@ -208,7 +209,7 @@ Result<QuantDeclaration> parse_quantization(const Json& quantization, std::strin
     scheme = scheme_of_algo("MXFP4", SourceFormat::kModelOpt, "quant_method");
     scheme.why = field;
     if (out.method ==
-        "fp8") {  // the rest of the model's; its MXFP4 experts multiply FP8 activations too
+        "fp8") {  // of the rest of the model; its MXFP4 experts multiply FP8 activations too
       scheme.activation_format = ActivationFormat::kFp8;
       scheme.why =
           "quant_method fp8, by which deepseek_v4's MXFP4 experts multiply FP8 activations";

@@ -1,11 +1,11 @@
 // Declarations of a checkpoint's config files about the routed experts' quantization. Private to
 // src/checkpoint.
 //
-// Four dialects: hf_quant_config.json {"quantization": {...}}, config.json quantization_config of
-// ModelOpt (flat), of compressed-tensors (config_groups), and of DeepSeek-V4 (quant_method fp8 with
-// moe_quant_algo). Attention, dense layers and the output head may be quantized otherwise; the
-// rules below are asked for experts only. Names of methods, algorithms and formats are read in
-// either case: producers differ.
+// There are four dialects: hf_quant_config.json {"quantization": {...}}, config.json
+// quantization_config of ModelOpt (flat), of compressed-tensors (config_groups), and of DeepSeek-V4
+// (quant_method fp8 with moe_quant_algo). Attention, dense layers and the output head may be
+// quantized differently; the rules below are used for experts only. Names of methods, algorithms
+// and formats are read in either case, since producers differ.
 #pragma once
 
 #include <string>
@@ -21,16 +21,16 @@ namespace nvfp4_moe::internal {
 struct QuantDeclaration {
   std::string method;  // "modelopt", "compressed-tensors", "fp8", "mxfp4"; empty: none
   std::string
-      algo;  // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: none is quantized
-  SourceFormat format = SourceFormat::kFloat;  // of them
+      algo;  // of most routed experts: "NVFP4", "W4A16_NVFP4", "MXFP4"; empty: not quantized
+  SourceFormat format = SourceFormat::kFloat;  // format of the same experts
   std::string producer;
   std::vector<ModuleRules>
-      rules;  // the first one that names a module has its format, the most precise its activations
+      rules;  // of a module: the first gives its format, the most precise its activations
   std::vector<ModuleRules>
-      other_file;  // the same of hf_quant_config.json next to config.json: algorithms must agree
+      other_file;  // the same from hf_quant_config.json next to config.json: algorithms must agree
   std::vector<ModuleRules>
       rotations;  // modules whose inputs or outputs are rotated, which is not implemented
-  // Why nothing of the declaration is understood. Experts in floats are loaded all the same.
+  // Why the declaration is not understood. Experts in floats are loaded anyway.
   Status refusal;
 
   bool declared() const { return !rules.empty() || !refusal.ok(); }

@@ -39,8 +39,8 @@ constexpr Known kKnown[] = {
     {"W4A16_NVFP4", false, ActivationFormat::kBf16},
     {"NVFP4A16", false, ActivationFormat::kBf16},
     {"W4A8_NVFP4_FP8", false, ActivationFormat::kFp8},
-    // Weight-only by definition of gpt-oss. ModelOpt writes the same word if it quantized
-    // activations too, and bf16 is more precise than that.
+    // gpt-oss defines it as weight-only. ModelOpt writes the same word if it quantized activations
+    // too, and bf16 is more precise than that.
     {"MXFP4", true, ActivationFormat::kBf16},
     {"W4A16_MXFP4", true, ActivationFormat::kBf16},
     {"W4A8_MXFP4_FP8", true, ActivationFormat::kFp8},
@@ -140,7 +140,7 @@ Result<InputActivations> input_activations(const Json& group, const std::string&
   NVFP4_MOE_ASSIGN(const std::string type, lower_text(*input, "type"));
   out.why = fmt::format("{}input_activations of {} bits{}", where, *bits,
                         type.empty() ? "" : ", " + printable(type));
-  // Anything else (int8) has no format here that is as precise, but for bf16.
+  // For anything else (int8), only bf16 is precise enough among the formats here.
   const bool is_float = type.empty() || type == "float";
   if (is_float && *bits == 4) out.format = ActivationFormat::kNvfp4;
   if (is_float && *bits == 8) out.format = ActivationFormat::kFp8;

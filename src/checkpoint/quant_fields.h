@@ -1,5 +1,5 @@
-// Shared by the dialects of quant_config.h: fields of a config as checked values, algorithms by
-// name. Private to the room.
+// Shared by the dialects of quant_config.h: checked values of config fields, algorithms by name.
+// Private to src/checkpoint.
 #pragma once
 
 #include <initializer_list>
@@ -14,16 +14,16 @@
 
 namespace nvfp4_moe::internal {
 
-// The string under `key`, "" if there is none.
+// The string under `key`, "" if the key is missing.
 Result<std::string> text_field(const Json& object, const char* key);
-// The same with its ASCII letters turned: names of methods, algorithms and formats
-// have another case with each producer (ModelOpt: NVFP4, but mxfp4).
+// The same with ASCII letters in upper or lower case. Producers spell names of methods, algorithms
+// and formats in different cases (ModelOpt: NVFP4, but mxfp4).
 Result<std::string> upper_text(const Json& object, const char* key);
 Result<std::string> lower_text(const Json& object, const char* key);
-// The strings under `key`: a list, or one. Entries of other kinds say nothing about modules.
+// The strings under `key`: a list, or one. Entries of other kinds do not name modules.
 std::vector<std::string> strings_of(const Json& object, const char* key);
 
-// field: the one that names the algorithm, for messages.
+// field: the field that names the algorithm, for messages.
 ModuleScheme scheme_of_algo(const std::string& algo, SourceFormat nvfp4_format,
                             const std::string& field);
 Status check_group_size(const Json& object, int64_t expected, std::string_view where);

@@ -84,7 +84,7 @@ CharSet spaces() {
   return set;
 }
 
-// \d \w \s and their opposites.
+// Sets of \d \w \s and their opposites.
 std::optional<CharSet> class_of(char letter) {
   switch (letter) {
     case 'd': return chars_of(is_digit);
@@ -97,7 +97,7 @@ std::optional<CharSet> class_of(char letter) {
   }
 }
 
-// An expression of Python's re as a tree.
+// Parses an expression of Python's re.
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {}
@@ -144,7 +144,7 @@ class Parser {
     return RegexNode::of(RegexNode::Kind::kSequence, std::move(parts));
   }
 
-  // The part with the quantifier that follows it, if one does.
+  // The part with its quantifier, if one follows.
   Result<std::optional<RegexNode>> quantified(const RegexNode& part) {
     int least = 0, most = kUnbounded;
     if (take("*")) {
@@ -160,7 +160,7 @@ class Parser {
       return refused("a repetition whose least is above its most");
     if (least > 1000 || most > 1000) return refused("more than 1000 repetitions");
     if (take("+")) return refused("a possessive quantifier");
-    take("?");  // lazy: another order of the same matches
+    take("?");  // lazy: the same matches in another order
     if (!ended() && (text_[at_] == '*' || text_[at_] == '+' || text_[at_] == '?'))
       return refused("a multiple repeat");
     const size_t here = at_;
@@ -208,7 +208,7 @@ class Parser {
     if (c == '.') return RegexNode::of(~only('\n'));
     if (c == '^') return RegexNode::of(Op::kBegin);
     if (c == '$') return RegexNode::of(Op::kEnd);
-    if (c == '{') {  // a quantifier that follows nothing
+    if (c == '{') {  // a quantifier without an operand
       --at_;
       int least = 0, most = 0;
       const size_t here = at_;
@@ -269,7 +269,7 @@ class Parser {
     return refused(fmt::format("'\\{}'", c));
   }
 
-  // The character that \c stands for, in a set or out of it.
+  // The character that \c means, in a set or outside.
   static std::optional<char> literal_escape(char c) {
     constexpr std::string_view kLetters = "tnrfva", kMeant = "\t\n\r\f\v\a";
     if (const size_t i = kLetters.find(c); i != std::string_view::npos) return kMeant[i];
@@ -277,7 +277,7 @@ class Parser {
     return c;
   }
 
-  // One member of a set, or a class of several.
+  // One member of a set, or a class of several characters.
   Result<CharSet> member(char& single, bool& is_single) {
     const char c = text_[at_++];
     is_single = true;

@@ -26,12 +26,12 @@ struct RegexNode {
   ModuleRegex::Op assertion = ModuleRegex::Op::kBegin;
   int least = 0, most = 0;  // kRepeat; most may be kUnbounded
   bool behind = false, negative = false;
-  std::vector<RegexNode> parts;  // one of kRepeat and kLook
+  std::vector<RegexNode> parts;  // one part for kRepeat and kLook
 
   static RegexNode of(Kind kind, std::vector<RegexNode> parts = {});
   static RegexNode of(const ModuleRegex::CharSet& set);
   static RegexNode of(ModuleRegex::Op assertion);
-  // How many characters it takes; none if that is not one number.
+  // The number of characters that it matches; empty if that number varies.
   std::optional<int> width() const;
 };
 

@@ -5,8 +5,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Nothing if family and name do not give the order: engines keep the rows of gpt-oss' activation in
-// either order under the name w13.
+// Empty if family and name do not determine the order: engines keep the rows of gpt-oss' activation
+// in either order under the name w13.
 std::optional<GateUpOrder> known_order(const ModelInfo& model, const ExpertNames& names) {
   if (names.gguf)
     return GateUpOrder::kGateFirst;  // as llama.cpp's converter writes ffn_gate_up_exps

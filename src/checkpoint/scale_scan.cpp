@@ -1,6 +1,6 @@
-// Minimum and maximum are byte reductions, which compilers vectorize; what saturates is counted
-// only in chunks whose maximum says that there is something to count. Short rows of a larger matrix
-// are gathered into one chunk first, since a loop per row would cost more than its bytes.
+// Minimum and maximum are byte reductions, which compilers vectorize. Saturated scales are counted
+// only in chunks whose maximum shows that there are some. Short rows of a larger matrix are first
+// gathered into one chunk, since a loop per row would cost more than its bytes.
 #include "checkpoint/scale_scan.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kChunk = 4096;  // stays in the first level of cache
+constexpr int64_t kChunk = 4096;  // fits the first level of cache
 
 void scan_chunk(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
   uint8_t low = 0xFF;
@@ -21,7 +21,7 @@ void scan_chunk(const uint8_t* bytes, int64_t size, ScaleScan& scan) {
   scan.min = std::min(scan.min, low);
   scan.max = std::max(scan.max, high);
   if (high < 0x7E) return;
-  constexpr int64_t kStep = 240;  // a byte counts up to 255: the count stays in byte lanes
+  constexpr int64_t kStep = 240;  // a byte counts up to 255, so the count stays in byte lanes
   for (int64_t i = 0; i < size; i += kStep) {
     const uint8_t* step = bytes + i;
     const int64_t end = std::min(kStep, size - i);

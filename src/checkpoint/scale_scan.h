@@ -1,9 +1,8 @@
-// Reading every block scale of a checkpoint once: what the bytes hold, at memory speed. Private to
-// the room.
+// Reads every block scale of a checkpoint once, at memory speed. Private to src/checkpoint.
 //
-// Scale matrices are (rows, cols) bytes with a row stride; valid E4M3 block scales are 0x00..0x7E,
-// whose order as bytes is their order as numbers. The loops are plain min / max / count reductions
-// over bytes, which compilers vectorize.
+// Scale matrices are (rows, cols) bytes with a row stride. Valid E4M3 block scales are 0x00..0x7E,
+// and their order as bytes is their order as numbers. The loops are plain min / max / count
+// reductions over bytes, which compilers vectorize.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +28,12 @@ struct InvalidScales {
   int64_t first_row = -1, first_col = -1;
   uint8_t first_byte = 0;
 };
-// The slow pass that names what scan_scales found invalid.
+// The slow pass that counts the invalid bytes after scan_scales has seen one.
 InvalidScales find_invalid_scales(const uint8_t* scales, int64_t rows, int64_t cols,
                                   int64_t row_stride);
 
-// Whether every byte is zero or a power of two (0x01, 0x02, 0x04, and a zero mantissa above); stops
-// at the first other.
+// Whether every byte is zero or a power of two (0x01, 0x02, 0x04, and a zero mantissa above). Stops
+// at the first other byte.
 bool all_powers_of_two(const uint8_t* scales, int64_t rows, int64_t cols, int64_t row_stride);
 
 }  // namespace nvfp4_moe::internal

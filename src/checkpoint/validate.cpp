@@ -1,5 +1,5 @@
-// Validation and statistics: every block scale and scalar of a layer's experts, read once. Codes
-// are read only if a block scale is 0.
+// Validation and statistics: reads every block scale and scalar of a layer's experts once. Reads
+// codes only if a block scale is 0.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,17 +14,17 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 if the block takes 6
-constexpr uint8_t kScale384 = 0x7C;  // and if it takes 4
+constexpr uint8_t kScale256 = 0x78;  // largest block scale of 4/6 if the block uses 6
+constexpr uint8_t kScale384 = 0x7C;  // and if it uses 4
 
-// Traits that hold for a whole layer or not at all.
+// Traits that the layer has as a whole, or does not have.
 struct LayerTraits {
   bool powers_of_two = true;
   bool four_over_six = true;
   int64_t experts = 0;
 
-  // Gate and up may share one tensor scale, so that only the larger of the two reaches the top of
-  // its range.
+  // Gate and up may share one tensor scale, so only the larger of the two reaches the top of its
+  // range.
   void add(std::span<const MatrixSource> matrices, std::span<const ScaleScan> scans) {
     ++experts;
     for (const MatrixSource& matrix : matrices) {
@@ -39,8 +39,8 @@ struct LayerTraits {
   }
 };
 
-// How many 16-blocks casting this matrix would round; 0 at the price of a scan if the scales lie
-// close together.
+// The number of 16-blocks that casting this matrix would round. 0 without reading the codes if the
+// scales are close together.
 Result<uint64_t> rounded_blocks(MatrixSource& matrix, Storage& storage, const ScaleScan& scan) {
   if (scan.max - scan.min <= 17 || matrix.codes_place.col_stride != 1) return uint64_t{0};
   NVFP4_MOE_TRY(matrix.read_codes(storage));
@@ -65,7 +65,7 @@ Status Checkpoint::check_layout(int64_t layer, const ExpertRange& range_in, bool
     MatrixSource unused;
     for (const Projection projection : entry->routed.projections())
       impl_->locate(entry->routed, layer, expert, projection, unused, found);
-    if (entry->routed.role == TensorRole::kStacked) break;  // one tensor holds them all
+    if (entry->routed.role == TensorRole::kStacked) break;  // one tensor holds all experts
   }
   if (shared && entry->shared && !found.has_error()) {
     MatrixSource unused;
@@ -81,7 +81,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer,
   NVFP4_MOE_ASSIGN(const ExpertRange range, impl_->checked_range(range_in));
   FindingList found;
   for (const Finding& finding : impl_->findings) {
-    // Errors of single experts are found again below, those of names are not.
+    // Errors of single experts are found again below; errors of names are not.
     const bool again = finding.severity == Severity::kError && finding.id != "unexpected_expert" &&
                        finding.id != "unknown_expert_tensor" &&
                        finding.id != "gate_up_order_unknown";
@@ -98,7 +98,7 @@ Result<std::vector<Finding>> Checkpoint::validate(int64_t layer,
     std::vector<ScaleScan> scans(projections.size());
     bool resolved = true;
     bool valid = true;
-    bool whole = true;  // no matrix without a usable tensor scale
+    bool whole = true;  // every matrix has a usable tensor scale
     for (size_t p = 0; p < projections.size(); ++p) {
       if (!impl_->resolve(entry->routed, layer, e, projections[p], matrices[p], found)) {
         resolved = false;

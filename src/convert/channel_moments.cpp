@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr double kDamping = 0.01;  // of the mean, added to each moment
+constexpr double kDamping = 0.01;  // times the mean, added to each moment
 
 template <class File>
 Result<std::unique_ptr<TensorFile>> opened(Result<File> file) {
@@ -22,7 +22,7 @@ Result<std::unique_ptr<TensorFile>> opened(Result<File> file) {
   return std::unique_ptr<TensorFile>(std::make_unique<File>(std::move(*file)));
 }
 
-// safetensors begin with the length of their header, which is a JSON object.
+// A safetensors file begins with the length of its header, which is a JSON object.
 bool is_safetensors(const std::string& head) { return head.size() == 9 && head[8] == '{'; }
 
 }  // namespace
@@ -54,11 +54,11 @@ Result<const TensorInfo*> ChannelMoments::find(const std::vector<std::string>& n
                                fmt::join(names, " or ")));
 }
 
-// Which experts saw rows.
+// Reads which experts had rows.
 Result<std::vector<bool>> ChannelMoments::read_counts(const std::string& name, int64_t experts) {
   NVFP4_MOE_ASSIGN(const TensorInfo* info, find({name}));
   const std::string where = printable(file_->path(), 4096) + " " + name;
-  const bool whole = kind_ == Kind::kMoments;  // I64, where GGUF has F32
+  const bool whole = kind_ == Kind::kMoments;  // I64; F32 in GGUF
   int64_t count = 1;
   for (const int64_t size : info->shape) count = size == 0 || count > experts ? 0 : count * size;
   if (info->blocks != nullptr || info->dtype != (whole ? DType::kI64 : DType::kF32) ||
@@ -164,7 +164,7 @@ Result<std::vector<float>> ChannelMoments::moments_of(const Stacked& stacked,
                   moments.data(), moments.size() * 4));
   double sum = 0;
   for (const float moment : moments) sum += static_cast<double>(moment);
-  // Divided by the mean besides, so that a sum near the end of float stays within it.
+  // Also divides by the mean, so that a sum near the end of float stays within it.
   const double mean = sum / static_cast<double>(stacked.cols);
   for (float& moment : moments)
     moment = static_cast<float>(static_cast<double>(moment) / mean + kDamping);

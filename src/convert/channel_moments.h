@@ -1,8 +1,8 @@
-// Second moments of what experts' matrices multiply, by input channel, from a calibration file:
-// what weighs the errors of a search for block scales (core/quantize.h). An expert's gate and up
+// Second moments of the inputs of experts' matrices, by input channel, from a calibration file.
+// They weight the errors of a search for block scales (core/quantize.h). An expert's gate and up
 // multiply its hidden rows, down its intermediate.
 //
-// Kinds of files, known by their content:
+// Kinds of files, detected by their content:
 //   calibrate --moments   safetensors: layers.L.hidden_moments F32 (experts, hidden),
 //                         layers.L.intermediate_moments F32 (experts, intermediate): means of
 //                         squares over an expert's rows; layers.L.rows I64 (experts)
@@ -10,9 +10,10 @@
 //                         (experts, 1); if there is none, ffn_gate_up_exps or ffn_up_exps, and
 //                         ffn_down_exps (experts, intermediate). up's input is gate's
 //   imatrix.dat           the same names without .in_sum2, F32 (experts * columns); no counts
-// A factor common to an expert's moments changes nothing, so sums serve as well as means. A
-// hundredth of their mean is added to each: a channel that was quiet in the sample counts for
-// little, not for nothing.
+//
+// A factor common to an expert's moments changes nothing, so sums work as well as means. A
+// hundredth of their mean is added to each, so that a channel that was quiet in the sample has a
+// small weight instead of none.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,7 @@
 
 namespace nvfp4_moe::internal {
 
-// Empty if no row reached the expert, or all moments are 0: its errors have no weights.
+// Empty if no row reached the expert, or all moments are 0. Its errors then have no weights.
 struct ExpertMoments {
   std::vector<float> hidden;        // (hidden)
   std::vector<float> intermediate;  // (intermediate)
@@ -35,16 +36,16 @@ struct ExpertMoments {
 
 class ChannelMoments {
  public:
-  // kBadInput, naming the file, if it is of none of these kinds.
+  // kBadInput, with the file's name, if it is of a different kind.
   static Result<ChannelMoments> open(const std::string& path);
   // Reads all moments of a layer before they are needed. kBadInput names the file, the tensor and
-  // the place where one is missing, of another shape, negative or not finite.
+  // the place if one is missing, has another shape, is negative or is not finite.
   Status read_layer(int64_t layer, int64_t experts, int64_t hidden, int64_t intermediate);
-  // Of a layer that was read; reads the file again.
+  // The moments of an expert, read again from the file. Its layer must have been read.
   Result<ExpertMoments> expert(int64_t layer, int64_t expert) const;
-  // Experts of the layers that were read whose moments are empty.
+  // The number of experts with empty moments in the layers that were read.
   int64_t unweighted_experts() const { return unweighted_; }
-  // Of everything that was read.
+  // Hash of everything that was read.
   ContentHash hash() const { return hasher_.digest(); }
 
  private:

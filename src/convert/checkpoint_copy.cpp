@@ -27,16 +27,16 @@ bool is_weights(const std::string& name) {
                      [&](const char* end) { return name.ends_with(end); });
 }
 
-// The caller rewrites these two. Files of the same names in folders below are files like any other.
+// The caller rewrites these two. Files of the same names in subfolders are ordinary files.
 bool is_config(const fs::path& relative) {
   return relative == "config.json" || relative == "hf_quant_config.json";
 }
 
-// The walk over a model's folder.
+// Walks a model's folder.
 struct OtherFiles {
   const fs::path root;  // canonical
   std::vector<fs::path>
-      around;  // the folders that are being walked, canonical: a link to one of them has no end
+      around;  // the folders that are being walked, canonical: a link to one of them would not end
   std::vector<OtherFile> files;
 
   bool is_inside(const fs::path& target) const {
@@ -47,7 +47,7 @@ struct OtherFiles {
   }
 
   // `path` is the name in the model, `real` the same without links. A folder that cannot be listed
-  // is an error: a file of it would be missing from the copy, and nobody would notice.
+  // is an error, since its files would be missing from the copy unnoticed.
   Status folder(const fs::path& path, const fs::path& real) {
     around.push_back(real);
     NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(real.string()));
@@ -82,7 +82,7 @@ struct OtherFiles {
         return errno_status(path.string(), "cannot stat", errno);
     }
     if (S_ISDIR(facts.st_mode)) return folder(path, real);
-    // One byte is read: what cannot be copied is refused now, and not after hours of quantizing.
+    // Reads one byte, so that an unreadable file is refused now and not after hours of quantizing.
     if (const Status readable = read_first_bytes(real.string(), 1).status(); !readable.ok())
       return real == path ? readable : readable.in(shown);
     const fs::path relative = path.lexically_relative(root);

@@ -1,9 +1,9 @@
-// Carrying a checkpoint's other content over into a new directory, byte for byte.
+// Copies a checkpoint's other content to a new directory, byte for byte.
 //
-// A symbolic link is copied as the file that it leads to, and only where that lies inside the
-// model: below its folder, or, in Hugging Face's cache (REPOSITORY/snapshots/REVISION/x ->
-// ../../blobs/HASH), in the repository's blobs. A link that leads out of the model would carry a
-// file of this machine, its passwords say, into what is published.
+// A symbolic link is copied as its target, and only if the target is inside the model: below its
+// folder, or, in Hugging Face's cache (REPOSITORY/snapshots/REVISION/x -> ../../blobs/HASH), in the
+// repository's blobs. A link out of the model would put a file of this machine, for example its
+// passwords, into published files.
 #pragma once
 
 #include <string>
@@ -18,19 +18,20 @@ namespace nvfp4_moe::internal {
 // kInvalidArgument if OUT is IN, or one contains the other.
 Status check_apart(const std::string& in, const std::string& out);
 
-// Streams one tensor, 16 MiB at a time. kIo if its file was cut or written to.
+// Streams one tensor, 16 MiB at a time. kIo if its file was truncated or written to.
 Status copy_tensor(const TensorIndex::Ref& from, ShardedWriter& writer);
 
 struct OtherFile {
   std::string name;  // relative to the model
-  std::string from;  // what is read: links resolved
+  std::string from;  // the path to read: links resolved
 };
-// Every file of IN that is not weights, their index or a config that the caller rewrites
-// (config.json, hf_quant_config.json), with subdirectories, by name; hidden ones are left out.
-// Whatever else cannot be copied is an error that names it: kIo with the system's reason for a file
-// that cannot be read or a folder that cannot be listed, kBadInput for a FIFO, socket or device,
-// and for a link that leads out of the model, to nothing, or to a folder around itself; also for a
-// link of a config's name.
+// Lists every file of IN by name, with subdirectories. Leaves out weights, their index, configs
+// that the caller rewrites (config.json, hf_quant_config.json), and hidden files.
+//
+// Anything else that cannot be copied is an error that names it. kIo with the system's reason: a
+// file that cannot be read or a folder that cannot be listed. kBadInput: a FIFO, socket or device;
+// a link out of the model, a dangling link, a link to a folder around itself; also such links with
+// a config's name.
 Result<std::vector<OtherFile>> other_files(const std::string& in);
 // Copies them; returns their names.
 Result<std::vector<std::string>> copy_other_files(const std::vector<OtherFile>& files,

@@ -11,10 +11,10 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// what a thread takes at a time; fixed, so that sums do not depend on the threads
+// Rows per range of a thread. Fixed, so that sums do not depend on the number of threads.
 constexpr int64_t kRowsAtOnce = 32;
 
-// max |w|; kBadInput, naming the place, where an element is NaN or Inf.
+// max |w|. kBadInput with the place if an element is NaN or Inf.
 Result<double> matrix_amax(const FloatWeights& source, Executor& executor) {
   const int64_t ranges = (source.rows + kRowsAtOnce - 1) / kRowsAtOnce;
   std::vector<float> amax(static_cast<size_t>(ranges));
@@ -85,7 +85,7 @@ Status quantize_matrix(const FloatWeights& source, float tensor_scale, ScaleSear
   return {};
 }
 
-// Below the smallest normal, 1/s would not be finite and compressed-tensors could not say s.
+// Below the smallest normal, 1/s would not be finite, and compressed-tensors stores 1/s.
 float tensor_scale_of(double amax) { return std::max(tensor_scale_from_amax(amax), 0x1p-126f); }
 
 std::span<const std::byte> bytes_of(const std::vector<uint8_t>& v) {
@@ -135,7 +135,7 @@ Status ExpertQuantizer::write(const std::string& base, float tensor_scale, float
     return writer_.write(base + part_name(options_.format, part), bytes);
   };
   const auto scalar = [&](float value) {
-    // compressed-tensors stores what divides, ModelOpt what multiplies.
+    // compressed-tensors stores the divisor, ModelOpt the factor.
     return options_.format == OutputFormat::kCompressedTensors
                ? static_cast<float>(1.0 / static_cast<double>(value))
                : value;

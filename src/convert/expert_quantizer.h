@@ -1,5 +1,5 @@
-// One expert at a time: floats in, the twelve tensors of its quantized matrices out, with what they
-// lost.
+// Quantizes one expert at a time: from floats to the twelve tensors of its quantized matrices, with
+// their loss.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct QuantizedMatrix {
 
 class ExpertQuantizer {
  public:
-  // All are borrowed. moments: of the layers, or null.
+  // All are borrowed. moments: those of the layers, or null.
   ExpertQuantizer(const Checkpoint& checkpoint, const QuantizeOptions& options,
                   const ChannelMoments* moments, Executor& executor, ShardedWriter& writer)
       : checkpoint_(checkpoint),
@@ -37,8 +37,8 @@ class ExpertQuantizer {
         executor_(executor),
         writer_(writer) {}
 
-  // Quantizes the expert and writes its tensors. `measured` is called with their quality before the
-  // last of them is written, so that it is known when that completes a shard.
+  // Quantizes the expert and writes its tensors. `measured` receives their quality before the last
+  // of them is written, so that it is known when that write completes a shard.
   Status run(const OutputItem& item, const std::function<void(const ExpertQuality&)>& measured);
 
  private:

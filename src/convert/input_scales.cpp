@@ -12,7 +12,7 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr size_t kMostBytes = size_t{16} << 20;
-constexpr size_t kNamedLayers = 8;  // in a message
+constexpr size_t kNamedLayers = 8;  // most layers listed in a message
 
 std::string names(const std::vector<int64_t>& layers) {
   std::string text;
@@ -27,7 +27,7 @@ bool contains(const std::vector<int64_t>& layers, int64_t layer) {
   return std::find(layers.begin(), layers.end(), layer) != layers.end();
 }
 
-// A scale of one layer; nullopt for null.
+// Reads a scale of one layer; nullopt for null.
 Result<std::optional<float>> scale_of(const Json& entry, int64_t layer, const char* key) {
   const Json* const value = entry.find(key);
   if (value == nullptr)

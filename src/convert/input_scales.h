@@ -1,12 +1,11 @@
-// The file of `quantize --input-scales`: what `calibrate --json` wrote, or an object of the same
+// The file of `quantize --input-scales`: the output of `calibrate --json`, or an object of the same
 // form.
 //
 //   {"layers": [{"layer": 3, "hidden_scale": 0.0123, "intermediate_scale": 0.0045}, ...]}
 //
-// The file is not trusted. Every layer is there once, its number is an integer of the checkpoint,
-// its scales are normal positive floats. null stands for "not calibrated" and gives 1.0; a layer
-// that is absent is an error, because 1.0 by accident makes engines with static scales wrong in
-// silence.
+// The file is not trusted. Every layer occurs once, its number is an integer of the checkpoint, its
+// scales are normal positive floats. null means "not calibrated" and gives 1.0. A missing layer is
+// an error, because an accidental 1.0 makes engines with static scales silently wrong.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +20,11 @@
 namespace nvfp4_moe::internal {
 
 // kBadInput for a text that does not fit. `layers`: the checkpoint's MoE layers; `needed`: those
-// that must be there.
+// that must be in the file.
 Result<std::map<int64_t, LayerScales>> parse_input_scales(std::string_view text,
                                                           const std::vector<int64_t>& layers,
                                                           const std::vector<int64_t>& needed);
-// The same for a regular file of at most 16 MiB; messages begin with its path.
+// The same for a regular file of at most 16 MiB. Messages begin with its path.
 Result<std::map<int64_t, LayerScales>> read_input_scales(const std::string& path,
                                                          const std::vector<int64_t>& layers,
                                                          const std::vector<int64_t>& needed);

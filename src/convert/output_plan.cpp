@@ -99,7 +99,7 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
     }
     const std::optional<ExpertsModule> module = experts_module(*family, info.name);
     if (module && !module->shared && layers.contains(module->layer)) {
-      ++plan.left_out_tensors;  // experts under their new names would not be where it applies
+      ++plan.left_out_tensors;  // it would not apply to experts under their new names
       continue;
     }
     if (routed) {
@@ -115,7 +115,7 @@ Result<OutputPlan> make_output_plan(const Checkpoint& checkpoint, const std::set
     if (info.dtype == DType::kF4) plan.tensors.back().end = info.size_bytes();
     ++plan.copied_tensors;
   }
-  // Experts of one layer may lie in several source files: stems are listed once.
+  // Experts of one layer may be in several source files. Stems are listed once.
   std::sort(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end());
   plan.modules.expert_stems.erase(
       std::unique(plan.modules.expert_stems.begin(), plan.modules.expert_stems.end()),

@@ -1,8 +1,8 @@
-// Which tensors a quantized checkpoint has, in which order, and where each comes from.
+// Tensors of a quantized checkpoint, their order, and the source of each.
 //
-// The order is the source's: file by file, tensor by tensor; where a source tensor is an expert's,
-// the expert's whole set follows (all experts' sets, if it is a stacked tensor). The list, and so
-// every shard's boundary, is known before the first weight is read; that is what resuming rests on.
+// The order is the source's: file by file, tensor by tensor. At an expert's source tensor, the
+// expert's whole set follows (all experts' sets, if it is a stacked tensor). The list, and so every
+// shard's boundary, is known before the first weight is read. Resuming relies on that.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,7 @@ struct ExpertId {
 struct OutputItem {
   TensorIndex::Ref copy;  // null info: an expert
   ExpertId expert;
-  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; gate's is empty if
-                           // experts have none
+  std::string modules[3];  // gate, up, down: "layers.0.ffn.experts.7.w1"; no gate: empty
 };
 
 struct OutputPlan {
@@ -39,10 +38,10 @@ struct OutputPlan {
   uint64_t source_bytes = 0;
   int64_t copied_tensors = 0;
   int64_t quantized_tensors = 0;
-  int64_t left_out_tensors = 0;  // of the quantized experts' modules, which no format has
+  int64_t left_out_tensors = 0;  // tensors in the modules of quantized experts that no format has
 };
 
-// The tensors of a quantized matrix, and their names behind the module's.
+// The tensors of a quantized matrix, and their names after the module's.
 enum MatrixPart { kCodes, kBlockScales, kTensorScale, kInputScale, kMatrixParts };
 std::string part_name(OutputFormat format, MatrixPart part);
 

@@ -1,4 +1,4 @@
-// The pass over a checkpoint: plan, claim OUT, stream the experts, close OUT.
+// One pass over a checkpoint: plan, claim OUT, stream the experts, close OUT.
 #include "convert/quantize_checkpoint.h"
 
 #include <fmt/format.h>
@@ -81,7 +81,7 @@ void add_notes(const ChannelMoments& moments, const std::set<int64_t>& layers,
         moments.unweighted_experts(), layers.size()));
 }
 
-// All moments are read here, so that a mistake in the file is found before anything is written.
+// Reads all moments here, so that a fault in the file is found before anything is written.
 Result<std::optional<ChannelMoments>> read_moments(const QuantizeOptions& options,
                                                    const Checkpoint& checkpoint,
                                                    const std::set<int64_t>& layers) {
@@ -169,8 +169,8 @@ Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::str
                    ShardedWriter::create(out, plan.tensors, options.max_shard_bytes,
                                          {{"format", "pt"}}, std::move(records)));
   progress.item = {};
-  // A run that was stopped behind its last step left one; OUT is no checkpoint while shards are
-  // missing.
+  // A run that was stopped after its last step left a config.json. OUT is not a checkpoint while
+  // shards are missing.
   const std::string config_path = (fs::path(out) / "config.json").string();
   if (writer.complete_shards() < writer.shards()) {
     NVFP4_MOE_TRY(remove_file(config_path));

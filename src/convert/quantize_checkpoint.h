@@ -1,17 +1,17 @@
-// quantize_checkpoint: a bf16/fp16/fp32 Hugging Face checkpoint in, an NVFP4 checkpoint that the
-// real engines read out.
+// quantize_checkpoint: from a bf16/fp16/fp32 Hugging Face checkpoint to an NVFP4 checkpoint that
+// the engines read.
 //
 // Only the routed experts' matrices are quantized (weights along K). Everything else - router,
 // norms, embeddings, attention, shared experts, layers left out by `layers` - is copied byte for
-// byte and listed in the written config as not quantized; other files of IN are copied too. Stacked
-// experts (gate_up_proj [E, 2I, H]) are written one by one under per-expert names, as the real
+// byte and listed in the written config as not quantized. Other files of IN are copied too. Stacked
+// experts (gate_up_proj [E, 2I, H]) are written one by one under per-expert names, as other
 // exporters do.
 //
-// Streams one expert at a time: anonymous memory stays near one expert in float plus its codes,
-// whatever the model's size. Resumable: while OUT is unfinished it holds a plan file with a
-// fingerprint of source and options (convert/quantize_plan.h); a second run with the same ones
-// keeps the shards that still have the recorded bytes, a different one is refused. OUT is a
-// checkpoint only when config.json appears in it, which is last; everything is on disk when
+// Experts are streamed one at a time: anonymous memory stays near one expert in float plus its
+// codes, for any model size. Runs can be resumed: while OUT is unfinished it has a plan file with a
+// fingerprint of source and options (convert/quantize_plan.h). A second run with the same ones
+// keeps the shards that still have the recorded bytes; a different run is refused. OUT is a
+// checkpoint only once config.json is in it, which is written last. Everything is on disk when
 // quantize_checkpoint() returns.
 //
 // Formats written:
@@ -21,9 +21,10 @@
 //   compressed-tensors  weight_packed, weight_scale, weight_global_scale F32 [1] and
 //                       input_global_scale F32 [1], both reciprocal; quantization_config with
 //                       format nvfp4-pack-quantized.
-// input_scale without calibration: 1.0 (what ModelOpt's input_scale1 recipes and NVIDIA's Kimi-K3
-// checkpoint ship: one tensor scale covers 17 octaves, so 1.0 loses nothing for activations up to
-// 2688); QuantizeResult::notes says so.
+//
+// input_scale without calibration is 1.0, as in ModelOpt's input_scale1 recipes and NVIDIA's
+// Kimi-K3 checkpoint: one tensor scale covers 17 octaves, so 1.0 loses nothing for activations up
+// to 2688. QuantizeResult::notes reports it.
 #pragma once
 
 #include <cstdint>
@@ -52,23 +53,23 @@ struct EnumNames<OutputFormat> {
 };
 
 struct QuantizeOptions {
-  CheckpointOptions reading;  // how IN is opened
+  CheckpointOptions reading;  // options for opening IN
   OutputFormat format = OutputFormat::kModelOpt;
-  std::vector<int64_t> layers;  // empty: every MoE layer; a number that is none is kInvalidArgument
+  std::vector<int64_t> layers;  // empty: all MoE layers; kInvalidArgument for any other number
   ScaleSearch search = ScaleSearch::kMax;
-  // gate and up of an expert get one tensor scale, from the larger amax: vLLM applies gate's to
-  // both (numerics.md 6). false: each its own, exact in this library.
+  // True: gate and up of an expert get one tensor scale, from the larger amax, since vLLM applies
+  // gate's to both (numerics.md 6). False: each has its own, which is exact in this library.
   bool share_gate_up_scale = true;
-  // By layer, in the ModelOpt direction (amax/2688): what calibrate measured. Layers without an
-  // entry get 1.0.
+  // Scales measured by calibrate, by layer, in the ModelOpt direction (amax/2688). Layers without
+  // an entry get 1.0.
   std::map<int64_t, LayerScales> input_scales;
-  // A file of second moments (convert/channel_moments.h), or none: what kMse and kSweep compare is
-  // then each expert's error times them. Needs one of these two, and moments of all experts of the
-  // layers that are quantized.
+  // A file of second moments (convert/channel_moments.h), or empty. kMse and kSweep then compare
+  // each expert's error times its moments. Needs one of these two searches, and moments of all
+  // experts of the quantized layers.
   std::string calibration;
   uint64_t max_shard_bytes = 5ull << 30;
   Executor* executor = nullptr;  // null: serial
-  ProgressFn progress;           // item "layer 12 expert 7"; bytes are the source's
+  ProgressFn progress;           // item "layer 12 expert 7"; bytes of the source
 };
 
 // Statistics of quantizing a set of matrices.
@@ -84,7 +85,7 @@ struct QuantizationQuality {
 struct QuantizedLayer {
   int64_t layer = 0;
   int64_t experts = 0;
-  QuantizationQuality gate, up, down;  // gate: of no block if experts have none
+  QuantizationQuality gate, up, down;  // gate: zero blocks if experts have no gate
   QuantizationQuality total() const;
 };
 
@@ -100,22 +101,23 @@ struct QuantizeResult {
   uint64_t written_bytes = 0;  // of all tensors of OUT
   double seconds = 0;
   std::vector<std::string> copied_files;
-  std::vector<std::string> notes;  // what a user of OUT should know
+  std::vector<std::string> notes;  // notes for users of OUT
   double mean_sqnr_db() const;     // mean over layers
 };
 std::string to_json(const QuantizeResult& result, int indent = 2);
 
-// kInvalidArgument: options, or OUT holds something else (another plan, a finished checkpoint, IN
-// itself); kUnsupported: IN's experts are not floats, or have biases; kBadInput: a tensor is
+// kInvalidArgument: wrong options, or OUT has other contents (another plan, a finished checkpoint,
+// IN itself). kUnsupported: IN's experts are not floats, or have biases. kBadInput: a tensor is
 // missing, misshapen or not finite, or a symbolic link leads out of IN (convert/checkpoint_copy.h).
 Result<QuantizeResult> quantize_checkpoint(const std::string& in, const std::string& out,
                                            const QuantizeOptions& options = {});
 
-// IN again as OUT with other activation scales, for checkpoints that are NVFP4 already (ModelOpt or
-// compressed-tensors, per expert): every input_scale (or its reciprocal) of a layer in `scales` is
-// replaced, gate and up by `hidden`, down by `intermediate`; a missing one is added. All else is
-// byte for byte IN's. IN is never written to. The index of OUT is rebuilt; unfinished, OUT has no
-// config.json. Checks IN and OUT before any scale is measured.
+// Writes IN again as OUT with other activation scales, for checkpoints that are already NVFP4
+// (ModelOpt or compressed-tensors, per expert). Every input_scale (or its reciprocal) of a layer in
+// `scales` is replaced, gate and up by `hidden`, down by `intermediate`; a missing one is added.
+// Everything else is byte for byte IN's. IN is never written to. The index of OUT is rebuilt; while
+// unfinished, OUT has no config.json. check_takes_input_scales checks IN and OUT before any scale
+// is measured.
 Status check_takes_input_scales(const Checkpoint& in, const std::string& out);
 Status write_input_scales(const std::string& in, const std::string& out,
                           const std::map<int64_t, LayerScales>& scales,

@@ -73,7 +73,7 @@ Json nvfp4_layers(const std::vector<std::string>& names) {
   return layers;
 }
 
-// The dense layers' own description stays; if they are not FP8, modules_to_not_convert says so.
+// Keeps the dense layers' own description. If they are not FP8, modules_to_not_convert lists them.
 Json modelopt_v4(const QuantizedModules& m, Json source) {
   if (!source.is_object()) source = Json::object();
   const bool dense_is_fp8 = source.value("quant_method", "") == "fp8";
@@ -116,8 +116,9 @@ Result<ConfigFiles> quantized_config_files(const std::string& source_config,
     files.hf_quant_config =
         Json{{"producer", producer()}, {"quantization", std::move(quantization)}}.dump(2) + "\n";
   }
-  // Names come from files: what is not UTF-8 was refused when they were opened. Fields of the model
-  // stay as they are, an Infinity of Nemotron-H's time_step_limit too: null would be another model.
+  // Names from files are UTF-8, since others were refused when the files were opened. Fields of the
+  // model do not change, including an Infinity in Nemotron-H's time_step_limit: null would be
+  // another model.
   files.config = config.dump(2, false, /*non_finite=*/true) + "\n";
   return files;
 }

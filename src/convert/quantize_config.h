@@ -5,9 +5,9 @@
 //                       "NVFP4", config_groups, ignore}
 //                       hf_quant_config.json: quantization {quant_algo, group_size,
 //                       kv_cache_quant_algo, exclude_modules}
-//   modelopt, V4        config.json keeps quant_method "fp8" (what its dense layers' loader asks
-//                       for), adds moe_quant_algo "NVFP4"; hf_quant_config.json is MIXED_PRECISION
-//                       with quantized_layers
+//   modelopt, V4        config.json keeps quant_method "fp8" (which the loader of its dense
+//                       layers needs), adds moe_quant_algo "NVFP4"; hf_quant_config.json is
+//                       MIXED_PRECISION with quantized_layers
 //   compressed-tensors  config.json: quantization_config {quant_method,
 //                       format "nvfp4-pack-quantized", config_groups, ignore}
 #pragma once
@@ -24,7 +24,7 @@ namespace nvfp4_moe::internal {
 struct QuantizedModules {
   OutputFormat format = OutputFormat::kModelOpt;
   bool deepseek_v4 = false;
-  std::vector<std::string> expert_stems;  // "layers.3.ffn.experts", whose experts are NVFP4
+  std::vector<std::string> expert_stems;  // "layers.3.ffn.experts"; their experts are NVFP4
   std::vector<std::string> modules;  // every quantized matrix's module, "layers.3.ffn.experts.0.w1"
   std::vector<std::string> kept;     // modules with a matrix that is not quantized, by exact name
   std::vector<std::string> kept_stems;  // expert stems that are not quantized
@@ -32,9 +32,9 @@ struct QuantizedModules {
 
 struct ConfigFiles {
   std::string config;           // config.json
-  std::string hf_quant_config;  // hf_quant_config.json; empty: none
+  std::string hf_quant_config;  // hf_quant_config.json; empty: not written
 };
-// source_config: IN's config.json. kBadInput if it is no JSON object.
+// source_config: IN's config.json. kBadInput if it is not a JSON object.
 Result<ConfigFiles> quantized_config_files(const std::string& source_config,
                                            const QuantizedModules& modules);
 

@@ -15,7 +15,7 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kWholeBytes = uint64_t{16} << 20;    // a file up to this size is hashed whole
-constexpr uint64_t kStretchBytes = uint64_t{64} << 20;  // of a tensor; each gives one sample
+constexpr uint64_t kStretchBytes = uint64_t{64} << 20;  // part of a tensor that gives one sample
 constexpr uint64_t kSampleBytes = 4096;
 
 int64_t modified_ns(const struct stat& facts) {
@@ -31,7 +31,7 @@ struct Sample {
   uint64_t size_bytes;
 };
 
-// The places of a file that are hashed, in their order.
+// The samples of a file that are hashed, in order.
 std::vector<Sample> samples(const TensorFile& file) {
   if (file.size_bytes() <= kWholeBytes) return {{0, file.size_bytes()}};
   std::vector<Sample> places = {{0, file.data_offset()}};
@@ -56,7 +56,7 @@ Result<SourceFile> describe_source(const TensorFile& file) {
   source.size_bytes = file.size_bytes();
   source.modified_ns = modified_ns(facts);
   const std::vector<Sample> places = samples(file);
-  for (const Sample& place : places)  // all are on their way before the first is waited for
+  for (const Sample& place : places)  // starts all reads before waiting for the first
     file.prefetch(place.offset, static_cast<size_t>(place.size_bytes));
   ContentHasher hasher;
   std::vector<std::byte> bytes;

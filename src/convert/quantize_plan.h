@@ -1,16 +1,16 @@
-// The plan file of an unfinished quantize, quantize.plan.json in OUT: what its bytes depend on, and
-// what is done.
+// The plan file of an unfinished quantize, quantize.plan.json in OUT: the inputs that determine its
+// bytes, and the finished parts.
 //
 // Two runs may share shards iff the first part of their plans is equal. The second part grows by
-// one record a shard, written before the shard gets its name: a shard without one was not made by
-// this plan. The file is replaced as a whole each time (output_file.h). It is read as hostile: what
-// is wrong with it is kBadInput.
+// one record per shard, written before the shard gets its name: a shard without a record was not
+// made by this plan. The file is replaced as a whole each time (output_file.h). It is untrusted,
+// and errors in it are kBadInput.
 //
-// A source file is recognized by size, time of modification and a hash: of its header, and of its
-// payload a sample: all of it up to 16 MiB; beyond that, of every tensor, 4096 bytes from the
-// middle of each 64 MiB. That is a page a tensor (some 50 000 of a model of 600 GB), and sees every
-// tensor that was trained, requantized or replaced. It does not see single values that change
-// between the samples of a large file whose size and time are kept.
+// A source file is recognized by size, time of modification and a hash. The hash covers its header
+// and a sample of its payload: all of it up to 16 MiB; beyond that, 4096 bytes from the middle of
+// each 64 MiB of every tensor. That is a page per tensor (some 50 000 for a model of 600 GB), and
+// detects every tensor that was trained, requantized or replaced. It does not detect single values
+// that change between the samples of a large file whose size and time stay the same.
 #pragma once
 
 #include <cstdint>
@@ -39,23 +39,22 @@ struct SourceFile {
 Result<SourceFile> describe_source(const TensorFile& file);
 
 struct QuantizePlan {
-  // Everything that the bytes of OUT depend on.
-  std::string version;  // of the library
+  // Everything that determines the bytes of OUT.
+  std::string version;  // version of the library
   std::string source;
   std::vector<SourceFile> files;
-  ContentHash config;  // of IN's config.json
+  ContentHash config;  // hash of IN's config.json
   std::string format;
   std::set<int64_t> layers;
-  std::string gate_up_order;  // as it was given; empty if it was not
+  std::string gate_up_order;  // as given; empty if not given
   std::string search;
-  std::string
-      calibration;  // the hash of the moments that errors are weighted by; empty if none are
+  std::string calibration;  // hash of the moments that weight errors; empty without moments
   bool share_gate_up_scale = true;
-  std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if none is given
+  std::map<int64_t, std::array<float, 2>> input_scales;  // hidden, intermediate; 0 if not given
   uint64_t max_shard_bytes = 0;
   // Finished parts.
   std::map<std::string, ShardRecord, std::less<>> shards;
-  std::map<ExpertId, ExpertQuality> experts;  // at least those of the shards that are done
+  std::map<ExpertId, ExpertQuality> experts;  // at least those of the finished shards
 };
 
 Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint& checkpoint,
@@ -63,12 +62,13 @@ Result<QuantizePlan> make_quantize_plan(const std::string& in, const Checkpoint&
                                         const std::set<int64_t>& layers,
                                         const QuantizeOptions& options,
                                         const std::string& calibration);
-// The source's files have the sizes and times that the plan names: nobody wrote to them meanwhile.
+// Checks that the source's files have the sizes and times of the plan, so that they were not
+// written to meanwhile.
 Status check_source_unchanged(const QuantizePlan& plan, const TensorIndex& index);
 
 std::string to_json(const QuantizePlan& plan);
 Result<QuantizePlan> parse_quantize_plan(std::string_view text);
-// kInvalidArgument, naming the first part that differs: "another search (expected ..., found ...)".
+// kInvalidArgument with the first part that differs: "another search (expected ..., found ...)".
 Status check_same_work(const QuantizePlan& wanted, const QuantizePlan& found);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,4 @@
-// The plan file's text: to_json() and its strict reading.
+// The plan file's text: to_json() and its strict parser.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -77,7 +77,7 @@ Result<QuantizationQuality> quality_of(const Json& object, const char* key) {
   return q;
 }
 
-// Everything that the bytes depend on.
+// Parses everything that determines the bytes.
 Status parse_work(const Json& json, QuantizePlan& plan) {
   NVFP4_MOE_ASSIGN(plan.version, text_of(json, "version"));
   NVFP4_MOE_ASSIGN(plan.source, text_of(json, "source"));

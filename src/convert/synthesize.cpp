@@ -1,5 +1,5 @@
-// A tensor's values are a function of (seed, tensor name, row, column) alone: one 64-bit hash an
-// element. Four 14-bit uniforms of it add up to a bell of unit variance; its other byte makes one
+// A tensor's values are a function of only (seed, tensor name, row, column): one 64-bit hash per
+// element. Four 14-bit uniforms of it add up to a bell of unit variance. Its other byte makes one
 // element in 256 three times as large (heavy tails). Row gains (0.5 .. 2) and column gains (0.5 ..
 // 2, one column in 64 four times that) give the spread across blocks that real matrices have.
 // Long because it writes a whole model: config, tokenizer, dense weights, experts.
@@ -71,7 +71,7 @@ void put(DType dtype, float value, std::byte* out) {
   std::memcpy(out, &half, 2);
 }
 
-// Rows [begin, end) of the tensor, as bytes at out.
+// Writes rows [begin, end) of the tensor as bytes to out.
 void fill_rows(const Spec& spec, uint64_t tensor_hash, const std::vector<float>& col_gain,
                int64_t begin, int64_t end, std::byte* out) {
   const int64_t cols = static_cast<int64_t>(col_gain.size());
@@ -138,9 +138,9 @@ class Shape {
     return std::move(specs_);
   }
 
-  // The first layer is routed by token id, as V4's first layers are.
+  // The first layer is routed by token id, like V4's first layers.
   static int64_t hash_layers(const SynthesizeOptions& o) { return std::min<int64_t>(1, o.layers); }
-  // Of one shared expert, in units of the routed ones' size: as Nemotron-3's.
+  // The size of the shared expert in units of the routed ones' size, as in Nemotron-3.
   static constexpr int64_t kNemotronShared = 2;
 
  private:

@@ -1,12 +1,12 @@
-// synthesize_checkpoint: a small model directory with the shape, names and config of a real one,
-// from a seed.
+// synthesize_checkpoint: makes a small model directory with the shape, names and config of a real
+// one, from a seed.
 //
-// What the demo, the measurements and the tests read when no real checkpoint is at hand: expert
-// weights in bf16, sharded with an index, router, norms, attention, shared experts and embeddings
-// beside them (so that "other tensors are copied" has something to copy), config.json with the
-// family's own field names. Weights have what real ones have and Gaussian noise lacks: row and
-// column scales that differ by a factor of several, and heavy tails. The same options give the same
-// bytes on every machine: integer hashing and IEEE + - * only, no libm.
+// The demo, the measurements and the tests use it if there is no real checkpoint. It has expert
+// weights in bf16, sharded with an index, and also router, norms, attention, shared experts and
+// embeddings (so that there are other tensors to copy). config.json has the family's own field
+// names. Weights have row and column scales that differ by a factor of several, and heavy tails, as
+// real ones do and Gaussian noise does not. The same options give the same bytes on every machine:
+// integer hashing and IEEE + - * only, no libm.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct SynthesizeOptions {
   int64_t top_k = 6;
   int64_t hidden_size = 1024;       // multiple of 16
   int64_t intermediate_size = 512;  // multiple of 16
-  // nemotron_h: the routed experts' hidden size, behind a projection; 0: none
+  // nemotron_h: the routed experts' hidden size after a projection; 0: no projection
   int64_t latent_size = 0;
   int64_t vocab_size = 2048;
   DType dtype = DType::kBf16;  // of the experts' weights: kBf16, kF16 or kF32
@@ -40,7 +40,7 @@ struct SynthesizeOptions {
   ProgressFn progress = {};
 
   // About `total_bytes` of bf16 experts, for measurements: hidden 2048, intermediate 1024, 40
-  // experts a layer, as many layers as it takes (8 for 4 GB), shards of 1 GB.
+  // experts per layer, as many layers as needed (8 for 4 GB), shards of 1 GB.
   static SynthesizeOptions of_size(uint64_t total_bytes);
 };
 
@@ -52,8 +52,8 @@ struct SynthesizeResult {
   double seconds = 0;
 };
 
-// Writes OUT (created; kInvalidArgument if it already holds *.safetensors). An unfinished OUT has
-// no config.json.
+// Writes OUT, which it creates. kInvalidArgument if OUT already has *.safetensors. An unfinished
+// OUT has no config.json.
 Result<SynthesizeResult> synthesize_checkpoint(const std::string& out,
                                                const SynthesizeOptions& options = {});
 

@@ -19,8 +19,8 @@ namespace {
 constexpr const char* kPlanFile = "quantize.plan.json";
 constexpr size_t kMostPlanBytes = size_t{64} << 20;
 
-// Nothing in OUT but what a run leaves that was stopped before its plan was there: temporary files,
-// an empty plan.
+// Whether OUT has only leftovers of a run that was stopped before its plan was complete: temporary
+// files, an empty plan.
 Result<bool> holds_nothing(const std::string& out) {
   NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(out));
   for (const std::string& name : names) {
@@ -35,7 +35,7 @@ Result<bool> holds_nothing(const std::string& out) {
   return true;
 }
 
-// Of this version, and of the one before it.
+// Removes the temporary files of this version, and of the one before it.
 Status remove_temporaries(const std::string& plan_path) {
   NVFP4_MOE_TRY(remove_file(partial_path(plan_path)));
   return remove_file(plan_path + ".partial");
@@ -52,7 +52,7 @@ Result<UnfinishedOutput::Lock> UnfinishedOutput::Lock::take(const std::string& f
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return errno_status(folder, "cannot open", errno);
   Lock lock(fd);
-  // A file system without locks cannot say who else is there.
+  // A file system without locks cannot report other users.
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
     return Status(Code::kBusy, printable(folder, 4096) + ": another quantize is writing to it");
   return lock;
@@ -66,7 +66,7 @@ Status UnfinishedOutput::check(const std::string& in, const std::string& out) {
   NVFP4_MOE_TRY(check_apart(in, out));
   NVFP4_MOE_ASSIGN(const bool there, has_entry(out));
   if (!there) return {};
-  std::error_code error;  // what is not a folder, or cannot be read, is refused
+  std::error_code error;  // anything that is not a folder, or cannot be read, is refused
   if (!std::filesystem::is_directory(out, error)) return refuse_contents(out);
   NVFP4_MOE_ASSIGN(const bool nothing, holds_nothing(out));
   if (nothing) return {};
@@ -123,8 +123,8 @@ const ExpertQuality* UnfinishedOutput::find(ExpertId id) const {
 }
 
 Status UnfinishedOutput::close() {
-  // Everything has its name before the plan goes: also what an earlier run renamed and had no time
-  // to sync.
+  // Everything must have its name before the plan is removed, including files that an earlier run
+  // renamed but did not sync.
   NVFP4_MOE_TRY(remove_temporaries(plan_path()));
   NVFP4_MOE_TRY(sync_directory(out_));
   NVFP4_MOE_TRY(remove_file(plan_path()));

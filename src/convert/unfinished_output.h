@@ -1,10 +1,10 @@
 // OUT between the first byte and the last: claimed by a plan file, resumed by the same plan, closed
 // by its removal.
 //
-// In any state in which a crash can leave it OUT is one of: without a plan and without shards (a
-// rerun starts again), with a plan (a rerun goes on), or complete. Each step is on disk before the
-// next begins: plan; shard, its record in the plan, its name; index; copied files; config.json;
-// removal of the plan.
+// After a crash at any time, OUT is one of: without a plan and without shards (a rerun starts
+// again), with a plan (a rerun continues), or complete. Each step is on disk before the next
+// begins: plan; shard, its record in the plan, its name; index; copied files; config.json; removal
+// of the plan.
 #pragma once
 
 #include <string>
@@ -18,22 +18,22 @@ namespace nvfp4_moe::internal {
 
 class UnfinishedOutput {
  public:
-  // What claim() would refuse of OUT whatever the plan is; reads no weight.
+  // Checks for everything that claim() would refuse for any plan. Reads no weights.
   static Status check(const std::string& in, const std::string& out);
-  // OUT is new, empty, or an unfinished run of the same plan; else kInvalidArgument. kBusy while
-  // another run holds it: OUT is locked until this object goes.
+  // Claims OUT, which is new, empty, or an unfinished run of the same plan; otherwise
+  // kInvalidArgument. kBusy while another run holds it: OUT is locked while this object exists.
   static Result<UnfinishedOutput> claim(const std::string& out, QuantizePlan plan);
 
-  // For the writer of the shards: what is done, and a record of each that comes. Borrows this
-  // object.
+  // For the writer of the shards: the finished ones, and a callback that records each new one.
+  // Borrows this object.
   ShardRecords records();
-  // Measurements of experts. What is added lasts from the next shard's record on, which is soon
-  // enough: an expert is only asked for if all its shards are done.
+  // Measurements of experts. An added one is durable with the next shard's record. That is soon
+  // enough, since find() is only called for an expert if all its shards are finished.
   void add(ExpertId id, const ExpertQuality& quality) { plan_.experts[id] = quality; }
   const ExpertQuality* find(ExpertId id) const;
 
   const QuantizePlan& plan() const { return plan_; }
-  // OUT has everything else: it is a checkpoint from here on.
+  // Finishes OUT, which has everything else: it is a checkpoint from here on.
   Status close();
 
  private:

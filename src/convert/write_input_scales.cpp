@@ -1,6 +1,5 @@
-// Copies a checkpoint with other activation scales. All of it is copied, not linked and patched: a
-// tensor that lay in two shards would be read by some loaders from the one and by some from the
-// other.
+// Copies a checkpoint with other activation scales. Everything is copied, not linked and patched:
+// if a tensor were in two shards, some loaders would read one and some the other.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -21,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// W4A16 checkpoints have no activation scales, and engines that see one in them would not read it.
+// W4A16 checkpoints have no activation scales, and engines would not read one that was added.
 Status check_quantizes_activations(const Checkpoint& checkpoint) {
   std::string why;
   for (const int64_t layer : checkpoint.model().layers) {

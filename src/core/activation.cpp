@@ -14,7 +14,7 @@ Result<GatedActivation> GatedActivation::make(Activation function, std::optional
   if (!has_gate(function))
     return invalid_argument(std::string("activation: expected one of gate and up, got ") +
                             to_string(function));
-  // The config's own rules and words, on a layer of the smallest legal size.
+  // Applies the config's own rules and messages, on a layer of the smallest legal size.
   MoeOptions options;
   options.num_experts = options.top_k = 1;
   options.hidden_size = options.intermediate_size = 16;

@@ -1,10 +1,10 @@
 // The activation functions of the contract (docs/explanation/numerics.md) on one pair of gemm1's
 // outputs, and the pass that applies a gated one to a row and quantizes the result.
 //
-// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits; NaN
-// stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x leaves fp32's range
-// there. Plain code for one element: a backend that vectorizes it is compared with this. A backend
-// whose bound leaves room for a faster e^x passes its own.
+// Everything is fp32 with one e^x (core/exp.h), so that hosts and devices give the same bits. NaN
+// stays NaN. The far tail of the sigmoid is computed in double, since 1 + e^-x overflows fp32
+// there. This is plain code for one element. Backends that vectorize it are compared with it. A
+// backend whose error bound allows a faster e^x passes its own.
 #pragma once
 
 #include <cstdint>
@@ -24,32 +24,32 @@ struct GatedActivation {
   float limit = 0.0f;    // L; unused by kSwiglu and kRelu2
   float alpha = 1.702f;  // a of kSwigluOai
 
-  // kInvalidArgument if limit is missing, superfluous or not positive and finite, alpha is not, or
-  // there is no gate.
+  // kInvalidArgument if limit is missing, superfluous, or not positive and finite; if alpha is not;
+  // or if the function has no gate.
   static Result<GatedActivation> make(Activation function, std::optional<float> limit, float alpha);
   static GatedActivation of(const MoeOptions& options) {
     return {options.activation, options.swiglu_limit.value_or(0.0f), options.swiglu_alpha};
   }
   // kRelu2 does not read gate.
   NVFP4_MOE_HOST_DEVICE float operator()(float gate, float up) const;
-  // exp: e^x of a float. The result is -0 or 0 once e^-x is infinite, x the argument of the
-  // sigmoid.
+  // exp computes e^x of a float. Let x be the argument of the sigmoid: once e^-x is infinite, the
+  // result is -0 or 0.
   template <class Exp>
   NVFP4_MOE_HOST_DEVICE float apply(float gate, float up, const Exp& exp) const;
-  // The same for an argument of the sigmoid below kSigmoidTail, within half an ulp. There is a
-  // gate.
+  // The same if the argument of the sigmoid is below kSigmoidTail, within half an ulp. The function
+  // has a gate.
   NVFP4_MOE_HOST_DEVICE float tail(float gate, float up) const;
 };
-// Below it sigmoid(x) is e^x to 2^-92, and the gate is below every clamp.
+// Below this, sigmoid(x) is e^x to 2^-92, and the gate is below every clamp.
 inline constexpr float kSigmoidTail = -64.0f;
 
 namespace activation_detail {
-// x limited from above, and from below if two-sided; NaN stays NaN.
+// Clamps x from above, or from both sides. NaN stays NaN.
 NVFP4_MOE_HOST_DEVICE inline float at_most(float x, float limit) { return x > limit ? limit : x; }
 NVFP4_MOE_HOST_DEVICE inline float within(float x, float limit) {
   return x < -limit ? -limit : at_most(x, limit);
 }
-// NaN stays NaN; never -0, so that h is not either.
+// NaN stays NaN. The result is never -0, so h is never -0.
 NVFP4_MOE_HOST_DEVICE inline float relu2(float x) {
   const float positive = x <= 0.0f ? 0.0f : x;
   return positive * positive;
@@ -76,8 +76,8 @@ NVFP4_MOE_HOST_DEVICE float GatedActivation::apply(float g, float u, const Exp& 
   return 0.0f;
 }
 
-// e^x with the same bits on every host and device, as a function object: device code takes no
-// address of a function.
+// e^x with the same bits on every host and device, as a function object, since device code cannot
+// take the address of a function.
 struct ExpSameEverywhere {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return exp_same_everywhere(x); }
 };
@@ -106,18 +106,18 @@ struct GateUp {
   bool interleaved = false;  // g0 u0 g1 u1 ...; else all of gate, then all of up
 };
 
-// Where the rows go: as gemm2 multiplies them.
+// Output of swiglu_quantize, as gemm2 multiplies it.
 struct QuantizedRows {
   uint8_t* codes = nullptr;         // (rows, inner/2)
   uint8_t* block_scales = nullptr;  // (rows, inner/16)
-  // (rows); NaN, with zero codes and block scales, where h holds NaN or Inf
+  // (rows); NaN, with zero codes and block scales, if h holds NaN or Inf
   float* row_scales = nullptr;
 };
 
-// h = bf16(activation(gate, up) * row_weight), rounded once, then quantized with `power_of_two` as
-// the tensor scale of every row, or each with its own (dynamic_token_scale) if that is 0.
-// row_weights: (rows) router weights under before_down, null for none. Precondition: power_of_two
-// is 0 or is_power_of_two.
+// Computes h = bf16(activation(gate, up) * row_weight), rounded once, and quantizes it. The tensor
+// scale of every row is power_of_two, or the row's own (dynamic_token_scale) if that is 0.
+// row_weights: (rows) router weights under before_down, or null. Precondition: power_of_two is 0 or
+// is_power_of_two.
 void swiglu_quantize(const GatedActivation& activation, const GateUp& input,
                      const float* row_weights, float power_of_two, const QuantizedRows& out,
                      QuantizeCounts& counts);

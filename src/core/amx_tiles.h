@@ -3,8 +3,8 @@
 
 namespace nvfp4_moe::internal {
 
-// CPUID, and Linux's permission (5.16 and later), which is asked for on the first call and holds
-// for every thread. Never on other hosts.
+// Checks CPUID and asks Linux (5.16 and later) for permission on the first call. The permission
+// holds for every thread. Always false on other hosts.
 bool bf16_tiles_run_on_host();
 
 }  // namespace nvfp4_moe::internal

@@ -19,29 +19,29 @@ struct Batch {
   const float* shared_weights = nullptr;  // (tokens), factor of the shared expert's row; null = 1
   void* out = nullptr;                    // (tokens, hidden_size) row-major
   DType out_dtype = DType::kBf16;
-  // Not null: the run selects the experts itself, by this call, which writes topk_ids and
+  // If not null, the run selects the experts itself by this call, which writes topk_ids and
   // topk_weights.
   const SelectExperts* selection = nullptr;
 };
 
-// What a run reports, written to the workspace by the run and readable after it. Cleared by the
-// first step of each run.
+// Counts of a run. The run writes them to the workspace, and its first step clears them. They can
+// be read after the run.
 struct RunStatus {
   uint64_t bad_expert_ids = 0;    // ids that are neither -1 nor in [0, num_experts); skipped
   uint64_t nonfinite_tokens = 0;  // tokens whose hidden holds NaN or Inf; their output rows are NaN
   uint64_t nonfinite_rows = 0;    // rows whose intermediate is not finite
-  // blocks quantized, and of them: saturated at 448, rounded to scale 0
+  // quantized blocks; below: those saturated at 448, and those rounded to scale 0
   uint64_t hidden_blocks = 0;
   uint64_t hidden_saturated = 0;
   uint64_t hidden_zeroed = 0;
   uint64_t intermediate_blocks = 0;
   uint64_t intermediate_saturated = 0;
   uint64_t intermediate_zeroed = 0;
-  // Router weights that are NaN or Inf: of assignments that have a row, and the shared expert's
-  // factors.
+  // Router weights that are NaN or Inf, of assignments that have a row, and such factors of the
+  // shared expert.
   uint64_t nonfinite_weights = 0;
-  // Elements of out that are NaN or Inf as stored, whatever made them so. If tokens and weights are
-  // finite, that is overflow.
+  // Elements of out that are NaN or Inf as stored, for any reason. If tokens and weights are
+  // finite, the reason is overflow.
   uint64_t nonfinite_outputs = 0;
 };
 

@@ -1,5 +1,4 @@
-// Shared by the quantizers of core: magnitudes as ordered bits, and a block's codes as packed
-// bytes.
+// Helpers of core's quantizers: magnitudes as ordered bits, and a block's codes as packed bytes.
 #pragma once
 
 #include <algorithm>

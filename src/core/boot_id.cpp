@@ -9,7 +9,7 @@ namespace nvfp4_moe::internal {
 Result<std::string> boot_id() {
   constexpr const char* kPath = "/proc/sys/kernel/random/boot_id";
   errno = 0;
-  // e: not left open in programs that are started meanwhile
+  // e: close-on-exec, so that programs started meanwhile do not inherit it
   std::FILE* const file = std::fopen(kPath, "re");
   char text[64] = {};
   const bool read = file != nullptr && std::fgets(text, sizeof(text), file) != nullptr;

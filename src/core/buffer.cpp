@@ -28,15 +28,15 @@ Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose) {
                          static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * page_bytes,
                          static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes);
   }
-  // Weights are read once per call from end to end: with 4 KB pages a core's prefetchers stop at
-  // every page, and its page walks wait for memory. If the system declines, small pages serve.
+  // Weights are read once per call from end to end. With 4 KB pages a core's prefetchers stop at
+  // every page, and its page walks wait for memory. If the system declines, small pages work too.
   Buffer pages(static_cast<std::byte*>(data), size_bytes,
                [](std::byte* p, size_t n) { munmap(p, n); });
   constexpr size_t kHugePage = size_t{1} << 21;
   if (size_bytes >= 2 * kHugePage) {
     madvise(data, size_bytes, MADV_HUGEPAGE);
-    // Any core may take any expert, so all nodes' memory channels should share each of them. If one
-    // thread fills the pages they would all come from its node.
+    // Any core may take any expert, so each expert should be spread over all nodes' memory
+    // channels. Without interleaving, pages filled by one thread would all be on its node.
     if (memory_nodes().size() > 1) interleave_pages(data, size_bytes, memory_nodes());
   }
   return pages;

@@ -39,9 +39,8 @@ class Buffer {
   std::function<void(std::byte*, size_t)> release_;
 };
 
-// Anonymous zero-filled pages (mmap): touched only where written, returned to the system on
-// release. purpose: what they are for, which kOutOfMemory says beside what was asked and what was
-// free.
+// Allocates anonymous zero-filled pages (mmap). They use memory only once written, and return to
+// the system on release. purpose names their use in the message of kOutOfMemory.
 Result<Buffer> allocate_pages(size_t size_bytes, const char* purpose = "memory");
 // kOutOfMemory: "PURPOSE: expected SIZE bytes on DEVICE, FREE of TOTAL are free: out of memory".
 Status out_of_memory(const char* purpose, size_t size_bytes, const std::string& where,

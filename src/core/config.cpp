@@ -1,4 +1,4 @@
-// The checks behind MoeConfig::make.
+// The checks of MoeConfig::make.
 #include "core/config.h"
 
 #include <array>
@@ -75,7 +75,7 @@ Status check_fixed(const MoeOptions& o) {
   return check_power_of_two("intermediate_fixed", *o.intermediate_fixed);
 }
 
-// A token has one row of activations, which holds one weight.
+// A token has one row of activations, and that row holds one weight.
 Status check_router_weight(const MoeOptions& o) {
   NVFP4_MOE_TRY(check_named(o.router_weight));
   if (o.router_weight != RouterWeight::kOnInput || o.top_k == 1) return {};
@@ -84,7 +84,7 @@ Status check_router_weight(const MoeOptions& o) {
       std::to_string(o.top_k));
 }
 
-// A weight elsewhere than behind gemm2 would leave the down bias without it.
+// If the weight is applied anywhere before gemm2's output, it does not multiply the down bias.
 Status check_expert_biases(const MoeOptions& o) {
   if (!o.expert_biases || o.router_weight == RouterWeight::kAfterDown) return {};
   return invalid_argument(std::string("router_weight: expected after_down with expert_biases (the "

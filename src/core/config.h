@@ -31,7 +31,7 @@ enum class IntermediateScale : uint8_t { kDynamicToken, kFixed, kCompat };  // o
 enum class RouterWeight : uint8_t {
   kAfterDown,   // multiplies the expert's output, at combine
   kBeforeDown,  // multiplies SwiGLU's output before its rounding                  DeepSeek-V4
-  kOnInput,  // multiplies hidden before quantize, for the routed experts alone; top_k is 1 Llama-4
+  kOnInput,     // multiplies hidden before quantize, only for routed experts; top_k is 1  Llama-4
 };
 enum class RowFormat : uint8_t { kBf16, kFp32 };  // gemm2's rows before combine
 
@@ -74,8 +74,8 @@ struct EnumNames<RowFormat> {
   static constexpr std::array kAll = {"bf16", "fp32"};
 };
 
-// Without a gate gemm1 multiplies `up` alone. If matrices are named, an expert's gate is then one
-// of no rows, its tensor scale 1: Loops over rows see none; code that counts matrices calls this.
+// Without a gate, gemm1 multiplies `up` only. An expert's gate is then a matrix without rows and
+// with tensor scale 1, so loops over rows skip it. Code that counts matrices calls this function.
 NVFP4_MOE_HOST_DEVICE constexpr bool has_gate(Activation activation) {
   return activation != Activation::kRelu2;
 }
@@ -87,18 +87,20 @@ constexpr int64_t gate_rows(Activation activation, int64_t intermediate_size) {
 constexpr int first_matrix(Activation activation) { return has_gate(activation) ? 0 : 1; }
 constexpr int64_t matrices_of_expert(Activation activation) { return 3 - first_matrix(activation); }
 
-// int8_block has one way to choose its scales: invalid_argument for a static, fixed or compat scale
-// next to it, since quantizing without that scale would be another computation than the one asked
-// for. fp8 has no compat, which is an order of operations for NVFP4. Under bf16, where nothing is
-// quantized, the option is moot. Scale: ActivationScale or IntermediateScale.
+// Checks that the format supports the scale option. Scale: ActivationScale or IntermediateScale.
+//
+// - int8_block has one way to choose its scales. kInvalidArgument for a static, fixed or compat
+//   scale, since quantizing without it would not be the computation that was asked for.
+// - fp8 has no compat, which is an order of operations for NVFP4.
+// - bf16 quantizes nothing, so the option has no effect.
 template <class Scale>
 Status check_scale_option(ActivationFormat format, Scale scale);
 
-// static_headroom is a power of two, and 1 unless it has a static scale to multiply.
+// Checks that static_headroom is a power of two, and 1 unless there is a static scale to multiply.
 Status check_static_headroom(ActivationScale scale, float headroom);
 
-// The largest |value| that a row scale of 1 holds: 2688 (6 * 448) under nvfp4, 448 under fp8. 0 if
-// rows have none.
+// The largest |value| that a row scale of 1 represents: 2688 (6 * 448) under nvfp4, 448 under fp8.
+// 0 for formats without row scales.
 double row_scale_range(ActivationFormat format);
 
 struct MoeOptions {
@@ -109,13 +111,13 @@ struct MoeOptions {
   Activation activation = Activation::kSwiglu;
   std::optional<float>
       swiglu_limit;  // L; required by the three clamped activations, refused by the others
-  float swiglu_alpha = 1.702f;  // a of swiglu_oai; of the others 1.702
+  float swiglu_alpha = 1.702f;  // a of swiglu_oai; 1.702 for the others
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
   std::optional<float>
       intermediate_fixed;  // the power of two of intermediate_scale = fixed, if the caller knows it
-  float max_router_weight = 1.0f;  // for the bound of `fixed` under before_down; moot elsewhere
+  float max_router_weight = 1.0f;  // for the bound of `fixed` under before_down; unused otherwise
   float static_headroom = 1.0f;    // power of two, multiplies the static scale; 1 if there is none
   RouterWeight router_weight = RouterWeight::kAfterDown;
   RowFormat row_format = RowFormat::kBf16;

@@ -1,8 +1,8 @@
 // NVFP4 to BF16, F16, F32 and FP8.
 //
-// A tensor scale leaves only 127 x 16 possible values, so each conversion is a table built with the
-// one exact rounding and a look-up per element. convert_to_fp8 walks its scale blocks twice: amax,
-// then codes.
+// A tensor scale leaves only 127 x 16 possible values. Each conversion builds a table with the one
+// exact rounding, then looks up each element. convert_to_fp8 walks its scale blocks twice: for
+// amax, then for codes.
 #include "core/dequantize.h"
 
 #include <algorithm>
@@ -95,8 +95,8 @@ float convert_region(const Nvfp4View& view, const Region& region, uint8_t* out) 
       const uint8_t scale_byte = view.row_scales(r)[c / kBlockElems];
       std::array<uint8_t, 16>& of_code = bytes[scale_byte];
       if (!filled[scale_byte]) {
-        // A 30-bit by a 24-bit significand: in double never rounded onto a boundary of E4M3 that it
-        // does not equal.
+        // The quotient of a 30-bit and a 24-bit significand: in double it is never rounded onto a
+        // boundary of E4M3 that it does not equal.
         for (uint8_t code = 0; code < 16; ++code)
           of_code[code] =
               e4m3_from_double(exact_value(code, scale_byte, view.tensor_scale) / scale);

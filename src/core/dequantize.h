@@ -20,9 +20,10 @@ struct Fp8Scaling {
   int64_t block_rows = 0;
   int64_t block_cols = 0;
 };
-// out: (rows, cols) E4M3 bytes; scales: ceil(rows/block_rows) * ceil(cols/block_cols) floats,
-// row-major over blocks, or one for the whole tensor; to be multiplied: value ~= e4m3(out) * scale,
-// scale = fl32(amax/448) (1 for a block of zeros), one rounding from the exact quotient.
+// Converts to FP8: value ~= e4m3(out) * scale. out: (rows, cols) E4M3 bytes. scales:
+// ceil(rows/block_rows) * ceil(cols/block_cols) floats, row-major over blocks, or one for the whole
+// tensor. scale = fl32(amax/448), or 1 for a block of zeros. Each byte is rounded once from the
+// exact quotient.
 Status convert_to_fp8(const Nvfp4View& view, const Fp8Scaling& scaling, uint8_t* out,
                       float* scales);
 

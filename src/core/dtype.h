@@ -1,4 +1,5 @@
-// DType: the element types that cross the library's borders (activations, ids, checkpoint tensors).
+// DType: the element types of the library's inputs and outputs (activations, ids, checkpoint
+// tensors).
 #pragma once
 
 #include <cstddef>
@@ -56,8 +57,8 @@ constexpr bool is_activation(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32;
 }
 
-// The bits of the least fp32 magnitude that an activation dtype stores as Inf: rounding to nearest
-// even, half a step beyond the largest finite number. NaN's bits lie above, too.
+// Bits of the smallest fp32 magnitude that an activation dtype stores as Inf: half a step beyond
+// the largest finite number, since rounding is to nearest even. NaN's bits are larger, too.
 constexpr uint32_t overflow_bits(DType dtype) {
   switch (dtype) {
     case DType::kF16: return 0x477FF000u;   // 65520

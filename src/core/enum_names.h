@@ -1,8 +1,8 @@
-// Enums by their names: one table of names an enum, read by to_string, parse, the checks of numbers
+// Names of enums. Each enum has one table of names, used by to_string, parse, the checks of numbers
 // that came through the C ABI, and streams (so that a failed test prints "kStatic" as "static").
 //
-// The names are the ones of docs/explanation/numerics.md; C constants, C++ enumerators, Python
-// strings and command-line values are spelled after them.
+// The names are those of docs/explanation/numerics.md. C constants, C++ enumerators, Python strings
+// and command-line values are spelled after them.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace nvfp4_moe::internal {
 
-// An enum's names, in the order of its values from 0: specialized with kWhat, what the enum is
-// called in a config or a signature, and kAll.
+// The names of an enum, specialized with two members. kWhat is the enum's name in a config or a
+// signature. kAll has the values' names, in order from 0.
 template <class Enum>
 struct EnumNames;
 
@@ -40,7 +40,7 @@ std::string legal_names() {
   return names;
 }
 
-// kInvalidArgument if the value is not in the enum: one that came through the C ABI may hold any
+// kInvalidArgument if the value is not in the enum. A value that came through the C ABI may be any
 // integer.
 template <class Enum>
 Status check_named(Enum value) {
@@ -50,7 +50,7 @@ Status check_named(Enum value) {
 }
 
 // parse<E>("name"): the value, or an invalid_argument that lists the legal names. `what` names the
-// argument if it is not called as the enum is ("--search").
+// argument if its name is not the enum's ("--search").
 template <class Enum>
 Result<Enum> parse(std::string_view name, std::string_view what = EnumNames<Enum>::kWhat) {
   for (size_t i = 0; i < EnumNames<Enum>::kAll.size(); ++i)
@@ -59,7 +59,7 @@ Result<Enum> parse(std::string_view name, std::string_view what = EnumNames<Enum
                           ", got \"" + std::string(name) + "\"");
 }
 
-// Every enum of the library that has a to_string is printed by it. Who prints includes <ostream>.
+// Prints every enum of the library that has a to_string. Callers include <ostream>.
 template <class Enum>
 requires std::is_enum_v<Enum> && requires(Enum value) {
   { to_string(value) } -> std::convertible_to<const char*>;

@@ -1,12 +1,12 @@
-// The thread pool behind Executor.
+// The thread pool of Executor.
 //
-// A call publishes its job under the mutex and raises seq_; workers that see it (spinning briefly,
+// A call publishes its job under the mutex and raises seq_. Workers that see it (spinning briefly,
 // then sleeping on the condition) join by counting themselves in, take ranges from one atomic
 // counter, and count themselves out. The caller takes ranges too, then closes the job and waits
-// only for workers that joined: one that slept through costs nothing. Which thread computes which
-// range is left open, since no result may depend on it. A body that throws ends the job: ranges
-// that nobody has taken are dropped, and once every thread has left, the caller throws what was
-// thrown first.
+// only for workers that joined: one that slept through costs nothing. It is undefined which thread
+// computes which range, since no result may depend on it. A body that throws ends the job: ranges
+// that have not been taken are dropped, and once every thread has left, the caller rethrows the
+// first exception.
 #include "core/executor.h"
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// True while this thread runs a body: a nested call then runs inline, since the pool is busy with
+// True while this thread runs a body. A nested call then runs inline, since the pool is busy with
 // the outer one.
 thread_local bool inside_body = false;
 
@@ -65,7 +65,7 @@ class SerialExecutor final : public Executor {
 
 class Pool {
  public:
-  // If the system gives no more threads, or no memory for one, the pool is as large as it got.
+  // If the system gives no more threads, or no memory for one, the pool is smaller.
   explicit Pool(int threads) {
     try {
       workers_.reserve(static_cast<size_t>(std::max(threads - 1, 0)));
@@ -101,7 +101,7 @@ class Pool {
     wake_.notify_all();
     take_ranges(job);
     std::unique_lock lock(mutex_);
-    job_ = nullptr;  // nobody joins any more
+    job_ = nullptr;  // no thread joins any more
     if (joined_.load(std::memory_order_acquire) != 0) {
       lock.unlock();
       for (int i = 0; i < kSpins && joined_.load(std::memory_order_acquire) != 0; ++i) relax();
@@ -166,9 +166,9 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-// In a forked child the pool's threads do not exist, its mutexes may be held by threads that do not
-// exist either, and nothing of it can be joined or destroyed: there everything runs on the calling
-// thread, and the pool is left behind.
+// In a forked child the pool's threads do not exist, and threads that do not exist may hold its
+// mutexes. None of it can be joined or destroyed. Everything then runs on the calling thread, and
+// the pool is abandoned.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : pool_(std::make_unique<Pool>(threads)) {}

@@ -1,6 +1,6 @@
-// e^x of a float with the same bits on every host and device: double operations of IEEE 754 alone,
-// in this order, which no compiler of this library contracts. Within 2^-50 of e^x before its one
-// rounding to float.
+// e^x of a float with the same bits on every host and device. It uses only double operations of
+// IEEE 754, in this order, and no compiler of this library contracts them. Within 2^-50 of e^x
+// before its one rounding to float.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace nvfp4_moe::internal {
 
 // e^x before its rounding, for |x| <= 708.
 NVFP4_MOE_HOST_DEVICE inline double exp_unrounded(double x) {
-  // x = n ln 2 + r with |r| <= ln 2 / 2; adding 1.5 2^52 leaves the nearest integer in a double's
-  // low bits. The first part of ln 2 has 32 significant bits, so that n times it is exact.
+  // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 2^52 leaves the nearest integer in a double's
+  // low bits. The first part of ln 2 has 32 significant bits, so n times it is exact.
   constexpr double kShift = 0x1.8p52, kLog2e = 0x1.71547652b82fep0;
   constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
   const double n = (x * kLog2e + kShift) - kShift;

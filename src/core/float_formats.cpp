@@ -1,10 +1,12 @@
 // Bit-level conversions of bf16, fp16, E2M1 and E4M3.
 //
-// Decoding is a table. Encoding works on magnitudes: E2M1 counts the rounding boundaries below |x|;
-// the others add half an ulp (less one, plus the parity of the kept bits) below the kept bits, and
-// let one float addition round subnormals. Doubles go to bf16 and fp16 through a float rounded to
-// odd: with two or more bits to spare, rounding that float to nearest even gives the same bits as
-// rounding the double directly.
+// - Decoding reads a table.
+// - Encoding works on magnitudes. E2M1 counts the rounding boundaries below |x|. The others add
+//   half an ulp (less one, plus the parity of the kept bits) below the kept bits, and let one float
+//   addition round subnormals.
+// - Doubles become bf16 and fp16 through a float that is rounded to odd. That float has two or more
+//   bits to spare, so rounding it to nearest even gives the same bits as rounding the double
+//   directly.
 #include "core/float_formats.h"
 
 #include <array>
@@ -37,7 +39,7 @@ constexpr std::array<float, 256> kE4m3Values = [] {
   return values;
 }();
 
-// The number of E2M1 rounding boundaries that |x| has passed; a boundary itself goes to the even
+// The number of E2M1 rounding boundaries that |x| has passed. A boundary itself goes to the even
 // neighbour.
 template <class Float>
 uint8_t e2m1_encode(Float value) {
@@ -49,8 +51,7 @@ uint8_t e2m1_encode(Float value) {
   return static_cast<uint8_t>(magnitude | (std::signbit(value) ? 8 : 0));
 }
 
-// The float nearest to `value` that is not below it in precision: truncated, last bit set if
-// anything was lost.
+// Rounds to odd: truncates, and sets the last bit if anything was lost.
 float round_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const auto back = static_cast<double>(nearest);

@@ -2,12 +2,12 @@
 // double.
 //
 // Narrowing from double rounds once from the double (never double -> float -> narrow).
-// E2M1: code = sign, 2 exponent bits, 1 mantissa bit; magnitudes 0 0.5 1 1.5 2 3 4 6; no Inf, no
-// NaN.
-//   Saturates at 6. NaN -> 0x7 (+6), as cvt.rn.satfinite.e2m1x2 and cuda_fp4.h do; -0 and negatives
+//
+// - E2M1: sign, 2 exponent bits, 1 mantissa bit. Magnitudes 0 0.5 1 1.5 2 3 4 6; no Inf, no NaN.
+//   Saturates at 6. NaN -> 0x7 (+6), as cvt.rn.satfinite.e2m1x2 and cuda_fp4.h do. -0 and negatives
 //   that underflow -> 0x8.
-// E4M3: OCP FP8 E4M3 "fn": max 448, NaN 0x7F/0xFF, no Inf. Saturates at 448; NaN -> 0x7F with the
-// sign dropped.
+// - E4M3: OCP FP8 E4M3 "fn": max 448, NaN 0x7F/0xFF, no Inf. Saturates at 448. NaN -> 0x7F with the
+//   sign dropped.
 #pragma once
 
 #include <bit>
@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal {
 
 inline constexpr float kE2m1Max = 6.0f;
 inline constexpr float kE4m3Max = 448.0f;
-// kE2m1Max * kE4m3Max: the largest |value| a tensor scale of 1 holds
+// kE2m1Max * kE4m3Max: the largest |value| that a tensor scale of 1 represents
 inline constexpr double kNvfp4Range = 2688.0;
 inline constexpr int kBlockElems = 16;  // elements along K that share one block scale
 inline constexpr uint8_t kE4m3Nan = 0x7F;

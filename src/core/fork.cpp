@@ -19,7 +19,7 @@ namespace {
 
 std::atomic<std::thread::id> forked_by{};
 
-// There before, and after, every static object that has a mutex.
+// Exists before, and after, every static object that has a mutex.
 struct List {
   std::mutex mutex;
   ForkMutex* first = nullptr;
@@ -32,10 +32,10 @@ void pause_briefly() { std::this_thread::sleep_for(std::chrono::microseconds(20)
 
 }  // namespace
 
-// Handlers before and after fork(). Nothing here allocates.
+// Handlers before and after fork(). They allocate nothing.
 struct ForkHandlers {
-  // Takes the list and every mutex that is waited for. Takes all or none and tries again: a thread
-  // that holds one may be waiting for another, or for the list.
+  // Takes the list and every mutex that fork() waits for. Takes all or none and tries again: a
+  // thread that holds one may be waiting for another, or for the list.
   static void before() {
     fork_state::waiting.fetch_add(1, std::memory_order_relaxed);
     while (!take_all()) pause_briefly();
@@ -53,7 +53,7 @@ struct ForkHandlers {
     forked_by.store(std::this_thread::get_id(), std::memory_order_relaxed);
     for (ForkMutex* m = list.first; m != nullptr; m = m->next_) {
       if (m->at_fork_ != ForkMutex::AtFork::kAbandoned || m->held_by_this_thread()) continue;
-      new (&m->mutex_) std::mutex;  // in whatever state it was, no thread has it
+      new (&m->mutex_) std::mutex;  // reconstructed in any state, since no thread holds it
       m->holder_.store(std::thread::id(), std::memory_order_relaxed);
     }
     for (const InEveryChild* each = list.first_act; each != nullptr; each = each->next_)
@@ -76,7 +76,7 @@ struct ForkHandlers {
     return true;
   }
 
-  // Those that take_all took, up to `end`.
+  // Releases the mutexes that take_all took, up to `end`.
   static void release(const ForkMutex* end) {
     for (ForkMutex* m = list.first; m != end; m = m->next_)
       if (std::exchange(m->taken_by_fork_, false)) m->mutex_.unlock();
@@ -101,8 +101,8 @@ ForkMutex::ForkMutex(AtFork at_fork) : at_fork_(at_fork) {
   list.first = this;
 }
 
-// Threads that lock and unlock in a loop would keep fork() waiting: who holds nothing lets it go
-// first. Who holds something has to go on, since fork() waits for that.
+// Threads that lock and unlock in a loop would keep fork() waiting. So a thread that holds no mutex
+// lets fork() go first. A thread that holds one has to go on, since fork() waits for it.
 void ForkMutex::stand_aside() const {
   if (at_fork_ == AtFork::kAbandoned) return;
   {

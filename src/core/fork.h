@@ -1,13 +1,12 @@
 // Support for processes that are forked from one that uses the library.
 //
-// fork() copies memory and the calling thread, and no other thread. So in the child a thread pool
-// has no threads, what the parent's other threads had locked stays locked, and what they had
-// counted as in use stays counted. Here is what the rest of the library needs to cope: a number
-// that tells child from parent, and a mutex that fork() goes around.
+// fork() copies memory and the calling thread, but no other thread. So in the child a thread pool
+// has no threads, locks of the parent's other threads stay locked, and their use counts stay
+// counted. This file has what the rest of the library needs to cope: a number that tells child from
+// parent, and a mutex that fork() handles.
 //
-// All of it hangs on pthread_atfork, which fork() and what is built on it (Python's os.fork,
-// multiprocessing) honour; a raw clone() does not. vfork and posix_spawn run nothing of the
-// library.
+// It relies on pthread_atfork, which fork() and its callers (Python's os.fork, multiprocessing)
+// honour. A raw clone() does not. vfork and posix_spawn run nothing of the library.
 #pragma once
 
 #include <atomic>
@@ -22,17 +21,17 @@ extern std::atomic<uint32_t> count;
 extern std::atomic<int> waiting;  // threads in fork() that do not have all mutexes yet
 }  // namespace fork_state
 
-// How many forks lie between the first process and this one. Something that remembers the number
+// The number of forks between the first process and this one. An object that remembers the number
 // can see that it was made in a parent. One load.
 inline uint32_t fork_count() { return fork_state::count.load(std::memory_order_relaxed); }
 
-// The thread that forked, which is the one thread that came along; in the first process no thread's
-// id.
+// The thread that forked, which is the only thread that exists in the child. In the first process,
+// the id of no thread.
 std::thread::id forking_thread();
 
-// What is done in the child of every fork as long as this is there, before fork() returns: on the
-// one thread, without a lock or an allocation, whatever the parent's other threads were in the
-// middle of.
+// Runs a function in the child of every fork while this object exists, before fork() returns. It
+// runs on the only thread. It must not lock or allocate, since the parent's other threads may have
+// been in the middle of anything.
 class InEveryChild {
  public:
   using Act = void (*)(void* of);
@@ -45,17 +44,19 @@ class InEveryChild {
   friend struct ForkHandlers;
   const Act act_;
   void* const of_;
-  InEveryChild* previous_ = nullptr;  // the list of all, guarded by the mutexes' list's own
+  InEveryChild* previous_ = nullptr;  // list of all, under the mutex of the list of mutexes
   InEveryChild* next_ = nullptr;
 };
 
 // A mutex that is never held by a thread that does not exist.
 //
-// kWaitedFor: fork() waits until it has the mutex, so that the child finds what it guards whole.
-// Whoever holds one must not wait for something that a thread in fork() may hold, a caller's lock
-// or Python's above all. kAbandoned: fork() does not wait; in the child the mutex is free, and what
-// it guards as some thread left it. A mutex that the forking thread holds is still held in the
-// child.
+// - kWaitedFor: fork() waits until it has the mutex, so that the child finds the guarded data
+//   consistent. A thread that holds one must not wait for anything that a thread in fork() may
+//   hold, above all a caller's lock or Python's.
+// - kAbandoned: fork() does not wait. In the child the mutex is free, and the guarded data is as
+//   some thread left it.
+//
+// A mutex that the forking thread holds is still held in the child.
 class ForkMutex {
  public:
   enum class AtFork : bool { kWaitedFor, kAbandoned };

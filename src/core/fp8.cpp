@@ -19,7 +19,7 @@ double unrounded(uint8_t code, uint8_t block_scale, int shift) {
       -shift);
 }
 
-// Of each block scale: bit m where codes of magnitude m (0..7) are rounded.
+// For each block scale: bit m is set if codes of magnitude m (0..7) are rounded.
 std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
   std::array<uint8_t, kScaleBytes> masks{};
   for (int byte = 0; byte < kScaleBytes; ++byte)
@@ -33,11 +33,11 @@ std::array<uint8_t, kScaleBytes> inexact_magnitudes(int shift) {
 }
 
 constexpr uint64_t kEach = 0x1111111111111111u;  // the low bit of every nibble
-constexpr int64_t kMostBlocks = 15;              // whose rounded codes a nibble can count
+constexpr int64_t kMostBlocks = 15;              // the most blocks that a nibble can count
 
-// The codes that are rounded as a polynomial of a code's three magnitude bits over GF(2), for 16
-// codes at once: coefficient i, in every nibble or in none, belongs to the product of the bits that
-// are set in i. Codes 0 are exact: there is no coefficient 0.
+// The set of rounded codes as a polynomial of a code's three magnitude bits over GF(2), for 16
+// codes at once. Coefficient i is in every nibble or in none, and belongs to the product of the
+// bits that are set in i. Codes 0 are exact, so there is no coefficient 0.
 using Polynomial = std::array<uint64_t, 8>;
 
 std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
@@ -45,7 +45,7 @@ std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
   std::array<Polynomial, kScaleBytes> polynomials{};
   for (size_t scale = 0; scale < masks.size(); ++scale)
     for (unsigned i = 1; i < 8; ++i) {
-      int sum = 0;  // of the values at all magnitudes whose bits are among those of i
+      int sum = 0;  // over all magnitudes whose bits are a subset of those of i
       for (unsigned magnitude = 1; magnitude < 8; ++magnitude)
         if ((magnitude & ~i) == 0) sum ^= masks[scale] >> magnitude & 1;
       polynomials[scale][i] = sum == 0 ? 0 : kEach;
@@ -53,7 +53,7 @@ std::array<Polynomial, kScaleBytes> inexact_polynomials(int shift) {
   return polynomials;
 }
 
-// The low bit of each nibble says whether that code is rounded. No branch depends on the codes.
+// The low bit of each nibble is set if that code is rounded. No branch depends on the codes.
 uint64_t inexact_codes(uint64_t codes, const Polynomial& c) {
   const uint64_t b0 = codes, b1 = codes >> 1, b2 = codes >> 2;
   const uint64_t without_b2 = (c[1] & b0) ^ (c[2] & b1) ^ (c[3] & b0 & b1);
@@ -76,7 +76,7 @@ uint8_t fp8_weight(uint8_t code, uint8_t block_scale, int shift) {
 
 Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
   const int64_t blocks = matrix.cols / kBlockElems;
-  uint8_t largest = 0;  // of valid bytes the larger number is the larger scale
+  uint8_t largest = 0;  // among valid bytes the larger number is the larger scale
   for (int64_t r = 0; r < matrix.rows; ++r) {
     const uint8_t* scales = matrix.row_scales(r);
     for (int64_t b = 0; b < blocks; ++b) largest = std::max(largest, scales[b]);
@@ -86,7 +86,7 @@ Fp8Weights measure_fp8_weights(const Nvfp4View& matrix) {
   for (int64_t r = 0; r < matrix.rows; ++r) {
     const uint8_t *codes = matrix.row_codes(r), *scales = matrix.row_scales(r);
     for (int64_t first = 0; first < blocks; first += kMostBlocks) {
-      uint64_t counts = 0;  // of each nibble's place
+      uint64_t counts = 0;  // one count per nibble
       for (int64_t b = first; b < std::min(first + kMostBlocks, blocks); ++b) {
         uint64_t word = 0;
         std::memcpy(&word, codes + b * (kBlockElems / 2), sizeof(word));

@@ -2,9 +2,9 @@
 // has the definition.
 //
 // w8 = e4m3(e2m1(code) * e4m3(block scale) * 2^-shift): one rounding, to nearest even, subnormals
-// kept. Each matrix of an expert has its own shift, the least whole number that brings its largest
-// block scale times 6 to at most 448; its power of two goes into alpha with the tensor scale of the
-// same matrix.
+// kept. Each matrix of an expert has its own shift: the smallest integer that brings its largest
+// block scale times 6 to at most 448. Its power of two goes into alpha, with the tensor scale of
+// the same matrix.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace nvfp4_moe::internal {
 
-// 6 * 448 needs 3; 6 * 2^-9, of the least block scale, fits 15 octaves up.
+// 6 * 448 needs 3. 6 * 2^-9, of the smallest block scale, fits 15 octaves up.
 inline constexpr int kFp8LeastShift = -15, kFp8MostShift = 3;
 
 // Decisions and counts of packing for one matrix.
@@ -24,14 +24,13 @@ struct Fp8Weights {
   bool operator==(const Fp8Weights&) const = default;
 };
 
-// largest: the largest block scale of the matrix, a valid byte. 0 for a matrix whose scales are all
-// 0.
+// The shift of a matrix. largest: its largest block scale, a valid byte. 0 if all its scales are 0.
 int fp8_weight_shift(uint8_t largest);
 
 // The E4M3 byte of a code 0..15 under a valid block scale byte.
 uint8_t fp8_weight(uint8_t code, uint8_t block_scale, int shift);
 
-// Reads the whole matrix; its block scales are valid.
+// Reads the whole matrix. Its block scales are valid.
 Fp8Weights measure_fp8_weights(const Nvfp4View& matrix);
 
 }  // namespace nvfp4_moe::internal

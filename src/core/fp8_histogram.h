@@ -1,4 +1,5 @@
-// How weights become E4M3 (core/fp8.h), of matrices that are counted where they lie: on a device.
+// Measures how weights become E4M3 (core/fp8.h) from counts, for matrices that are counted on a
+// device.
 #pragma once
 
 #include <array>

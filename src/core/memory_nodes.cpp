@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int kMostNodes = 1024;  // of Linux's configurations
+constexpr int kMostNodes = 1024;  // the most that Linux can be configured for
 
 }  // namespace
 
@@ -39,7 +39,7 @@ std::vector<int> parse_node_list(std::string_view list) {
 const std::vector<int>& memory_nodes() {
   static const std::vector<int> nodes = [] {
     std::ifstream file("/sys/devices/system/node/has_memory");
-    file.exceptions(std::ios::badbit);  // memory that runs out is no end of the file
+    file.exceptions(std::ios::badbit);  // running out of memory is not the end of the file
     std::string line;
     std::getline(file, line);
     return parse_node_list(line);

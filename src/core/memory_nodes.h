@@ -7,14 +7,14 @@
 
 namespace nvfp4_moe::internal {
 
-// Node numbers of a Linux list such as "0-1,4"; empty if it is not one.
+// Parses a Linux list of nodes such as "0-1,4". Empty if it is not one.
 std::vector<int> parse_node_list(std::string_view list);
 
-// Nodes that have memory; empty if the system does not tell.
+// Nodes that have memory; empty if the system does not report them.
 const std::vector<int>& memory_nodes();
 
-// Pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn. data
-// at a page. False if the system declines, which changes nothing.
+// Makes pages of [data, data + size_bytes) that are touched from now on come from `nodes` in turn.
+// data: page-aligned. Returns false if the system declines, which changes nothing.
 bool interleave_pages(void* data, size_t size_bytes, const std::vector<int>& nodes);
 
 }  // namespace nvfp4_moe::internal

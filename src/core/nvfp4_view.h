@@ -1,5 +1,5 @@
-// Borrowed views of checkpoint-layout weights: one matrix, one expert; and the range of experts
-// that is local.
+// Borrowed views of weights in checkpoint layout: one matrix, one expert. Also the range of local
+// experts.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,7 @@
 namespace nvfp4_moe::internal {
 
 // One NVFP4 matrix W of shape (rows, cols), K = cols: w = e2m1(code) * e4m3(block_scale) *
-// tensor_scale. Rows may lie further apart than their length (a slice of columns of a larger
-// tensor).
+// tensor_scale. Strides may exceed a row's length, for a slice of columns of a larger tensor.
 struct Nvfp4View {
   // (rows, cols/2), low nibble = even k; row r at codes + r * codes_stride
   const uint8_t* codes = nullptr;
@@ -42,8 +41,8 @@ inline bool ends_in_memory(const void* first, int64_t count, int64_t stride, int
          static_cast<uint64_t>(bytes) <= UINTPTR_MAX - reinterpret_cast<uintptr_t>(first);
 }
 
-// The biases of one expert, fp32, added where docs/explanation/numerics.md says; all null if
-// MoeOptions::expert_biases is not set, and of the shared expert.
+// The biases of one expert, fp32. docs/explanation/numerics.md defines where they are added. All
+// are null for the shared expert, and if MoeOptions::expert_biases is not set.
 struct ExpertBiases {
   const float* gate = nullptr;  // (intermediate); null without a gate
   const float* up = nullptr;    // (intermediate)
@@ -55,21 +54,22 @@ struct ExpertSource {
   Nvfp4View gate;  // (intermediate, hidden); without a gate (has_gate of the activation) no rows
   Nvfp4View up;    // (intermediate, hidden)
   Nvfp4View down;  // (hidden, intermediate)
-  // Where codes and block scales of all lie: in host memory, or in that of the layer's device,
-  // where what writes them is enqueued in `stream` before the packer gets them.
+  // True if codes and block scales of all matrices are in the memory of the layer's device. The
+  // work that writes them is then enqueued in `stream` before the packer gets them. False: host
+  // memory.
   bool on_device = false;
   void* stream = nullptr;    // on_device: null is the device's default stream
-  ExpertBiases biases = {};  // finite, in host memory always
+  ExpertBiases biases = {};  // finite, always in host memory
 };
 
-// The message of every check of block scales about the first illegal one. matrix: "gate".
+// The message of every check of block scales for the first illegal one. matrix: "gate".
 inline Status illegal_block_scale(const char* matrix, uint8_t byte, int64_t row, int64_t block) {
   return bad_input(
       std::string(matrix) + " block scale: expected E4M3 with sign 0 and not NaN, got byte " +
       std::to_string(byte) + " at row " + std::to_string(row) + " block " + std::to_string(block));
 }
 
-// Which global experts this rank holds. The only place where global ids become local ones.
+// Range of global experts that this rank holds. The only place that maps global ids to local ones.
 struct ExpertRange {
   int64_t first = 0;
   int64_t count = 0;
@@ -91,8 +91,8 @@ struct IntermediateSlice {
   bool operator==(const IntermediateSlice&) const = default;
 };
 
-// The activation scales a checkpoint carries for one layer: each the maximum over ALL experts of
-// the layer, also those another rank holds. nullopt if no expert has a usable one.
+// The activation scales that a checkpoint has for one layer: each is the maximum over ALL experts
+// of the layer, including those of other ranks. nullopt if no expert has a usable one.
 struct LayerScales {
   std::optional<float> hidden;        // max of gate and up input_scale
   std::optional<float> intermediate;  // max of down input_scale

@@ -1,5 +1,6 @@
-// Peer memory: device memory shared between the GPUs of one host, as a rank's kernels see it.
-// Addresses that they may write to, and the words by which ranks report progress to each other.
+// Peer memory: device memory shared between the GPUs of one host, as a rank's kernels see it. It
+// consists of addresses that kernels may write to, and words by which ranks report progress to each
+// other.
 //
 // All of it is device memory, cleared at first, except PeerHostWords: pinned memory of the rank's
 // own host.
@@ -10,8 +11,8 @@
 
 namespace nvfp4_moe::internal {
 
-// The most ranks whose devices write into each other's memory: those of one host. Their addresses
-// are a kernel's argument.
+// The most ranks whose devices write into each other's memory, all on one host. Their addresses are
+// passed as a kernel argument.
 inline constexpr int kMostPeers = 16;
 
 // Regions by purpose. Each has its own memory, because the rule that protects it from early writes
@@ -30,25 +31,25 @@ enum class PeerRegion : uint8_t {
 };
 inline constexpr int kPeerRegions = 8;
 
-// Memory of one process as another one of the same host may open it.
+// A handle by which another process of the same host may open a process's memory.
 struct PeerHandle {
   std::byte bytes[64] = {};
 };
 
-// Whether a device's kernels reach another one's memory.
+// Whether a device's kernels can reach another device's memory.
 enum class PeerReach : uint8_t {
   kYes,
-  kNoAccess,    // what connects the two does not let them
-  kNotVisible,  // the other is none of this process's devices, so that nobody can say
+  kNoAccess,    // the link between the two does not support it
+  kNotVisible,  // the other device is not visible to this process, so it is unknown
 };
 
-// A region of each rank, as this rank's device reaches it.
+// Address of one region on each rank, as this rank's device reaches it.
 struct PeerAddresses {
   std::byte* of_rank[kMostPeers] = {};
 };
 
-// Two values, each followed by a flag. 8 bytes are written and seen together, so a value whose flag
-// is the run's has arrived.
+// Two values, each followed by a flag. 8 bytes are written and seen together, so a value has
+// arrived once its flag equals the run's.
 struct PairWithFlags {
   float first;
   uint32_t first_flag;
@@ -57,22 +58,21 @@ struct PairWithFlags {
 };
 
 struct PeerControl {
-  uint64_t arrived[kMostPeers];  // by rank: the last barrier that it has reached, written by it
+  uint64_t arrived[kMostPeers];  // by rank, which writes it: the last barrier that it has reached
   uint64_t
-      taken[kMostPeers];  // by rank: the last dispatch whose packets it has taken, written by it
+      taken[kMostPeers];  // by rank, which writes it: the last dispatch whose packets it has taken
   uint64_t round;         // the last barrier that this rank has passed
   // The last run of all_to_all that this rank has begun, and the last one whose packets it has
   // taken. There are two words so that each is read only by kernels that do not run while it is
   // written.
   uint64_t dispatch, dispatch_of_rows;
-  uint64_t nonfinite;  // of a sum that is being made
-  uint32_t ctas;       // of that sum that have ended
-  uint32_t stop;  // 1: a rank is late, or the host has written it by a copy: nothing is waited for
-                  // any more
+  uint64_t nonfinite;  // nonfinite values of the sum in progress
+  uint32_t ctas;       // ctas of that sum that have ended
+  uint32_t stop;  // 1: a rank is late, or the host has set this by a copy; no kernel waits any more
 };
 
-// Written by the device for the thread that watches it. The device never reads it, since host
-// memory is far away. To end waits, the host writes PeerControl::stop.
+// Words that the device writes for the thread that watches it. The device never reads them, since
+// host memory is far away. To end waits, the host writes PeerControl::stop.
 struct PeerHostWords {
   uint32_t late;     // 1 + a rank that is late; 0: no rank
   uint32_t stopped;  // 1: a wait has ended by PeerControl::stop
@@ -82,7 +82,7 @@ struct PeerHostWords {
 struct PeerWait {
   PeerControl* control = nullptr;  // this rank's
   PeerHostWords* host = nullptr;   // as the device reaches it
-  uint64_t timeout_ns = 0;         // that a rank is waited for
+  uint64_t timeout_ns = 0;         // longest wait for a rank
 };
 
 // Arguments of every kernel that writes to other ranks.

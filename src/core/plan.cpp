@@ -1,4 +1,4 @@
-// Checking a caller's workspace, and printing a plan.
+// Checks a caller's workspace and prints a plan.
 #include "core/plan.h"
 
 namespace nvfp4_moe::internal {

@@ -18,10 +18,9 @@ namespace nvfp4_moe::internal {
 
 struct Limits {
   int64_t max_tokens = 0;
-  // Tests:
+  // For tests:
   size_t guard_bytes = 0;  // between a workspace's arrays
-  int gemm_config = -1;  // the GEMM configuration that routed experts take in place of the one that
-                         // the run plan selects
+  int gemm_config = -1;    // GEMM configuration of routed experts; -1: the run plan's
   bool operator==(const Limits&) const = default;
 };
 
@@ -50,7 +49,7 @@ struct WorkspaceLayout {
   std::vector<Span> spans;
   size_t total_bytes = 0;
 
-  // The size that `walk` takes from a measuring arena.
+  // The layout that a measuring arena gets from `walk`.
   template <class Walk>
   static WorkspaceLayout of(const Walk& walk, size_t guard_bytes = 0) {
     WorkspaceLayout layout;

@@ -6,8 +6,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Length of the well-formed UTF-8 sequence at the head of `text`, 0 if there is none; its scalar
-// value in `value`.
+// Length of the well-formed UTF-8 sequence at the start of `text`, 0 if there is none. Its scalar
+// value is returned in `value`.
 size_t utf8_length(std::string_view text, uint32_t& value) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -39,8 +39,8 @@ struct Characters {
   uint32_t first;
   uint32_t last;
 };
-// What controls (Cc), separates (Zl, Zp), turns the direction of text or shows nothing: Unicode
-// 15's Default_Ignorable_Code_Point and the annotation marks. Marks that are seen (Arabic number
+// Characters that control (Cc), separate (Zl, Zp), change the direction of text or are invisible:
+// Unicode 15's Default_Ignorable_Code_Point and the annotation marks. Visible marks (Arabic number
 // signs) are text.
 constexpr Characters kHidden[] = {
     {0x00, 0x1F},     {0x7F, 0x9F},     {0xAD, 0xAD},       {0x034F, 0x034F},   {0x061C, 0x061C},
@@ -52,7 +52,7 @@ constexpr Characters kHidden[] = {
 bool is_hidden(uint32_t value) {
   if (value >= 0x20 && value < 0x7F) return false;
   if ((value & 0xFFFE) == 0xFFFE)
-    return true;  // no characters: U+FFFE, U+FFFF and their like of every plane
+    return true;  // noncharacters: U+FFFE, U+FFFF and the same two of every plane
   const auto* found =
       std::upper_bound(std::begin(kHidden), std::end(kHidden), value,
                        [](uint32_t v, const Characters& one) { return v < one.first; });

@@ -13,7 +13,7 @@ struct Progress {
   std::string_view item;  // "layer 12 expert 7"
   int64_t done = 0;       // items
   int64_t total = 0;
-  int64_t done_bytes = 0;  // bytes processed so far; 0 if bytes say nothing
+  int64_t done_bytes = 0;  // bytes processed so far; 0 if bytes are no measure of progress
   int64_t total_bytes = 0;
   double elapsed_s = 0;
 };

@@ -1,7 +1,7 @@
 // The quantizers of docs/explanation/format.md.
 //
-// Activations (exact and compat mode) follow the contract's float operations one by one. Weights:
-// quantize_weights.cpp.
+// Activations (exact and compat mode) follow the contract's float operations one by one. Weights
+// are in quantize_weights.cpp.
 #include "core/quantize.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr float kSixth = std::bit_cast<float>(0x3E2AAAABu);
 
-// True, with every output byte 0, if the row holds NaN or Inf.
+// Returns true, and sets every output byte to 0, if the row holds NaN or Inf.
 bool refuse_nonfinite_row(std::span<const float> x, uint8_t* codes, uint8_t* block_scales,
                           QuantizeCounts& counts) {
   if (max_magnitude_bits(x.data(), static_cast<int64_t>(x.size())) < kInfBits) return false;
@@ -28,8 +28,8 @@ bool refuse_nonfinite_row(std::span<const float> x, uint8_t* codes, uint8_t* blo
   return true;
 }
 
-// One block of an activation row: `scale` is the float that becomes the block scale, quotient(x, v)
-// what becomes a code.
+// Quantizes one block of an activation row: `scale` is the float that becomes the block scale, and
+// quotient(x, v) becomes a code.
 template <class Quotient>
 void quantize_activation_block(const float* x, float amax, float scale, const Quotient& quotient,
                                uint8_t* codes, uint8_t* block_scale, QuantizeCounts& counts) {
@@ -147,8 +147,8 @@ bool quantize_row_int8_block(std::span<const float> x, int8_t* codes, float* blo
 float power_of_two_scale(double bound, double range) {
   int exponent = 0;
   (void)std::frexp(bound / range, &exponent);
-  // The quotient is rounded, perhaps onto a power of two: the products below are exact, and say
-  // which side it lies on.
+  // The quotient is rounded, perhaps onto a power of two. The products below are exact and decide
+  // on which side it is.
   while (exponent > -126 && std::ldexp(range, exponent - 1) >= bound) --exponent;
   while (exponent < 127 && std::ldexp(range, exponent) < bound) ++exponent;
   return static_cast<float>(std::ldexp(1.0, std::clamp(exponent, -126, 127)));

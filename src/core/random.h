@@ -26,8 +26,8 @@ class Random {
     return static_cast<int64_t>((next() >> 32) * static_cast<uint64_t>(count) >> 32);
   }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }  // [0, 1)
-  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms, which has no rounding that
-  // could differ.
+  // Near-Gaussian, variance 1, within +-6: the sum of twelve uniforms. It involves no rounding that
+  // could differ between hosts.
   double normal() {
     double sum = -6;
     for (int i = 0; i < 6; ++i) {

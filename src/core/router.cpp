@@ -1,5 +1,5 @@
-// The checks of a router's config, and the selection on the host: what a warp of a GPU does for a
-// token, lane by lane where the order of an addition shows.
+// The checks of a router's config, and the selection on the host. The host adds lane by lane, as a
+// warp of a GPU does, if the order of additions affects the result.
 #include "core/router.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ struct Token {
 
 using Keys = std::array<uint32_t, kMaxRouterExperts>;
 
-// The position of the largest of count keys; of equal ones the first.
+// The position of the largest of count keys; the first among equal ones.
 int64_t best_of(const uint32_t* keys, int64_t count) {
   int64_t best = 0;
   for (int64_t i = 1; i < count; ++i)
@@ -102,7 +102,7 @@ uint32_t group_key(GroupScore how, const uint32_t* keys, int64_t count) {
   return key_of(value_of(keys[first]) + value_of(second));
 }
 
-// Removes the experts of all groups but the best.
+// Removes the experts of all groups except the best.
 void keep_groups(const RouterConfig& config, Keys& keys) {
   const int64_t size = config.num_experts / config.num_expert_group;
   std::array<uint32_t, kMaxExpertGroups> groups{};
@@ -118,10 +118,10 @@ void keep_groups(const RouterConfig& config, Keys& keys) {
     if (!kept[static_cast<size_t>(e / size)]) keys[static_cast<size_t>(e)] = router::kRemovedKey;
 }
 
-// Logit keys to those of the selection scores.
+// Turns logit keys into those of the selection scores.
 void score_keys(const RouterConfig& config, const float* bias, Keys& keys,
                 TokenSelection& selection) {
-  const double inverse = 1.0 / selection.denominator;  // softmax alone reads it
+  const double inverse = 1.0 / selection.denominator;  // read by softmax only
   for (int64_t e = 0; e < config.num_experts; ++e) {
     uint32_t& key = keys[static_cast<size_t>(e)];
     float score = router::score_of(config.scoring, value_of(key), selection.largest);
@@ -161,7 +161,7 @@ int64_t index_at(const void* indices, DType dtype, int64_t i) {
                               : static_cast<const int32_t*>(indices)[i];
 }
 
-// Ids out of the table; returns how many are bad.
+// Reads ids from the table; returns the number of bad ones.
 uint64_t look_up(const SelectExperts& call, int64_t t, TokenSelection& selection) {
   const int64_t k = call.config.top_k;
   const int64_t token = index_at(call.token_ids, call.token_ids_dtype, t);
@@ -227,8 +227,8 @@ Status RouterConfig::check() const {
   if (renormalize_epsilon != 0.0f && !renormalize)
     return invalid_argument(
         "renormalize_epsilon: expected 0 without renormalize, since nothing is added up");
-  // The numerators that are added up are e^(x - largest), whose sum is 1 at least, and not the
-  // softmax over all experts.
+  // Only the chosen numerators e^(x - largest) are added, and their sum is at least 1. It is not
+  // the softmax over all experts.
   if (renormalize_epsilon != 0.0f && scoring == Scoring::kSoftmax)
     return invalid_argument(
         "renormalize_epsilon: expected 0 with scoring softmax, whose chosen weights add up to 1");

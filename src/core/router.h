@@ -1,4 +1,4 @@
-// A router: logits of every expert to the experts of each token and their weights
+// A router: computes the experts of each token and their weights from the logits of all experts
 // (docs/explanation/numerics.md, section 12).
 //
 // The step called `route` comes later: it sorts the assignments that are chosen here by expert.
@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 
 enum class Scoring : uint8_t {
-  kSoftmax,       // over all experts; with renormalize over the chosen ones alone
+  kSoftmax,       // over all experts; with renormalize, over the chosen ones only
   kSigmoid,       // 1 / (1 + e^-x)
   kSqrtSoftplus,  // sqrt(log(1 + e^x))                                               DeepSeek-V4
 };
@@ -54,18 +54,20 @@ struct RouterConfig {
   float routed_scaling_factor = 1.0f;  // multiplies every weight, at the end
   // a bias is added to the scores for the selection, and not to the weights
   bool correction_bias = false;
-  bool hash_routing = false;  // experts come from a table by token id; the scores only weigh them
+  bool hash_routing = false;  // a table by token id gives experts; scores give only weights
   bool operator==(const RouterConfig&) const = default;
 
-  // kInvalidArgument or kUnsupported names the field, what was expected and what came.
+  // kInvalidArgument or kUnsupported names the field, the expected value and the actual one.
   Status check() const;
-  // Whether experts are chosen by their scores. Else by their logits: scores grow with them.
+  // Whether experts are chosen by their scores. If not, they are chosen by their logits, which have
+  // the same order.
   NVFP4_MOE_HOST_DEVICE bool selects_by_score() const {
     return correction_bias || (num_expert_group > 1 && group_score == GroupScore::kTop2Sum);
   }
 };
 
-// One call. E, k of the config; T tokens. Every array lies on the host, or every one on the device.
+// One call. E and k are the config's; T tokens. The arrays are all on the host or all on the
+// device.
 struct SelectExperts {
   RouterConfig config;
   int64_t tokens = 0;
@@ -74,7 +76,7 @@ struct SelectExperts {
   int64_t logits_stride = 0;
   const float* correction_bias = nullptr;  // (E), with config.correction_bias
   // With config.hash_routing: token ids (T), and the experts of each token of the vocabulary
-  // (vocab_size, k). I32 or I64 each.
+  // (vocab_size, k). Each is I32 or I64.
   const void* token_ids = nullptr;
   DType token_ids_dtype = DType::kI64;
   const void* hash_table = nullptr;
@@ -83,13 +85,13 @@ struct SelectExperts {
   void* topk_ids = nullptr;  // (T, k), best first, I32 or I64
   DType ids_dtype = DType::kI32;
   float* topk_weights = nullptr;  // (T, k)
-  // Added to: token ids outside the vocabulary, and table entries that name no expert; null: not
-  // wanted. Their experts are -1 and their weights 0.
+  // Number of token ids outside the vocabulary and of table entries that name no expert, added to
+  // the present value. Null: not counted. Their experts are -1 and their weights 0.
   uint64_t* bad_ids = nullptr;
 };
 
-// On the host. Precondition: config.check() is ok and the arrays are what the config asks for
-// (moe/router.h checks).
+// Selects experts on the host. Precondition: config.check() is ok and the arrays are those that the
+// config needs (moe/router.h checks).
 void select_experts(const SelectExperts& call);
 
 }  // namespace nvfp4_moe::internal

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kGemmWarps = 4, kGemmLanes = 32, kGemmVector = kRouterVector;
 
-// Adds groups of kCount sums, kStride apart, in halves; a group's sum comes into its first place.
+// Adds groups of kCount sums, kStride apart, in halves. A group's sum is stored in its first place.
 template <size_t kCount, size_t kStride>
 void add_halves(std::array<float, kRouterAccumulators>& sums) {
   for (size_t group = 0; group < sums.size(); group += kCount * kStride)

@@ -1,11 +1,11 @@
-// A router's GEMM: hidden (T, H) times the router's weights (E, H) to the logits of every expert
+// A router's GEMM: hidden (T, H) times the router's weights (E, H) gives the logits of every expert
 // (T, E), for the few tokens of a decode step (docs/explanation/numerics.md, section 12).
 //
-// Sum, in fp32: product k, which fp32 holds exactly unless it leaves its range, is added to
-// accumulator k mod 1024, in the order of k. The accumulators are then added in halves: those of 8
-// neighbours (accumulator i gets i + 4, then i + 2, then i + 1), of the 32 sums that follow each
-// other in a quarter, of the 4 quarters. So a logit depends on its own row and expert alone, and
-// has the same bits on every host and GPU; of NaN only that it is one.
+// Order of the fp32 sum: product k is exact in fp32 unless it is out of range, and is added to
+// accumulator k mod 1024, in the order of k. The accumulators are then added in halves: first 8
+// neighbours (accumulator i gets i + 4, then i + 2, then i + 1), then the 32 consecutive sums of
+// each quarter, then the 4 quarters. So a logit depends only on its own row and expert, and has the
+// same bits on every host and GPU. For NaN, only being NaN is the same.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal {
 inline constexpr int64_t kRouterAccumulators = 1024;
 inline constexpr int64_t kRouterVector = 8;  // elements of a row, 16 bytes, that are read as one
 
-// One call. Every array lies on the host, or every one on the device.
+// One call. The arrays are all on the host or all on the device.
 struct RouterGemm {
   int64_t tokens = 0;       // T
   int64_t num_experts = 0;  // E
@@ -30,7 +30,8 @@ struct RouterGemm {
   DType logits_dtype = DType::kBf16;  // BF16: rounded once, to nearest even; or F32
 };
 
-// On the host. Precondition: the sizes and arrays are what is said above (moe/router.h checks).
+// Computes the logits on the host. Precondition: sizes and arrays are as described above
+// (moe/router.h checks).
 void router_gemm(const RouterGemm& call);
 
 }  // namespace nvfp4_moe::internal

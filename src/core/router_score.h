@@ -1,8 +1,8 @@
-// The arithmetic of a router that hosts and devices share: keys that order scores, the scoring
-// functions, a weight.
+// Router arithmetic that hosts and devices share: keys that order scores, the scoring functions, a
+// weight.
 //
 // Floats and doubles of IEEE 754 in the order written here, with one e^x (core/exp.h), so that the
-// bits are the same everywhere; docs/explanation/numerics.md, section 12 derives how far they are
+// bits are the same everywhere. docs/explanation/numerics.md, section 12 derives how far they are
 // from real numbers.
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace nvfp4_moe::internal::router {
 
-// An unsigned integer that grows with x, -0 being 0: kRemovedKey < kNanKey < that of -Inf < ... <
-// that of Inf.
+// Keys are unsigned integers that grow with x; -0 has the key of 0. kRemovedKey < kNanKey < the key
+// of -Inf < ... < the key of Inf.
 inline constexpr uint32_t kRemovedKey = 0, kNanKey = 1;
 
 NVFP4_MOE_HOST_DEVICE inline uint32_t key_of(float x) {
@@ -26,7 +26,7 @@ NVFP4_MOE_HOST_DEVICE inline uint32_t key_of(float x) {
   __builtin_memcpy(&bits, &x, sizeof(bits));
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
-// The float that a key stands for; NaN for kNanKey and kRemovedKey.
+// The float of a key; NaN for kNanKey and kRemovedKey.
 NVFP4_MOE_HOST_DEVICE inline float value_of(uint32_t key) {
   const uint32_t bits = key <= kNanKey ? 0x7FC00000u : (key >> 31) != 0 ? key & 0x7FFFFFFFu : ~key;
   float x;
@@ -63,11 +63,11 @@ NVFP4_MOE_HOST_DEVICE inline double log1p_same_everywhere(double u) {
   return 2.0 * z * sum;
 }
 
-// Below it sqrt(log(1 + e^x)) is e^(x/2) (1 - e^x / 4), which is e^(x/2) to 2^-30, and e^(x/2) is
-// the farther from underflow.
+// Below this, sqrt(log(1 + e^x)) is e^(x/2) (1 - e^x / 4), which is e^(x/2) to 2^-30. e^(x/2) is
+// also farther from underflow.
 inline constexpr float kSoftplusTail = -20.0f;
 
-// The score of a logit; of softmax its numerator e^(x - largest). Only softmax reads largest.
+// The score of a logit; for softmax its numerator e^(x - largest). Only softmax reads largest.
 NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float largest) {
   const bool tail = scoring == Scoring::kSqrtSoftplus && x < kSoftplusTail;
   const float magnitude = x < 0.0f ? -x : x;
@@ -81,8 +81,8 @@ NVFP4_MOE_HOST_DEVICE inline float score_of(Scoring scoring, float x, float larg
   return static_cast<float>(::sqrt(softplus));
 }
 
-// A weight from its score: divided if there is something to divide by (divisor 0 is one), scaled,
-// rounded once. Any NaN is the same NaN.
+// A weight from its score: divided if `divide` is set (a divisor of 0 is allowed), scaled, rounded
+// once. Any NaN becomes the same NaN.
 NVFP4_MOE_HOST_DEVICE inline float weight_of(float score, bool divide, double divisor, float factor,
                                              bool nonfinite) {
   const double numerator = static_cast<double>(score);

@@ -1,4 +1,4 @@
-// The loops of the 128x4 block-scale layout; the formulas are in the header.
+// Loops of the 128x4 block-scale layout. The formulas are in the header.
 #include "core/scale_layout.h"
 
 #include <cstring>
@@ -6,8 +6,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Rows [0, rows) of `linear` to rows [first, first + rows) of a swizzled matrix whose padding is
-// already zero.
+// Writes rows [0, rows) of `linear` to rows [first, first + rows) of a swizzled matrix whose
+// padding is already zero.
 void scatter_rows(const uint8_t* linear, int64_t linear_stride, int64_t rows, int64_t scale_cols,
                   int64_t first, uint8_t* swizzled) {
   for (int64_t m = 0; m < rows; ++m) {

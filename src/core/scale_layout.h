@@ -34,9 +34,9 @@ void swizzle_scales(const uint8_t* linear, int64_t linear_stride, int64_t rows, 
 void unswizzle_scales(const uint8_t* swizzled, int64_t rows, int64_t scale_cols, uint8_t* linear,
                       int64_t linear_stride);
 
-// Activations of a grouped GEMM: expert e's scales begin at row expert_scale_row(offset[e], e), a
-// multiple of 128, so that no prefix sum over padded counts is needed (TensorRT-LLM's and
-// FlashInfer's formula).
+// Layout of activation scales of a grouped GEMM: expert e's scales begin at row
+// expert_scale_row(offset[e], e), a multiple of 128, so that no prefix sum over padded counts is
+// needed (TensorRT-LLM's and FlashInfer's formula).
 constexpr int64_t expert_scale_row(int64_t row_offset, int64_t expert) {
   return round_up(row_offset + expert * 127, 128);
 }

@@ -1,4 +1,4 @@
-// The elements of a sum that one of several ranks adds.
+// The part of a sum that one of several ranks adds.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Elements [first, end) of count, a multiple of kUnit as the others: what a thread adds lies in one
-// shard.
+// Elements [first, end) of count. Like count, both are multiples of kUnit, so that the elements of
+// one thread are in one shard.
 struct Shard {
   static constexpr int64_t kUnit = 8;
   int64_t first, end;

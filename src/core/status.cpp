@@ -28,11 +28,11 @@ Status caught_exception() noexcept {
       throw;
     } catch (const std::bad_alloc&) {
       throw;
-    } catch (const std::system_error& error) {  // of std::filesystem too
+    } catch (const std::system_error& error) {  // also of std::filesystem
       const bool memory =
           error.code() == std::errc::not_enough_memory ||
           error.code() ==
-              std::errc::resource_unavailable_try_again;  // a thread that could not be made
+              std::errc::resource_unavailable_try_again;  // a thread could not be created
       return {memory ? Code::kOutOfMemory : Code::kInternal, error.what()};
     } catch (const std::exception& error) {
       return {Code::kInternal, error.what()};
@@ -40,7 +40,7 @@ Status caught_exception() noexcept {
       return {Code::kInternal, "an unknown exception"};
     }
   } catch (...) {
-    return {Code::kOutOfMemory, "out of memory"};  // short enough to need no memory of its own
+    return {Code::kOutOfMemory, "out of memory"};  // short enough to need no allocation
   }
 }
 

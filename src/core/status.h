@@ -1,15 +1,14 @@
-// Status and Result<T>: how every fallible function of the library answers.
+// Status and Result<T>: how every fallible function of the library reports failure.
 //
-// A Status is a code plus one line that names the thing, what was expected and what came, for
+// A Status is a code plus one line that names the thing, the expected value and the actual one, for
 // example "layer 12 expert 7 up_proj.weight_scale: expected (1536, 448) F8_E4M3, got (1536, 224)".
-// A failure that a named finding of a checkpoint causes carries the finding's id, at its end and by
-// itself:
-// "...: expected a finite scale, got NaN [tensor_scale_nan]".
-// Names in it come from files and arguments: a message is printable (core/printable.h) by
-// construction, whoever made it. Nothing in the library prints, aborts or throws across include/.
-// Inside, an allocation that fails throws std::bad_alloc; where the library is entered (the C
-// interface, the Python module, the command line) one place each turns what arrives into a Status,
-// by caught_exception.
+// A failure caused by a named finding of a checkpoint has the finding's id at its end: "...:
+// expected a finite scale, got NaN [tensor_scale_nan]".
+//
+// Messages contain names from files and arguments, so the constructor makes every message printable
+// (core/printable.h). Nothing in the library prints, aborts or throws across include/. Inside, a
+// failed allocation throws std::bad_alloc. Each entry to the library (the C interface, the Python
+// module, the command line) has one place that turns exceptions into a Status, by caught_exception.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +25,8 @@ enum class Code : int {
   kOk = 0,
   kCheckFailed = 1,      // a comparison ran and did not hold
   kInvalidArgument = 2,  // the caller's option, shape, dtype or pointer is wrong
-  kUnsupported = 3,      // legal, but not here: no backend takes it
-  kBadInput = 4,         // a file's content is wrong
+  kUnsupported = 3,      // valid, but no backend supports it here
+  kBadInput = 4,         // the contents of a file are wrong
   kIo = 5,               // the operating system refused a file operation
   kOutOfMemory = 6,
   kBusy = 7,  // the object is in use elsewhere
@@ -72,8 +71,8 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// The exception in flight as a Status; from a handler only. Allocates nothing if memory is what is
-// missing.
+// Turns the current exception into a Status. Call it only from a handler. Allocates nothing if
+// memory ran out.
 Status caught_exception() noexcept;
 
 inline Status invalid_argument(std::string_view message) {
@@ -84,7 +83,7 @@ inline Status bad_input(std::string_view message) { return {Code::kBadInput, mes
 inline Status io_error(std::string_view message) { return {Code::kIo, message}; }
 inline Status check_failed(std::string_view message) { return {Code::kCheckFailed, message}; }
 
-// A value or the Status that says why there is none.
+// A value, or the Status that explains why there is no value.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -107,7 +106,7 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-// NVFP4_MOE_TRY(status_expression): returns it from the enclosing function unless it is ok.
+// NVFP4_MOE_TRY(status_expression): returns the status from the enclosing function unless it is ok.
 #define NVFP4_MOE_TRY(...)                                                          \
   do {                                                                              \
     if (::nvfp4_moe::internal::Status try_status = (__VA_ARGS__); !try_status.ok()) \

@@ -1,19 +1,20 @@
 // Which scales a sweep tries. u = v s is a block's unit, A its largest magnitude.
 //
-// From above: halving u gives the grid {0, 1/4, 1/2, 3/4, 1, 3/2, 2, 3} u, which holds all of {0,
-// 1/2, ..., 6} u up to 3 u. If A <= 3.5 u nothing rounds beyond 3 u, so that u/2 is nowhere worse.
-// v/2 is an E4M3 value from 2^-5 on; below, where scales are multiples of 2^-9, odd ones have no
-// half, and a scale is left out only if A <= u/4 makes every code 0, as no scale does worse. From
-// below: doubling u gives {0, 1, 2, 3, 4, 6, 8, 12} u, which lacks 1/2 and 3/2 alone. That costs
-// each of the other 15 elements at most (u/2)^2, together 3.75 u^2, and gains the largest at least
-// 4 u^2 if A >= 8 u. 2 v is an E4M3 value up to 224, so nothing at most 224 and at most A/(8 s) is
-// best.
+// From above: halving u gives the grid {0, 1/4, 1/2, 3/4, 1, 3/2, 2, 3} u, which contains all of
+// {0, 1/2, ..., 6} u up to 3 u. If A <= 3.5 u nothing rounds beyond 3 u, so u/2 is never worse. v/2
+// is an E4M3 value from 2^-5 on. Below that, scales are multiples of 2^-9 and odd ones have no
+// half. There a scale is left out only if A <= u/4 makes every code 0, since no scale does worse.
 //
-// With weights the second argument fails: the largest element may weigh nothing. But weights are of
-// a sample, and an outlier in a channel that was quiet there is not to be lost: a scale that clips,
-// A > 6 s up(v) with up(v) the next E4M3 value, may be taken only if the block's error without
-// weights is at most that of the scale of kMax, E. Then (A - 6 u)^2 <= E, which bounds u from
-// below. From above, u/2 must not clip either: A <= 3 u.
+// From below: doubling u gives {0, 1, 2, 3, 4, 6, 8, 12} u, which lacks only 1/2 and 3/2. That
+// costs each of the other 15 elements at most (u/2)^2, together 3.75 u^2, and gains the largest at
+// least 4 u^2 if A >= 8 u. 2 v is an E4M3 value up to 224, so no scale that is at most 224 and at
+// most A/(8 s) is best.
+//
+// With weights the second argument fails, since the largest element may have weight 0. But weights
+// come from a sample, and an outlier in a channel that was quiet there must not be lost. So a scale
+// that clips, A > 6 s up(v) with up(v) the next E4M3 value, may be taken only if the block's error
+// without weights is at most E, that of the scale of kMax. Then (A - 6 u)^2 <= E, which bounds u
+// from below. From above, u/2 must not clip either: A <= 3 u.
 #include "core/weight_quantizer.h"
 
 #include <algorithm>
@@ -28,10 +29,10 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr int kTopScale = 126;        // 448
-constexpr int kLeastHalved = 16;      // 2^-5: from here on half a scale is one too
-constexpr int kLeastUndoubled = 119;  // 240: from here on twice a scale is none
+constexpr int kLeastHalved = 16;      // 2^-5: from here on, half a scale is also a scale
+constexpr int kLeastUndoubled = 119;  // 240: from here on, twice a scale is not a scale
 
-// The largest float theta for which, over floats a >= 0: a > theta iff a > t (inclusive: iff a >=
+// The largest float theta such that, over floats a >= 0: a > theta iff a > t (inclusive: iff a >=
 // t).
 float threshold(double t, bool inclusive) {
   auto theta = static_cast<float>(t);
@@ -44,7 +45,7 @@ double scale_value(int byte) {
   return static_cast<double>(e4m3_to_float(static_cast<uint8_t>(byte)));
 }
 
-// The E4M3 values on both sides of a quotient, as bytes; the same twice for one on the grid or
+// The E4M3 values on both sides of a quotient, as bytes. Both are the same if it is on the grid or
 // above 448.
 struct Neighbours {
   int low, high;
@@ -74,7 +75,7 @@ ScreenedBlock screened(const float* x, float amax, const float* weights) {
 
 using ScaleErrors = std::array<float, kTopScale + 1>;  // by scale byte
 
-// Errors in float of the range's scales, each the multiple `unit` of its E4M3 value.
+// Computes errors in float of the range's scales, each the multiple `unit` of its E4M3 value.
 void screen(const ScreenedBlock& block, double unit, const ScaleRange& range, ScaleErrors& errors) {
   for (int begin = range.bottom; begin <= range.top; begin += kScreenLanes) {
     const int count = std::min(kScreenLanes, range.top + 1 - begin);
@@ -183,7 +184,7 @@ ScaleRange WeightQuantizer::sweep_range(double amax) const {
 ScaleRange WeightQuantizer::weighted_range(double amax, double max_error) const {
   const double s = six_s_ / 6;
   ScaleRange range;
-  // room for three roundings
+  // allowance for three roundings
   const double lowest = (amax - std::sqrt(max_error)) / six_s_ * (1 - 0x1p-40);
   range.bottom = lowest > 0 ? std::max(1, neighbours_of(lowest).low) : 1;
   range.top = neighbours_of(amax / (3 * s)).high;
@@ -204,25 +205,25 @@ uint8_t WeightQuantizer::best_of_sweep(const float* x, float amax, const float* 
       weights == nullptr ? sweep_range(reach) : weighted_range(reach, max_error);
   const double over_s = 6 * reach / six_s_;
   const bool screens = reach > 0x1p-100 && reach < 0x1p100 && over_s > 0x1p-12 && over_s < 0x1p40;
-  ScaleErrors errors;  // of the range alone
+  ScaleErrors errors;  // only the range is set
   ScreenedBlock block;
   if (screens) {
     block = screened(x, amax, weights);
     screen(block, six_s_ / reach, range, errors);
   } else {
-    errors.fill(0);  // float could not hold them: all pass
+    errors.fill(0);  // out of float's range: all pass
   }
   const auto refused = [&](int byte) {
     return weights != nullptr && clips(reach, byte) &&
            error_under(x, static_cast<uint8_t>(byte), nullptr) > max_error;
   };
   constexpr float kRefused = std::numeric_limits<float>::infinity();
-  while (true) {  // until all that pass may be taken: once, mostly
+  while (true) {  // until all that pass may be taken: usually one round
     float least = kRefused;
     for (int byte = range.bottom; byte <= range.top; ++byte)
       least = std::min(least, errors[static_cast<size_t>(byte)]);
     if (least == kRefused) return max_scale_byte;
-    // With room for the limit's own rounding to float.
+    // Allows for the limit's own rounding to float.
     const auto limit =
         screens
             ? static_cast<float>(screen_limit(block, static_cast<double>(least)) * (1 + 0x1p-20))
@@ -241,7 +242,7 @@ uint8_t WeightQuantizer::best_of_sweep(const float* x, float amax, const float* 
       survivor = byte;
     }
     if (again) continue;
-    // All others in the range, the scale of kMax among them, are certainly worse than a single
+    // All others in the range, including the scale of kMax, are certainly worse than a single
     // survivor.
     if (survivors == 1 && max_scale_byte >= range.bottom && max_scale_byte <= range.top)
       return static_cast<uint8_t>(survivor);

@@ -1,8 +1,9 @@
-// The caller's functions as a transport, and beside them the ranks' processes: the functions move
-// bytes, the processes report ends and failures.
+// A transport made of the caller's functions, plus the ranks' processes: the functions move bytes,
+// the processes report ranks that end or fail.
 //
-// A call does not poll the processes first. If this rank has no bytes for another one, that rank
-// may have done its last call and left before this rank makes the same call, which then succeeds.
+// A call does not poll the processes first. If this rank sends no bytes to another one, that
+// rank may have made its last call and exited before this rank makes the same call, which then
+// succeeds.
 #include "exchange/callback.h"
 
 #include <string>
@@ -14,13 +15,14 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr Timeout kEndComes{200};  // for the end of a process that made the caller's function fail
+// time for the end of a process, which made the caller's function fail, to show up
+constexpr Timeout kEndComes{200};
 
 class CallbackTransport : public Transport {
  public:
   explicit CallbackTransport(const ExchangeCallbacks& callbacks) : callbacks_(callbacks) {}
 
-  // Once, before the first call that another thread may make.
+  // Called once, before any other thread can use the transport.
   void set_processes(Result<std::unique_ptr<RankProcesses>> processes) {
     can_poll_ = processes.status();
     if (processes.ok()) processes_ = std::move(*processes);
@@ -49,8 +51,8 @@ class CallbackTransport : public Transport {
   }
 
  private:
-  // The caller's function may not know which rank's end made it fail. The other ranks get it either
-  // way.
+  // The caller's function may not know which rank's exit made it fail, so poll the processes for
+  // it. Either way the other ranks receive the failure.
   Status with_end(const Status& failure) {
     if (!processes_) return failure;
     Status seen;

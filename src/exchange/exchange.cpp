@@ -1,4 +1,4 @@
-// Sums, agreement and barriers, made of a transport's all_to_all_v.
+// Sums, agreement and barriers, built on a transport's all_to_all_v.
 // Long because every collective is made of one all_to_all_v.
 #include "exchange/exchange.h"
 
@@ -12,30 +12,30 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// "VFP4EPE1": a handshake of this library, in this order of bytes
+// "VFP4EPE1": identifies this library's handshake, and this byte order
 constexpr uint64_t kMagic = 0x3145504534504656;
 
-// Limit of a rank's text in check_same: a placement of very many slots fits, with room to spare.
+// Limit of a rank's text in check_same: large enough for a placement with many slots.
 constexpr int64_t kLongestText = int64_t{64} << 20;
 
 struct Handshake {
   uint64_t magic = 0;
   int32_t rank = 0;
   int32_t world = 0;
-  char version[24] = {};  // of the library, cut to fit, ends with 0
+  char version[24] = {};  // of the library, truncated to fit, ends with 0
 };
 
-// A rank's report in agree. Its size is fixed, so that one gather is enough.
+// A rank's status in agree. Its fixed size lets one gather exchange all of them.
 struct Verdict {
   int32_t code = 0;
-  char message[508] = {};  // cut to fit, ends with 0
+  char message[508] = {};  // truncated to fit, ends with 0
 };
 
-// Elements [first, end) of the shard that a rank sums.
+// Elements [first, end): the shard that a rank sums.
 struct Shard {
   int64_t first, end;
   static Shard of(int64_t count, int rank, int world) {
-    // In two steps, since count * world may not fit: the first `rest` ranks have one element more.
+    // count * world may overflow, so divide first; the first `rest` ranks get one more element.
     const int64_t each = count / world, rest = count % world;
     const int64_t first = each * rank + std::min<int64_t>(rank, rest);
     return {first, first + each + (rank < rest ? 1 : 0)};
@@ -43,7 +43,7 @@ struct Shard {
   int64_t count() const { return end - first; }
 };
 
-// parts: (world, count) in the order of the ranks -> sum: (count).
+// Sums parts (world, count), in rank order, into sum (count).
 void sum_in_rank_order(const std::byte* parts, int world, int64_t count, DType dtype,
                        std::byte* sum) {
   const auto value = [&](int rank, int64_t i) {
@@ -86,12 +86,12 @@ Status check_blocks(const char* name, std::span<const int64_t> blocks, int world
 
 }  // namespace
 
-// Takes the exchange for one call. Two at once on one rank would reach the other ranks in no
-// defined order. A poll takes only a moment, for which a call waits.
+// Claims the exchange for one call. Two concurrent calls on one rank would reach the other ranks in
+// no defined order. A poll is short, so a call waits for it.
 class Exchange::Call {
  public:
   explicit Call(Exchange& exchange, Use use = Use::kCall) : exchange_(exchange) {
-    if (exchange_.forked()) return;  // a thread of the parent's may have been in a call or a poll
+    if (exchange_.forked()) return;  // a thread of the parent may have been in a call or a poll
     Use found = Use::kNone;
     while (!exchange_.in_use_.compare_exchange_weak(found, use)) {
       if (found == Use::kCall) return;
@@ -165,8 +165,8 @@ Exchange::Exchange(std::unique_ptr<Transport> transport, int rank, int world, Ti
 
 Exchange::~Exchange() {
   if (!forked()) return;
-  // None of them is destroyed in the child: they wait for threads that are not there, and CUDA does
-  // not work.
+  // Do not run their destructors in the child: they wait for threads that do not exist here, and
+  // CUDA does not work after a fork.
   static_cast<void>(device_.release());
   static_cast<void>(peers_.release());
   transport_.release()->drop_in_child();
@@ -280,9 +280,8 @@ Status Exchange::all_reduce(void* data, int64_t count, DType dtype) {
   NVFP4_MOE_TRY(call.status());
   const int64_t width = bits(dtype) / 8;
   const Shard mine = Shard::of(count, rank_, world_);
-  // Each rank sums one shard of the data and gives it to all: every element is added on one rank
-  // alone, and so in one order. 2 (world - 1) / world of the data go out of each rank, as in a
-  // ring.
+  // Each rank sums one shard and sends it to all. Every element is added on one rank only, so its
+  // order is fixed. Each rank sends 2 (world - 1) / world of the data, as in a ring.
   for (int r = 0; r < world_; ++r) {
     send_bytes_[static_cast<size_t>(r)] = Shard::of(count, r, world_).count() * width;
     recv_bytes_[static_cast<size_t>(r)] = mine.count() * width;
@@ -301,8 +300,8 @@ Status Exchange::barrier() {
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
   const std::byte nothing{0};
-  std::vector<std::byte> all(
-      static_cast<size_t>(world_));  // a byte from each: an empty message may not be waited for
+  // one byte from each rank: a transport need not wait for an empty message
+  std::vector<std::byte> all(static_cast<size_t>(world_));
   return gather("barrier", &nothing, 1, all.data(), timeout_);
 }
 
@@ -353,7 +352,7 @@ Status Exchange::gather_texts(const char* what, const std::string& mine,
 Status Exchange::check_same(std::string_view what, const Facts& mine) {
   const Call call(*this);
   NVFP4_MOE_TRY(call.status());
-  std::string text;  // name 0 value 0 name 0 ...: neither holds a 0
+  std::string text;  // name 0 value 0 name 0 ...: neither contains a 0
   for (const auto& [name, value] : mine) text += name + '\0' + value + '\0';
   std::vector<std::string> all;
   NVFP4_MOE_TRY(gather_texts("check_same", text, all));

@@ -9,7 +9,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// body(index) for index = 0 .. count - 1, each on a thread; what it throws is its Status.
+// Calls body(index) for index = 0 .. count - 1, each on a thread. An exception becomes its Status.
 std::vector<Status> on_threads(int count, const std::function<Status(int index)>& body) {
   std::vector<Status> statuses(static_cast<size_t>(count));
   const auto guarded = [&](int index) {
@@ -77,7 +77,7 @@ ProgressFn RanksProgress::of_rank(int index) {
     const std::lock_guard lock(mutex_);
     Progress& kept = ranks_[static_cast<size_t>(index)];
     kept = mine;
-    kept.what = kept.item = {};  // which end with this call
+    kept.what = kept.item = {};  // they are only valid during this call
     if (!progress_) return true;
     const std::string item =
         "rank " + std::to_string(first_rank_ + index) + ": " + std::string(mine.item);

@@ -1,8 +1,8 @@
-// A communicator that does not block: NCCL's calls return at once, and whether they went well is
-// asked for until a deadline. What it says too late or never (a rank that is gone while a kernel
-// waits for it) the watch finds: it asks NCCL, the exchange and the events in the streams, and
-// aborts the communicator, which ends the kernels. How one ends without waiting for graphs is in
-// nccl_end.h.
+// Uses a non-blocking communicator: NCCL's calls return immediately, and their result is polled
+// until a deadline. A watch thread detects failures that NCCL reports late or never, such as a rank
+// that is gone while a kernel waits for it. It polls NCCL, the exchange and events in the streams,
+// and aborts the communicator, which ends the kernels. nccl_end.h explains how a communicator ends
+// without waiting for graphs.
 #include "exchange/nccl.h"
 
 #include <algorithm>
@@ -17,14 +17,13 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr std::chrono::microseconds kSettle{
-    20};  // between questions whether a call has gone through
-// For a communicator that graphs have captured to end, if they are gone already; it ends by itself
-// behind those that are not.
+constexpr std::chrono::microseconds kSettle{20};  // between polls of a call that is in progress
+// Time for a communicator that graphs have captured to end, if the graphs are gone already. If not,
+// it ends on its own after the last of them.
 constexpr Timeout kGraphs{500};
 constexpr auto kInternal = static_cast<NcclResult>(3);
 
-// Until NCCL has gone through with what it was asked, or the deadline passes; kInProgress then.
+// Polls until NCCL has completed the request or the deadline passes; then returns kInProgress.
 NcclResult settle(const NcclLibrary& nccl, NcclCommunicator comm, const Deadline& deadline) {
   NcclResult state = NcclResult::kInProgress;
   do {
@@ -49,14 +48,14 @@ class NcclTransport : public DeviceTransport {
   ~NcclTransport() override {
     watch_.end();
     const Status asked = drop_done();
-    static_cast<void>(asked);  // what is left may be under way
+    static_cast<void>(asked);  // the rest may still be in progress
     for (const Pending& call : pending_) options_.events.drop(call.event);
     for (void* event : free_events_) options_.events.drop(event);
-    // The exchange may have failed since the watch last polled. A communicator whose ranks do not
-    // all end is not destroyed, which waits for them, but aborted.
+    // The exchange may have failed since the watch last polled. Destroying a communicator waits for
+    // all ranks to destroy theirs; if some do not, it must be aborted.
     const bool failed = !watch_.failure().ok() || !exchange_.poll().ok();
-    // Does not wait for enqueued work: whoever drops the exchange has its results or does not want
-    // them.
+    // Does not wait for enqueued work: a caller that drops the exchange either has its results or
+    // does not need them.
     end(pending_.empty() && !failed ? CommunicatorEnd::How::kDestroy
                                     : CommunicatorEnd::How::kAbort);
     end_.wait(captured_ ? kGraphs
@@ -141,15 +140,15 @@ class NcclTransport : public DeviceTransport {
   std::string describe() const override { return "nccl " + nccl_.version_text(); }
 
  private:
-  // The result of one of NCCL's functions.
+  // The result of an NCCL function.
   struct Step {
     const char* function = "";
     NcclResult result = NcclResult::kSuccess;
   };
-  // A call that the device has not done yet.
+  // A call that the device has not finished.
   struct Pending {
     const char* what;
-    void* event;  // after it in its stream
+    void* event;  // set after it in its stream
     Deadline deadline;
     Timeout timeout;
   };
@@ -157,26 +156,26 @@ class NcclTransport : public DeviceTransport {
     return result != NcclResult::kSuccess && result != NcclResult::kInProgress;
   }
 
-  // Under the watch's mutex, or where no thread is left that takes it.
+  // Called under the watch's mutex, or after all threads that use the mutex have ended.
   void end(CommunicatorEnd::How how) {
     if (!owned_ || comm_ == nullptr) return;
     end_ = CommunicatorEnd(nccl_, comm_, how, options_.on_device);
     comm_ = nullptr;
   }
 
-  // Under the watch's mutex.
+  // Called under the watch's mutex.
   void fails() {
     unfinished_ = captured_ || !drop_done().ok() || !pending_.empty();
-    // First: the abort lets kernels go on that have waited in vain, and those after them would take
-    // stale bytes for a result.
+    // Must come first: the abort releases kernels that wait, and the kernels after them would treat
+    // stale bytes as a result.
     if (options_.failure_word) std::atomic_ref<uint32_t>(*options_.failure_word->word).store(1);
     end(CommunicatorEnd::How::kAbort);
     for (const Pending& call : pending_) free_events_.push_back(call.event);
     pending_.clear();
   }
 
-  // Under the watch's mutex, or where no thread is left that takes it: what the device has done is
-  // watched no longer.
+  // Called under the watch's mutex, or after all threads that use the mutex have ended. Stops
+  // watching calls that the device has finished.
   Status drop_done() {
     while (!pending_.empty()) {
       NVFP4_MOE_ASSIGN(const bool done, options_.events.reached(pending_.front().event));
@@ -187,7 +186,7 @@ class NcclTransport : public DeviceTransport {
     return {};
   }
 
-  // Under the watch's mutex: the call is watched until the stream has come this far.
+  // Called under the watch's mutex. Watches the call until the stream has passed this point.
   Status watch_for(Pending call, void* stream) {
     if (!free_events_.empty()) {
       call.event = free_events_.back();
@@ -209,11 +208,12 @@ class NcclTransport : public DeviceTransport {
     Step step{"ncclGroupStart", nccl_.group_start()};
     if (!failed(step.result)) {
       step = body();
-      const NcclResult end = nccl_.group_end();  // also behind a failure: the group is the thread's
+      // even after a failure: the group belongs to the thread
+      const NcclResult end = nccl_.group_end();
       if (!failed(step.result)) step = {"ncclGroupEnd", end};
     }
     while (step.result == NcclResult::kInProgress) {
-      // The watch takes its turn between the questions: it may be the one that ends the wait.
+      // Release the mutex between polls: the watch may be the one that ends the wait.
       step.result = settle(nccl_, comm_, Deadline(Timeout{1}));
       if (step.result != NcclResult::kInProgress) break;
       if (call.deadline.passed()) return watch_.fail_all(lock, late(call));
@@ -235,9 +235,9 @@ class NcclTransport : public DeviceTransport {
                     " ms, got no end: a rank has stopped, or has come with another call");
   }
 
-  // Under the watch's mutex: what NCCL and the streams say.
+  // Called under the watch's mutex: the status of NCCL and of the streams.
   Status seen() {
-    // A caller's own one may be gone once nothing of this is on its way.
+    // A caller's communicator may be gone once none of our work is pending.
     if (!owned_ && pending_.empty() && !captured_) return {};
     NcclResult state = NcclResult::kSuccess;
     const NcclResult asked = nccl_.get_async_error(comm_, &state);
@@ -252,17 +252,17 @@ class NcclTransport : public DeviceTransport {
   const NcclLibrary& nccl_;
   const NcclOptions options_;
   const bool owned_;
-  // Guarded by the watch's mutex, which is held in calls of comm_, until its end:
-  NcclCommunicator comm_;  // null once it ends, if it is this one's to end
+  // Guarded by the watch's mutex, which is held during calls with comm_, until its end:
+  NcclCommunicator comm_;  // null once it ends, if this object owns it
   CommunicatorEnd end_;
   bool captured_ = false;           // graphs may hold comm_
-  bool unfinished_ = false;         // of the failure: work was enqueued that may not have been done
-  std::deque<Pending> pending_;     // in the order of their calls
-  std::vector<void*> free_events_;  // as many as calls were ever pending at once
-  Watch watch_;                     // last: it reads the others
+  bool unfinished_ = false;         // at the failure: enqueued work may not have finished
+  std::deque<Pending> pending_;     // in call order
+  std::vector<void*> free_events_;  // grows to the largest number of pending calls
+  Watch watch_;                     // last: its thread reads the other members
 };
 
-// The caller's communicator has this exchange's ranks.
+// Checks that the caller's communicator has this exchange's ranks.
 Status check_adopted(const NcclLibrary& nccl, NcclCommunicator comm, const Exchange& exchange) {
   int world = 0, rank = 0;
   if (const NcclResult result = nccl.count(comm, &world); result != NcclResult::kSuccess)
@@ -275,7 +275,7 @@ Status check_adopted(const NcclLibrary& nccl, NcclCommunicator comm, const Excha
                           std::to_string(rank) + " of a world of " + std::to_string(world));
 }
 
-// A communicator of all ranks, over an id that rank 0 makes.
+// A communicator of all ranks, from an id that rank 0 makes.
 Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& exchange) {
   NcclUniqueId mine{};
   NcclResult made = NcclResult::kSuccess;
@@ -289,7 +289,7 @@ Result<NcclCommunicator> make_communicator(const NcclLibrary& nccl, Exchange& ex
   NcclCommunicator comm = nullptr;
   NcclResult result =
       nccl.init_rank_config(&comm, exchange.world(), all[0], exchange.rank(), &config);
-  // Half of the time is left for the ranks to receive each other's failures.
+  // The other half of the time is for the ranks to receive each other's failures.
   if (result == NcclResult::kInProgress)
     result = settle(nccl, comm, Deadline(exchange.timeout() / 2));
   Status status;

@@ -1,5 +1,5 @@
-// The threads are detached and counted. The process's exit waits a little for those that can end,
-// so that they are not in the middle of CUDA's calls while CUDA is taken down. Two cannot: one
+// The threads are detached and counted. At process exit, the library waits briefly for those that
+// can end, so that they are not inside CUDA calls while CUDA shuts down. Two kinds cannot end: one
 // whose graph is never dropped, and one that is destroyed while a peer is stopped (NCCL's proxy
 // thread waits until the peer closes its connection). They sleep in NCCL until the process is gone.
 #include "exchange/nccl_end.h"
@@ -15,8 +15,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// How many communicators are ending, without those that somebody has waited for in vain. Lives as
-// long as the process, whose exit asks it.
+// Counts communicators that are ending, except those that a wait has given up on. Never destroyed,
+// since process exit reads it.
 struct Ending {
   std::mutex mutex;
   std::condition_variable fewer;
@@ -63,7 +63,7 @@ CommunicatorEnd::CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm,
   };
   try {
     std::thread(end).detach();
-  } catch (const std::system_error&) {  // no thread to spare
+  } catch (const std::system_error&) {  // no thread available
     end();
   }
 }
@@ -72,7 +72,7 @@ void CommunicatorEnd::wait(Timeout timeout) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   if (state_->changed.wait_for(lock, timeout, [this] { return state_->over; })) return;
-  // It has had its time. The process's exit does not give it the same again.
+  // It has had kMost. Do not wait that long again at process exit.
   if (timeout < kMost || state_->given_up) return;
   state_->given_up = true;
   Ending::all().add(-1);

@@ -1,9 +1,9 @@
-// The end of a communicator, on a thread of its own.
+// Ends a communicator on a separate thread.
 //
-// NCCL's destroy and its abort come back when every CUDA graph that has captured the communicator
-// is gone, and a graph may be dropped behind it, by the same thread or by one that needs a lock of
-// that thread's: whoever called either by itself could wait for ever. Abort ends the kernels that
-// run before it begins to wait.
+// NCCL's destroy and abort return only after every CUDA graph that captured the communicator is
+// gone. The calling thread may be the one that drops such a graph later, or may hold a lock that
+// the dropping thread needs. Calling them directly could therefore deadlock. Abort ends the running
+// kernels before it starts to wait.
 #pragma once
 
 #include <functional>
@@ -14,25 +14,25 @@
 
 namespace nvfp4_moe::internal {
 
-// Calls its argument with the communicator's device as the thread's current one. Empty: there are
-// no devices.
+// Calls its argument with the communicator's device as the thread's current device. Empty: there
+// are no devices.
 using OnDevice = std::function<void(const std::function<void()>&)>;
 
-// A communicator that has begun to end. May be dropped at any time, which waits for nothing.
+// A communicator that is ending. Destroying this object does not wait.
 class CommunicatorEnd {
  public:
   enum class How { kDestroy, kAbort };
   CommunicatorEnd() = default;
-  // comm is NCCL's from here on.
+  // comm belongs to NCCL from here on.
   CommunicatorEnd(const NcclLibrary& nccl, NcclCommunicator comm, How how,
                   const OnDevice& on_device);
 
-  // Until it has ended, or the time is over. At once if nothing ends.
+  // Waits until it has ended or the timeout passes. Returns immediately if nothing is ending.
   void wait(Timeout timeout) const;
 
-  // The most that the end of a failed exchange waits, and the process's exit for those that nobody
-  // has waited for so long: on a busy machine a second may be too short for one that can end. A
-  // rank is so gone within 5 s of its error.
+  // The longest wait for the end of a failed exchange, and at process exit for communicators that
+  // were not already waited for that long. On a busy machine one second may be too short. With this
+  // value a rank exits within 5 s of its error.
   static constexpr Timeout kMost{3000};
 
  private:

@@ -21,7 +21,7 @@ std::string system_says() {
   return text == nullptr ? "no reason given" : text;
 }
 
-// Path of the file that contains the function.
+// Path of the library that contains the function.
 std::string path_of(void* function, const std::string& otherwise) {
   Dl_info info{};
   return dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : otherwise;
@@ -47,7 +47,7 @@ class Functions {
 
 Result<NcclLibrary> load(const std::string& asked) {
   const std::string name = asked.empty() ? kName : asked;
-  // torch's copy is outside the loader's search path, and has the same name once it is loaded.
+  // torch's copy is outside the loader's search path, but has the same name once it is loaded.
   void* handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) {
     dlerror();
@@ -90,7 +90,7 @@ Result<NcclLibrary> load(const std::string& asked) {
 }  // namespace
 
 Result<const NcclLibrary*> NcclLibrary::open(const std::string& path) {
-  // Never closed: communicators and threads of NCCL outlive whoever opened it.
+  // Never closed: communicators and threads of NCCL may outlive the caller.
   static std::mutex& mutex = *new std::mutex;
   static auto& opened = *new std::map<std::string, NcclLibrary>;
   const std::lock_guard lock(mutex);

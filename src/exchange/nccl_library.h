@@ -1,9 +1,8 @@
-// NCCL as it is found at run time: the few functions that ranks on GPUs need, by name, and the
-// types they take.
+// Loads NCCL at run time: the functions that ranks on GPUs need, by name, and their types.
 //
-// There is no dependency on its headers, and it is never linked: a process that has torch has
-// torch's copy, and two copies in one process do not work together. What is declared here is NCCL's
-// public binary interface since 2.18, which later versions keep; an older library is refused.
+// Its headers are not used, and it is never linked: a process that has torch has torch's copy, and
+// two copies in one process do not work together. The declarations are NCCL's public binary
+// interface since 2.18, which later versions keep. An older library is refused.
 #pragma once
 
 #include <climits>
@@ -21,7 +20,7 @@ enum class NcclResult : int {
   kInvalidArgument = 4,
   kInvalidUsage = 5,
   kRemoteError = 6,
-  kInProgress = 7,  // of a communicator that does not block: the call goes on by itself
+  kInProgress = 7,  // for a non-blocking communicator: the call is still in progress
 };
 enum class NcclType : int {
   kBytes = 1,
@@ -33,8 +32,8 @@ enum class NcclSum : int { kSum = 0 };
 struct NcclUniqueId {
   char bytes[128];
 };
-// The first fields of ncclConfig_t, of which `size` says how many there are; INT_MIN and null are
-// "not set".
+// The first fields of ncclConfig_t; `size` is the number of bytes that are present. INT_MIN and
+// null mean "not set".
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -47,18 +46,19 @@ struct NcclConfig {
 };
 
 struct NcclLibrary {
-  // 2.18.0: communicators that do not block, as they are used here
+  // 2.18.0: has non-blocking communicators as they are used here
   static constexpr int kLeastVersion = 21800;
 
-  // The library of that path or name, opened once a process. Empty: the copy that the process has
-  // already, else libnccl.so.2 on the system's search path. kUnsupported, with the names that were
-  // tried and what the system said, if there is none, if it is too old, and if it lacks a function.
+  // The library of that path or name, opened once per process. Empty: the copy that is already
+  // loaded, otherwise libnccl.so.2 on the system's search path. kUnsupported, with the names that
+  // were tried and the system's message, if there is none, if it is too old, or if a function is
+  // missing.
   static Result<const NcclLibrary*> open(const std::string& path = "");
 
-  std::string path;  // as the system names what was opened
-  int version = 0;   // 22809 is 2.28.9
+  std::string path;  // path of the file, as reported by the system
+  int version = 0;   // 22809 means 2.28.9
   std::string version_text() const;
-  // "ncclSend: unhandled system error (what NCCL's log has)".
+  // "ncclSend: unhandled system error (last message of NCCL's log)".
   Status failure(const char* function, NcclResult result, NcclCommunicator comm) const;
 
   NcclResult (*get_version)(int*) = nullptr;

@@ -1,6 +1,6 @@
-// A region is allocated by every rank for itself and opened by every other one: by its address in
-// the same process, else by a handle. What a larger one replaces stays, since captured graphs hold
-// its addresses.
+// Every rank allocates its own memory for a region and opens that of all others: by address if they
+// share a process, otherwise by handle. When a region grows, its old memory stays allocated, since
+// captured graphs hold its addresses.
 #include "exchange/peers.h"
 
 #include <unistd.h>
@@ -27,14 +27,14 @@ namespace {
 constexpr const char* kHidden =
     ": the process of the former does not see the latter (CUDA_VISIBLE_DEVICES, or another "
     "container)";
-constexpr Timeout kLastWords{10 * 1000};  // that a rank may be behind one which ends
-constexpr int64_t kGranularity = int64_t{2}
-                                 << 20;  // an allocation of its own, which can be shared whole
+constexpr Timeout kLastWords{10 * 1000};  // how long to wait, at the end, for a rank that is late
+// large enough to be an allocation of its own, which can be shared as a whole
+constexpr int64_t kGranularity = int64_t{2} << 20;
 
-// Who a rank is, as far as that says how others reach its memory.
+// Identifies a rank as far as others need it to reach its memory.
 struct Identity {
   uint64_t process = 0;
-  int64_t pid = 0;     // a child of a fork has its parent's number of the process
+  int64_t pid = 0;     // distinguishes a forked child, which has the same `process` as its parent
   char host[40] = {};  // boot id
   char pci_address[32] = {};
   int32_t device = 0;
@@ -51,7 +51,7 @@ Result<Identity> identity_of(PeerDevice& device) {
   Identity mine;
   mine.process = process;
   mine.pid = getpid();
-  // Ranks whose host is unknown must not count as ranks of one host.
+  // Ranks whose host is unknown must not be treated as ranks of one host.
   NVFP4_MOE_ASSIGN(const std::string host, boot_id());
   host.copy(mine.host, sizeof(mine.host) - 1);
   NVFP4_MOE_ASSIGN(const std::string address, device.pci_address());
@@ -68,7 +68,7 @@ std::string name_of(const std::vector<Identity>& ranks, size_t rank) {
 }
 
 Status refusal(const std::vector<Identity>& ranks, size_t mine, size_t other, const Status& why) {
-  // CUDA's own words have no code that says more.
+  // CUDA's own errors have no more specific code.
   const Code code = why.code() == Code::kInternal ? Code::kUnsupported : why.code();
   return {code, "peers: expected " + name_of(ranks, mine) + " to reach the memory of " +
                     name_of(ranks, other) + ", got " + why.message()};
@@ -89,7 +89,7 @@ Status check_reach(PeerDevice& device, const std::vector<Identity>& ranks, size_
   return {};
 }
 
-// A rank's memory, as it tells the others.
+// How other ranks can open a rank's memory.
 struct Offer {
   PeerHandle handle;
   uint64_t address = 0;
@@ -138,7 +138,7 @@ class Peers : public PeerMemory {
   }
 
   ~Peers() override {
-    // Enqueued work ends first, by itself or by its timeout, while all memory exists.
+    // Wait first for enqueued work, which finishes or times out, while all memory exists.
     if (device_->synchronize().ok()) await_last_words();
     watch_.reset();
     for (void* memory : opened_) device_->close(memory);
@@ -147,7 +147,7 @@ class Peers : public PeerMemory {
     device_->drop_host_words(host_);
   }
 
-  // The memory that ranks share; from then on it is watched.
+  // Allocates the memory that ranks share and starts the watch.
   Status begin() {
     NVFP4_MOE_ASSIGN(const Region control, reserve(PeerRegion::kControl, sizeof(PeerControl)));
     link_.control = control.addresses;
@@ -195,8 +195,8 @@ class Peers : public PeerMemory {
   const PeerLink& link() const override { return link_; }
 
   Status state() override {
-    // At once, not with the watch's next poll: a run that began a collective call first would wait
-    // for the late rank again.
+    // Check now, not at the watch's next poll: a run that starts a collective call would otherwise
+    // wait for the late rank again.
     NVFP4_MOE_TRY(state_of_work());
     const Watch::Lock lock = watch_->lock();
     return watch_->failure();
@@ -218,8 +218,8 @@ class Peers : public PeerMemory {
   std::string describe() const override { return "peers"; }
 
  private:
-  // Until all ranks have reported that they took this one's last packets, which none of its kernels
-  // waits for: they write that into its memory.
+  // Waits until all ranks have reported that they took this rank's last packets. No kernel of this
+  // rank waits for that report, but it is written into this rank's memory.
   void await_last_words() {
     const auto begin = std::chrono::steady_clock::now();
     const Timeout most = std::min(exchange_.timeout(), kLastWords);
@@ -256,7 +256,7 @@ class Peers : public PeerMemory {
     return static_cast<std::byte*>(*opened);
   }
 
-  // Waits of this rank's kernels end. If not even that reaches the device, they end by their time.
+  // Ends the waits of this rank's kernels. If the request cannot reach the device, they time out.
   void stop() {
     const Status asked = device_->stop(control_);
     static_cast<void>(asked);
@@ -277,9 +277,9 @@ class Peers : public PeerMemory {
   PeerLink link_;
   PeerControl* control_ = nullptr;  // this rank's
   std::array<Region, kPeerRegions> regions_;
-  std::vector<Buffer> memory_;  // this rank's, of all regions that there have been
-  std::vector<void*> opened_;   // the others', of other processes
-  std::optional<Watch> watch_;  // once there is shared memory
+  std::vector<Buffer> memory_;  // this rank's, for all regions ever reserved
+  std::vector<void*> opened_;   // memory of ranks in other processes
+  std::optional<Watch> watch_;  // set once there is shared memory
 };
 
 Status check_hosts(const std::vector<Identity>& ranks) {

@@ -1,10 +1,9 @@
-// Ranks on GPUs of one host that reach each other's memory: no library between them, and one launch
-// where a library has its own.
+// Ranks on GPUs of one host that can access each other's memory. Kernels write directly into
+// other ranks' memory, so that no communication library and none of its launches are needed.
 //
-// A rank has an Exchange first: through it go the handles of memory, what ranks have to agree on,
-// and the failures that no device can detect. What a kernel waits for ends by the device's own
-// clock, in a captured graph too; a thread watches for that, and for ranks that are gone, and then
-// ends all waits.
+// Each rank needs an Exchange first. It carries memory handles, the facts that ranks must agree on,
+// and failures that no device can detect. Kernels time out by the device's own clock, in a captured
+// graph too. A thread watches for timeouts and for ranks that are gone, and then ends all waits.
 #pragma once
 
 #include <memory>
@@ -15,7 +14,7 @@
 
 namespace nvfp4_moe::internal {
 
-// A rank's device, as far as its memory is shared.
+// The operations on a rank's device that sharing memory needs.
 class PeerDevice {
  public:
   struct HostWords {
@@ -24,26 +23,27 @@ class PeerDevice {
   };
   virtual ~PeerDevice() = default;
   virtual int index() const = 0;
-  // Alike in all processes of the host: "0000:3B:00.0".
+  // The same in all processes of the host: "0000:3B:00.0".
   virtual Result<std::string> pci_address() = 0;
-  virtual Result<PeerReach> reach(
-      const std::string& pci_address) = 0;  // whether it reaches the memory of the device there
+  // whether it can access the memory of the device at that address
+  virtual Result<PeerReach> reach(const std::string& pci_address) = 0;
   virtual Result<Buffer> allocate_zeros(int64_t size_bytes) = 0;
   virtual Result<PeerHandle> share(void* memory) = 0;
-  virtual Result<void*> open(const PeerHandle& handle) = 0;  // of another process
+  virtual Result<void*> open(const PeerHandle& handle) = 0;  // memory of another process
   virtual void close(void* memory) = 0;
   virtual Status synchronize() = 0;
   virtual Status stop(PeerControl* control) = 0;  // sets PeerControl::stop, while kernels run
   virtual Result<PeerControl> control(
-      const PeerControl* control) = 0;   // as it is, while other ranks' kernels run
-  virtual Status enable(int other) = 0;  // lets it reach memory of another device of this process
+      const PeerControl* control) = 0;  // reads it while other ranks' kernels run
+  // allows access to memory of another device of this process
+  virtual Status enable(int other) = 0;
   virtual Result<HostWords> make_host_words() = 0;
   virtual void drop_host_words(const HostWords& words) = 0;
 };
 
-// Collective, as connect is. kUnsupported on all ranks, by name, if they are more than kMostPeers,
-// of several hosts, or one's device does not reach another's: then both are named, and why. The
-// exchange lives longer than what comes back.
+// Collective, like connect. kUnsupported on all ranks if there are more than kMostPeers, if they
+// are on several hosts, or if one's device cannot access another's memory; the message names both
+// and the reason. The exchange must outlive the result.
 Result<std::unique_ptr<PeerMemory>> connect_peers(Exchange& exchange,
                                                   std::unique_ptr<PeerDevice> device);
 

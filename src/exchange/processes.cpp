@@ -20,21 +20,21 @@
 
 namespace nvfp4_moe::internal {
 
-// Written by its rank and read by the others. `state` is stored last.
+// Written by its rank, read by the others. `state` is stored last.
 struct RankProcesses::Page {
   static constexpr uint32_t kHere = 0x56345045, kWrites = kHere + 1, kGaveUp = kHere + 2,
                             kLeft = kHere + 3;
   std::atomic<uint32_t> state{kHere};
   int32_t code = 0;
-  char message[504] = {};  // cut to fit, ends with 0
+  char message[504] = {};  // truncated to fit, ends with 0
 };
 
 namespace {
 
-// A rank's process, as the other ranks learn of it.
+// A rank's process, as sent to the other ranks.
 struct ProcessIdentity {
   char host[56] = {};       // boot id and the inode of the pid namespace
-  uint64_t start_time = 0;  // a number may be given to another process
+  uint64_t start_time = 0;  // distinguishes a reused pid
   int32_t pid = 0;
   int32_t page_fd = -1;
 };
@@ -43,7 +43,7 @@ constexpr Timeout kPollInterval{500};
 
 Status cannot_poll(const std::string& why) { return unsupported("processes: " + why); }
 
-// The first bytes of a small file under /proc, by system calls, so that a failure has its reason.
+// Reads the start of a small file under /proc with system calls, so that a failure has a reason.
 Result<std::string> read_proc(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   char text[1024];
@@ -54,17 +54,17 @@ Result<std::string> read_proc(const std::string& path) {
   return std::string(text, static_cast<size_t>(size));
 }
 
-// A field of /proc/PID/stat from the third on.
+// Returns a field of /proc/PID/stat, from the third on.
 Result<std::string> stat_field(int32_t pid, int wanted) {
   NVFP4_MOE_ASSIGN(const std::string text, read_proc("/proc/" + std::to_string(pid) + "/stat"));
-  std::istringstream fields(
-      text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));  // a name may hold anything
+  // the process name may contain anything
+  std::istringstream fields(text.substr(std::min(text.rfind(')'), text.size() - 1) + 1));
   std::string field;
   for (int number = 3; number <= wanted; ++number) fields >> field;
   return field;
 }
 
-// When the process began, in clock ticks.
+// When the process started, in clock ticks.
 Result<uint64_t> start_time_of(int32_t pid) {
   NVFP4_MOE_ASSIGN(const std::string field, stat_field(pid, 22));
   return static_cast<uint64_t>(std::strtoull(field.c_str(), nullptr, 10));
@@ -109,14 +109,14 @@ Status RankProcesses::open_other(int rank, int32_t pid, uint64_t start_time, int
   if (other.process < 0)
     return cannot_poll("expected " + process + ", got " + std::strerror(errno));
   others_.push_back(other);
-  // After it was opened: until then the number could have become another process's.
+  // Check after the pidfd is open: until then the pid could have been reused.
   NVFP4_MOE_ASSIGN(const uint64_t found, start_time_of(pid));
   if (found != start_time)
     return cannot_poll("expected " + process + ", got another process with this number");
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(page_fd);
   const int page = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   struct stat size {};
-  // A file that could shrink would end this process when it is read.
+  // If the file could shrink, reading it would crash this process.
   const bool whole = page >= 0 && ::fstat(page, &size) == 0 && size.st_size == sizeof(Page) &&
                      (std::max(::fcntl(page, F_GET_SEALS), 0) & F_SEAL_SHRINK) != 0;
   void* const memory =
@@ -175,8 +175,8 @@ Status RankProcesses::poll() {
   for (const Other& other : others_) {
     pollfd process{other.process, POLLIN, 0};
     const bool ended = ::poll(&process, 1, 0) > 0;
-    const uint32_t state = other.page->state.load(
-        std::memory_order_acquire);  // after the process: its last word counts
+    // read after checking the process, so that its final state counts
+    const uint32_t state = other.page->state.load(std::memory_order_acquire);
     if (state == Page::kGaveUp) {
       char message[sizeof(Page::message)];
       std::memcpy(message, other.page->message, sizeof(message));
@@ -190,8 +190,8 @@ Status RankProcesses::poll() {
   return failure;
 }
 
-// A rank that is stopped makes no call and launches nothing, and a captured collective that waits
-// for it has no timeout.
+// A stopped rank makes no call and launches nothing, and a captured collective that waits for it
+// has no timeout.
 Status RankProcesses::find_stopped() {
   if (!next_poll_.passed()) return {};
   next_poll_ = Deadline(kPollInterval);

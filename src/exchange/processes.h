@@ -1,10 +1,10 @@
-// The processes of the other ranks on this host. The ranks' own communication reports a rank that
-// died only in a call, and a kernel that waits for that rank reports nothing. So each rank polls
-// the others: the kernel tells it which processes have ended (pidfd), and each rank has a page of
-// memory in which the others read why it gave up.
+// Polls the processes of the other ranks on this host. The ranks' communication reports a dead rank
+// only during a call, and a kernel that waits for that rank reports nothing. So each rank polls the
+// others: pidfds show which processes have ended, and each rank shares a page of memory from which
+// the others read why it gave up.
 //
-// Nothing is connected and nothing listens. Ranks on other hosts, or in containers with process
-// numbers of their own, cannot be polled: their end is reported by the communication's own timeout.
+// There are no connections and no listening sockets. Ranks on other hosts, or in containers with
+// their own pid namespaces, cannot be polled; the communication's own timeout reports their end.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ class RankProcesses {
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
 
-  // The failure of a rank that gave up; or that a rank has left, or its process has ended, or has
-  // been stopped by a signal for longer than the exchange's timeout. This rank then gives up for
-  // that too, so that ranks which poll later report the first end and not those that followed from
-  // it. Does not wait. One thread at a time.
+  // The failure of a rank that gave up. Otherwise the error that a rank has left, that its process
+  // has ended, or that a signal has stopped it for longer than the exchange's timeout. This rank
+  // then gives up with that error too, so that ranks that poll later report the first cause and not
+  // its consequences. Does not wait. One thread at a time.
   Status poll();
-  // Sets the result of the other ranks' polls from now on. Only the first call counts.
+  // Sets the result of the other ranks' polls from now on. Only the first call has an effect.
   void give_up(const Status& why);
-  // In a forked child, before the end of this object: the parent has not left.
+  // Call it in a forked child before the destructor: the parent has not left.
   void drop_in_child() { in_child_ = true; }
 
  private:
@@ -42,7 +42,7 @@ class RankProcesses {
     int32_t pid = 0;
     int process = -1;  // pidfd
     const Page* page = nullptr;
-    std::optional<Deadline> stopped{};  // since a poll found it stopped
+    std::optional<Deadline> stopped{};  // set when a poll found it stopped
   };
   explicit RankProcesses(Timeout timeout) : timeout_(timeout) {}
   Status make_page();
@@ -50,7 +50,7 @@ class RankProcesses {
   Status open_other(int rank, int32_t pid, uint64_t start_time, int32_t page_fd);
 
   const Timeout timeout_;
-  Deadline next_poll_{Timeout{0}};  // of /proc, which is slow
+  Deadline next_poll_{Timeout{0}};  // next poll of /proc, which is slow
   int page_fd_ = -1;
   Page* page_ = nullptr;  // this rank's
   std::vector<Other> others_;

@@ -1,7 +1,7 @@
-// All ranks bring their call, then each copies what is for it out of the others' memory.
+// All ranks post their call; then each copies its blocks from the others' memory.
 //
-// A call has two parts. Until all ranks have come, it may fail: by a rank that is late, leaves or
-// aborts. Once they have, it cannot, since what is left is one copy on each rank; so no rank
+// A call has two phases. Until all ranks have arrived it may fail, because a rank is late, leaves
+// or aborts. After that it cannot fail, since only one copy on each rank remains. So no rank
 // returns while another still reads its memory.
 #include "exchange/threads.h"
 
@@ -69,7 +69,7 @@ Result<std::unique_ptr<Exchange>> ThreadGroup::join(int rank, int world, Timeout
     if (!changed_.wait_for(lock, timeout, all_there)) fail(late("join", joined_, timeout));
     if (!failure_.ok()) {
       const Status failure = failure_;
-      lock.unlock();  // the transport takes the lock to leave
+      lock.unlock();  // the transport's destructor takes the lock
       return failure;
     }
   }
@@ -148,7 +148,7 @@ Status ThreadGroup::all_to_all_v(int rank, const AllToAll& call) {
   }
   if (begun_ != number) return failure_;
   lock.unlock();
-  copy(rank);  // nobody writes to calls_ until all have copied
+  copy(rank);  // calls_ does not change until all have copied
   lock.lock();
   if (++copied_ == world_) {
     std::fill(arrived_.begin(), arrived_.end(), false);

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process: for tests, and for what runs without a second process.
+// Ranks as threads of one process, for tests and for programs without a second process.
 #pragma once
 
 #include <condition_variable>
@@ -10,14 +10,14 @@
 
 namespace nvfp4_moe::internal {
 
-// Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done;
-// the others' calls then end with a message that names it.
+// Connects the ranks of one world. Each rank's thread joins once and drops its Exchange when done.
+// Later calls of the others then fail with a message that names the rank.
 class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
  public:
   static Result<std::shared_ptr<ThreadGroup>> make(int world);
 
-  // Waits for all ranks. If one claims another world, or a rank that is taken, every rank gets that
-  // failure.
+  // Waits for all ranks. If one passes another world size, or a rank that is already taken, every
+  // rank gets that failure.
   Result<std::unique_ptr<Exchange>> join(int rank, int world, Timeout timeout = kExchangeTimeout);
 
  private:
@@ -34,13 +34,13 @@ class ThreadGroup : public std::enable_shared_from_this<ThreadGroup> {
   const int world_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  Status failure_;               // the first one; every call that has not begun to copy returns it
+  Status failure_;  // the first failure; every call that has not started to copy returns it
   std::vector<bool> joined_;     // (world)
-  std::vector<bool> arrived_;    // (world) whose call stands in calls_
+  std::vector<bool> arrived_;    // (world) ranks whose call is in calls_
   std::vector<AllToAll> calls_;  // (world)
-  uint64_t begun_ = 0;           // calls that all ranks have come to, and from which they copy
-  uint64_t ended_ = 0;           // calls that all ranks have copied from
-  int copied_ = 0;               // ranks that have, in the call that has begun
+  uint64_t begun_ = 0;  // number of calls in which all ranks have arrived and started to copy
+  uint64_t ended_ = 0;  // number of calls in which all ranks have copied
+  int copied_ = 0;      // ranks that have copied in the current call
 };
 
 }  // namespace nvfp4_moe::internal

@@ -42,10 +42,10 @@ void Watch::run() {
     if (!failure_.ok()) return;
     if (const Status seen = watched_.poll(); !seen.ok()) {
       const Status failure = fail_all(lock, seen);
-      static_cast<void>(failure);  // what the next call returns
+      static_cast<void>(failure);  // the next call returns it
       return;
     }
-    // Not under the mutex: a run that enqueues does not wait for the transport.
+    // Poll without the mutex, so that a run that enqueues does not wait for the transport.
     lock.unlock();
     const Status others = exchange_.poll();
     lock.lock();

@@ -1,8 +1,8 @@
-// Watches what a rank has enqueued on its device. No call waits for that work, so a thread polls.
+// Watches the work that a rank has enqueued on its device. No call waits for that work, so a thread
+// polls.
 //
-// A failure that the device reports, or a rank that has left or failed, ends the link between the
-// devices. The first failure is the one that stays. The exchange passes on a failure that only this
-// rank knows.
+// If the device reports a failure, or a rank has left or failed, the link between the devices ends.
+// Only the first failure is kept. If only this rank knows of it, the exchange passes it on.
 #pragma once
 
 #include <condition_variable>
@@ -20,31 +20,31 @@ namespace nvfp4_moe::internal {
 class Watch {
  public:
   using Lock = std::unique_lock<ForkMutex>;
-  // The poll and the end of the watched work. Both are called under the watch's mutex, from any
+  // Functions that poll and end the watched work. Both are called under the watch's mutex, from any
   // thread.
   struct Watched {
     std::function<Status()> poll;  // does not wait; not called again after a failure
     std::function<void(const Status& why)>
-        fails;  // once, by the first failure: ends what is enqueued
+        fails;  // called once, with the first failure: ends the enqueued work
   };
 
-  // Polls from here on, every kInterval. The exchange outlives it.
+  // Starts polling, every kInterval. The exchange must outlive it.
   Watch(Exchange& exchange, Watched watched);
   ~Watch() { end(); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // No poll is in progress when it returns, and none follows. In a forked child there is no thread
+  // After it returns no poll is in progress and none follows. In a forked child there is no thread
   // to wait for.
   void end();
 
-  // For code that changes what `poll` and `fails` read.
+  // For code that changes data that `poll` and `fails` read.
   Lock lock() { return Lock(mutex_); }
-  // Under the mutex. Ok while there is none.
+  // Call under the mutex. Ok if there is no failure.
   const Status& failure() const { return failure_; }
-  // Under the mutex: of this rank alone. What comes back is the failure that stays.
+  // Call under the mutex, for a failure of this rank only. Returns the failure that is kept.
   const Status& fail(const Status& why);
-  // Under the mutex, which it gives back: passes the failure on to the other ranks.
+  // Call under the mutex, which it releases: passes the failure on to the other ranks.
   Status fail_all(Lock& lock, const Status& why);
 
   static constexpr Timeout kInterval{50};
@@ -53,7 +53,7 @@ class Watch {
   void run();
 
   // A forked child can neither wait for this nor destroy it: the thread does not exist there, and
-  // `changed` counts it as waiting.
+  // `changed` counts it as a waiter.
   struct Poller {
     std::condition_variable_any changed;
     std::thread thread;
@@ -62,7 +62,7 @@ class Watch {
   Exchange& exchange_;
   const Watched watched_;
   const uint32_t process_ = fork_count();
-  ForkMutex mutex_{ForkMutex::AtFork::kAbandoned};  // guards what is below
+  ForkMutex mutex_{ForkMutex::AtFork::kAbandoned};  // guards the members below
   Status failure_;
   bool ends_ = false;
   std::unique_ptr<Poller> poller_ = std::make_unique<Poller>();

@@ -1,4 +1,4 @@
-// Eight bytes at a time, since every code of an expert that is loaded goes through here.
+// Works on eight bytes at a time, since every code of a loaded expert goes through here.
 #include "gguf/blocks.h"
 
 #include <bit>
@@ -12,7 +12,7 @@ static_assert(std::endian::native == std::endian::little,
 
 constexpr uint64_t kLowHalves = 0x0F0F0F0F0F0F0F0F;
 
-// The low halves of eight bytes, in their order, as four bytes of two.
+// Joins the low halves of eight bytes, in order, into four bytes.
 uint64_t join_low_halves(uint64_t bytes) {
   uint64_t out = bytes & kLowHalves;
   out = (out | out >> 4) & 0x00FF00FF00FF00FF;

@@ -1,11 +1,11 @@
-// NVFP4 and MXFP4 as ggml stores them, to codes and block scales as this library does. Exact: bytes
-// are moved, no value is rounded.
+// Converts NVFP4 and MXFP4 from ggml's storage to this library's codes and block scales. Exact:
+// bytes are moved, no value is rounded.
 //
-// ggml keeps a block's scales beside its codes, and the codes of n elements as n/2 bytes of which
-// byte j has element j in the low half and element j + n/2 in the high one (n = 16 for NVFP4, 32
-// for MXFP4). Here byte j has elements 2j and 2j + 1.
+// ggml stores a block's scales next to its codes, and the codes of n elements as n/2 bytes. Byte j
+// has element j in the low half and element j + n/2 in the high one (n = 16 for NVFP4, 32 for
+// MXFP4). Here byte j has elements 2j and 2j + 1.
 //
-//   NVFP4, 64 elements in 36 bytes:  4 scales (E4M3, one a 16), 4 x 8 bytes of codes
+//   NVFP4, 64 elements in 36 bytes:  4 scales (E4M3, one per 16), 4 x 8 bytes of codes
 //   MXFP4, 32 elements in 17 bytes:  1 scale (E8M0), 16 bytes of codes
 #pragma once
 

@@ -1,4 +1,4 @@
-// Opening a GGUF file: the header is read and checked, and nothing behind it.
+// Opens a GGUF file: reads and checks the header, and nothing after it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr uint64_t kFirstBytes = uint64_t{1} << 20;  // a header without a vocabulary
+constexpr uint64_t kFirstBytes = uint64_t{1} << 20;  // enough for a header without a vocabulary
 
 }  // namespace
 
@@ -18,8 +18,8 @@ Result<GgufFile> GgufFile::open(const std::string& path) {
   GgufFile file;
   NVFP4_MOE_TRY(file.open_descriptor(path));
   const std::string shown = printable(path, 4096);
-  // Nothing says how long the header is but the header: it is read again, twice as far, until it is
-  // whole.
+  // Only the header itself determines its length. It is read again with twice the size until it is
+  // complete.
   std::vector<std::byte> head;
   for (uint64_t size = kFirstBytes;; size *= 2) {
     const size_t before = head.size();

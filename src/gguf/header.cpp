@@ -1,5 +1,5 @@
-// The header of a GGUF file: metadata pairs, then tensors that tile the data section; see gguf.h
-// for what is refused.
+// The header of a GGUF file: metadata pairs, then tensors that tile the data section. gguf.h lists
+// what is refused.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,11 +16,11 @@ namespace nvfp4_moe::internal {
 namespace {
 
 constexpr uint64_t kMaxPairs = uint64_t{1} << 16;
-constexpr uint64_t kMaxKeyBytes = 65535;  // as the format says
-constexpr uint64_t kMaxTextBytes = 4096;  // of a text that is kept
+constexpr uint64_t kMaxKeyBytes = 65535;  // the format's limit
+constexpr uint64_t kMaxTextBytes = 4096;  // longest text that is kept
 constexpr uint64_t kMaxArrayElems = uint64_t{1}
-                                    << 14;  // of an array that is kept: one element a layer
-constexpr uint32_t kMaxDimensions = 4;      // as ggml has
+                                    << 14;  // longest array that is kept: one element per layer
+constexpr uint32_t kMaxDimensions = 4;      // ggml's limit
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 24;
 constexpr uint64_t kMaxInt = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
@@ -44,9 +44,9 @@ enum ValueType : uint32_t {
 constexpr std::string_view kValueNames[] = {"uint8",  "int8",    "uint16", "int16",  "uint32",
                                             "int32",  "float32", "bool",   "string", "array",
                                             "uint64", "int64",   "float64"};
-constexpr uint64_t kValueBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // 0: of no fixed size
+constexpr uint64_t kValueBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};  // 0: no fixed size
 
-// Reads from the front of the bytes that are there, and never behind them.
+// Reads from the front of the available bytes, and never past them.
 class Cursor {
  public:
   Cursor(std::span<const std::byte> head, uint64_t file_size_bytes, bool* more_needed)
@@ -57,7 +57,7 @@ class Cursor {
   uint64_t at() const { return at_; }
   uint64_t left_in_file() const { return file_size_bytes_ - at_; }
 
-  // Bytes that the file is said to have next.
+  // Takes the next `count` bytes of the file.
   Result<std::span<const std::byte>> take(uint64_t count, std::string_view what) {
     if (count > left_in_file())
       return bad_input(fmt::format("header: {}: expected {} bytes, got {}: the file is cut off",
@@ -80,7 +80,7 @@ class Cursor {
     return value;
   }
 
-  // The bytes of a text: its length, then itself.
+  // The bytes of a text: its length, then its characters.
   Result<std::string_view> text(std::string_view what) {
     NVFP4_MOE_ASSIGN(const uint64_t length, number<uint64_t>(what));
     NVFP4_MOE_ASSIGN(const std::span<const std::byte> bytes, take(length, what));
@@ -112,7 +112,7 @@ int64_t integer_at(std::span<const std::byte> bytes, uint32_t type, uint64_t i) 
     case kInt16: return load<int16_t>(bytes, i);
     case kUint32: return load<uint32_t>(bytes, i);
     case kInt32: return load<int32_t>(bytes, i);
-    // A number past int64 is no size of anything: it stays the largest there is.
+    // A number past int64 is not a valid size. It becomes the largest int64.
     case kUint64: return static_cast<int64_t>(std::min(load<uint64_t>(bytes, i), kMaxInt));
     default: return load<int64_t>(bytes, i);
   }
@@ -129,8 +129,8 @@ Result<GgufValue> parse_array(Cursor& cursor, std::string_view what) {
         "header: {}: expected an array of numbers, bools or strings, got elements of type {}", what,
         type));
   if (type == kString) {
-    // The shortest text takes eight bytes: a count that the file cannot hold is refused before the
-    // first is read.
+    // The shortest text takes eight bytes. A count that does not fit in the file is refused before
+    // the first text is read.
     if (count > cursor.left_in_file() / 8)
       return bad_input(
           fmt::format("header: {}: expected at most {} strings in what is left of the file, got {}",
@@ -210,8 +210,8 @@ Result<uint64_t> blocks_bytes(const BlockType& type, const std::vector<int64_t>&
   if (row % type.elems != 0)
     return bad_input(fmt::format("expected rows of whole blocks of {} elements for {}, got {}",
                                  type.elems, type.name, shape_string(shape)));
-  // As elements of a byte each the product is checked against 2^63 bits. No type takes more than
-  // eight bytes an element: what it takes fits into 64 bits.
+  // With one byte per element, the product is checked against 2^63 bits. No type takes more than
+  // eight bytes per element, so the result fits in 64 bits.
   NVFP4_MOE_ASSIGN(const uint64_t elems, tensor_bytes(DType::kU8, shape));
   return elems / static_cast<uint64_t>(type.elems) * static_cast<uint64_t>(type.size_bytes);
 }
@@ -235,7 +235,7 @@ Result<TensorInfo> parse_tensor(Cursor& cursor, uint64_t alignment) {
     if (size > kMaxInt)
       return bad_input(fmt::format("{}: dimensions: expected 0 to 2^63 - 1, got {}", what, size));
     info.shape.insert(info.shape.begin(),
-                      static_cast<int64_t>(size));  // ggml names the one that is contiguous first
+                      static_cast<int64_t>(size));  // ggml stores the contiguous dimension first
   }
   NVFP4_MOE_ASSIGN(const uint32_t number, cursor.number<uint32_t>(what));
   NVFP4_MOE_ASSIGN(info.begin, cursor.number<uint64_t>(what));
@@ -264,8 +264,8 @@ uint64_t padded(uint64_t size, uint64_t alignment) {
   return (size + alignment - 1) / alignment * alignment;
 }
 
-// The tensors, in the header's order, must cover the data section, each padded to the alignment;
-// the last need not be.
+// Checks that the tensors, in the header's order, cover the data section. Each is padded to the
+// alignment, except possibly the last.
 Status check_tiling(const std::vector<TensorInfo>& tensors, uint64_t data_bytes,
                     uint64_t alignment) {
   uint64_t covered = 0;
@@ -349,8 +349,8 @@ Result<GgufHeader> parse_gguf_header(std::span<const std::byte> head, uint64_t f
           fmt::format("tensor '{}': expected once, got it twice", printable(info.name)));
     out.tensors.push_back(std::move(info));
   }
-  // A file without tensors, as the first of a split may be, need not be padded to where data would
-  // begin.
+  // A file without tensors, such as the first of a split, need not be padded to the beginning of
+  // data.
   out.data_offset = std::min(padded(cursor.at(), alignment), file_size_bytes);
   NVFP4_MOE_TRY(check_tiling(out.tensors, file_size_bytes - out.data_offset, alignment));
   return out;

@@ -1,4 +1,4 @@
-// Opening an imatrix.dat: names and sizes are read, values are skipped over.
+// Opens an imatrix.dat: reads names and sizes, skips values.
 #include "gguf/imatrix.h"
 
 #include <fmt/format.h>
@@ -18,14 +18,14 @@ static_assert(std::endian::native == std::endian::little,
 constexpr int32_t kMaxEntries = 1 << 20;
 constexpr int32_t kMaxName = 4096;
 
-// Reads on from `at`, never beyond the file.
+// Reads from `at`, never beyond the file.
 class ImatrixCursor {
  public:
   explicit ImatrixCursor(const TensorFile& file) : file_(file) {}
   uint64_t at() const { return at_; }
   bool at_end() const { return at_ == file_.size_bytes(); }
 
-  // The next bytes, which exist.
+  // Skips the next bytes, which must exist.
   Result<uint64_t> skip(uint64_t size_bytes, const std::string& what) {
     if (size_bytes > file_.size_bytes() - at_)
       return bad_input(fmt::format("{}: expected {} bytes from {}, got an end at {}", what,

@@ -1,12 +1,14 @@
 // llama.cpp's importance matrices in their first format (imatrix.dat): for each weight tensor, sums
-// of squares of what its columns were multiplied by. Newer ones are GGUF files, with NAME.in_sum2
-// and NAME.counts.
+// of squares of the inputs of its columns. Newer ones are GGUF files, with NAME.in_sum2 and
+// NAME.counts.
 //
 // Format, little-endian: int32 entries; each: int32 length, name, int32 calls, int32 values, values
-// x F32 (the sum over calls, relative to the rows that a tensor saw; of stacked experts one after
-// the other, all 1 for an expert that saw none). Then, in most files: int32 chunks, int32 length,
-// the data set's name. The reader refuses, with one line that says what and where: counts and
-// lengths beyond the file, names that occur twice, bytes behind the end.
+// x F32. These are the sums over calls, relative to the rows that the tensor multiplied. Stacked
+// experts follow one another, and an expert without rows has all 1. Then, in most files: int32
+// chunks, int32 length, the data set's name.
+//
+// The reader refuses the following, with a message that names the fault and its place: counts and
+// lengths beyond the file, names that occur twice, bytes after the end.
 #pragma once
 
 #include <string>

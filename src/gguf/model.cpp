@@ -1,7 +1,7 @@
 // A model over its GGUF files: one, or the parts of a split.
 //
 // llama.cpp names parts NAME-00001-of-0000N.gguf and writes split.no (from 0), split.count and
-// split.tensors.count into each; all else of the metadata stands in the first alone.
+// split.tensors.count into each. All other metadata is only in the first.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -56,10 +56,10 @@ std::optional<PartName> parse_part_name(std::string_view name) {
   return PartName{std::string(name.substr(0, name.size() - kTail)), *number, *count};
 }
 
-// The one model of a directory, as the name of a file of it.
+// The only model of a directory, as the name of one of its files.
 Result<std::string> only_model(const std::string& directory) {
   NVFP4_MOE_ASSIGN(const std::vector<std::string> names, list_directory(directory));
-  std::map<std::string, std::string> models;  // what names it -> a file of it
+  std::map<std::string, std::string> models;  // model name -> one of its files
   for (const std::string& name : names) {
     if (!named_like_gguf(name) || name.starts_with("mmproj")) continue;
     const std::optional<PartName> part = parse_part_name(name);
@@ -112,7 +112,7 @@ Result<bool> is_gguf(const std::string& path) {
   }
   if (!fs::is_regular_file(facts)) return false;
   if (named_like_gguf(path)) return true;
-  // Caches name files by their hash. Read as safetensors, these bytes are a length that no header
+  // File names in caches are hashes. As safetensors, these bytes would be a length that no header
   // has.
   const Result<std::string> head = read_first_bytes(path, 4);
   return head.ok() && *head == "GGUF";

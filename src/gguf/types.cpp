@@ -1,4 +1,4 @@
-// The element types of ggml by their numbers in files; see gguf.h. Sizes are those of ggml's
+// The element types of ggml by their numbers in files. See gguf.h. Sizes are those of ggml's
 // blocks.
 #include "gguf/gguf.h"
 
@@ -11,7 +11,7 @@ struct Numbered {
 };
 constexpr uint32_t kMxfp4 = 39;
 constexpr uint32_t kNvfp4 = 40;
-// Numbers that are left out stood for types that no file has any more.
+// Missing numbers were types that no file has any more.
 constexpr Numbered kTypes[] = {
     {0, {"F32", 1, 4}},         {1, {"F16", 1, 2}},          {2, {"Q4_0", 32, 18}},
     {3, {"Q4_1", 32, 20}},      {6, {"Q5_0", 32, 22}},       {7, {"Q5_1", 32, 24}},

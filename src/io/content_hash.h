@@ -1,5 +1,5 @@
-// The 128-bit hash (XXH3) that tells content from other content: shards of an earlier run, sources,
-// caches. It finds accidents, not forgeries.
+// A 128-bit hash (XXH3) that detects changed content: shards of an earlier run, sources, caches. It
+// detects accidents, not forgeries.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ class ContentHasher {
   ~ContentHasher();
   void bytes(const void* data, size_t size_bytes);
   void number(int64_t value);
-  void text(std::string_view value);  // with its length, so that neighbours cannot swap characters
+  void text(std::string_view value);  // with its length, so that texts cannot exchange characters
   ContentHash digest() const;
 
  private:
@@ -38,8 +38,8 @@ class ContentHasher {
 };
 
 ContentHash content_hash(const void* data, size_t size_bytes);
-// Hash of a regular file's bytes, read once from end to end; `path` is not a link. Its pages leave
-// the page cache again.
+// Hashes a regular file's bytes, read once from end to end. `path` is not a link. The file's pages
+// are dropped from the page cache afterwards.
 Result<ContentHash> hash_file(const std::string& path);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,4 @@
-// Reading whole text files; see files.h.
+// Reads whole text files. See files.h.
 #include "io/files.h"
 
 #include <dirent.h>
@@ -57,7 +57,7 @@ Result<bool> has_entry(const std::string& path) {
 
 namespace {
 
-// The file's first bytes: as many as it has, and at most size_bytes.
+// The file's first bytes: size_bytes, or fewer if the file is shorter.
 Result<std::string> read_bytes(const RegularFile& file, const std::string& path,
                                size_t size_bytes) {
   std::string text(size_bytes, '\0');

@@ -1,5 +1,5 @@
-// See json.h. Arrays and objects nest to a bounded depth only: 256 levels if text is read, few if
-// code builds them; so destruction and writing recurse.
+// See json.h. Arrays and objects have a bounded depth: 256 levels if text is read, few if code
+// builds them. So destruction and writing recurse.
 #include "io/json.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Text that stands between quotes as it is.
+// Whether the text needs no escapes between quotes.
 bool is_plain(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) {
     const auto byte = static_cast<unsigned char>(c);
@@ -20,7 +20,7 @@ bool is_plain(std::string_view text) {
   });
 }
 
-// A scalar's nlohmann::json holds no tree: its destruction allocates nothing.
+// Uses a scalar nlohmann::json. It has no tree, so its destruction allocates nothing.
 void write_string(const std::string& text, bool ascii, std::string& out) {
   if (is_plain(text)) {
     out += '"';
@@ -59,8 +59,8 @@ Json::Json(std::initializer_list<Json> values) {
   for (const Json& pair : values) items().push_back({pair.front().text(), pair[1]});
 }
 
-// Not the variant's own copy: libstdc++ 12 takes a variant of such types for one that always holds
-// a value, and destroys what it never made if copying that throws.
+// Does not use the variant's own copy. libstdc++ 12 assumes that a variant of such types always
+// holds a value, and if copying throws, it destroys what it never constructed.
 Json::Json(const Json& other) {
   std::visit(
       [this](const auto& value) {

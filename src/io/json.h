@@ -3,7 +3,7 @@
 // nlohmann::json reads and writes the numbers and strings, but does not keep the trees: its
 // destructor allocates, and ends the process if there is no memory left. Members stay in the order
 // in which they were added. The interface is the part of nlohmann::ordered_json that the library
-// uses; a getter that finds another type gives T().
+// uses. A getter that finds another type returns T().
 #pragma once
 
 #include <cmath>
@@ -29,7 +29,7 @@ class Json {
   using Object = std::vector<Member>;
 
   Json();
-  Json(std::nullptr_t) : Json() {}  // NOLINT: implicit by design, as all that follow
+  Json(std::nullptr_t) : Json() {}  // NOLINT: implicit by design, like all that follow
   template <std::same_as<bool> T>
   Json(T value) : value_(value) {}  // NOLINT
   template <std::signed_integral T>
@@ -58,9 +58,9 @@ class Json {
   static Json array();
   static Json array(std::initializer_list<Json> values);
   static Json object();
-  // A value that is_discarded() if the text is no JSON, or nests more than 256 deep. Of members
-  // with the same name the last counts. Text that nobody vouches for: json_strict.h. non_finite: as
-  // in JsonLimits.
+  // Returns a value that is_discarded() if the text is not JSON, or nests more than 256 deep. If
+  // members have the same name, the last one counts. For untrusted text use json_strict.h.
+  // non_finite: as in JsonLimits.
   static Json parse(std::string_view text, bool non_finite = false);
 
   bool is_discarded() const { return std::holds_alternative<Discarded>(value_); }
@@ -88,11 +88,11 @@ class Json {
       return is_number() ? number_as<T>(std::get<double>(value_)) : T();
     }
   }
-  const std::string& text() const;  // of a string; else ""
+  const std::string& text() const;  // of a string; otherwise ""
 
-  size_t size() const;  // of an array or object; 0 of null, 1 of anything else
+  size_t size() const;  // of an array or object; 0 for null, 1 for anything else
   bool empty() const { return size() == 0; }
-  // An array's elements; of anything else none.
+  // An array's elements; empty for anything else.
   const Json* begin() const;
   const Json* end() const;
   template <std::integral Index>
@@ -106,13 +106,13 @@ class Json {
   const Json& front() const { return *begin(); }
   void push_back(Json value);  // null becomes an array first
 
-  const Object& items() const;  // an object's members; of anything else none
+  const Object& items() const;  // an object's members; empty for anything else
   Object& items();
-  const Json* find(std::string_view key) const;  // null if there is none
+  const Json* find(std::string_view key) const;  // null pointer if there is no such member
   bool contains(std::string_view key) const { return find(key) != nullptr; }
-  const Json& operator[](std::string_view key) const;  // null if there is none
+  const Json& operator[](std::string_view key) const;  // null value if there is no such member
   const Json& operator[](const char* key) const { return (*this)[std::string_view(key)]; }
-  Json& operator[](std::string_view key);  // added if there is none; null becomes an object first
+  Json& operator[](std::string_view key);  // adds a missing member; null becomes an object first
   Json& operator[](const char* key) { return (*this)[std::string_view(key)]; }
   void update(const Json& object);  // adds and replaces members
   // The member, or `fallback` if there is none or it has another type.
@@ -120,10 +120,10 @@ class Json {
   std::string value(std::string_view key, const char* fallback) const;
   int64_t value(std::string_view key, int64_t fallback) const;
 
-  // Without breaks, or with each member and element indented by `indent` spaces a level. Bytes that
-  // are not UTF-8 are replaced. Inf and NaN are null, since JSON has no such numbers. non_finite:
-  // Infinity, -Infinity and NaN instead, for messages and for a config.json that had them: only
-  // Python reads that.
+  // Writes without breaks, or with each member and element indented by `indent` spaces per level.
+  // Bytes that are not UTF-8 are replaced. Inf and NaN become null, since JSON has no such numbers.
+  // If non_finite is set, they become Infinity, -Infinity and NaN, for messages and for a
+  // config.json that had them. Only Python reads that.
   std::string dump(int indent = -1, bool ascii = false, bool non_finite = false) const;
 
   // Numbers are equal by value.
@@ -143,7 +143,7 @@ class Json {
   struct Real {
     double value;
   };
-  // Defined in json.cpp, as all that makes a variant: Member is not complete here.
+  // Everything that makes a variant is defined in json.cpp, since Member is incomplete here.
   explicit Json(Signed number);
   explicit Json(Unsigned number);
   explicit Json(Real number);
@@ -155,8 +155,8 @@ class Json {
     for (const auto& value : values) array.emplace_back(value);
     return Json(std::move(array));
   }
-  // A number as T; T() for an integer type that cannot hold its value, which a cast must not be
-  // asked for.
+  // A number as T. T() for an integer type that cannot hold its value, since the cast would be
+  // undefined.
   template <class T, class Number>
   static T number_as(Number number) {
     if constexpr (std::is_integral_v<T> && std::is_floating_point_v<Number>) {

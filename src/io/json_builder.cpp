@@ -11,12 +11,12 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr size_t kSearched = 16;  // members up to which an object is searched from end to end
+constexpr size_t kSearched = 16;  // objects with up to this many members are searched linearly
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 struct NonFiniteWord {
   std::string_view word;
-  std::string_view number;  // of the same length; its digits are chosen
+  std::string_view number;  // of the same length; its digits vary
   double value;
 };
 constexpr NonFiniteWord kNonFiniteWords[] = {
@@ -24,7 +24,7 @@ constexpr NonFiniteWord kNonFiniteWords[] = {
     {"Infinity", "1.00E+00", kInfinity},
     {"NaN", "1E0", std::numeric_limits<double>::quiet_NaN()}};
 
-// The whole word at `at`; null if it is another.
+// The whole word at `at`; null if there is another word.
 const NonFiniteWord* word_at(std::string_view text, size_t at) {
   for (const NonFiniteWord& one : kNonFiniteWords) {
     if (!text.substr(at).starts_with(one.word)) continue;
@@ -34,7 +34,7 @@ const NonFiniteWord* word_at(std::string_view text, size_t at) {
   return nullptr;
 }
 
-// A form of the word's number that the text does not have; empty if it has all of them.
+// A form of the word's number that does not occur in the text; empty if all of them occur.
 std::string stand_in(const NonFiniteWord& word, std::string_view text) {
   std::string number(word.number);
   for (int i = 0; i < 100; ++i) {
@@ -68,7 +68,7 @@ NonFiniteNumbers replace_non_finite(std::string_view text) {
       if (word == nullptr) continue;
       if (!chosen.contains(word->word)) {
         std::string number = stand_in(*word, text);
-        if (number.empty()) continue;  // left as it is, and so refused
+        if (number.empty()) continue;  // left unchanged, and so refused
         out.values.emplace(number, word->value);
         chosen.emplace(word->word, std::move(number));
       }

@@ -1,4 +1,4 @@
-// Handler of nlohmann's SAX parser: builds a Json and stops at the first thing that it refuses.
+// Handler of nlohmann's SAX parser. It builds a Json and stops at the first value that it refuses.
 //
 // Private to src/io.
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace nvfp4_moe::internal {
 
-// NaN, Infinity and -Infinity in text that nlohmann reads. Each stands in `text` as a number of the
-// same length, which occurs nowhere else in it, so that positions stay what they are. Words inside
-// strings stay strings.
+// Replacements of NaN, Infinity and -Infinity for text that nlohmann reads. In `text` each is a
+// number of the same length that occurs nowhere else in it, so positions do not change. Words
+// inside strings stay strings.
 struct NonFiniteNumbers {
   std::string text;                                   // empty if the original has no such word
   std::map<std::string, double, std::less<>> values;  // stand-in -> value
@@ -29,8 +29,8 @@ bool in_json_word(char c);
 
 class JsonBuilder {
  public:
-  // strict: a name that an object has already is refused, and members are sorted by name; else the
-  // last value counts.
+  // strict: refuses a repeated name in an object, and sorts members by name. Otherwise the last
+  // value counts.
   JsonBuilder(const JsonLimits& limits, bool strict, const NonFiniteNumbers* numbers = nullptr)
       : limits_(limits), strict_(strict), numbers_(numbers) {}
 
@@ -59,11 +59,11 @@ class JsonBuilder {
   // An open container. `value` stays valid: its parent grows only after it is closed.
   struct Level {
     Json* value;
-    size_t member = 0;                                // where the value of the last key goes
-    std::unordered_map<std::string, size_t> by_name;  // of a large object; a small one is searched
+    size_t member = 0;                                // index of the last key's member
+    std::unordered_map<std::string, size_t> by_name;  // for a large object; a small one is searched
   };
   bool refuse(std::string reason);
-  Json* place(Json value);  // puts a value where it belongs; null if a limit is passed
+  Json* place(Json value);  // stores a value at the current place; null if a limit is exceeded
   bool add(Json value) { return place(std::move(value)) != nullptr; }
   bool open(Json container);
 

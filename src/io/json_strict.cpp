@@ -1,5 +1,5 @@
-// Strict JSON: nlohmann's SAX parser over a JsonBuilder that refuses more than the grammar does;
-// see json_strict.h.
+// Strict JSON: nlohmann's SAX parser with a JsonBuilder that refuses more than the grammar does.
+// See json_strict.h.
 #include "io/json_strict.h"
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Walks the text and leaves its position where the handler can see it: nlohmann tells the position
-// of its own errors only.
+// Walks the text and stores its position for the handler: nlohmann reports the position of its own
+// errors only.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -63,7 +63,7 @@ Result<Json> parse_json_strict(std::string_view text, const JsonLimits& limits) 
         fmt::format("JSON: expected at most {} bytes, got {}", limits.max_bytes, text.size()));
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
     return bad_input(fmt::format("byte {}: NUL byte in JSON", nul));
-  // Said here by position; nlohmann would quote the bytes.
+  // Reports the position; nlohmann would quote the bytes.
   if (const size_t bad = find_invalid_utf8(text); bad != std::string_view::npos)
     return bad_input(fmt::format("byte {}: invalid UTF-8 in JSON", bad));
   NonFiniteNumbers numbers;

@@ -1,4 +1,4 @@
-// Regular files alone are opened for reading; see open_file.h.
+// Opens only regular files for reading. See open_file.h.
 #include "io/open_file.h"
 
 #include <fcntl.h>
@@ -26,7 +26,7 @@ const char* kind_of(mode_t mode) {
 }
 
 Result<RegularFile> open_regular_file(const std::string& path, Links links) {
-  // O_NONBLOCK: opening a FIFO without a writer would wait for ever otherwise.
+  // O_NONBLOCK: otherwise opening a FIFO without a writer would wait forever.
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | (links == Links::kRefuse ? O_NOFOLLOW : 0);
   RegularFile file{Descriptor(::open(path.c_str(), flags)), {}};
   if (file.descriptor.get() < 0) return errno_status(path, "cannot open", errno);

@@ -1,5 +1,4 @@
-// Opening what is to be read: regular files alone, whatever lies under the name. Private to the
-// room.
+// Opens regular files for reading, and refuses anything else under the name. Private to src/io.
 #pragma once
 
 #include <sys/stat.h>
@@ -11,7 +10,7 @@
 
 namespace nvfp4_moe::internal {
 
-// Closed whatever ends the block, an allocation that fails included.
+// Closes the descriptor at the end of the block, also if an allocation fails.
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
@@ -19,7 +18,7 @@ class Descriptor {
   Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor();
   int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }  // the caller's to close
+  int release() { return std::exchange(fd_, -1); }  // the caller closes it
 
  private:
   int fd_;
@@ -31,8 +30,8 @@ struct RegularFile {
   Descriptor descriptor;
   struct stat facts;
 };
-// For reading. kIo with the system's reason, which a link is too if links are refused; kBadInput,
-// naming the kind, if it is not a regular file. A FIFO without a writer is not waited for.
+// Opens for reading. kIo with the system's reason, also for a link if links are refused. kBadInput
+// with the kind if it is not a regular file. Does not wait for a writer of a FIFO.
 Result<RegularFile> open_regular_file(const std::string& path, Links links = Links::kFollow);
 
 const char* kind_of(mode_t mode);  // "a FIFO"

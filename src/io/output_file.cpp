@@ -1,4 +1,4 @@
-// Temporary file, sync, rename, sync of the folder; see output_file.h.
+// Temporary file, sync, rename, sync of the folder. See output_file.h.
 #include "io/output_file.h"
 
 #include <fcntl.h>
@@ -21,15 +21,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBufferBytes = size_t{1} << 20;  // scalars would cost a system call each otherwise
-constexpr int kMostAttempts = 100;  // to get the temporary name from writers that come and go
+constexpr size_t kBufferBytes = size_t{1} << 20;  // otherwise each scalar would cost a system call
+constexpr int kMostAttempts = 100;  // to get the temporary name while other writers come and go
 
 Status refuse_kind(const std::string& path, mode_t mode) {
   return invalid_argument(fmt::format("{}: expected a regular file to replace or nothing, got {}",
                                       printable(path, 4096), kind_of(mode)));
 }
 
-// Nothing under the name, or a regular file.
+// Checks that the name is free or is a regular file.
 Status check_replaceable(const std::string& path) {
   struct stat facts {};
   if (::lstat(path.c_str(), &facts) != 0)
@@ -50,10 +50,10 @@ bool is_named(int fd, const std::string& path) {
          held.st_dev == named.st_dev && held.st_ino == named.st_ino;
 }
 
-// Whether another open file holds the lock. A file system without locks cannot say so.
+// Whether another open file holds the lock. On a file system without locks, false.
 bool is_locked(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; }
 
-// Removes what a killed writer left. A living writer's file is locked and stays.
+// Removes the file of a killed writer. A living writer's file is locked and stays.
 Status remove_stale(const std::string& partial) {
   struct stat facts {};
   if (::lstat(partial.c_str(), &facts) != 0)
@@ -86,12 +86,12 @@ struct OutputFile::Impl {
   unsigned mode = kFileMode;
   int fd = -1;
   bool finished = false;
-  Status failure;  // of an earlier call: the file can no longer become whole
+  Status failure;  // of an earlier call: the file can no longer be completed
   std::vector<std::byte> buffer;
 
   ~Impl() { discard(); }
 
-  // The lock is given back last: nobody else can have taken the name meanwhile.
+  // The lock is released last, so no other writer can have taken the name meanwhile.
   void discard() {
     if (fd < 0) return;
     if (!finished) ::unlink(partial.c_str());
@@ -107,9 +107,9 @@ struct OutputFile::Impl {
   Status write_all(const std::byte* data, size_t size);
 };
 
-// A new file under the temporary name, locked. Between its creation and the lock another writer may
-// take it for a stale one and remove it: then the name is no longer this file's, and the loop tries
-// again.
+// Creates and locks a new file under the temporary name. Between its creation and the lock, another
+// writer may take it for a stale one and remove it. The name is then no longer this file's, and the
+// loop tries again.
 Status OutputFile::Impl::create_partial() {
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
@@ -185,7 +185,7 @@ Status OutputFile::set_mode(unsigned permissions) {
 Status OutputFile::finish() {
   Impl& impl = *impl_;
   NVFP4_MOE_TRY(sync());
-  // Once more: what stands there may have come while the bytes were made.
+  // Checks again, since something may have appeared under the name while the bytes were made.
   if (Status status = check_replaceable(impl.path); !status.ok())
     return impl.fail(std::move(status));
   if (std::rename(impl.partial.c_str(), impl.path.c_str()) != 0)
@@ -196,7 +196,7 @@ Status OutputFile::finish() {
   impl.fd = -1;
   if (closed != 0 && reason != EINTR)
     return impl.failure = errno_status(impl.path, "cannot close", reason);
-  return impl.failure = sync_directory(folder_of(impl.path));  // the rename lasts only from here
+  return impl.failure = sync_directory(folder_of(impl.path));  // the rename is durable from here
 }
 
 OutputFile::OutputFile() : impl_(std::make_unique<Impl>()) {}
@@ -256,7 +256,7 @@ Status copy_file(const std::string& from, const std::string& to) {
   const unsigned mode = source.facts.st_mode & 0777;
   NVFP4_MOE_ASSIGN(
       OutputFile file,
-      OutputFile::create(to, mode));  // who may not read the source never reads the copy
+      OutputFile::create(to, mode));  // users who cannot read the source cannot read the copy
   std::vector<std::byte> bytes(kBufferBytes);
   for (;;) {
     const ssize_t got = ::read(source.descriptor.get(), bytes.data(), bytes.size());
@@ -279,7 +279,7 @@ Status make_directories(const std::string& path, unsigned mode) {
   fs::path made;
   std::string parent;
   for (const fs::path& part : fs::path(path)) {
-    if (part.empty()) continue;  // behind a slash at the end
+    if (part.empty()) continue;  // after a trailing slash
     parent = made.empty() ? "." : made.string();
     made /= part;
     if (::mkdir(made.c_str(), mode) == 0) {
@@ -292,7 +292,7 @@ Status make_directories(const std::string& path, unsigned mode) {
       return errno_status(made.string(), "cannot create the directory",
                           reason == EEXIST ? ENOTDIR : reason);
   }
-  // The last one may be of a run that was killed before it came to this.
+  // The last folder may be from a run that was killed before this sync.
   return sync_directory(parent);
 }
 
@@ -300,7 +300,7 @@ Status sync_directory(const std::string& directory) {
   const int fd =
       ::open(directory.empty() ? "." : directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) {
-    // A folder may be written to without being read: its names then last when the system writes
+    // A folder may be writable but not readable. Its names are then durable once the system writes
     // them back.
     return errno == EACCES ? Status() : errno_status(directory, "cannot open", errno);
   }

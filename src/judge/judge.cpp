@@ -1,5 +1,5 @@
-// The judges. docs/explanation/numerics.md, "Limits of a whole layer", derives every number here;
-// change both or neither.
+// The comparisons and their limits. docs/explanation/numerics.md, "Limits of a whole layer",
+// derives every number here; change both or neither.
 #include "judge/judge.h"
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// A token's error counts against its own norm, or a tenth of the mean norm: a token that cancels to
-// nothing is no news.
+// A token's error is relative to its own norm, or to a tenth of the mean norm if that is larger,
+// since a large relative error of a token that cancels to nothing means nothing.
 constexpr double kNormFloor = 0.1;
 
 // Rms of one bf16 ulp relative to the rms of values spread evenly over a binade: 2^-7 / sqrt(7/3).
@@ -23,26 +23,25 @@ const double kBf16Step = 0x1p-7 / std::sqrt(7.0 / 3.0);
 // Mean |d| of a Gaussian of rms 1.
 const double kMeanAbs = std::sqrt(2.0 / M_PI);
 
-// What one event (a code or a block scale that falls on the other side of a tie) adds to the
-// squared error of a row, in units of one element's mean square: on average, and at most. Events
-// per element and relative error of SwiGLU.
+// The squared error that one event adds to a row, in units of one element's mean square: on
+// average, and at most. An event is a code or a block scale that falls on the other side of a tie.
+// kEventsPerError is events per element and relative error of SwiGLU.
 constexpr double kEventMean = 0.14;
 constexpr double kEventMost = 1.0;
 constexpr double kEventsPerError = 3.0;
 // The same under int8_block. A block's step is 1/127 of its amax, so an event (a code, or the scale
-// of a whole block, that falls on the other side) is small but not rare: its mean worth is given
-// per unit of error, and at most one block's elements all differ by a step of an amax 5.6 times the
-// rms.
+// of a whole block, that falls on the other side) is small but not rare. Its mean worth is given
+// per unit of error. At most, all elements of one block differ by a step of an amax that is 5.6
+// times the rms.
 constexpr double kInt8WorthPerError = 0.025;
 constexpr double kInt8EventMost = 1.0 / 32.0;
-// The same under fp8: a step of E4M3 is at most an eighth of the element, so that by Cauchy and
-// Schwarz mean |d| step is at most an eighth of the rms of d; an element of eight times the rms is
-// worth 1.
+// The same under fp8. A step of E4M3 is at most an eighth of the element, so by Cauchy-Schwarz mean
+// |d| step is at most an eighth of the rms of d. An element of eight times the rms is worth 1.
 constexpr double kFp8WorthPerError = 0.125;
 constexpr double kFp8EventMost = 1.0;
-// Where a row's largest element crosses 448 2^e the row's scale doubles, and what is subnormal
-// under either scale may move, by at most that element over 152917 (448 over 1.5 * 2^-9) for each
-// element of the row.
+// If a row's largest element crosses 448 2^e, the row's scale doubles. Elements that are subnormal
+// under either scale may then move, each by at most that largest element over 152917 (448 over 1.5
+// * 2^-9).
 constexpr double kFp8ScaleStep = 448.0 / (1.5 * 0x1p-9);
 // A bound is broken by chance in one batch of e^21, about 10^9.
 constexpr double kLogOdds = 21.0;
@@ -55,7 +54,7 @@ double gemm1_relative_error(int64_t k, bool biased) {
   return 2.0 * (n / 16.0 + (biased ? 2.0 : 1.0)) * 0x1p-25 * (2.0 / M_PI) * std::sqrt(n);
 }
 
-// The same under fp8, of one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on
+// The same under fp8, for one GEMM: FP8 tensor cores of Hopper err by 2^-14.2 of sum|p| rms on
 // signed data.
 double fp8_relative_error(int64_t k) {
   return std::exp2(-14.2) * (2.0 / M_PI) * std::sqrt(static_cast<double>(k));
@@ -76,7 +75,7 @@ Flips flips_of(ActivationFormat format) {
   return {};  // nothing is quantized
 }
 
-// Bernstein's bound of the flips' share of the output's squared norm, over `elements` intermediate
+// Bernstein's bound on the flips' share of the output's squared norm, over `elements` intermediate
 // values.
 double flip_share(const Flips& flips, double elements, double relative_error, double log_odds) {
   const double mean = flips.worth_per_error * relative_error * elements;
@@ -103,7 +102,7 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
     for (int64_t c = 0; c < channels; ++c) {
       const double e = expected[t * channels + c], a = actual[t * channels + c];
       if (!std::isfinite(e) || !std::isfinite(a)) {
-        // Both non-finite agree only if they are the same thing: NaN and NaN, or the same infinity.
+        // Non-finite values agree only if they are the same: NaN and NaN, or the same infinity.
         const bool same = (std::isnan(e) && std::isnan(a)) || e == a;
         if (!same && result.nonfinite_mismatches++ == 0) {
           result.nonfinite_token = t;
@@ -137,7 +136,7 @@ Comparison compare(const float* expected, const float* actual, int64_t tokens, i
   for (double n : norms) sum += n;
   const double floor = used > 0 ? kNormFloor * sum / static_cast<double>(used) : 0;
   for (size_t t = 0; t < norms.size(); ++t) {
-    // A token that must be exactly zero has no floor to hide behind.
+    // There is no floor for a token that must be exactly zero.
     const double norm = norms[t] > 0 ? std::max(norms[t], floor) : 0;
     const double error = ratio(errors[t], norm);
     if (error > result.worst_token_l2 || result.worst_token < 0) {
@@ -221,7 +220,7 @@ double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_
 
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output) {
   const double steps = std::ceil(static_cast<double>(k) / 32.0);
-  // what is cut off is never more than there is
+  // no more can be cut off than there is
   const double cut_off = std::min(1.0, 34.0 * steps * 0x1p-13);
   return (cut_off + static_cast<double>(splits) * 0x1p-22) * sum_abs + half_ulp_of_output;
 }

@@ -1,8 +1,8 @@
-// The judges: how a result is compared with what it should be. Used by the tests and by `verify`.
+// Compares results with expected ones. Used by the tests and by `verify`.
 //
-// Several metrics are read together; NaN where a number was expected, or a number where NaN was, is
-// always a failure. The bounds and their derivations are here and in docs/explanation/numerics.md,
-// and nowhere else.
+// Several metrics are used together. NaN instead of an expected number, or a number instead of an
+// expected NaN, is always a failure. The bounds and their derivations are only here and in
+// docs/explanation/numerics.md.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +32,13 @@ struct Comparison {
   int64_t nonfinite_token = -1;  // the first of them
   int64_t nonfinite_channel = -1;
 };
-// (tokens, channels) row-major. Elements that are NaN, or the same infinity, on both sides enter no
-// metric. A token that is expected to be all zero and is not has an infinite relative error.
+// Compares arrays, (tokens, channels) row-major. Elements that are NaN, or the same infinity, on
+// both sides enter no metric. A token that should be all zero and is not has an infinite relative
+// error.
 Comparison compare(const float* expected, const float* actual, int64_t tokens, int64_t channels);
 
 // Limits of a whole layer against the reference, by config (docs/explanation/numerics.md derives
-// them). More tokens give a tighter limit of the batch, and a slightly wider one of its worst
+// them). More tokens give a tighter limit for the batch, and a slightly wider one for its worst
 // token.
 struct LayerLimits {
   double cosine = 0;
@@ -46,14 +47,15 @@ struct LayerLimits {
   double worst_element = 0;
 };
 LayerLimits layer_limits(const MoeConfig& config, int64_t tokens = 1);
-// Empty if the comparison holds; else which limit broke, by how much, and at which coordinates.
+// Empty if the comparison holds. Otherwise: which limit broke, by how much, and at which
+// coordinates.
 std::string broken_limit(const Comparison& comparison, const LayerLimits& limits);
 
-// The bound (docs/explanation/numerics.md, section 7) of one GEMM output element, of every format
+// The bound (docs/explanation/numerics.md, section 7) of one GEMM output element, for every format
 // if products are exact and added in fp32. sum_abs = alpha * sum |p|.
 double gemm_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
-// The same of FP8 tensor cores of Hopper, which add 32 products at a time, cut off 13 bits behind
-// the largest.
+// The same for FP8 tensor cores of Hopper, which add 32 products at a time and cut off 13 bits
+// below the largest.
 double fp8_tensor_core_bound(int64_t k, int64_t splits, double sum_abs, double half_ulp_of_output);
 
 }  // namespace nvfp4_moe::internal

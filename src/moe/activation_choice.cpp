@@ -9,8 +9,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// The arithmetic of a backend, by its name: engines ask on machines whose build does not have that
-// backend.
+// The arithmetic of a backend, looked up by name, because engines query it on machines whose build
+// lacks that backend.
 enum class Arithmetic { kUnknown, kHost, kBf16TensorCores, kFp4TensorCores };
 Arithmetic arithmetic_of(std::string_view backend) {
   if (backend == "sm100" || backend == "sm120") return Arithmetic::kFp4TensorCores;
@@ -41,7 +41,7 @@ Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::st
           ActivationFormat::kBf16,
           "W4A4 is declared, " + name + " multiplies in bf16, and bf16 is more precise"};
     case ActivationFormat::kFp8:
-      if (backend == "sm100")  // has no GEMMs for it
+      if (backend == "sm100")  // has no fp8 GEMMs
         return ChosenFormat{
             ActivationFormat::kBf16,
             "FP8 activations are declared, sm100 does not run them, and bf16 is more precise"};
@@ -56,8 +56,8 @@ Result<ChosenFormat> choose_activation_format(ActivationFormat declared, std::st
 
 namespace {
 
-// The rule's format for this backend and, in ascending precision, the formats that may run in its
-// place.
+// The rule's format for this backend, followed by the formats that may replace it, in ascending
+// precision.
 Result<std::vector<ChosenFormat>> allowed_formats(const MoeOptions& options,
                                                   std::string_view backend) {
   const ActivationFormat declared = options.activation_format;
@@ -92,7 +92,8 @@ Result<ChosenFormat> choose_activation_format(const MoeOptions& options, const D
     }
   }
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
-  return choose_backend(config, device, forced).status();  // none takes the layer: with the reasons
+  // no backend takes the layer; the status has the reasons
+  return choose_backend(config, device, forced).status();
 }
 
 Result<MoeOptions> with_chosen_format(MoeOptions options, const LayerOptions& layer) {

@@ -1,4 +1,5 @@
-// Checks that layers and linears share: the arrays of a call, without reading them.
+// Checks that layers and linears share: pointers, sizes and dtypes of a call's arrays. They never
+// read the arrays.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ Status check_array(const Array& array);  // not null, aligned to its elements, i
 Status check_apart(const Array& written, const Array& other);  // no byte in common
 Status check_activation_dtype(const char* name, DType dtype);  // BF16, F16 or F32
 Status check_tokens(int64_t tokens, int64_t max_tokens);
-// forked: what the object lies on is a GPU, and this process was forked from the one that opened
-// it. kUnsupported.
+// forked: the object is on a GPU, and this process was forked from the one that opened it. Then
+// kUnsupported.
 Status check_forked(const char* what, bool forked);
 
 }  // namespace nvfp4_moe::internal

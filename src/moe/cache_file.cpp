@@ -17,13 +17,12 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// of the payload under one hash: what a thread takes at a time
+// of the payload per hash: the work of one task
 constexpr size_t kHashBytes = size_t{4} << 20;
-constexpr size_t kReadBytes = size_t{256}
-                              << 10;  // read and hashed at once: stays in the second level of cache
+constexpr size_t kReadBytes = size_t{256} << 10;  // read and hashed at once: fits into the L2 cache
 
 size_t page_up(size_t bytes) { return (bytes + kCachePage - 1) / kCachePage * kCachePage; }
-constexpr size_t kFp8Bytes = 3 * sizeof(CachedFp8Weights);  // of one expert
+constexpr size_t kFp8Bytes = 3 * sizeof(CachedFp8Weights);  // per expert
 size_t head_bytes(size_t scale_sets, bool fp8) {
   return kCachePage + page_up(scale_sets * (sizeof(TensorScales) + (fp8 ? kFp8Bytes : 0)));
 }
@@ -72,7 +71,7 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
-// Whether [offset, offset + size) could be read whole; errno is 0 if the file ended.
+// Whether all of [offset, offset + size) could be read; errno is 0 if the file ended.
 bool read_at(int file, void* to, size_t size, size_t offset) {
   auto* bytes = static_cast<char*>(to);
   while (size > 0) {
@@ -93,8 +92,8 @@ Status read_error(const std::string& shown, int error_number) {
                    ": expected a file that keeps its size, got one that was cut while it was read");
 }
 
-// One hash over the hashes of the payload's parts; hash_part(offset, size) gives one, from any
-// thread.
+// One hash over the hashes of the payload's parts. hash_part(offset, size) computes the hash of one
+// part; any thread may call it.
 template <class HashPart>
 ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPart& hash_part) {
   const size_t parts = (payload_bytes + kHashBytes - 1) / kHashBytes;
@@ -106,7 +105,7 @@ ContentHash hash_of_parts(size_t payload_bytes, Executor& executor, const HashPa
   return content_hash(hashes.data(), hashes.size() * sizeof(ContentHash));
 }
 
-// Reads the payload, a hash of its parts along with it: each part is hashed while it is in cache.
+// Reads the payload and hashes each part while it is in cache.
 Result<ContentHash> read_payload(int file, const std::string& shown, size_t offset,
                                  const Buffer& to, bool hashed, Executor& executor) {
   std::atomic<bool> failed{false};
@@ -141,7 +140,7 @@ Status write_all(int file, const std::string& path, const void* data, size_t siz
   return {};
 }
 
-// The head is the one that is asked for: sizes, key, hash, scales.
+// Checks that the head matches the request: sizes, key, hash, scales.
 Status check_head(const std::string& shown, const std::vector<std::byte>& head,
                   const CacheRequest& request, const std::vector<TensorScales>& scales) {
   CacheHeader header;
@@ -192,8 +191,8 @@ Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string
                                     const CacheRequest& request, Executor& executor) {
   const std::string path = folder.file(name), shown = printable(path, 4096);
   struct stat facts {};
-  // Before it is opened, since opening a device may act; again below, since the name may be given
-  // to another file.
+  // Check before opening, since opening a device may have effects; check again below, since the
+  // name may refer to another file by then.
   if (::fstatat(folder.descriptor(), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) != 0)
     return errno_status(path, "cannot stat", errno);
   if (!S_ISREG(facts.st_mode))
@@ -243,7 +242,7 @@ Status write_cache_file(const CacheFolder& folder, const std::string& name, mode
   struct stat facts {};
   if (::fstat(part.descriptor(), &facts) != 0)
     return errno_status(part.path(), "cannot stat", errno);
-  // A file system that gives everybody the right to write makes files that no reader takes: say so,
+  // On a file system that lets everybody write, files are rejected when they are read: report that
   // and write nothing.
   NVFP4_MOE_TRY(check_cache_owner(printable(part.path(), 4096), facts));
 

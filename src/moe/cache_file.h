@@ -2,17 +2,17 @@
 // byte order.
 //
 //   [0, 4096)                 CacheHeader, zero-padded
-//   [4096, + scales)          tensor scales, (experts, 3) float, and under fp8 behind them
+//   [4096, + scales)          tensor scales, (experts, 3) float, and under fp8 after them
 //                             (experts, 3) CachedFp8Weights; zero-padded to a multiple of 4096
 //   [payload_offset, + size)  PackedWeights::bytes
 //
-// Every byte is under a hash: head_hash covers all in front of the payload but itself, padding
-// included, payload_hash the payload, and nothing lies behind it. The payload's hash is one of
-// hashes of 4 MiB each, so that threads share it.
+// Hashes cover every byte: head_hash everything before the payload, padding included, except
+// itself; payload_hash the payload. Nothing follows the payload. The payload's hash is a hash over
+// hashes of 4 MiB parts, so that threads can share the work.
 //
-// An entry is read into memory and not mapped: nobody can change or cut what a layer computes with,
-// and a file that is cut while it is read is an error and no signal. cache_folder.h says whose
-// entries are used.
+// An entry is read into memory, not mapped. So nobody can change or truncate the data that a layer
+// computes with, and a file that is truncated during the read is an error, not a signal.
+// cache_folder.h defines which entries are trusted.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct CacheHeader {
   uint32_t version;
   uint32_t header_bytes;  // sizeof(CacheHeader)
   ContentHash key;
-  uint64_t scale_sets;      // rows of the tensor scales
-  uint64_t payload_offset;  // multiple of 4096
+  uint64_t scale_sets;      // number of (gate, up, down) tensor scale rows
+  uint64_t payload_offset;  // a multiple of 4096
   uint64_t payload_bytes;
   ContentHash payload_hash;
   ContentHash head_hash;  // of [0, payload_offset) with this field zero
@@ -52,34 +52,34 @@ struct CachedFp8Weights {
 };
 static_assert(sizeof(CachedFp8Weights) == 16);
 
-// Requirements on a file. Whether it has fp8 weights is part of its key.
+// The properties that a file must have. Its key covers whether it has fp8 weights.
 struct CacheRequest {
   ContentHash key;
-  size_t scale_sets = 0;     // (gate, up, down) of each expert
-  size_t payload_bytes = 0;  // of the packed weights
-  bool unchecked = false;    // the payload is read without its hash being compared
-  bool fp8 = false;          // fp8 weights of each expert as well
+  size_t scale_sets = 0;     // (gate, up, down) rows, one for each expert
+  size_t payload_bytes = 0;  // size of the packed weights
+  bool unchecked = false;    // skip the comparison of the payload's hash
+  bool fp8 = false;          // fp8 weights follow the scales
 };
 
 struct CachedLayer {
   Buffer payload;
   std::vector<TensorScales> scales;           // (scale_sets), finite and not negative
-  std::vector<Fp8ExpertWeights> fp8_weights;  // (scale_sets) of legal shifts, or none
+  std::vector<Fp8ExpertWeights> fp8_weights;  // (scale_sets) with valid shifts, or empty
 };
 
-// Reads the entry if it is what `request` asks for; else the Status says why it is not. Opens
-// nothing but a regular file, follows no link and never waits.
+// Reads the entry if it matches `request`; otherwise the Status is the reason. Opens only regular
+// files, follows no links and never blocks.
 Result<CachedLayer> read_cache_file(const CacheFolder& folder, const std::string& name,
                                     const CacheRequest& request, Executor& executor);
 
-// Writes the entry next to its name, syncs it and renames it into place. mode: its permissions,
-// less the umask. fp8_weights: the same number as scales, or none.
+// Writes the entry to a temporary file in the same folder, syncs it and renames it into place.
+// mode: its permissions, before the umask. fp8_weights: as many as scales, or empty.
 Status write_cache_file(const CacheFolder& folder, const std::string& name, mode_t mode,
                         const ContentHash& key, const std::vector<TensorScales>& scales,
                         const std::vector<Fp8ExpertWeights>& fp8_weights, const std::byte* payload,
                         size_t payload_bytes, Executor& executor);
 
-// The two hashes, for tools that make files. head: [0, payload_offset).
+// The two hashes, for tools that write files. head: [0, payload_offset).
 ContentHash cache_head_hash(const std::vector<std::byte>& head);
 ContentHash cache_payload_hash(const std::byte* payload, size_t payload_bytes, Executor& executor);
 

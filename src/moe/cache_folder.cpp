@@ -78,7 +78,8 @@ bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files
     struct stat facts {};
     if (::fstat(file->descriptor(), &facts) != 0 || (facts.st_mode & S_IROTH) == 0) return false;
     std::error_code error;
-    fs::path folder = fs::canonical(file->path(), error);  // links have no permissions of their own
+    // resolve links, which have no permissions of their own
+    fs::path folder = fs::canonical(file->path(), error);
     if (error) return false;
     while (folder.has_relative_path()) {
       folder = folder.parent_path();
@@ -94,8 +95,8 @@ constexpr const char* kEntryEnd = ".packed.";
 constexpr const char* kPartEnd = ".part";
 constexpr time_t kStaleSeconds = 3600;
 
-// 16 digits of this boot of this machine, within which the kernel knows who holds a lock; "unknown"
-// if it has none.
+// 16 digits that identify this boot of this machine, within which the kernel tracks locks;
+// "unknown" if the system has no boot id.
 const std::string& boot_name() {
   static const std::string name = [] {
     const Result<std::string> id = boot_id();
@@ -127,7 +128,7 @@ bool remove_if_dead(const CacheFolder& folder, const std::string& name) {
       ::fstat(file, &held) == 0 && S_ISREG(held.st_mode) && held.st_dev == named.st_dev &&
       held.st_ino == named.st_ino && ::flock(file, LOCK_EX | LOCK_NB) == 0 &&
       (is_of_this_boot(name) || held.st_mtim.tv_sec + kStaleSeconds < std::time(nullptr));
-  // Under the lock: a writer that comes now sees it gone.
+  // Unlink under the lock, so that a new writer sees that the file is gone.
   const bool removed = dead && ::unlinkat(folder.descriptor(), name.c_str(), 0) == 0;
   ::close(file);
   return removed;
@@ -145,9 +146,9 @@ Result<CachePart> CachePart::create(const CacheFolder& folder, const std::string
     const int file = ::openat(folder.descriptor(), part.name_.c_str(),
                               O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
     if (file < 0 && errno == EEXIST)
-      continue;  // of a process of another namespace, or of one that is gone
+      continue;  // of a process in another pid namespace, or of one that is gone
     if (file < 0) return errno_status(part.path(), "cannot create", errno);
-    // A sweep may come between the two calls; then the file is held by it, or gone already.
+    // A sweep may run between the two calls; then it holds the file or has already removed it.
     struct stat facts {};
     const bool locked = ::flock(file, LOCK_EX | LOCK_NB) == 0 ||
                         errno != EWOULDBLOCK;  // some systems have no locks
@@ -173,8 +174,8 @@ CachePart::~CachePart() {
 }
 
 Status CachePart::rename_to(const std::string& name) {
-  // A link under the cache's own name is replaced, and never followed; a device, FIFO or folder
-  // there is somebody's.
+  // A link with the cache's own name is replaced, never followed. A device, FIFO or folder belongs
+  // to someone else.
   const int folder = folder_->descriptor();
   struct stat facts {};
   if (::fstatat(folder, name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0 &&
@@ -191,8 +192,8 @@ Status CachePart::rename_to(const std::string& name) {
 
 int sweep_cache_parts(const CacheFolder& folder) {
   int removed = 0;
-  // By path: a name that is of another folder by now is not in the open one, or is a part file
-  // there too.
+  // List by path. If the path refers to another folder by now, a name from there either does not
+  // exist in the open folder or is a part file there too.
   const auto names = list_directory(folder.path());
   if (!names.ok()) return 0;
   for (const std::string& name : *names)

@@ -1,15 +1,14 @@
-// The folder of a packed cache: whose entries are believed, and who may read those that are
-// written.
+// The folder of a packed cache: which entries are trusted, and who may read new ones.
 //
-// An entry is believed if nobody but this user and root can have written it:
+// An entry is trusted if only this user and root can have written it:
 //   - The folder belongs to one of them, and others may not write to it. The exception is a folder
 //     with the sticky bit (/tmp, an emptyDir): others may add files of their own there, but not
 //     touch those of this user.
-//   - The file belongs to one of them, and its owner only may write it.
-// A group counts as others, since nobody can tell who is in it. Both checks read the descriptors
-// that are used afterwards, and names are looked up in the open folder. So the folders above need
-// no check: whoever renames them gives this process another folder, which is checked in the same
-// way.
+//   - The file belongs to one of them, and only its owner may write to it.
+//
+// A group counts as others, since its members cannot be known. Both checks use the descriptors that
+// are read from afterwards, and names are resolved in the open folder. So parent folders need no
+// check: renaming one only makes this process open another folder, which is checked the same way.
 #pragma once
 
 #include <sys/stat.h>
@@ -25,8 +24,8 @@ namespace nvfp4_moe::internal {
 
 class CacheFolder {
  public:
-  // Makes the folder if it is not there, with `mode` less the umask. kBadInput, with what to do, if
-  // others may have written to it; kIo if it cannot be made or opened.
+  // Creates the folder if it does not exist, with `mode` before the umask. kBadInput, with what to
+  // do, if others may have written to it; kIo if it cannot be created or opened.
   static Result<CacheFolder> open(const std::string& path, mode_t mode = 0755);
   CacheFolder(CacheFolder&& other) noexcept;
   CacheFolder& operator=(CacheFolder&&) = delete;
@@ -42,30 +41,30 @@ class CacheFolder {
   int folder_;
 };
 
-// kBadInput if the open entry can have been written by others. shown: its path, printable.
+// kBadInput if others may have written the open entry. shown: its path, printable.
 Status check_cache_owner(const std::string& shown, const struct stat& facts);
 
-// Whether everybody may read these files, which includes searching every folder above. Entries that
-// are made from others are this user's only: a group's rights cannot be kept, since an entry may
-// get another group than the files have.
+// Whether everybody may read these files, including search permission on every parent folder. If
+// not, entries made from them are readable by this user only. Group permissions cannot be kept,
+// since an entry may belong to another group than the files.
 bool readable_by_everybody(const std::vector<std::unique_ptr<TensorFile>>& files);
 
 // Part files of the packed cache: entries that are being written, next to their final names.
 //
-// A writer holds a lock (flock) on its part file until the file is closed; the system drops the
-// lock with the process, so a lock that can be had means a writer that is gone, whatever process
-// has its number now. If locks do not reach (a network file system that other hosts write, or a
-// boot before this one), a part file is left alone until nobody has written to it for an hour. A
-// part file that is removed under a slow writer costs that writer its entry, no more: its rename
-// fails, and the layer is used as it was packed.
+// A writer holds a lock (flock) on its part file until it closes the file. The system releases the
+// lock when the process ends, so if the lock is free, the writer is gone, even if its pid is in use
+// again. If locks are not visible (a network file system with writers on other hosts, or an earlier
+// boot), a part file is kept until nobody has written to it for an hour. If a slow writer's part
+// file is removed, that writer loses only its cache entry: its rename fails, and its layer stays
+// usable.
 class CachePart {
  public:
-  // NAME.<boot>-<process>-<count>.part in the folder, which outlives it; created with `mode` less
-  // the umask, and locked. Not there before, not a link.
+  // NAME.<boot>-<process>-<count>.part in the folder, which must outlive this object. Created with
+  // `mode` before the umask, and locked. The file must not exist before, not even as a link.
   static Result<CachePart> create(const CacheFolder& folder, const std::string& name, mode_t mode);
   CachePart(CachePart&& other) noexcept;
   CachePart& operator=(CachePart&&) = delete;
-  ~CachePart();  // removes a part that has not been renamed
+  ~CachePart();  // removes a part file that has not been renamed
 
   int descriptor() const { return file_; }
   std::string path() const { return folder_->file(name_); }
@@ -78,8 +77,8 @@ class CachePart {
   int file_ = -1;
 };
 
-// Removes the part files of the folder whose writers are gone; how many. What cannot be read is
-// left.
+// Removes the folder's part files whose writers are gone, and returns their number. Files that
+// cannot be read stay.
 int sweep_cache_parts(const CacheFolder& folder);
 
 }  // namespace nvfp4_moe::internal

@@ -40,7 +40,7 @@ Status hash_bytes(const TensorFile& file, uint64_t offset, uint64_t size_bytes,
   return {};
 }
 
-// Small tensors whole; of a matrix the middle, of stacked ones the middle of each.
+// Hashes small tensors whole; of a matrix the middle; of stacked matrices the middle of each.
 Status hash_sample(const TensorFile& file, const TensorInfo& info, bool whole,
                    ContentHasher& hasher) {
   hasher.text(info.name);
@@ -60,20 +60,21 @@ int64_t nanoseconds(const struct timespec& time) {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// Writes dirty pages back, so that they are clean, and reads the facts of the open file: its name
-// may be another file's by now. false if times do not show each later write: the file system has no
-// clean pages, or cannot write.
+// Writes dirty pages back, so that they are clean, and reads the metadata of the open file; its
+// name may refer to another file by now. Returns false if times do not show every later write,
+// because the file system has no clean pages or cannot write.
 //
-// Times are as coarse as a tick of the kernel's clock, or 2 s if they are whole seconds. Times that
-// are younger than that may be those of an earlier write, so a file that was just written to is
-// checked again a little later.
+// Times are as coarse as a kernel clock tick, or 2 s if they are whole seconds. A time younger than
+// that may be that of an earlier write, so a file that was just written is checked again a little
+// later.
 Result<bool> settled_facts(const TensorFile& file, struct stat& facts) {
   constexpr int64_t kTickNs = 20'000'000, kCoarseNs = 2'100'000'000;
   constexpr int kAttempts = 5;
   const int fd = file.descriptor();
   bool show_writes = true, settled = false;
   for (int attempt = 0; attempt < kAttempts && !settled; ++attempt) {
-    // Unlike fsync this costs nothing if all is clean: the disk's own cache does not matter here.
+    // Unlike fsync this costs nothing if all pages are clean. The disk's own cache does not matter
+    // here.
     constexpr unsigned kWriteAndWait =
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
     if (::sync_file_range(fd, 0, 0, kWriteAndWait) != 0) show_writes = false;
@@ -83,7 +84,7 @@ Result<bool> settled_facts(const TensorFile& file, struct stat& facts) {
     ::clock_gettime(CLOCK_REALTIME, &now);
     const int64_t wait =
         changed + (changed % 1'000'000'000 == 0 ? kCoarseNs : kTickNs) - nanoseconds(now);
-    settled = wait <= 0 || wait > kCoarseNs;  // old enough, or of another clock
+    settled = wait <= 0 || wait > kCoarseNs;  // old enough, or from another clock
     const struct timespec rest { wait / 1'000'000'000, wait % 1'000'000'000 };
     if (!settled) ::nanosleep(&rest, nullptr);
   }
@@ -115,7 +116,7 @@ Status hash_place(const TensorFile& file, bool& times_show_writes, ContentHasher
 
 Result<ContentHash> cache_sample_hash(const CacheSubject& subject, bool whole) {
   ContentHasher hasher;
-  // Tensors that belong together lie under one module: "...experts.7.up_proj." or, of stacked ones,
+  // Tensors that belong together have one module prefix: "...experts.7.up_proj." or, if stacked,
   // "...experts.".
   std::set<std::string> modules;
   const auto add = [&](int64_t expert) {
@@ -154,7 +155,7 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum,
   hasher.number(checksum);
   hasher.text(subject.backend.name);
   hasher.text(to_json(subject.config.options()));
-  const ModelInfo& model = subject.checkpoint.model();  // says how the tensors are read
+  const ModelInfo& model = subject.checkpoint.model();  // determines how the tensors are read
   hasher.text(model.model_type);
   hasher.text(to_string(model.format));
   hasher.text(model.quant_method);
@@ -179,7 +180,7 @@ Result<ContentHash> cache_key(const CacheSubject& subject, bool checksum,
 }
 
 std::string cache_entry_name(const CacheSubject& subject) {
-  // A directory may hold several models in GGUF, each with a file of its own.
+  // A directory may contain several GGUF models, each in one file.
   const TensorIndex& index = subject.checkpoint.index();
   const std::string place = real_path(
       subject.checkpoint.model().gguf ? index.files().front()->path() : index.directory());

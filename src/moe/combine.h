@@ -1,8 +1,8 @@
 // Combine: how a layer whose experts are divided over ranks runs. A MoeLayer of one rank has none.
 //
-// src/parallel has one class for each way: host, NCCL and peer memory, each with all-to-all and
-// all-reduce. A run is link_state, begin, run and, if that fails, fail; MoeLayer::run calls them
-// and checks the batch before.
+// src/parallel has one class for each transport (host, NCCL, peer memory) and method (all-to-all,
+// all-reduce). A run calls link_state, begin, run and, if that fails, fail. MoeLayer::run makes
+// these calls and checks the batch first.
 #pragma once
 
 #include <atomic>
@@ -27,20 +27,20 @@ class Combine {
   const MoeConfig& config() const { return config_; }  // of the whole layer
   int64_t max_tokens() const { return max_tokens_; }   // of this rank's batch
 
-  // Bytes of workspace for a batch of this many tokens.
+  // Workspace bytes for a batch of this many tokens.
   virtual size_t workspace_bytes(int64_t tokens) const = 0;
   // Collective: each rank sends its exchange counts, or why it cannot run (mine), to all. Ok on all
-  // ranks or on none. If mine is Ok it enqueues before that what needs no other rank; batch and
+  // ranks or on none. If mine is Ok, it first enqueues the work that needs no other rank. batch and
   // workspace have been checked.
   virtual Status begin(const Batch& batch, std::byte* workspace, void* stream, Status mine) = 0;
-  // After begin, with the same arguments: the rest of the run.
+  // The rest of the run. Call it after begin with the same arguments.
   virtual Status run(const Batch& batch, std::byte* workspace, void* stream) = 0;
-  // After run has failed: ends the run on all ranks.
+  // Ends the run on all ranks after run has failed.
   virtual void fail(const Status& why) = 0;
 
-  // The failure of the link between the ranks' devices, without waiting. Ok on hosts.
+  // The failure of the link between the ranks' devices, without waiting. Always Ok on hosts.
   virtual Status link_state() = 0;
-  // The same, unless all enqueued work was done before it.
+  // The same, but Ok if all enqueued work had finished before the failure.
   virtual Status work_state() = 0;
   // Faults that runs on a device have found since the last call. Waits for the stream.
   virtual Status report(void* stream) = 0;
@@ -48,12 +48,12 @@ class Combine {
   // (num_experts) assignments to each expert on all ranks since the layer was opened or the last
   // reset. Collective for all-to-all. mine: why this rank cannot take part.
   virtual Result<std::vector<uint64_t>> expert_load(const Status& mine) = 0;
-  virtual Status reset_expert_load() = 0;  // of this rank's batches
+  virtual Status reset_expert_load() = 0;  // this rank's counts
 
-  // The layer's division, for MoeLayer::describe_json.
+  // Describes how the layer is divided, for MoeLayer::describe_json.
   virtual void describe(Json& json) const = 0;
 
-  // One collective call of a rank at a time: a second one would be taken for the other ranks'
+  // Allows one collective call of a rank at a time: other ranks would take a second one for the
   // first.
   class Call {
    public:

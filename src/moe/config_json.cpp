@@ -8,7 +8,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// One walk over the fields serves both ways, so that none can be written and not read.
+// Reading and writing share one list of fields, so no field can be written but not read.
 template <class Options, class Visitor>
 Status visit(Options& options, Visitor&& field) {
   NVFP4_MOE_TRY(field("num_experts", options.num_experts));
@@ -36,8 +36,8 @@ struct Writer {
   Json json{};
   Status operator()(const char* name, int64_t value) { return set(name, value); }
   Status operator()(const char* name, bool value) { return set(name, value); }
-  // Written if it is set, so that a configuration without it reads as it did before the field was
-  // there.
+  // Written only if set, so that a configuration without it keeps the text that it had before the
+  // field existed.
   Status flag(const char* name, bool value) {
     return value || every_field ? set(name, value) : Status();
   }

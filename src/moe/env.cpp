@@ -21,7 +21,8 @@ Status bad_variable(const char* name, const char* expected, std::string_view act
 }
 
 struct LogState {
-  // Held while the callback runs, which may wait for anything: fork() does not wait for it.
+  // Held while the callback runs. The callback may block on anything, so fork() does not wait for
+  // it.
   ForkMutex calls{ForkMutex::AtFork::kAbandoned};
   ForkMutex mutex;  // guards the rest; taken after `calls`
   LogFn callback = nullptr;
@@ -61,7 +62,7 @@ const char* to_string(LogLevel level) { return name_of(level); }
 
 void set_log_callback(LogFn callback, void* user) {
   LogState& state = log_state();
-  const std::lock_guard no_call(state.calls);  // the old callback has returned once this does
+  const std::lock_guard no_call(state.calls);  // when this returns, the old callback has returned
   const std::lock_guard lock(state.mutex);
   state.callback = callback;
   state.user = user;

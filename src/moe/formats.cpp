@@ -1,5 +1,5 @@
-// The front's checks, and where the work goes. A device's table is asked for last, so that a
-// mistake in a call is reported as one in every build.
+// Checks arguments and dispatches to host or device. The device's functions are looked up last, so
+// that a wrong argument is reported as such in every build.
 #include "moe/formats.h"
 
 #include <cmath>
@@ -15,9 +15,9 @@
 namespace nvfp4_moe::internal::formats {
 namespace {
 
-// Keeps every product of two sides, and their bytes, inside int64.
+// Keeps every product of two sides, in elements and in bytes, within int64.
 constexpr int64_t kMaxSide = int64_t{1} << 30;
-constexpr int64_t kMaxScales = int64_t{1} << 40;  // of a call, padding included
+constexpr int64_t kMaxScales = int64_t{1} << 40;  // of a call, including padding
 
 using std::to_string;
 
@@ -44,7 +44,7 @@ Result<const DeviceFormats*> functions_of(const Place& place) {
 
 bool is_side(int64_t size) { return size >= 0 && size <= kMaxSide; }
 
-// name: the array that the sizes are of; side: what its length is called.
+// name: the array that the sizes describe. side: the name of its row length.
 Status check_matrix(const char* name, const char* side, int64_t rows, int64_t cols) {
   if (!is_side(rows) || !is_side(cols))
     return invalid_argument(std::string(name) + ": expected 0 to 2^30 rows and " + side +
@@ -61,7 +61,7 @@ Status check_scale_matrix(int64_t rows, int64_t scale_cols) {
                           ", " + to_string(scale_cols) + ")");
 }
 
-// Padding included, with all matrices, inside int64.
+// Checks that all matrices together, including padding, fit into int64.
 Status check_scale_matrices(int64_t matrices, int64_t rows, int64_t scale_cols) {
   NVFP4_MOE_TRY(check_scale_matrix(rows, scale_cols));
   const int64_t padded = (rows + 128) * (scale_cols + 4);
@@ -174,7 +174,7 @@ Status quantize(const Place& place, const Quantize& asked, QuantizeCounts& count
                                                          *call.tensor_scale, 1.0f));
   }
   if (place.is_host()) return host::quantize(call, counts);
-  // Weights are converted once, and from files that a host reads.
+  // Weights are converted once, from files that a host reads.
   if (call.search == ScaleSearch::kSweep)
     return unsupported("search: sweep is for arrays of the host; a device has max and mse");
   if (call.channel_weights != nullptr)

@@ -1,17 +1,17 @@
-// The format functions (docs/explanation/format.md) on a caller's arrays, on the host or in a
-// device's memory: the one front that C and Python call. Arguments are checked here, once and with
-// one set of messages; then core's functions do the work, or the device's
-// (backend/device_functions.h), which give the same bits.
+// The format functions (docs/explanation/format.md) on a caller's arrays, in host or device memory.
+// This is the only entry point for C and Python. It checks the arguments, with one set of messages,
+// and then calls core's functions or the device's (backend/device_functions.h), which give the same
+// bits.
 //
 // On the host the work is done when a function returns. On a device it is enqueued in the place's
-// stream: nothing is allocated, waited for or read back, so that a graph can hold it. So only a
-// host refuses the numbers in an array, and only a host counts; if it refuses them, a device's
-// scale is NaN.
+// stream; nothing is allocated, waited for or read back, so a graph can capture it. Therefore only
+// the host reports invalid numbers in an array and counts; on a device such numbers give a NaN
+// scale.
 //
 // Arrays are row-major and contiguous. x is (rows, cols) of BF16, F16 or F32, cols a multiple of
-// 16; codes is (rows, cols/2), block_scales (rows, cols/16). Every size is checked before anything
-// is written: kInvalidArgument names the argument, what was expected and what came. Arrays without
-// elements may be null.
+// 16; codes is (rows, cols/2), block_scales (rows, cols/16). All sizes are checked before anything
+// is written: kInvalidArgument names the argument, the expected and the actual value. Empty arrays
+// may be null.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,7 @@ namespace nvfp4_moe::internal::formats {
 class Place {
  public:
   static Place host() { return {}; }
-  // cuda:index. functions: null for those of this build; another table for tests of the front
-  // itself.
+  // cuda:index. functions: null for those of this build; tests of this file pass their own table.
   static Place cuda(int index, void* stream, const DeviceFormats* functions = nullptr) {
     Place place;
     place.is_host_ = false;
@@ -52,8 +51,8 @@ class Place {
   const DeviceFormats* functions_ = nullptr;
 };
 
-// What becomes of a row with NaN or Inf under kStatic and kCompat on the host, whose scale cannot
-// say so. (kWeights always refuses, kDynamicToken gives such a row a NaN scale.)
+// Handling of a row with NaN or Inf under kStatic and kCompat on the host, whose scale cannot
+// express it. (kWeights always refuses; kDynamicToken gives such a row a NaN scale.)
 enum class NonfiniteRows : bool {
   kRefused,  // kInvalidArgument names the row
   kZeroed,   // zero codes and block scales, and the row is counted
@@ -61,28 +60,28 @@ enum class NonfiniteRows : bool {
 
 struct Quantize {
   QuantizeMode mode = QuantizeMode::kWeights;
-  // others are for kWeights alone, and kSweep for the host alone
+  // others only with kWeights, and kSweep only on the host
   ScaleSearch search = ScaleSearch::kMax;
-  // (cols) of kMse and kSweep on the host, as in core/quantize.h, or null
+  // (cols) for kMse and kSweep on the host, see core/quantize.h; or null
   const float* channel_weights = nullptr;
   const void* x = nullptr;
   DType dtype = DType::kBf16;
   int64_t rows = 0;
   int64_t cols = 0;
-  // kWeights: none for amax / 2688 of x. kDynamicToken: none. The other modes need one; kStatic
-  // rounds it up to a power of two, kCompat wants a normal number.
+  // kWeights: if empty, amax / 2688 of x. kDynamicToken: must be empty. The other modes require it:
+  // kStatic rounds it up to a power of two, kCompat requires a normal number.
   std::optional<float> tensor_scale;
   uint8_t* codes = nullptr;
   uint8_t* block_scales = nullptr;
-  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Else one number, what was used; NaN on a
-  // device if weights hold NaN or Inf. Never null but for kDynamicToken without rows.
+  // kDynamicToken: (rows), NaN for a row with NaN or Inf. Otherwise (1), the scale that was used;
+  // NaN on a device if weights contain NaN or Inf. Null only for kDynamicToken without rows.
   float* scales = nullptr;
   NonfiniteRows nonfinite_rows = NonfiniteRows::kRefused;
 };
-// counts: added to, on the host alone.
+// counts: added to, only on the host.
 Status quantize(const Place& place, const Quantize& call, QuantizeCounts& counts);
 
-// Host only: int8 codes (rows, cols) and fp32 scales (rows, cols/16), as core/quantize.h has them.
+// Host only: int8 codes (rows, cols) and fp32 scales (rows, cols/16), as in core/quantize.h.
 struct QuantizeInt8Block {
   const void* x = nullptr;
   DType dtype = DType::kBf16;
@@ -96,16 +95,16 @@ Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts
 struct Dequantize {
   const uint8_t* codes = nullptr;
   const uint8_t* block_scales = nullptr;
-  // where the codes lie: one number, or (rows) with scale_of_row; null: tensor_scale
+  // in the same memory as codes: (1), or (rows) with scale_of_row; null: tensor_scale
   const float* scales = nullptr;
-  bool scale_of_row = false;  // a row whose scale is NaN is NaN
+  bool scale_of_row = false;  // a row with a NaN scale becomes NaN
   float tensor_scale = 1.0f;
   int64_t rows = 0;
   int64_t cols = 0;
   DType out_dtype = DType::kBf16;  // BF16, F16 or F32
   void* out = nullptr;             // (rows, cols)
 };
-// On the host kBadInput names a block scale above 0x7E.
+// On the host kBadInput reports a block scale above 0x7E.
 Status dequantize(const Place& place, const Dequantize& call);
 
 struct SwigluQuantize {
@@ -119,12 +118,12 @@ struct SwigluQuantize {
   int64_t inner = 0;  // a multiple of 16
   bool interleaved = false;
   const float* row_weights = nullptr;  // (rows) router weights under before_down, or null
-  std::optional<float> power_of_two;   // the tensor scale of every row; none: each row its own
+  std::optional<float> power_of_two;  // the tensor scale of every row; empty: each row gets its own
   QuantizedRows out;
 };
 Status swiglu_quantize(const Place& place, const SwigluQuantize& call, QuantizeCounts& counts);
 
-// Matrices of (rows, scale_cols) block scales, one after the other, each laid out by itself
+// Matrices of (rows, scale_cols) block scales, contiguous, each swizzled separately
 // (core/scale_layout.h).
 struct ScaleMatrices {
   const uint8_t* from = nullptr;
@@ -133,25 +132,26 @@ struct ScaleMatrices {
   int64_t scale_cols = 0;  // cols/16
   uint8_t* to = nullptr;
 };
-// Linear to (matrices, swizzled_bytes), padding zeroed; and back.
+// Converts linear to (matrices, swizzled_bytes), with zero padding, and back.
 Status swizzle_scales(const Place& place, const ScaleMatrices& call);
 Status unswizzle_scales(const Place& place, const ScaleMatrices& call);
 // Bytes of one swizzled matrix.
 Result<int64_t> swizzled_bytes(int64_t rows, int64_t scale_cols);
 
-// Host only. Scales (rows, scale_cols) of rows sorted by expert, to tiles with a base per expert.
+// Host only. Converts scales (rows, scale_cols) of rows sorted by expert to tiles; each expert's
+// tiles have their own base.
 struct ExpertScales {
   const uint8_t* from = nullptr;
   int64_t rows = 0;
   int64_t scale_cols = 0;
-  const int64_t* row_offsets = nullptr;  // (experts + 1), from 0 to rows, not decreasing
+  const int64_t* row_offsets = nullptr;  // (experts + 1) ascending, from 0 to rows
   int64_t experts = 0;
-  uint8_t* to = nullptr;  // expert_swizzled_bytes
+  uint8_t* to = nullptr;  // (expert_swizzled_bytes)
 };
 Status swizzle_expert_scales(const ExpertScales& call);
 Result<int64_t> expert_swizzled_bytes(int64_t rows, int64_t scale_cols, int64_t experts);
 
-// Host only. NVFP4 to FP8 E4M3, one scale per tensor or per block.
+// Host only. Converts NVFP4 to FP8 E4M3, with one scale per tensor or per block.
 struct ToFp8 {
   const uint8_t* codes = nullptr;
   const uint8_t* block_scales = nullptr;
@@ -159,17 +159,17 @@ struct ToFp8 {
   int64_t rows = 0;
   int64_t cols = 0;
   std::optional<std::pair<int64_t, int64_t>>
-      block;                // (rows, cols) of a block, 1 to 2^30 each; none: the whole tensor
+      block;                // (rows, cols) of a block, 1 to 2^30 each; empty: the whole tensor
   uint8_t* out = nullptr;   // (rows, cols)
-  float* scales = nullptr;  // fp8_scales, row-major over blocks
+  float* scales = nullptr;  // (fp8_scales) row-major over blocks
 };
 Status to_fp8(const ToFp8& call);
 // (rows, cols) of to_fp8's scales.
 Result<std::pair<int64_t, int64_t>> fp8_scales(
     int64_t rows, int64_t cols, const std::optional<std::pair<int64_t, int64_t>>& block);
 
-// Host only. count codes below 16, one a byte, to count/2 bytes, the even element in the low
-// nibble; and back.
+// Host only. Packs `count` codes below 16, one per byte, into count/2 bytes, the even element in
+// the low nibble; and back.
 Status pack_codes(const uint8_t* codes, int64_t count, uint8_t* packed);
 Status unpack_codes(const uint8_t* packed, int64_t count, uint8_t* codes);
 

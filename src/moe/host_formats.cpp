@@ -1,4 +1,4 @@
-// Inputs are read a row at a time, so that a bf16 tensor is never held as floats as a whole.
+// Inputs are converted row by row, so that a bf16 tensor never exists as floats as a whole.
 #include "moe/host_formats.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Rows of an activation dtype as floats.
+// Rows of an activation dtype, converted to floats.
 class Rows {
  public:
   Rows(const void* x, DType dtype, int64_t cols)
@@ -41,14 +41,14 @@ Status nonfinite_row(int64_t row) {
                           " holds NaN or Inf");
 }
 
-// A row of NaN.
+// Fills a row with NaN.
 void fill_nan(DType dtype, void* row, int64_t cols) {
   if (dtype == DType::kF32) return void(std::fill_n(static_cast<float*>(row), cols, kNan));
   std::fill_n(static_cast<uint16_t*>(row), cols,
               dtype == DType::kBf16 ? uint16_t{0x7FC0} : uint16_t{0x7E00});
 }
 
-// Some rows at a time, since the quantizer makes a table for each call.
+// Processes several rows at a time, since the quantizer builds a table in each call.
 Status quantize_weight_rows(const Quantize& call, Rows& rows, QuantizeCounts& counts) {
   constexpr int64_t kRowsAtOnce = 64;
   float amax = 0;
@@ -91,7 +91,7 @@ Status quantize(const Quantize& call, QuantizeCounts& counts) {
       case QuantizeMode::kDynamicToken: {
         const float amax = amax_of(row);
         const float row_scale = std::isfinite(amax) ? dynamic_token_scale(amax) : 1.0f;
-        // Neither codes nor block scales can say NaN; the row's scale can.
+        // Codes and block scales cannot express NaN; the row's scale can.
         call.scales[r] =
             quantize_row_exact(row, row_scale, codes, block_scales, counts) ? row_scale : kNan;
         break;
@@ -127,7 +127,7 @@ Status dequantize(const Dequantize& call) {
   const int64_t row_bytes = call.cols * (bits(call.out_dtype) / 8);
   for (int64_t r = 0; r < call.rows; ++r) {
     std::byte* const row = static_cast<std::byte*>(call.out) + r * row_bytes;
-    if (std::isnan(call.scales[r])) {  // how quantize encodes a row that held NaN or Inf
+    if (std::isnan(call.scales[r])) {  // how quantize encodes a row that contained NaN or Inf
       fill_nan(call.out_dtype, row, call.cols);
       continue;
     }

@@ -7,7 +7,7 @@
 
 namespace nvfp4_moe::internal::formats::host {
 
-// A kStatic tensor scale is a power of two already.
+// A kStatic tensor scale is already a power of two.
 Status quantize(const Quantize& call, QuantizeCounts& counts);
 Status quantize_int8_block(const QuantizeInt8Block& call, QuantizeCounts& counts);
 Status dequantize(const Dequantize& call);

@@ -1,5 +1,5 @@
-// open -> pack -> plan -> run. What can fail fails in open or in the checks before run; run itself
-// only computes.
+// open -> pack -> plan -> run. Everything that can fail fails in open or in the checks before run;
+// run itself only computes.
 #include "moe/layer.h"
 
 #include <chrono>
@@ -13,8 +13,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Every byte count of a layer stays below this, so that no backend's size arithmetic can overflow.
-// The estimate is in double, which cannot overflow and is far finer than the margin.
+// Every byte count of a layer is below this, so no backend's size arithmetic can overflow. The
+// estimate uses double, which cannot overflow, and its error is far smaller than the margin.
 constexpr double kMaxBytes = static_cast<double>(int64_t{1} << 60);
 
 Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limits& limits) {
@@ -44,7 +44,7 @@ Status check_sizes(const MoeConfig& config, const ExpertRange& range, const Limi
   return {};
 }
 
-// The range that options ask for, with sizes that cannot overflow anywhere.
+// The range in the options, checked so that no size can overflow.
 Result<ExpertRange> checked_range(const MoeConfig& config, const LayerOptions& options) {
   ExpertRange range = options.range;
   if (range.count == 0 && range.first == 0) range.count = config->num_experts;
@@ -61,7 +61,7 @@ std::string place(const LayerSource& source, int64_t local_expert, const ExpertR
 
 int64_t matrix_bytes(const Nvfp4View& view) { return view.rows * (view.cols / 2 + view.cols / 16); }
 
-// Rows `stride` bytes apart, the last of row_bytes, end inside the address space.
+// Checks that rows `stride` bytes apart, the last one row_bytes long, end inside the address space.
 Status check_stride(const char* name, const char* what, const uint8_t* first, int64_t rows,
                     int64_t stride, int64_t row_bytes) {
   if (ends_in_memory(first, rows, stride, row_bytes)) return {};
@@ -70,7 +70,7 @@ Status check_stride(const char* name, const char* what, const uint8_t* first, in
                           " bytes between them");
 }
 
-// Everything about a matrix but its block scales.
+// Checks a matrix except for its block scales.
 Status check_view(const char* name, const Nvfp4View& view, int64_t rows, int64_t cols) {
   const auto where = [name](const char* what) { return std::string(name) + what + ": expected "; };
   if (view.rows != rows || view.cols != cols)
@@ -128,7 +128,7 @@ Status check_no_gate(const Nvfp4View& gate, Activation activation) {
                           std::to_string(gate.cols) + ")");
 }
 
-// A bias of `count` finite numbers, or none if none is expected.
+// Checks for `count` finite bias values, or for no bias if none is expected.
 Status check_bias(const char* name, const float* bias, bool expected, int64_t count) {
   if (!expected) {
     if (bias == nullptr) return {};
@@ -155,9 +155,8 @@ Status MoeLayer::check_source(const ExpertSource& source, int64_t local_expert) 
   if (source.on_device && backend_->memory == nullptr)
     return invalid_argument(std::string("codes, block scales: expected host memory (backend ") +
                             backend_->name + "), got a device's");
-  const auto check = source.on_device
-                         ? check_view
-                         : check_matrix;  // a device's block scales are the packer's to check
+  const auto check =
+      source.on_device ? check_view : check_matrix;  // the packer checks block scales on a device
   const bool gated = has_gate(config->activation);
   NVFP4_MOE_TRY(gated ? check("gate", source.gate, intermediate_size, hidden_size)
                       : check_no_gate(source.gate, config->activation));
@@ -357,7 +356,8 @@ Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer,
   NVFP4_MOE_ASSIGN(source.scales, checkpoint.layer_scales(layer));
   NVFP4_MOE_ASSIGN(source.declared, checkpoint.declared_activations(layer));
   NVFP4_MOE_ASSIGN(const MoeOptions options, checkpoint.layer_options(layer));
-  // The shared expert is cut like the routed ones: the same share of its own intermediate size.
+  // The shared expert is sliced like the routed ones: the same fraction of its own intermediate
+  // size.
   IntermediateSlice shared_slice;
   if (slice.count > 0 && options.shared_intermediate_size > 0) {
     const int64_t routed = options.intermediate_size;
@@ -366,7 +366,7 @@ Result<LayerSource> layer_source(const Checkpoint& checkpoint, int64_t layer,
       return invalid_argument(
           "intermediate slice: expected a part of [0, " + std::to_string(routed) + "), got first " +
           std::to_string(slice.first) + " count " + std::to_string(slice.count));
-    // Exact without overflow: both sizes come from tensors that exist.
+    // Exact and free of overflow: both sizes come from existing tensors.
     if (slice.first * shared % (routed * 16) != 0 || slice.count * shared % (routed * 16) != 0)
       return invalid_argument("intermediate slice: expected one that cuts the shared expert's " +
                               std::to_string(shared) + " at multiples of 16, got first " +

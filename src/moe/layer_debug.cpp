@@ -12,12 +12,12 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// So that a forgotten NVFP4_MOE_DUMP does not fill a disk: each file holds a layer's local experts.
+// Keeps a forgotten NVFP4_MOE_DUMP from filling a disk: each file contains a layer's local experts.
 constexpr int kMaxDumps = 32;
 
-// The path of the next dump of this process, or empty when there were enough. A process of the same
-// number may have left dumps (in a container the first one often does): those stay, and the
-// numbering goes on behind them.
+// The path of this process's next dump, or empty after kMaxDumps. An earlier process with the same
+// pid may have left dumps (common for the first process of a container). They are kept, and the
+// numbering continues after them.
 std::string next_dump(const std::string& directory) {
   static std::atomic<int> dumps{0};
   static std::atomic<int64_t> numbers{0};
@@ -65,7 +65,7 @@ Status LayerDebug::run(const MoeLayer& layer, const Batch& batch, std::byte* wor
   // without tokens there is nothing to replay
   const bool dumped = !dump_directory.empty() && batch.tokens > 0;
   const std::string dump = dumped ? next_dump(dump_directory) : "";
-  if (!dump.empty()) {  // before the call, so that a crash leaves it behind
+  if (!dump.empty()) {  // before the call, so that it exists even after a crash
     NVFP4_MOE_TRY(write_repro(dump, layer, batch, /*with_output=*/false).in("NVFP4_MOE_DUMP"));
     log_line(LogLevel::kInfo, "NVFP4_MOE_DUMP: wrote " + dump);
   }

@@ -1,5 +1,5 @@
-// What NVFP4_MOE_CHECK and NVFP4_MOE_DUMP attach to a layer: the same experts on the reference
-// backend, and a directory for repros. Here runs may allocate, lock and write files.
+// Debug attachments of a layer, set by NVFP4_MOE_CHECK and NVFP4_MOE_DUMP: the same experts on the
+// reference backend, and a directory for repros. Debug runs may allocate, lock and write files.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ struct LayerDebug {
   std::string dump_directory;           // empty: no dumps
   std::unique_ptr<MoeLayer> reference;  // null: no check
 
-  // Runs `layer` on the checked batch, with whatever was asked for before and after.
+  // Runs `layer` on the checked batch, with the requested dump and check.
   Status run(const MoeLayer& layer, const Batch& batch, std::byte* workspace,
              const RunContext& context) const;
 };

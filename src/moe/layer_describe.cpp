@@ -1,4 +1,4 @@
-// describe_json: what a layer really does, every named choice of the numeric contract included.
+// describe_json: how a layer runs, including every named choice of the numeric contract.
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// Replacing an expert of an open layer: at rest, or in the order of a device's stream.
+// Replaces an expert of an open layer, either in place or in the order of a device's stream.
 #include <chrono>
 #include <mutex>
 #include <string>
@@ -11,8 +11,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A run only enqueues, and others are held off, so that a pause between runs comes soon. Over ranks
-// a run waits for others.
+// A run only enqueues, and new ones are held off, so a pause between runs comes soon. Over ranks a
+// run waits for other ranks.
 constexpr std::chrono::seconds kLongestWait{10};
 
 Status busy(const WeightUses::Replacement& refused) {
@@ -57,7 +57,7 @@ Status MoeLayer::replace_in_place(int64_t local_expert, const ExpertSource& sour
         "any time: call "
         "replace_expert_on_stream (in Python replace_expert(..., stream=)) with the stream that "
         "replays it");
-  // On a device a call that has returned may still run. No new one starts.
+  // On a device a run may continue after its call has returned. No new one starts.
   if (backend_->memory != nullptr) NVFP4_MOE_TRY(backend_->memory->synchronize(weights_->device));
   const std::lock_guard no_fork(replacing_);
   const Status packed = backend_->pack_expert(*weights_, local_expert, source);
@@ -83,7 +83,7 @@ Status MoeLayer::replace_expert_on_stream(int64_t local_expert, const ExpertSour
   const WeightUses::HoldOff hold_off(uses_);
   const auto until = std::chrono::steady_clock::now() + kLongestWait;
   while (true) {
-    // Between the kernels of no run: another thread may be enqueuing one in this very stream.
+    // Not between the kernels of a run: another thread may be enqueuing one in this same stream.
     const WeightUses::Replacement replacement(uses_, true);
     if (replacement) return device->put(*weights_, local_expert, staged, last_replacement_, stream);
     if (std::chrono::steady_clock::now() > until) return busy(replacement);

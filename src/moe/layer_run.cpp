@@ -1,5 +1,5 @@
-// A layer's runs, of one rank or over ranks: what is checked before they compute, without reading
-// an array, and what they report.
+// A layer's runs, on one rank or over ranks: the checks before they compute, which read no array,
+// and their reports.
 #include <cstdint>
 #include <string>
 
@@ -56,8 +56,8 @@ Status check_forked(const char* what, bool forked) {
 
 namespace {
 
-// That the selection is this batch's: of its tokens, by a router of the layer's experts, into the
-// batch's arrays.
+// Checks that the selection fits the batch: its tokens, a router with the layer's experts, and
+// outputs to the batch's arrays.
 Status check_selection(const MoeConfig& config, const Batch& batch) {
   const SelectExperts& call = *batch.selection;
   const auto differs = [](const char* what, int64_t expected, int64_t got) {
@@ -149,8 +149,8 @@ Status MoeLayer::run_local(const Batch& batch, void* workspace, size_t workspace
   const WeightUses::Use in_use = use();
   if (!in_use) return Status(Code::kBusy, "run: the layer's weights are being replaced");
   NVFP4_MOE_TRY(note_capture(stream));
-  // A device's stream orders the runs in a workspace. A run of no tokens writes to its workspace
-  // too: counts and offsets.
+  // On a device the stream orders the runs in a workspace. A run without tokens writes to its
+  // workspace too: counts and offsets.
   const WorkspaceClaim claim(backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) return WorkspaceClaim::busy();
   const RunContext context{executor_, stream, status};
@@ -180,12 +180,12 @@ Status MoeLayer::run_over_ranks(const Batch& batch, void* workspace, size_t work
           "shared_weights: expected null (the layer has no shared expert), got a pointer");
     Batch mine = batch;
     if (weights_->config->shared_intermediate_size == 0)
-      mine.shared_weights = nullptr;  // another rank's
+      mine.shared_weights = nullptr;  // unused: another rank runs the shared expert
     NVFP4_MOE_TRY(check_batch(mine, workspace, workspace_bytes));
     return check_workspace(workspace, workspace_bytes, this->workspace_bytes(batch.tokens));
   };
   Status mine = check();
-  // A device's stream orders the runs in a workspace.
+  // On a device the stream orders the runs in a workspace.
   const WorkspaceClaim claim(mine.ok() && backend_->memory == nullptr ? workspace : nullptr);
   if (!claim) mine = WorkspaceClaim::busy();
   const WeightUses::Use in_use = use();
@@ -195,7 +195,7 @@ Status MoeLayer::run_over_ranks(const Batch& batch, void* workspace, size_t work
   NVFP4_MOE_TRY(combine_->begin(batch, bytes, stream, mine));
   const Status status = combine_->run(batch, bytes, stream);
   if (!status.ok())
-    combine_->fail(status);  // the others are past the point where a rank may decline
+    combine_->fail(status);  // the others are past the point at which a rank may decline
   return status;
 }
 
@@ -216,14 +216,16 @@ Result<RunStatus> MoeLayer::status(const void* workspace, size_t workspace_bytes
                                    void* stream) const {
   NVFP4_MOE_TRY(failure(stream));
   const Result<RunStatus> status = read_status(workspace, workspace_bytes, stream);
-  if (combine_) NVFP4_MOE_TRY(combine_->work_state());  // what this has waited for
+  // failures of the work that this has waited for
+  if (combine_) NVFP4_MOE_TRY(combine_->work_state());
   return status;
 }
 
 Result<RunStatus> MoeLayer::read_status(const void* workspace, size_t workspace_bytes,
                                         void* stream) const {
   NVFP4_MOE_TRY(check_workspace(workspace, workspace_bytes, sizeof(RunStatus)));
-  const auto* const status = static_cast<const RunStatus*>(workspace);  // every walk begins with it
+  // every workspace begins with it
+  const auto* const status = static_cast<const RunStatus*>(workspace);
   if (backend_->memory == nullptr) return *status;
   NVFP4_MOE_TRY(check_process("status"));
   RunStatus copy;

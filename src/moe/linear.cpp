@@ -14,7 +14,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// The number that LinearWeights::input_scale holds: 0 if each token has a scale of its own.
+// The value of LinearWeights::input_scale: 0 if each token has its own scale.
 Result<float> resolve_input_scale(const LinearOptions& options) {
   NVFP4_MOE_TRY(check_scale_option(options.activation_format, options.activation_scale));
   NVFP4_MOE_TRY(check_static_headroom(options.activation_scale, options.static_headroom));
@@ -34,7 +34,7 @@ Result<float> resolve_input_scale(const LinearOptions& options) {
                           options.input_scale, options.static_headroom);
 }
 
-// Whether the backend runs on the device, asked with the smallest layer of the same activations.
+// Whether the backend runs on the device, checked with a minimal layer of the same activations.
 Status supports(const Backend& backend, const LinearOptions& options, const DeviceFacts& device) {
   if (backend.linear_pack == nullptr)
     return unsupported("expected a backend with a dense linear, it has none");

@@ -1,8 +1,8 @@
-// NvfpLinear: a dense NVFP4 linear y = x W^T through a backend's own kernels, for attention
+// NvfpLinear: a dense NVFP4 linear y = x W^T with a backend's own kernels, for attention
 // projections and the like.
 //
-// W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As a
-// MoeLayer it is complete or was never returned, and run neither allocates nor locks.
+// W is (rows, cols) = (out_features, in_features), x (tokens, cols), y (tokens, rows). As with
+// MoeLayer, open returns a complete object or an error, and run neither allocates nor locks.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@
 namespace nvfp4_moe::internal {
 
 struct LinearOptions {
-  std::string device = "cpu";  // or "cuda:N": where weights, workspaces and batches lie
-  // or a name of the registry; NVFP4_MOE_BACKEND is used if this is "auto"
+  std::string device = "cpu";  // or "cuda:N": the memory of weights, workspaces and batches
+  // or a name of the registry; if "auto", NVFP4_MOE_BACKEND is used
   std::string backend = "auto";
   ActivationFormat activation_format = ActivationFormat::kNvfp4;
   ActivationScale activation_scale = ActivationScale::kDynamicToken;
-  float input_scale = 0.0f;      // the checkpoint's number, for static and compat; else unused
+  float input_scale = 0.0f;      // the checkpoint's number, for static and compat; otherwise unused
   float static_headroom = 1.0f;  // power of two, multiplies the static scale
   int64_t max_tokens = 0;        // at least 1
-  // null: the linear owns a pool (NVFP4_MOE_THREADS, else one thread per core)
+  // null: the linear owns a pool (NVFP4_MOE_THREADS, or one thread per core)
   Executor* executor = nullptr;
 };
 
@@ -39,8 +39,8 @@ class NvfpLinear {
   const Backend& backend() const { return *backend_; }
   const LinearWeights& weights() const { return weights_; }
   int64_t max_tokens() const { return max_tokens_; }
-  // The least workspace of a run of that many tokens; more never need less. Without a number:
-  // max_tokens().
+  // The minimum workspace of a run with that many tokens; it never shrinks as tokens grow. Without
+  // an argument: for max_tokens().
   size_t workspace_bytes(int64_t tokens) const {
     return last_size_.get(tokens,
                           [&](int64_t n) { return backend_->linear_workspace_bytes(weights_, n); });
@@ -48,10 +48,10 @@ class NvfpLinear {
   size_t workspace_bytes() const { return workspace_bytes(max_tokens_); }
   std::string describe_json() const;
 
-  // As MoeLayer::check_process.
+  // See MoeLayer::check_process.
   Status check_process(const char* what) const;
-  // Checks the batch, then runs. Several threads may run one linear at once, each with a workspace
-  // of its own (256-byte aligned, workspace_bytes of the batch's tokens).
+  // Checks the batch, then runs. Several threads may run one linear at once, each with its own
+  // workspace (256-byte aligned, workspace_bytes of the batch's tokens).
   Status run(const LinearBatch& batch, void* workspace, size_t workspace_bytes,
              void* stream = nullptr) const;
 

@@ -34,7 +34,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
   CacheOutcome& result = outcome == nullptr ? unused : *outcome;
   result = {};
   NVFP4_MOE_ASSIGN(const Env env, read_env());
-  // Before anything is planned for the sizes that the config claims.
+  // Check before anything is planned for sizes that the config claims.
   const ExpertRange range =
       options.range.count > 0 ? options.range : ExpertRange{0, config->num_experts};
   NVFP4_MOE_TRY(checkpoint.check_layout(layer_index, range, config->shared_intermediate_size > 0));
@@ -49,7 +49,7 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
   const CacheSubject subject{checkpoint,    layer_index, config,  weights.range,
                              source.scales, slice,       *backend};
   std::optional<CacheFolder> folder;
-  // a device's bytes come from no file
+  // a device's weights are never read from a cache
   const bool wanted = !cache.directory.empty() && backend->memory == nullptr;
   const bool public_source = wanted && readable_by_everybody(checkpoint.index().files());
   if (wanted) {
@@ -81,11 +81,11 @@ Result<std::unique_ptr<MoeLayer>> PackedCache::open(
       result.reason = cached.status().message();
     }
   }
-  if (!result.hit) {  // what a cache holds was judged before it was written
+  if (!result.hit) {  // a cached layer was validated before it was written
     NVFP4_MOE_TRY(refuse_errors(checkpoint, layer_index, weights.range));
     NVFP4_MOE_TRY(layer->pack(source, progress));
     const auto write = [&]() -> Status {
-      sweep_cache_parts(*folder);  // before the disk is asked for more
+      sweep_cache_parts(*folder);  // free disk space first
       NVFP4_MOE_ASSIGN(const ContentHash now, cache_source_state(subject));
       if (!(now == state))
         return bad_input(
@@ -123,8 +123,8 @@ Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer,
 
 namespace {
 
-// Sizes are the files': a smaller number of experts would leave the others out in silence, while
-// tokens that are routed to them arrive. The shared expert may be left out.
+// Sizes must match the files: with a smaller number of experts, tokens could still be routed to the
+// missing ones. The shared expert may be left out.
 Status check_sizes(const MoeOptions& given, const MoeOptions& stored) {
   const auto check = [](const char* name, int64_t value, int64_t expected,
                         const char* instead) -> Status {

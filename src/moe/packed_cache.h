@@ -1,10 +1,10 @@
-// Packed layers kept on disk and read on the next start, without packing.
+// Packed layers kept on disk and read at the next start, without packing.
 //
-// See cache_file.h for the content of an entry, cache_key.h for what it stands for, and
-// cache_folder.h for whose entries are believed. An entry with another key, or with a byte changed
-// anywhere, is not used: the layer is packed again and the file replaced. It is written under
-// another name and renamed, so that no reader sees half of one, and any number of processes may
-// share a folder. In a folder that others may write to nothing is read and nothing is written.
+// cache_file.h describes an entry, cache_key.h its key, and cache_folder.h which entries are
+// trusted. An entry with another key, or with any byte changed, is not used: the layer is packed
+// again and the file replaced. Entries are written under a temporary name and renamed, so no reader
+// sees a partial one, and any number of processes may share a folder. A folder that others may
+// write to is neither read nor written.
 #pragma once
 
 #include <memory>
@@ -16,25 +16,25 @@
 namespace nvfp4_moe::internal {
 
 struct CacheOptions {
-  std::string directory;  // made if it is not there; empty: no cache
-  // the source is known by all its bytes, and not by place, times and samples
+  std::string directory;  // created if it does not exist; empty: no cache
+  // identifies the source by all its bytes, not by place, times and samples
   bool checksum = false;
-  bool unchecked = false;  // the packed payload is used without its hash being compared: a disk's
-                           // damage goes unseen
+  // skips the comparison of the packed payload's hash: disk corruption goes undetected
+  bool unchecked = false;
 };
 
 struct CacheOutcome {
   bool hit = false;
-  std::string path;    // of the cache file; empty without a cache
-  std::string reason;  // why a file that was there was not used, or could not be written; empty:
-                       // nothing to say
+  std::string path;  // of the cache file; empty without a cache
+  // why an existing file was not used, or could not be written; empty if neither
+  std::string reason;
 };
 
 class PackedCache {
  public:
-  // MoeLayer::open on a checkpoint's layer by way of the cache. What is packed is validated first:
-  // an error finding is kBadInput. A cache that cannot be used is a reason in `outcome`, never a
-  // failure: the layer is then packed from the checkpoint.
+  // MoeLayer::open for a checkpoint's layer through the cache. Experts are validated before
+  // packing: an error finding is kBadInput. An unusable cache is never a failure: `outcome` has the
+  // reason, and the layer is packed from the checkpoint.
   static Result<std::unique_ptr<MoeLayer>> open(const Checkpoint& checkpoint, int64_t layer,
                                                 const MoeConfig& config,
                                                 const IntermediateSlice& slice,
@@ -43,20 +43,19 @@ class PackedCache {
                                                 const ProgressFn& progress, CacheOutcome* outcome);
 };
 
-// Opens a checkpoint's layer: validates its local experts (an error finding is kBadInput), takes
-// the config from the checkpoint unless one is given, with the activation format of the rule, and
-// loads through the cache or from the files. outcome may be null.
+// Opens a checkpoint's layer. Validates its local experts (an error finding is kBadInput). Takes
+// the config from the checkpoint, with the activation format of the rule, unless one is given.
+// Loads through the cache or from the files. outcome may be null.
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_layer(
     const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& config,
     const IntermediateSlice& slice, const LayerOptions& options, const CacheOptions& cache = {},
     const ProgressFn& progress = {}, CacheOutcome* outcome = nullptr);
-// The layer's sizes and options, with a slice's sizes in place of the whole's and the declared
-// activation format.
+// The layer's sizes and options, with a slice's sizes and the declared activation format.
 Result<MoeOptions> sliced_options(const Checkpoint& checkpoint, int64_t layer,
                                   const IntermediateSlice& slice);
 
-// The config that a layer of a checkpoint is opened with: the given one, of the checkpoint's sizes,
-// or the checkpoint's with the activation format of the rule.
+// The config for opening a checkpoint's layer: the given one, which must have the checkpoint's
+// sizes, or the checkpoint's with the activation format of the rule.
 Result<MoeConfig> checkpoint_config(const Checkpoint& checkpoint, int64_t layer,
                                     const std::optional<MoeOptions>& given,
                                     const IntermediateSlice& slice, const LayerOptions& options);

@@ -51,7 +51,7 @@ Result<TimedRun> run_from_host(const MoeLayer& layer, const Batch& host, double 
   NVFP4_MOE_ASSIGN(const Buffer workspace,
                    layer.backend().allocate(std::max<size_t>(layer.workspace_bytes(), 1),
                                             layer.weights().device, "workspace"));
-  // A host's pages come when they are first touched: the workspace's cost, not the run's.
+  // Touch a host's pages first: their cost belongs to the workspace, not to the run.
   if (layer.backend().memory == nullptr) std::memset(workspace.data(), 0, workspace.size_bytes());
   const auto timed = [&]() -> Result<double> {
     const auto start = std::chrono::steady_clock::now();

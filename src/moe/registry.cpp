@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Highest priority first. A new backend is one line here.
+// Highest priority first. To add a backend, add it here.
 std::vector<const Backend*> list_backends() {
   std::vector<const Backend*> list;
 #ifdef NVFP4_MOE_WITH_CUDA
@@ -28,7 +28,7 @@ std::vector<const Backend*> list_backends() {
   return list;
 }
 
-// This build's tables for a kind of device. Null for hosts, and if there is none.
+// This build's tables for a kind of device. All null for hosts, and if there is no such backend.
 struct DeviceTables {
   const DeviceMemory* memory = nullptr;
   const DeviceFormats* formats = nullptr;
@@ -49,10 +49,11 @@ DeviceTables tables_of([[maybe_unused]] DeviceKind kind) {
   return {};
 }
 
-// "model name" of /proc/cpuinfo; aarch64 kernels do not tell one.
+// "model name" of /proc/cpuinfo; aarch64 kernels do not have it.
 std::string cpu_name() {
   std::ifstream cpuinfo("/proc/cpuinfo");
-  cpuinfo.exceptions(std::ios::badbit);  // memory that runs out is no end of the file
+  // so that running out of memory is not mistaken for the end of the file
+  cpuinfo.exceptions(std::ios::badbit);
   for (std::string line; std::getline(cpuinfo, line);) {
     if (line.rfind("model name", 0) != 0) continue;
     const size_t colon = line.find(": ");

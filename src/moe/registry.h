@@ -19,34 +19,34 @@ std::span<const Backend* const> backends();
 const Backend* find_backend(std::string_view name);  // null if there is none
 std::string backend_names();  // "auto, cpu, cpu:avx2, ..., reference", for messages
 
-// Warnings about a backend with activations of a format, a sentence each; mostly none.
+// Warnings about a backend with this activation format, one sentence each; usually empty.
 std::vector<std::string> backend_notes(const Backend& backend, ActivationFormat format);
 
-// The name that an option stands for: NVFP4_MOE_BACKEND if it is "auto" and the variable is set.
-// kInvalidArgument, naming the option or the variable, if this build has no backend of that name.
+// The backend name for an option: NVFP4_MOE_BACKEND if the option is "auto" and the variable is
+// set. kInvalidArgument, naming the option or the variable, if this build has no such backend.
 Result<std::string> forced_backend(const std::string& option, const Env& env,
                                    const char* option_name = "backend");
 
-// The backend for a layer: `forced` by name, or by priority if it is "auto". A forced one that
-// declines the layer is kUnsupported with its reason: there is no falling back.
+// The backend for a layer: `forced` by name, or by priority if it is "auto". If a forced one
+// declines the layer, kUnsupported with its reason: there is no fallback.
 Result<const Backend*> choose_backend(const MoeConfig& config, const DeviceFacts& device,
                                       const std::string& forced);
 
-// Memory functions of a kind of device; null for hosts, and if this build has no backend for it.
+// Memory functions for a kind of device; null for hosts, and if this build has no backend for it.
 const DeviceMemory* device_memory(DeviceKind kind);
-// The format functions on arrays there; null if device_memory is.
+// The format functions on device arrays; null if device_memory is.
 const DeviceFormats* device_formats(DeviceKind kind);
-// A router's selection on arrays there; null in the same cases.
+// A router's selection on device arrays; null if device_memory is.
 const DeviceRouter* device_router(DeviceKind kind);
-// The functions of one rank of several; null in the same cases.
+// The functions of a layer over ranks; null if device_memory is.
 const DeviceRanks* device_ranks(DeviceKind kind);
-// The functions of ranks over peer memory; null in the same cases.
+// The functions of ranks over peer memory; null if device_memory is.
 const DevicePeers* device_peers(DeviceKind kind);
-// The topology of such devices; null in the same cases.
+// The topology of such devices; null if device_memory is.
 const DeviceTopology* device_topology(DeviceKind kind);
-// Experts replaced in the order of a stream there; null if device_memory is.
+// Replaces experts in stream order; null if device_memory is.
 const DeviceReplacement* device_replacement(DeviceKind kind);
-// The packet functions of all_to_all; null in the same cases.
+// The packet functions of all_to_all; null if device_memory is.
 const DevicePackets* device_packets(DeviceKind kind);
 
 }  // namespace nvfp4_moe::internal

@@ -1,3 +1,4 @@
+// Writes repros, and reads and replays them; a file is untrusted (format: repro.h).
 // Long because writing and reading share one list of tensors.
 #include "moe/repro.h"
 
@@ -22,7 +23,7 @@ std::string expert_prefix(int64_t local_expert) {
   return local_expert == kSharedExpert ? "shared." : "expert." + std::to_string(local_expert) + ".";
 }
 
-// One tensor to write: borrowed bytes.
+// One tensor to write. Borrows its bytes.
 struct NamedTensor {
   TensorInfo info;
   const void* data = nullptr;
@@ -44,7 +45,7 @@ NamedTensor named_tensor(std::string name, DType dtype, std::vector<int64_t> sha
 // Decimal text of a float that reads back to the same bits.
 std::string float_text(float value) { return Json(static_cast<double>(value)).dump(); }
 
-// ---- reading: the file is hostile until shown otherwise
+// ---- reading: the file is untrusted until checked
 
 Result<std::string> metadata_text(const SafetensorsHeader& header, const char* key) {
   const auto found = header.metadata.find(key);
@@ -93,7 +94,8 @@ Result<DType> tensor_dtype(const SafetensorsFile& file, const std::string& name)
   return info->dtype;
 }
 
-// safetensors promises no alignment of tensor data, runs do: so what a run reads is copied.
+// safetensors does not guarantee the alignment that runs need, so tensors that a run reads are
+// copied.
 class Aligned {
  public:
   static Result<Aligned> read(const SafetensorsFile& file, const TensorInfo& info) {
@@ -119,8 +121,8 @@ struct Repro {
   std::optional<Aligned> tensor_scales, hidden, ids, weights, shared_weights, output;
   Batch batch;  // out is null
 
-  // The expert read into its storage. Without `bytes`: its tensors are there with the right shapes,
-  // and views are null.
+  // Reads the expert into its storage. Without `bytes` it only checks that its tensors exist with
+  // the right shapes, and views are null.
   Result<LoadedExpert> load(int64_t local_expert, bool bytes = true) const {
     const int64_t hidden_size = (*config)->hidden_size;
     const bool shared = local_expert == kSharedExpert;
@@ -188,7 +190,8 @@ Result<Repro> read_repro(const std::string& path) {
   NVFP4_MOE_ASSIGN(repro.scales.hidden, metadata_scale(header, "hidden_scale"));
   NVFP4_MOE_ASSIGN(repro.scales.intermediate, metadata_scale(header, "intermediate_scale"));
 
-  // Counts come from tensors that lie in the file, so that nothing is sized by a bare number.
+  // Counts come from tensors that are in the file, so that no number from the metadata alone
+  // determines an allocation.
   const TensorInfo* scales_info = file.find("tensor_scales");
   const int64_t shared = options.shared_intermediate_size > 0 ? 1 : 0;
   if (scales_info == nullptr || scales_info->dtype != DType::kF32 ||
@@ -250,7 +253,7 @@ Result<Repro> read_repro(const std::string& path) {
   batch.topk_ids = repro.ids->data();
   batch.topk_weights = static_cast<const float*>(repro.weights->data());
 
-  // Every expert's tensors must be there before any memory is taken in proportion to the config.
+  // Check that every expert's tensors exist before allocating memory in proportion to the config.
   for (int64_t local = 0; local < repro.range.count; ++local)
     NVFP4_MOE_TRY(repro.load(local, false).status());
   if (shared == 1) NVFP4_MOE_TRY(repro.load(kSharedExpert, false).status());
@@ -265,7 +268,7 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   const PackedWeights& weights = layer.weights();
   NVFP4_MOE_TRY(layer.check_batch(batch, nullptr, 0, with_output));
   if (batch.tokens < 1) return invalid_argument("repro: expected at least one token, got none");
-  const WeightUses::Use in_use = layer.use();  // scales and codes of one layer
+  const WeightUses::Use in_use = layer.use();  // scales and codes must belong together
   if (!in_use) return Status(Code::kBusy, "repro: the layer's weights are being replaced");
 
   std::map<std::string, std::string> metadata{
@@ -324,7 +327,7 @@ Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& 
   }
   std::vector<TensorInfo> infos;
   for (const NamedTensor& one : named_tensors) infos.push_back(one.info);
-  // It holds weights and the tokens' hidden states: nobody's but this user's.
+  // It contains weights and the tokens' hidden states: only this user may read it.
   NVFP4_MOE_ASSIGN(auto writer,
                    SafetensorsWriter::create(path, std::move(infos), metadata, kPrivateFileMode));
   for (size_t i = 0; i < batch_tensors; ++i)

@@ -2,8 +2,8 @@
 //
 // Metadata: "format" = "nvfp4_moe_repro", "version", "backend", "library_version", "config"
 // (moe/config_json.h), "range_first", "hidden_scale" and "intermediate_scale" (the checkpoint's
-// activation scales, absent if it has none). Tensors, E local experts, T tokens, k = top_k, H
-// hidden, I intermediate:
+// activation scales, absent if it has none). Tensors (E local experts, T tokens, k = top_k, H
+// hidden, I intermediate):
 //   expert.<local>.{gate,up,down}.codes         U8       (I, H/2) (I, H/2) (H, I/2)
 //   expert.<local>.{gate,up,down}.block_scales  F8_E4M3  (I, H/16) (I, H/16) (H, I/16)
 //   (no gate under relu2); shared.* the same, with the shared expert's I, if the layer has one
@@ -20,26 +20,25 @@
 
 namespace nvfp4_moe::internal {
 
-// Writes the call; with the values of batch.out if with_output. The file appears complete or not at
-// all.
+// Writes the call, including batch.out if with_output. The file appears complete or not at all.
 Status write_repro(const std::string& path, const MoeLayer& layer, const Batch& batch,
                    bool with_output);
 
 struct ReplayReport {
-  std::string recorded_backend;  // the one that wrote the file
-  std::string backend;           // the one that ran now
-  std::string describe;          // MoeLayer::describe_json of it
+  std::string recorded_backend;  // the backend that wrote the file
+  std::string backend;           // the backend of the replay
+  std::string describe;          // MoeLayer::describe_json of the replay's layer
   int64_t tokens = 0;
-  RunStatus status;                       // of the run now
-  std::optional<bool> same_bits;          // now == stored; absent if the file stores no output
-  std::optional<Comparison> with_output;  // stored output against the run now
-  Comparison with_reference;              // reference against the run now
-  std::string broken_output_limit;        // empty if the comparison holds
+  RunStatus status;                       // of the replay
+  std::optional<bool> same_bits;          // replay == stored; absent if the file has no output
+  std::optional<Comparison> with_output;  // stored output against the replay
+  Comparison with_reference;              // reference against the replay
+  std::string broken_output_limit;        // empty if the comparison passes
   std::string broken_reference_limit;
   bool passed() const { return broken_output_limit.empty() && broken_reference_limit.empty(); }
 };
 // Runs the file's call on `backend` ("auto": as for a layer) and `device`, and compares. The file
-// may be hostile: what is wrong with it is kBadInput. executor may be null.
+// is untrusted: anything wrong with it is kBadInput. executor may be null.
 Result<ReplayReport> replay(const std::string& path, const std::string& backend = "auto",
                             Executor* executor = nullptr, const std::string& device = "cpu");
 

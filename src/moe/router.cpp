@@ -8,7 +8,7 @@
 namespace nvfp4_moe::internal::router {
 namespace {
 
-// They keep every product of two of them, and their bytes, inside int64.
+// Keep every product of two of them, in elements and in bytes, within int64.
 constexpr int64_t kMostTokens = int64_t{1} << 30, kMostStride = int64_t{1} << 30,
                   kMostVocab = int64_t{1} << 40;
 constexpr int64_t kMostHiddenSize = int64_t{1} << 20;
@@ -24,7 +24,7 @@ Status check_index_dtype(const char* name, DType dtype) {
   return invalid_argument(std::string(name) + ": expected I32 or I64, got " + to_string(dtype));
 }
 
-// An array that the config asks for, or asks not to be given.
+// Checks an array that must be given if and only if the config asks for it.
 Status check_asked(const char* name, const void* data, const char* option, bool asked) {
   if (asked == (data != nullptr)) return {};
   return invalid_argument(std::string(name) + ": expected " +
@@ -32,7 +32,7 @@ Status check_asked(const char* name, const void* data, const char* option, bool 
                           (asked ? ", got null" : ", got a pointer"));
 }
 
-// Those that a config does not ask for are null: check_asked has seen that.
+// Arrays that the config does not need are null: check_asked has checked that.
 bool left_out(const Array& array) { return array.data == nullptr; }
 
 Status check_arrays(const SelectExperts& call) {
@@ -61,7 +61,7 @@ Status check_vectors(const char* name, int64_t value, int64_t low, int64_t high)
                           std::to_string(kRouterVector) + ", got " + std::to_string(value));
 }
 
-// Aligned to a vector, which check_array does not ask for.
+// Checks vector alignment, which check_array does not.
 Status check_vector_array(const Array& array) {
   NVFP4_MOE_TRY(check_array(array));
   if (array.begin() % (kRouterVector * sizeof(uint16_t)) == 0) return {};

@@ -1,9 +1,9 @@
-// The front of a router, its GEMM and its selection: the checks of a call, once for C and Python,
-// and where the work is done.
+// Entry point of a router, its GEMM and its selection: checks a call, for C and Python, and
+// dispatches it to host or device.
 //
-// On the host the work is done when it returns. On a device it is enqueued in `stream`: nothing is
-// allocated, waited for or read back, so that a graph can hold it. kInvalidArgument names what is
-// wrong before anything is written; no number in an array is refused.
+// On the host the work is done when a function returns. On a device it is enqueued in `stream`;
+// nothing is allocated, waited for or read back, so a graph can capture it. kInvalidArgument names
+// the wrong argument before anything is written. Numbers in arrays are never rejected.
 #pragma once
 
 #include <array>
@@ -16,27 +16,28 @@
 
 namespace nvfp4_moe::internal::router {
 
-// The arrays of a selection; data is null if the config asks for none.
+// The arrays of a selection; data is null if the config does not use the array.
 struct SelectionArrays {
   std::array<Array, 4> reads;   // logits first
   std::array<Array, 3> writes;  // topk_ids, topk_weights, bad_ids
 };
-// Tokens are above 0.
+// Tokens must be above 0.
 SelectionArrays arrays_of(const SelectExperts& call);
 
-// The checks of a call, without reading an array.
+// Checks a call without reading an array.
 Status check_call(const RouterGemm& call);
 Status check_call(const SelectExperts& call);
 
 // Without tokens the arrays may be null.
 Status router_gemm(const RouterGemm& call);
-// On cuda:index, where all arrays lie. functions: null for those of this build; another table for
-// tests of the front.
+// On cuda:index, in whose memory all arrays are. functions: null for those of this build; tests
+// pass their own table.
 Status device_router_gemm(int index, const RouterGemm& call, void* stream,
                           const DeviceRouter* functions = nullptr);
-// Without tokens the arrays may be null; with them, what the config does not ask for must be null.
+// Without tokens the arrays may be null. With tokens, arrays that the config does not use must be
+// null.
 Status select_experts(const SelectExperts& call);
-// As device_router_gemm.
+// See device_router_gemm.
 Status device_select_experts(int index, const SelectExperts& call, void* stream,
                              const DeviceRouter* functions = nullptr);
 

@@ -1,6 +1,6 @@
-// warmup: what a first call would otherwise pay for. On a host these are page faults of weights (a
-// mapped cache above all) and workspace, and threads that sleep; on a device its kernels are
-// loaded.
+// warmup: does in advance what would make the first call slow. On a host these are page faults of
+// weights (most of all those of a mapped cache) and workspace, and sleeping threads; on a device,
+// loading kernels.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -12,10 +12,9 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// One token and small, middle and large batches: the kernels that a plan chooses between. On a host
-// the last count gives every expert a row, so that all weights are read; a device loads a kernel
-// when it is first launched, so that it gets counts close enough to each other to reach every
-// variant.
+// One token, and small, middle and large batches, to cover the kernels that a plan chooses between.
+// On a host the last count gives every expert a row, so that all weights are read. A device loads a
+// kernel at its first launch, so its counts are close enough together to reach every variant.
 std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& range,
                                    bool on_device, int64_t max_tokens) {
   const int64_t all_experts = (range.count + config->top_k - 1) / config->top_k;
@@ -30,9 +29,9 @@ std::vector<int64_t> warmup_tokens(const MoeConfig& config, const ExpertRange& r
   return counts;
 }
 
-constexpr size_t kSelectingTokens = 8;  // of the largest run that selects experts
+constexpr size_t kSelectingTokens = 8;  // maximum tokens of a run that selects experts
 
-// Arrays in the memory that a backend reads: the caller's on a host, copies on a device.
+// Arrays in memory that a backend can read: the caller's on a host, copies on a device.
 class InputArrays {
  public:
   InputArrays(const Backend& backend, int device, void* stream)
@@ -70,7 +69,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream,
   std::vector<uint16_t> hidden(most *
                                static_cast<size_t>(config->hidden_size));  // (most, H) bf16 zeros
   std::vector<uint16_t> out(hidden.size());                                // (most, H)
-  std::vector<int64_t> ids(most * top_k);                                  // (most, k) in turn
+  std::vector<int64_t> ids(most * top_k);                                  // (most, k) round-robin
   std::vector<float> weights(ids.size(), 1.0f);                            // (most, k)
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = weights_->range.global(static_cast<int64_t>(i) % weights_->range.count);
@@ -105,7 +104,7 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream,
   selection.config.num_experts = config->num_experts;
   selection.config.top_k = config->top_k;
   if (backend_->memory != nullptr && selection.config.check().ok()) {
-    // Runs that select have kernels of their own, if few tokens do it and if many do.
+    // Runs that select experts have their own kernels, one for few tokens and one for many.
     std::vector<uint16_t> logits(kSelectingTokens *
                                  static_cast<size_t>(config->num_experts));  // bf16 zeros
     NVFP4_MOE_ASSIGN(selection.logits, arrays.place(logits));
@@ -119,8 +118,8 @@ Status MoeLayer::warmup(void* workspace, size_t workspace_bytes, void* stream,
       NVFP4_MOE_TRY(run_tokens(tokens, &selection));
     }
   }
-  // A device's arrays are freed here: its work with them is done once something small has come
-  // back.
+  // A device's arrays are freed here: once the status has been read back, its work with them is
+  // done.
   return read_status(workspace, workspace_bytes, stream).status();
 }
 

@@ -1,8 +1,8 @@
-// Counts the runs that read a layer's weights, or records that they are being replaced.
+// Counts the runs that read a layer's weights, or indicates that the weights are being replaced.
 //
-// One word: the count, -1 while weights are replaced, -2 while a replacement is enqueued, under the
-// number of the process (core/fork.h) that counted. In a forked child the parent's runs are not in
-// flight, whatever the word is, and the child's first use begins at 0.
+// One 64-bit word. The low half is the count, -1 while weights are replaced, or -2 while a
+// replacement is being enqueued. The high half is the number of the process (core/fork.h) that
+// counted. In a forked child the parent's runs do not count, and the child's first use starts at 0.
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@ namespace nvfp4_moe::internal {
 
 class WeightUses {
  public:
-  // One use of the weights, for as long as it lives; false while they are being replaced. Atomics
-  // only: a run takes no lock. A replacement that is only enqueued is over after one kernel launch
-  // of another thread, and is waited for.
+  // Marks the weights as in use during its lifetime; false if they are being replaced. Uses only
+  // atomics: a run takes no lock. A replacement that only enqueues lasts as long as another
+  // thread's kernel launch, so it is waited for.
   class Use {
    public:
     explicit Use(WeightUses& uses) : word_(uses.word_), process_(fork_count()) {
@@ -38,7 +38,7 @@ class WeightUses {
       }
     }
     ~Use() {
-      // In a child that was forked in the middle of this use, the word does not have it.
+      // In a child that was forked during this use, the word does not include it.
       if (counted_ && process_ == fork_count()) word_.fetch_sub(1, std::memory_order_release);
     }
     Use(const Use&) = delete;
@@ -51,9 +51,9 @@ class WeightUses {
     bool counted_ = false;
   };
 
-  // While it lives, uses begin a little later, so that those under way end at the same time: a
-  // replacement tries again and again, and would hardly find the weights at rest while several
-  // threads run the layer.
+  // While it is alive, new uses start a little later, so that those in progress can all finish. A
+  // replacement that retries would otherwise hardly find the weights unused while several threads
+  // run the layer.
   class HoldOff {
    public:
     explicit HoldOff(WeightUses& uses) : held_off_(uses.held_off_) {
@@ -67,8 +67,8 @@ class WeightUses {
     std::atomic<uint32_t>& held_off_;
   };
 
-  // Weights that nobody uses, to be written for as long as this lives; false if they are in use.
-  // only_enqueues: uses that begin meanwhile wait for its end.
+  // Exclusive access to unused weights during its lifetime; false if they are in use.
+  // only_enqueues: uses that start meanwhile wait for its end.
   class Replacement {
    public:
     explicit Replacement(WeightUses& uses, bool only_enqueues = false)
@@ -93,7 +93,7 @@ class WeightUses {
     explicit operator bool() const { return begun_; }
     int64_t in_flight() const {
       return in_flight_;
-    }  // uses, if it is false; -1: another replacement
+    }  // number of uses if it is false; -1: another replacement
 
    private:
     std::atomic<uint64_t>& word_;
@@ -110,8 +110,8 @@ class WeightUses {
     return word >> 32 == process ? word : at_rest(process);
   }
 
-  // A use within another one must not wait for the replacement that waits for the outer one: it
-  // goes on after a moment.
+  // A use nested in another one must not wait for a replacement that waits for the outer one, so it
+  // continues after a millisecond.
   void let_pass() const {
     const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
     while (held_off_.load(std::memory_order_relaxed) != 0 &&

@@ -15,7 +15,8 @@ Status WorkspaceClaim::busy() {
 Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* stream,
                                                   uint64_t capture) {
   {
-    std::unique_ptr<Kept> outgrown;  // goes after the lock and before more is asked for
+    // freed after the lock is released and before more memory is requested
+    std::unique_ptr<Kept> outgrown;
     const std::lock_guard lock(mutex_);
     auto found = kept_.end();  // the largest free one of the stream
     for (auto it = kept_.begin(); it != kept_.end(); ++it) {
@@ -47,7 +48,7 @@ Result<WorkspacePool::Lease> WorkspacePool::lease(size_t size_bytes, void* strea
 }
 
 size_t WorkspacePool::release() {
-  std::vector<std::unique_ptr<Kept>> free;  // goes after the lock
+  std::vector<std::unique_ptr<Kept>> free;  // freed after the lock is released
   size_t released = 0;
   const std::lock_guard lock(mutex_);
   free.reserve(kept_.size());  // before anything moves

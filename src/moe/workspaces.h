@@ -1,5 +1,5 @@
-// Workspaces: their sizes, which host runs are computing in them, and a pool for hosts that do not
-// bring their own.
+// Workspaces: their sizes, detection of concurrent host runs in one workspace, and a pool for
+// callers that do not provide their own.
 #pragma once
 
 #include <array>
@@ -19,14 +19,14 @@
 
 namespace nvfp4_moe::internal {
 
-// The workspace size that was asked for last, by its token count.
+// Caches the last workspace size by its token count.
 //
-// A size is a walk over a layer's arrays, some 80 ns. A call asks for it twice (to lease, and to
-// check what it got), and decoding asks for the same token count layer after layer and step after
-// step.
+// Computing a size walks over a layer's arrays, which takes about 80 ns. A call needs the size
+// twice (to lease, and to check), and decoding uses the same token count in layer after layer and
+// step after step.
 class LastSize {
  public:
-  // compute(tokens), or what it was. tokens: 0 to 2^31 - 1. Any thread may call.
+  // compute(tokens), or its cached result. tokens: 0 to 2^31 - 1. Any thread may call it.
   template <class Compute>
   size_t get(int64_t tokens, Compute&& compute) const {
     const uint64_t last = last_.load(std::memory_order_relaxed);
@@ -38,29 +38,29 @@ class LastSize {
   }
 
  private:
-  static constexpr int kSizeBits = 33;  // what is larger than 8 GiB is computed each time
+  static constexpr int kSizeBits = 33;  // larger sizes than 8 GiB are not cached
   static constexpr uint64_t kMaxSize = (uint64_t{1} << kSizeBits) - 1;
   static constexpr uint64_t kNone = ~uint64_t{0};
   mutable std::atomic<uint64_t> last_{
-      kNone};  // tokens and size in one word, so that both are of one call
+      kNone};  // tokens and size in one word, so that both are from one call
 };
 
-// Which workspaces host runs are computing in right now, so that two runs in one workspace are an
-// error and no wrong numbers.
+// Detects two concurrent host runs in one workspace, which would give wrong numbers; one of them
+// gets an error instead.
 //
-// A workspace's own bytes cannot tell, since nobody need have initialized them: the addresses of
-// those in use stand in a table of the process. It is lock-free, two reads of a bucket of eight
-// entries and one compare-and-swap: a run writes its address into a free entry of the address's own
-// bucket, then checks whether another entry there has it too. Of runs that begin in one workspace
-// at once at most one goes on. If a bucket is full, eight workspaces in use at once whose addresses
-// fall together, the next run is not watched.
+// The flag cannot be in the workspace itself, which may be uninitialized. Instead a table of the
+// process holds the addresses in use. It is lock-free: two reads of a bucket of eight entries and
+// one compare-and-swap. A run writes its address into a free entry of the address's bucket, then
+// checks whether another entry of the bucket holds the same address. Of several runs that start in
+// one workspace at the same time, at most one continues. If a bucket is full (eight workspaces in
+// use whose addresses hash to it), the next run is not checked.
 class WorkspaceClaim {
  public:
-  // workspace: a multiple of Arena::kAlignment; null claims nothing. false if another claim of it
-  // lives.
+  // workspace: aligned to Arena::kAlignment; null claims nothing. false if another claim of the
+  // same workspace exists.
   explicit WorkspaceClaim(const void* workspace) {
-    // The low bits, which the address leaves free, are the process's: what a forked child's parent
-    // claimed is no claim.
+    // Alignment leaves the low bits of the address free for the process number, so that claims of a
+    // forked child's parent do not count.
     const uintptr_t process = fork_count() % Arena::kAlignment;
     const uintptr_t key = reinterpret_cast<uintptr_t>(workspace) | process;
     if (workspace == nullptr) return;
@@ -68,7 +68,7 @@ class WorkspaceClaim {
     for (Entry& entry : bucket.entries) {
       uintptr_t found = entry.load(std::memory_order_relaxed);
       const bool free = found == 0 || found % Arena::kAlignment != process;
-      // Sequential order: of two claims that both write, one reads after the other has written.
+      // Sequential consistency: of two claims that both write, at least one sees the other's write.
       if (!free || !entry.compare_exchange_strong(found, key, std::memory_order_seq_cst)) continue;
       entry_ = &entry;
       key_ = key;
@@ -86,10 +86,10 @@ class WorkspaceClaim {
   WorkspaceClaim& operator=(const WorkspaceClaim&) = delete;
   explicit operator bool() const { return granted_; }
 
-  static Status busy();  // what a run says whose claim is false
+  static Status busy();  // the status of a run whose claim is false
 
  private:
-  using Entry = std::atomic<uintptr_t>;  // 0, or an address and its process
+  using Entry = std::atomic<uintptr_t>;  // 0, or an address combined with its process number
   static constexpr size_t kBucketBits = 8;
   struct alignas(64) Bucket {
     std::array<Entry, 8> entries;
@@ -100,7 +100,7 @@ class WorkspaceClaim {
                                (64 - kBucketBits));
   }
   void end() {
-    // In a child that was forked meanwhile, the entry may be another run's by now.
+    // In a child that was forked meanwhile, the entry may belong to another run by now.
     if (entry_ != nullptr && key_ % Arena::kAlignment == fork_count() % Arena::kAlignment)
       entry_->store(0, std::memory_order_release);
     entry_ = nullptr;
@@ -112,47 +112,47 @@ class WorkspaceClaim {
   bool granted_ = true;
 };
 
-// Workspaces for hosts that do not bring their own: one per stream, shared by all layers of a
+// Workspaces for callers that do not provide their own: one per stream, shared by all layers of a
 // device.
 //
-// A lease is exclusive: while it lives no other lease gets the same bytes, so two threads that run
-// layers at once get a workspace each. On a device whose work is ordered by the stream, a lease may
-// end as soon as the run is enqueued: the next run in the same stream follows it. Host streams are
-// all null. Any thread may call everything here.
+// A lease is exclusive: no other lease gets the same bytes while it exists, so two threads that run
+// layers at once get different workspaces. If the stream orders a device's work, a lease may end as
+// soon as the run is enqueued: the next run in the same stream follows it. Host streams are all
+// null. All functions are thread-safe.
 //
-// A graph uses its workspaces whenever it is replayed: what is leased while a stream is captured
-// goes to runs of the same stream and capture alone, and is kept until release() or the pool's end,
-// also if a larger one follows.
+// A graph uses its workspaces in every replay. A workspace that is leased while a stream is
+// captured is reused only by runs of the same stream and capture, and is kept until release() or
+// the pool's destruction, even if a larger one replaces it.
 class WorkspacePool {
  public:
-  // Memory for work of that stream, 256-byte aligned. Called without a lock, as the end of a Buffer
-  // is.
+  // Memory for work in that stream, 256-byte aligned. Called without a lock, as is the destructor
+  // of a Buffer.
   using Allocate = std::function<Result<Buffer>(size_t size_bytes, void* stream)>;
   explicit WorkspacePool(Allocate allocate) : allocate_(std::move(allocate)) {}
 
   class Lease;
 
-  // At least size_bytes. Allocates only if the stream has no free workspace that is large enough; a
-  // smaller free one is given back before, so that a stream ends up with one workspace of the
-  // largest size that its runs asked for. capture: DeviceMemory's capture_id of the stream. A
-  // refused allocation leaves the pool usable.
+  // At least size_bytes. Allocates only if the stream has no free workspace that is large enough.
+  // It frees a smaller one first, so that a stream ends up with one workspace of the largest size
+  // that its runs requested. capture: DeviceMemory's capture_id of the stream. After a failed
+  // allocation the pool stays usable.
   Result<Lease> lease(size_t size_bytes, void* stream = nullptr, uint64_t capture = 0);
-  // Gives back every workspace that no lease holds, those of captures too, and says how many bytes
-  // they were. No graph whose capture leased here may be replayed afterwards.
+  // Frees every workspace that no lease holds, including those of captures, and returns the number
+  // of bytes. Graphs whose capture leased one must not be replayed afterwards.
   size_t release();
 
  private:
-  // Stays where it is while it is kept, so that a lease is a pointer and a flag.
+  // Has a stable address, so that a lease is a pointer and a flag.
   struct Kept {
     Kept(void* of_stream, uint64_t of_capture, Buffer bytes)
         : stream(of_stream), capture(of_capture), buffer(std::move(bytes)) {}
     void* stream;
     uint64_t capture;
     Buffer buffer;
-    std::atomic<bool> leased = false;  // set under the lock, taken back without it
-    uint32_t process = 0;              // core/fork.h's number, and the thread, of the last lease
+    std::atomic<bool> leased = false;  // set under the lock, cleared without it
+    uint32_t process = 0;  // core/fork.h's process number, and the thread, of the last lease
     std::thread::id thread;
-    bool outgrown = false;  // of a capture, which may be replayed
+    bool outgrown = false;  // belongs to a capture, which may be replayed
 
     void lease() {
       process = fork_count();

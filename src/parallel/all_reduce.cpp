@@ -1,4 +1,4 @@
-// The parts of a run by all-reduce that all ways share, and the sum on hosts.
+// The parts of a run by all-reduce that all transports share, and the sum on hosts.
 #include "parallel/all_reduce.h"
 
 #include <bit>
@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// values: (count) of fp32 -> out, each rounded once. How many are NaN or Inf as stored.
+// Rounds values (count) fp32 to out, each once. Returns how many are NaN or Inf as stored.
 uint64_t store(const float* values, int64_t count, DType dtype, void* out) {
   uint64_t nonfinite = 0;
   const uint32_t overflow = overflow_bits(dtype);
@@ -59,7 +59,7 @@ Status AllReduce::begin(const Batch& batch, std::byte*, void* stream, Status min
 
 Status AllReduce::run(const Batch& batch, std::byte* workspace, void* stream) {
   const Spans s = spans(workspace, batch.tokens);
-  // All ranks have the same tokens, and so begin at the same turn.
+  // All ranks have the same tokens, so all use source rank 0 for turns.
   NVFP4_MOE_TRY(slots_->translate(batch, 0, s.slots, stream));
   Batch mine = batch;
   mine.topk_ids = s.slots;
@@ -67,7 +67,7 @@ Status AllReduce::run(const Batch& batch, std::byte* workspace, void* stream) {
   if (layer_.weights().config->shared_intermediate_size == 0) mine.shared_weights = nullptr;
   mine.out = s.partial;
   mine.out_dtype = DType::kF32;
-  // on hosts sum copies it
+  // on hosts, sum copies it
   RunStatus* const status = layer_.backend().memory == nullptr ? nullptr : s.status;
   NVFP4_MOE_TRY(layer_.run_local(mine, s.inner, s.inner_bytes, stream, status));
   return sum(batch, s, stream);

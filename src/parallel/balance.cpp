@@ -1,7 +1,7 @@
-// Greedy replicas and packing, after the balancer that DeepSeek published with its V3 (without its
-// groups of experts), and a search by exchanges of pairs behind it. Greedy replicas make the
-// heaviest slot light and not the heaviest rank, so fewer of them are tried as well, and so are
-// experts dealt out in turn; the most even result counts.
+// Greedy replication and packing, after the balancer that DeepSeek published with V3 (without its
+// expert groups), followed by a search that swaps pairs of slots. Greedy replication minimizes the
+// heaviest slot, not the heaviest rank. So smaller numbers of replicas are tried too, and experts
+// dealt out round-robin; the most even result wins.
 #include "parallel/balance.h"
 
 #include <algorithm>
@@ -11,13 +11,13 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Exchanges of pairs end by themselves, since each makes the heaviest rank lighter; this ends them
-// if they crawl.
+// Swaps terminate on their own, since each makes the heaviest rank lighter. This bound stops them
+// if progress is slow.
 constexpr int kMostExchanges = 10000;
 // The number of candidate counts of redundant slots for hot experts.
 constexpr int64_t kMostTries = 8;
 
-// A slot to be placed: one replica of an expert, with its part of the expert's load.
+// A slot to place: one replica of an expert, with its share of the expert's load.
 struct Replica {
   int64_t expert;
   double load;
@@ -43,8 +43,9 @@ struct RankSlots {
   }
 };
 
-// How many slots each expert gets. `hot` of those beyond one an expert go, one by one, to whichever
-// has the most load a slot; the others to experts with the least load, if they are out of the way.
+// The number of slots of each expert. The first `hot` redundant slots go, one by one, to the expert
+// with the most load per slot. The rest go to the experts with the least load, where they do least
+// harm.
 std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, int64_t slots,
                                     int64_t hot) {
   std::vector<int64_t> counts(load.size(), 1);
@@ -52,7 +53,7 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
     size_t best = load.size();
     double best_load = 0;
     for (size_t expert = 0; expert < load.size(); ++expert) {
-      if (counts[expert] == world) continue;  // one on each rank is all that helps
+      if (counts[expert] == world) continue;  // more than one on a rank does not help
       const double each = static_cast<double>(load[expert]) / static_cast<double>(counts[expert]);
       if (best < load.size() && (hot > 0 ? each <= best_load : each >= best_load)) continue;
       best = expert;
@@ -63,8 +64,8 @@ std::vector<int64_t> count_replicas(std::span<const uint64_t> load, int world, i
   return counts;
 }
 
-// The rank with the least load that has room and, if `expert` is given, none of it; world if there
-// is none.
+// The rank with the least load that has room and, if `expert` is given, does not hold it; world if
+// there is no such rank.
 size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t expert) {
   size_t best = ranks.size();
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -77,9 +78,9 @@ size_t lightest(const std::vector<RankSlots>& ranks, size_t slots, int64_t exper
 void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) {
   if (const size_t rank = lightest(ranks, slots, replica.expert); rank < ranks.size())
     return ranks[rank].add(replica);
-  // Only ranks that have the expert have room. A full rank without it gives one of its own, of
-  // which the roomy rank has none: there is one, since the full rank has more experts than the
-  // other.
+  // Only ranks that already hold the expert have room. Take a full rank without it, and move one of
+  // its experts that the roomy rank lacks. Such an expert exists, since the full rank has more
+  // experts than the roomy one.
   const size_t roomy = lightest(ranks, slots, -1);
   for (RankSlots& full : ranks) {
     if (full.has(replica.expert)) continue;
@@ -91,8 +92,8 @@ void place(std::vector<RankSlots>& ranks, size_t slots, const Replica& replica) 
   }
 }
 
-// Exchanges the pair that makes the heavier of the heaviest rank and another lightest. False if
-// none does.
+// Swaps the pair of replicas, one of them on the heaviest rank, that minimizes the heavier of the
+// two ranks. False if no swap helps.
 bool exchange_one(std::vector<RankSlots>& ranks) {
   const auto heaviest =
       std::max_element(ranks.begin(), ranks.end(),
@@ -142,8 +143,8 @@ std::vector<RankSlots> greedy_ranks(std::span<const uint64_t> load, int world, s
   return ranks;
 }
 
-// The experts, heaviest first, dealt out in turn, and from the first one again: none twice on a
-// rank, since a rank takes at most as many as there are, one after another.
+// Deals out the experts round-robin, heaviest first, starting again when all are dealt. A rank
+// takes consecutive experts and at most as many as there are, so it never holds one twice.
 std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, size_t slots) {
   std::vector<int64_t> order(load.size());
   std::iota(order.begin(), order.end(), 0);
@@ -161,7 +162,7 @@ std::vector<RankSlots> dealt_ranks(std::span<const uint64_t> load, int world, si
   return ranks;
 }
 
-// The ranks after all exchanges that help, the experts of each in order.
+// Applies all swaps that help, then sorts each rank's experts.
 Placement improved(std::vector<RankSlots> ranks, int64_t experts) {
   for (int i = 0; i < kMostExchanges && exchange_one(ranks); ++i) continue;
   std::vector<int64_t> map;

@@ -1,5 +1,5 @@
-// Balance: from how often each expert was chosen to a placement under which ranks have equally much
-// to do.
+// Balance: computes, from how often each expert was chosen, a placement that gives ranks equal
+// load.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,22 @@
 
 namespace nvfp4_moe::internal {
 
-// The load of the busiest rank over an even share, if an expert's load is divided evenly among its
-// slots: 1 is even, world is all on one rank. 1 without any load. load: (experts) assignments.
+// The load of the busiest rank divided by the mean, if an expert's load is split evenly among its
+// slots: 1 is even, world means that one rank has all of it. 1 without any load. load: (experts)
+// assignments.
 double imbalance(std::span<const uint64_t> load, const Placement& placement);
 
 // A placement with slots_per_rank slots on each of `world` ranks.
-//   1. Slots in excess of one for each expert go, one by one, to the expert with the most load for
-//      each of its slots.
-//   2. Slots go to ranks, the heaviest first, each to the rank with the least load that has none of
+//   1. Each expert gets one slot. The redundant slots go, one by one, to the expert with the most
+//      load per slot.
+//   2. Slots go to ranks, heaviest first, each to the rank with the least load that does not hold
 //      that expert.
-//   3. Slots are exchanged in pairs while that makes the heavier of two ranks lighter.
-// The result is the most even of several such placements, some of which divide fewer experts or
-// deal them out in turn. load: (experts); an expert that nobody chose still has a slot. A pure
-// function of its arguments: all ranks that have the same load propose the same. kInvalidArgument
-// if the slots do not hold every expert once, or hold one twice on a rank.
+//   3. Slots are swapped in pairs while that makes the heavier of two ranks lighter.
+//
+// Returns the most even of several such placements; some replicate fewer experts or deal them out
+// round-robin. load: (experts); an expert with load 0 still gets a slot. A pure function of its
+// arguments, so all ranks with the same load propose the same placement. kInvalidArgument if the
+// slots cannot hold every expert once, or would hold one twice on a rank.
 Result<Placement> propose_placement(std::span<const uint64_t> load, int world,
                                     int64_t slots_per_rank);
 

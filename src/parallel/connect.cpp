@@ -7,8 +7,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// A device's memory, as exchange/peers.h shares it, by a backend's functions. facts: of a device
-// that device_peers and device_memory know.
+// Implements PeerDevice (exchange/peers.h) with a backend's functions. facts: of a device kind that
+// device_peers and device_memory support.
 class BackendPeerDevice : public PeerDevice {
  public:
   explicit BackendPeerDevice(const DeviceFacts& facts)
@@ -62,8 +62,8 @@ class BackendPeerDevice : public PeerDevice {
 Result<std::shared_ptr<const FailureWord>> make_failure_word(const DeviceRanks& ranks, int device) {
   uint32_t *word = nullptr, *on_device = nullptr;
   NVFP4_MOE_TRY(ranks.make_host_word(device, &word, &on_device));
-  // When it is dropped the layers have gone, and by the freeing of their memory whatever reads it
-  // has ended.
+  // By the time it is dropped the layers are gone. Freeing their memory has waited for all kernels
+  // that read the word.
   return std::shared_ptr<const FailureWord>(new FailureWord{word, on_device},
                                             [&ranks, device](const FailureWord* dropped) {
                                               ranks.drop_host_word(device, dropped->word);
@@ -103,7 +103,7 @@ Status use_nccl(Exchange& exchange, const std::string& device, const std::string
       return {};
     };
     if (!ranks.on_device(index, run, const_cast<std::function<void()>*>(&body)).ok())
-      body();  // it ends all the same
+      body();  // runs even without the device
   };
   const auto word = make_failure_word(ranks, index);
   NVFP4_MOE_TRY(exchange.agree(word.status()));

@@ -7,8 +7,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Up to this many bytes of partial sums every rank gathers them all: one exchange then costs its
-// latency and little more.
+// Up to this many bytes of partial sums, every rank gathers them all: such an exchange costs little
+// more than its latency.
 constexpr int64_t kGatheredBytes = 1 << 20;
 
 }  // namespace
@@ -19,7 +19,7 @@ DeviceAllReduce::DeviceAllReduce(MoeLayer& layer, const Ranks& ranks, std::uniqu
       send_bytes_(static_cast<size_t>(world())),
       recv_bytes_(static_cast<size_t>(world())) {}
 
-// Grows with the tokens: the most that a small sum takes is enough for shards of the same size.
+// Grows with the tokens: a larger sum keeps at least the space of the largest small sum.
 int64_t DeviceAllReduce::parts_values(int64_t tokens) const {
   const int64_t values = tokens * config()->hidden_size;
   const int64_t gathered =

@@ -32,7 +32,7 @@ int64_t DeviceAllToAll::packets() const {
   return packets;
 }
 
-// The host waits only for the counts, and so the device works on while the ranks exchange them.
+// The host waits only for the counts; the device keeps working while the ranks exchange them.
 Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured, void* stream) {
   if (captured && !counts_.fixed())
     return unsupported(
@@ -52,8 +52,7 @@ Status DeviceAllToAll::prepare(const Batch& batch, const Spans& s, bool captured
   }
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
-  NVFP4_MOE_TRY(
-      steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
+  NVFP4_MOE_TRY(steps().route(step));  // its rows are not used: it clears status and counters
   const MessageLayout layout = layout_of(batch.tokens);
   NVFP4_MOE_TRY(packet_steps_.scan(
       device(), {layout, counted, s.sources, side.buffers.row_of_assignment, s.send, s.failed},

@@ -1,13 +1,14 @@
-// All-to-all on devices: what DeviceAllToAll, over NCCL, and PeerAllToAll, over memory that all
-// ranks reach, share.
+// All-to-all on devices: the code that DeviceAllToAll (over NCCL) and PeerAllToAll (over memory
+// that all ranks can access) share.
 //
 //   source rank   ids to slots; route, quantize                     tokens (T) -> codes and scales
 //   dispatch      packets of this rank's tokens to their expert ranks
 //   expert rank   take, route, gemm1_swiglu, requantize, gemm2      packets (U) -> rows
 //   combine       rows back; on the source rank the shared expert, and combine in the order of k
-// The steps are the backend's own and single, so that the bits are those of one rank with all
-// experts. Rows come back to where combine reads them: only row_of_assignment indexes them, and
-// nothing is copied.
+//
+// The steps are the backend's own, called one by one, so the bits are those of one rank with all
+// experts. Rows arrive at the address from which combine reads them: only row_of_assignment indexes
+// them, and no row is copied again.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +25,12 @@
 
 namespace nvfp4_moe::internal {
 
-// Faults that runs of all_to_all on a device have found, in device memory.
+// Faults that runs of all_to_all found on a device, in device memory.
 class DeviceReport {
  public:
   static Result<DeviceReport> make(const MoeLayer& layer);
   WireReport* on_device() const { return reinterpret_cast<WireReport*>(report_.data()); }
-  // Since the last call. Waits for the stream.
+  // Faults since the last call. Waits for the stream.
   Result<WireReport> take(const MoeLayer& layer, void* stream) const;
 
  private:
@@ -46,28 +47,29 @@ class AllToAllOnDevice : public RankCombine {
   Status report(void* stream) override;
 
  protected:
-  // T tokens of this rank, U of all ranks for this one at most.
+  // T: tokens of this rank. U: the most tokens that all ranks send to this one.
   struct Spans {
-    RunStatus* status = nullptr;  // the source rank's
-    uint32_t* failed = nullptr;   // (1) why out is NaN; 0: it is not
+    RunStatus* status = nullptr;  // of the source rank
+    uint32_t* failed = nullptr;   // (1) why out is NaN; 0: no failure
     int32_t* slots = nullptr;     // (T, k)
     int32_t* ids = nullptr;       // (U, k) slots of this rank
     float* weights = nullptr;     // (U, k)
-    std::byte* source = nullptr;  // a workspace of T tokens
-    std::byte* expert = nullptr;  // a workspace of U tokens
-    // DeviceAllToAll's:
+    std::byte* source = nullptr;  // workspace of T tokens
+    std::byte* expert = nullptr;  // workspace of U tokens
+    // Only DeviceAllToAll:
     int64_t* counts = nullptr;        // (world, 2)
     int32_t* bounds = nullptr;        // (2, world + 1)
-    PacketSource* sources = nullptr;  // of the packets that are sent
+    PacketSource* sources = nullptr;  // sources of the packets to send
     std::byte* send = nullptr;        // packets for all ranks
     std::byte* recv = nullptr;        // (U) packets
     int32_t* first_rows = nullptr;    // (U)
-    std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that asked
-    std::byte* recv_rows = nullptr;   // under a capacity; else they come to the source's rows_out
+    std::byte* send_rows = nullptr;   // (U k) rows, for the ranks that requested them
+    // under a capacity; otherwise rows arrive in the source's rows_out
+    std::byte* recv_rows = nullptr;
     size_t size_bytes = 0;
   };
-  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays, and
-  // how its steps run.
+  // This rank as the source of its tokens, or as the expert rank of packets: its batch, arrays and
+  // step plan.
   struct Side {
     Batch batch;
     Arena arena;
@@ -84,29 +86,30 @@ class AllToAllOnDevice : public RankCombine {
   Slots& slots() override { return *slots_; }
   Spans spans(std::byte* workspace, int64_t tokens) const;
   Side source(const Spans& spans, const Batch& batch);
-  // The expert rank's call, without the addresses of packets.
+  // The TakePackets call of the expert rank, without the fields of its transport.
   TakePackets take_call(const Spans& spans, const MessageLayout& layout,
                         const std::byte* packets) const;
-  // The call that packs source.buffers' tokens. Packed: PackPackets or PushPackets.
+  // Sets the fields of a call that packs the tokens in source.buffers. Packed: PackPackets or
+  // PushPackets.
   template <class Packed>
   void set_tokens(Packed& call, const Spans& spans, const Side& source) const;
   const LayerSteps& steps() const { return *layer_.backend().steps; }
   int device() const { return layer_.weights().device; }
 
   virtual void take_more(Spans&, int64_t, Arena&) const {}
-  // Packets that this rank has room for.
+  // The number of packets that this rank has room for.
   virtual int64_t received() const = 0;
-  // Packets of the run that has begun, for this rank.
+  // The number of packets that this rank receives in the current run.
   virtual int64_t packets() const = 0;
   // Destination of the rows that come back; null: the source's own rows_out.
   virtual void* rows_out(const Spans& spans) const = 0;
   // The part of a run that needs no other rank. captured: whether the stream is capturing.
   virtual Status prepare(const Batch& batch, const Spans& spans, bool captured, void* stream) = 0;
-  // mine failed: nothing was prepared.
+  // If mine failed, nothing was prepared.
   virtual Status gather(int64_t tokens, const Status& mine, bool captured) = 0;
   virtual Status dispatch(const Batch& batch, const Spans& spans, const Side& source,
                           void* stream) = 0;
-  // The expert rank's steps, and its rows back to their source ranks.
+  // Runs the expert rank's steps and sends its rows back to their source ranks.
   virtual Status work(const Spans& spans, const StepContext& source, const Side& expert,
                       void* stream) = 0;
   virtual void await(AwaitedRows& awaited, const Spans& spans) const = 0;
@@ -117,7 +120,7 @@ class AllToAllOnDevice : public RankCombine {
   const DeviceReport report_;
 
  private:
-  // The plan of single steps, kept while batches have the same shape.
+  // The plan of single steps, reused while batches have the same shape.
   class LastPlan {
    public:
     const RunPlan* of(const MoeLayer& layer, const Batch& batch);
@@ -129,7 +132,7 @@ class AllToAllOnDevice : public RankCombine {
     std::shared_ptr<const RunPlan> plan_;
   };
   Side side(const Batch& batch, std::byte* workspace) const;
-  // body() with the layer's device as the thread's current one, which steps launch on.
+  // Calls body() with the layer's device as the thread's current device, on which steps launch.
   template <class Body>
   Status on_device(Body body) const;
 
@@ -147,18 +150,17 @@ void AllToAllOnDevice::set_tokens(Packed& call, const Spans& spans, const Side& 
   call.first_of_rank = slots_->first_of_rank();
 }
 
-// Over NCCL. Without a capacity a run waits once for the device, for the exchange counts, and
-// cannot be captured. Under a capacity it waits for nothing: how long messages are depends on how
-// many tokens their source rank has, and not on the routing; counts travel in their headers, and a
-// run in which a rank had too many tokens for another gives NaN on every rank and a failure of
-// status.
+// All-to-all over NCCL. Without a capacity a run waits once for the device, to exchange counts, and
+// cannot be captured. With a capacity it does not wait: the length of a message depends on the
+// number of tokens of its source rank, not on the routing, and counts travel in message headers. If
+// a rank has too many tokens for another, the run gives NaN on every rank and status fails.
 class DeviceAllToAll : public AllToAllOnDevice {
  public:
   DeviceAllToAll(MoeLayer& layer, const Ranks& ranks, std::unique_ptr<DeviceSlots> slots,
                  DeviceReport report);
 
  private:
-  // Of the messages of a source rank with this many tokens.
+  // Layout of the messages of a source rank with this many tokens.
   MessageLayout layout_of(int64_t tokens) const {
     return {packet_, world(), counts_.fixed_packets(tokens), counts_.fixed()};
   }
@@ -181,13 +183,13 @@ class DeviceAllToAll : public AllToAllOnDevice {
   std::vector<int64_t> mine_;                     // (world) pairs of tokens and rows for each rank
   std::vector<int64_t> send_bytes_, recv_bytes_;  // (world)
   std::vector<int32_t> bounds_;                   // (2, world + 1) TakePackets::bounds
-  bool captured_ = false;                         // between begin and run
+  bool captured_ = false;                         // from begin to run
 };
 
-// Over peer memory. A packet's place depends on its source rank and token, and a row's on its token
-// and k. So nothing is counted, everything fits, only what there is goes over the link, and no host
-// waits: a run can be captured. For the same reason a capacity changes nothing. Each packet and
-// each row carries a flag, and nothing else is waited for.
+// All-to-all over peer memory. A packet's offset depends only on source rank and token, a row's
+// only on token and k. So nothing is counted and everything fits, only data that exists is sent,
+// and no host waits: a run can be captured. A capacity therefore has no effect. Each packet and
+// each row carries a flag, and readers wait only for those.
 class PeerAllToAll : public AllToAllOnDevice {
  public:
   // Collective: reserves the memory that the ranks write to.
@@ -211,7 +213,7 @@ class PeerAllToAll : public AllToAllOnDevice {
 
   const DevicePeers& peers_;
   PeerLink link_;
-  PeerAddresses packets_, packet_flags_, rows_, row_flags_;  // of each rank
+  PeerAddresses packets_, packet_flags_, rows_, row_flags_;  // for each rank
   ExchangeCounts counts_;
 };
 

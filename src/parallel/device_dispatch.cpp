@@ -1,4 +1,4 @@
-// The parts of a run of all-to-all that both ways on devices share.
+// The parts of a run of all-to-all that both device transports share.
 #include <string>
 
 #include "moe/registry.h"

@@ -1,4 +1,4 @@
-// A header of fixed size and the rank's counts, gathered at once.
+// A header of fixed size; the rank's counts follow it, so one exchange gathers both.
 #include "parallel/exchange_counts.h"
 
 #include <cstring>
@@ -11,7 +11,7 @@ struct ExchangeCounts::Header {
   int64_t tokens = 0;
   int32_t code = 0;
   int32_t captured = 0;
-  char message[496] = {};  // cut to fit, ends with 0
+  char message[496] = {};  // truncated to fit, ends with 0
 };
 
 ExchangeCounts::ExchangeCounts(int world, int64_t counts)
@@ -47,7 +47,7 @@ Status ExchangeCounts::gather(Exchange& exchange, int64_t tokens, const Status& 
     int64_t least = of_rank.tokens;
     for (int64_t index = 0; index < std::ssize(counts); ++index)
       least = std::min(least, count(rank, index));
-    if (least < 0)  // arrays are placed by these
+    if (least < 0)  // they determine array offsets
       return io_error("exchange counts of rank " + std::to_string(rank) +
                       ": expected counts from 0, got " + std::to_string(least));
   }

@@ -1,5 +1,5 @@
-// What ranks send each other before a run's data: how many tokens each has, whether it can run,
-// and, for all_to_all, how many packets and rows go between each two ranks.
+// Exchanges counts before a run's data: how many tokens each rank has, whether it can run, and, for
+// all_to_all, how many packets and rows each pair of ranks exchanges.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,15 @@ namespace nvfp4_moe::internal {
 
 class ExchangeCounts {
  public:
-  // counts: how many numbers each rank sends.
+  // counts: the number of integers that each rank sends.
   ExchangeCounts(int world, int64_t counts);
 
-  // Ok on every rank or on none: fails with the failure of the lowest rank that has one, and with
-  // kInvalidArgument if only some of the ranks capture their stream (`captured`): a graph is
-  // replayed by all or by none. Allocates nothing of its own.
+  // Succeeds on all ranks or fails on all: with the error of the lowest rank that has one, or with
+  // kInvalidArgument if only some ranks capture their stream (`captured`), since a graph must be
+  // replayed by all ranks or by none. Allocates nothing itself.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts = {});
-  // Of the last gather.
+  // Values of the last gather.
   int64_t tokens(int rank) const;
   int64_t count(int rank, int64_t index) const;
 
@@ -30,39 +30,39 @@ class ExchangeCounts {
   struct Header;
   Header header(int rank) const;
 
-  int64_t bytes_;                    // of one rank's message: a header and its counts
+  int64_t bytes_;                    // size of one rank's message: a header and its counts
   std::vector<std::byte> mine_;      // (bytes_)
   std::vector<std::byte> messages_;  // (world, bytes_)
 };
 
-// The exchange counts of all_to_all. How many packets and rows a message holds is either what the
-// ranks have sent, or, under a fixed capacity, what the capacity and the source rank's tokens
-// allow: known to all ranks, and the same for any routing.
+// The exchange counts of all_to_all. The numbers of packets and rows in a message are those that
+// the ranks report. Under a fixed capacity they follow from the capacity and the source rank's
+// tokens instead: all ranks know them, and they do not depend on the routing.
 class PacketCounts : public ExchangeCounts {
  public:
-  // capacity: tokens from one rank to another, at most; fixed: every message is as long as such a
-  // number can make it.
+  // capacity: the most tokens from one rank to another. fixed: every message has the length that
+  // its source rank's tokens and the capacity allow.
   PacketCounts(int world, int64_t capacity, bool fixed, int64_t top_k);
 
-  // counts: for each rank the tokens and the rows that this one has for it. Also fails, on all
-  // ranks, if one has more tokens than the capacity for another.
+  // counts: for each rank, the tokens and the rows that this rank has for it. Also fails, on all
+  // ranks, if one has more tokens for another than the capacity.
   Status gather(Exchange& exchange, int64_t tokens, const Status& mine, bool captured,
                 std::span<const int64_t> counts);
 
-  // As gathered.
+  // Reported by the ranks.
   int64_t tokens_between(int source, int expert) const { return count(source, 2 * expert); }
   int64_t rows_between(int source, int expert) const { return count(source, 2 * expert + 1); }
-  // Contents of a message, in both directions.
+  // Sizes of a message, in both directions.
   int64_t packets_between(int source, int expert) const {
     return fixed_ ? fixed_packets(tokens(source)) : tokens_between(source, expert);
   }
   int64_t rows_back_between(int source, int expert) const {
     return fixed_ ? fixed_packets(tokens(source)) * top_k_ : rows_between(source, expert);
   }
-  // Under a fixed capacity, in each message of a source rank with this many tokens.
+  // Packets in each message of a source rank with this many tokens, under a fixed capacity.
   int64_t fixed_packets(int64_t tokens) const { return std::min(capacity_, tokens); }
 
-  // The most packets that a run with this many tokens on the source rank sends.
+  // The most packets that a source rank with this many tokens sends in a run.
   int64_t sent(int64_t tokens) const {
     return fixed_ ? world_ * fixed_packets(tokens) : tokens * std::min<int64_t>(top_k_, world_);
   }
@@ -71,11 +71,12 @@ class PacketCounts : public ExchangeCounts {
 
   int64_t capacity() const { return capacity_; }
   bool fixed() const { return fixed_; }
-  // That `tokens` are more than the capacity.
+  // The error for `tokens` above the capacity.
   static Status too_many(int64_t tokens, int64_t source, int64_t expert, int64_t capacity);
 
  private:
-  // That the counts of a pair of ranks fit the source's tokens: arrays are placed by these.
+  // Checks that the counts of a pair of ranks are possible for the source's tokens: they determine
+  // array offsets.
   Status check_possible(int source, int expert) const;
 
   const int world_;

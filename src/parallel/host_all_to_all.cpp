@@ -27,7 +27,7 @@ void for_assignments(const Placement& placement, const int32_t* slots, int64_t t
         body(token, k);
 }
 
-constexpr uint8_t kLargestE4m3 = 0x7E;  // beyond it are NaN and negative numbers
+constexpr uint8_t kLargestE4m3 = 0x7E;  // larger bytes are NaN or negative
 
 Status refused(const char* field, const std::string& expected, float got) {
   return io_error(std::string("dispatch: ") + field + ": expected " + expected + ", got " +
@@ -38,14 +38,14 @@ bool is_scale(float value, float least) {
   return value >= least && value <= std::numeric_limits<float>::max();
 }
 
-// Ok if the row's flag and scales are ones that a rank's quantizer writes; else kIo with the field
-// and its value. The exact sum of int8_block makes an index of a scale. Codes need no check: each
-// is a value of its format.
+// Ok if the row's flag and scales can come from a rank's quantizer; otherwise kIo with the field
+// and its value. Scales must be checked because the exact sum of int8_block derives an index from
+// one. Codes need no check: every value is valid.
 Status check_received(const ActivationBuffers& activations, ActivationFormat format, int64_t hidden,
                       int64_t row) {
   const uint8_t flag = activations.nonfinite[row];
   if (flag > 1) return refused("flag of a nonfinite token", "0 or 1", flag);
-  if (flag == 1) return {};  // out is NaN, whatever the scales are
+  if (flag == 1) return {};  // out is NaN for any scales
   const int64_t blocks = hidden / 16;
   if (format == ActivationFormat::kNvfp4 || format == ActivationFormat::kFp8) {
     const float scale = activations.row_scale[row];
@@ -69,7 +69,8 @@ Status check_received(const ActivationBuffers& activations, ActivationFormat for
 
 }  // namespace
 
-// T tokens of this rank, U of all ranks for this one at most, R rows back.
+// T: tokens of this rank. U: the most tokens that all ranks send to this one. R: rows that come
+// back.
 struct HostAllToAll::Spans {
   RunStatus* status = nullptr;
   int32_t* slots = nullptr;        // (T, k)
@@ -77,10 +78,10 @@ struct HostAllToAll::Spans {
   std::byte* recv = nullptr;       // (U) packets
   int32_t* ids = nullptr;          // (U, k) slots of this rank
   float* weights = nullptr;        // (U, k)
-  std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that asked
+  std::byte* send_rows = nullptr;  // (U k) rows, for the ranks that requested them
   std::byte* recv_rows = nullptr;  // (R) rows
-  std::byte* source = nullptr;     // a workspace of T tokens
-  std::byte* expert = nullptr;     // a workspace of U tokens
+  std::byte* source = nullptr;     // workspace of T tokens
+  std::byte* expert = nullptr;     // workspace of U tokens
   size_t size_bytes = 0;
 };
 
@@ -299,8 +300,7 @@ Status HostAllToAll::run(const Batch& batch, std::byte* workspace, void*) {
   NVFP4_MOE_TRY(send_rows(expert, s));
 
   take_rows(source, batch.tokens, s);
-  // The shared expert's weights are this rank's own; its arrays are those of the source rank's
-  // tokens.
+  // The shared expert uses this rank's own weights, and the arrays of the source rank's tokens.
   const StepContext shared{weights, routed, source, layer_.executor(), source_arena};
   if (source.shared.experts > 0) NVFP4_MOE_TRY(multiply(steps, shared, source.shared));
   NVFP4_MOE_TRY(steps.combine(at_source));

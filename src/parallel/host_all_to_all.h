@@ -1,14 +1,15 @@
-// HostAllToAll: a run of kAllToAll on hosts, from a rank's tokens to their experts' ranks and back.
+// HostAllToAll: a run of kAllToAll on hosts, from a rank's tokens to their expert ranks and back.
 //
 //   source rank   route, quantize          tokens (T) -> codes and scales, as the GEMM reads them
-//   dispatch      a packet for each token and rank: its activations, which of the rank's slots it
-//                 goes to, the weights
+//   dispatch      a packet for each token and rank: activations, the slots that it goes to on that
+//                 rank, and weights
 //   expert rank   route, gemm1_swiglu, requantize, gemm2 on the tokens of all ranks
-//   combine       a row for each assignment, in the order in which the packets ask for them
-//   source rank   rows to where combine reads them; the shared expert; combine, in the order of k
-// All of it is the backend's own steps. Quantizing on the source rank gives the same bits as
-// quantizing on the expert rank, and rows do not depend on what else a GEMM multiplies, so the
-// result is that of one rank with all experts.
+//   combine       a row for each assignment, in the order in which the packets request them
+//   source rank   rows to the arrays of combine; the shared expert; combine, in the order of k
+//
+// All steps are the backend's own. Quantizing on the source rank gives the same bits as quantizing
+// on the expert rank, and a row does not depend on the other rows of a GEMM. So the result equals
+// that of one rank with all experts.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,7 @@ class HostAllToAll : public RankCombine {
   Status send_rows(const LayerBuffers& expert, const Spans& spans);
   void take_rows(const LayerBuffers& source, int64_t tokens, const Spans& spans) const;
 
-  const PackedWeights
-      source_;  // of no expert: config and range, for the steps that read no weights
+  const PackedWeights source_;  // without experts: config and range, for steps that read no weights
   const PacketFormat packet_;
   HostSlots slots_;
   PacketCounts counts_;

@@ -1,4 +1,4 @@
-// Opening a layer over ranks: if one of them cannot, all of them fail with its message.
+// Opens a layer over ranks. If one rank fails, all fail with its message.
 #include "parallel/open.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// Facts that must be the same on all ranks: every field of the config, and what runs derive from
-// it.
+// Facts that must be the same on all ranks: every field of the config, and the inputs from which
+// runs are derived.
 Exchange::Facts facts_of(const Backend& backend, const MoeConfig& config, const LayerSource& source,
                          const ExpertParallelOptions& options, const Placement& placement,
                          const LayerOptions& layer, const Exchange& exchange) {
@@ -98,7 +98,7 @@ struct RankLayer {
     const int rank = ranks.exchange->rank();
     MoeOptions slots = ranks.config.options();
     slots.num_experts = placement.slots();
-    // The sum over the ranks has the shared expert once.
+    // The sum over the ranks includes the shared expert once.
     if (ranks.options.combine == CombineBy::kAllReduce && rank != 0)
       slots.shared_intermediate_size = 0;
     NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(slots));
@@ -120,8 +120,8 @@ struct RankLayer {
   }
 };
 
-// The way to combine of an open rank, whose device has slots and, for all_to_all, report.
-// Collective over peer memory.
+// Makes the combine of an open rank. If its device is a GPU it has slots and, for all_to_all, a
+// report. Collective over peer memory.
 Result<std::unique_ptr<RankCombine>> make_combine(MoeLayer& layer, const Ranks& ranks,
                                                   std::unique_ptr<DeviceSlots> slots,
                                                   DeviceReport report) {
@@ -211,7 +211,7 @@ Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
   Status loaded;
   try {
     loaded = load();
-  } catch (...) {  // the other ranks wait: a rank that is out of memory tells them first
+  } catch (...) {  // the other ranks wait: report even an out-of-memory error to them
     loaded = caught_exception();
   }
   NVFP4_MOE_TRY(exchange->agree(loaded, std::max(parallel.load_timeout, exchange->timeout())));

@@ -1,4 +1,4 @@
-// Opening a layer whose experts are divided over the ranks of an exchange.
+// Opens a layer whose experts are divided over the ranks of an exchange.
 #pragma once
 
 #include <memory>
@@ -9,34 +9,35 @@
 
 namespace nvfp4_moe::internal {
 
-// config and source are those of the whole layer; options.range is left alone, and
-// options.limits.max_tokens is for the tokens of this rank's batch, the same on all. A rank that
-// cannot open ends all with its message; ranks that do not agree are refused by name, on every
-// rank. Collective, as the layer's runs are.
+// config and source describe the whole layer. options.range is ignored. options.limits.max_tokens
+// is for this rank's batch and must be the same on all ranks. If one rank cannot open, all fail
+// with its message. If ranks disagree, all fail with the name of the field that differs.
+// Collective, as the layer's runs are.
 Result<std::unique_ptr<MoeLayer>> open_over_ranks(const MoeConfig& config,
                                                   const LayerSource& source,
                                                   const LayerOptions& options,
                                                   const ExpertParallelOptions& parallel,
                                                   std::shared_ptr<Exchange> exchange,
                                                   const ProgressFn& progress = {});
-// The same on this very backend.
+// The same on a given backend.
 Result<std::unique_ptr<MoeLayer>> open_over_ranks_on(
     const Backend& backend, const MoeConfig& config, const LayerSource& source,
     const LayerOptions& options, const ExpertParallelOptions& parallel,
     std::shared_ptr<Exchange> exchange, const ProgressFn& progress = {});
-// The same for a checkpoint's layer, from which each rank reads only the experts of its slots.
-// config: none takes the checkpoint's.
+// The same for a checkpoint's layer; each rank reads only the experts of its slots. config: if
+// empty, the checkpoint's.
 Result<std::unique_ptr<MoeLayer>> open_checkpoint_over_ranks(
     const Checkpoint& checkpoint, int64_t layer, const std::optional<MoeOptions>& config,
     const LayerOptions& options, const ExpertParallelOptions& parallel,
     std::shared_ptr<Exchange> exchange, const ProgressFn& progress = {});
 
-// An exchange and how a layer is divided over it. If an optional one is taken, none means one rank.
+// An exchange and how a layer is divided over it. An empty optional<Parallel> means one rank.
 struct Parallel {
   std::shared_ptr<Exchange> exchange;
   ExpertParallelOptions options;
 };
-// MoeLayer::open and open_checkpoint_layer, or over ranks, which have no slice and no cache.
+// MoeLayer::open or open_checkpoint_layer; with `parallel`, over ranks, which support neither a
+// slice nor a cache.
 Result<std::unique_ptr<MoeLayer>> open_layer(const MoeConfig& config, const LayerSource& source,
                                              const LayerOptions& options,
                                              const std::optional<Parallel>& parallel,
@@ -48,8 +49,8 @@ Result<std::unique_ptr<MoeLayer>> open_layer(const Checkpoint& checkpoint, int64
                                              const std::optional<Parallel>& parallel,
                                              const ProgressFn& progress = {});
 
-// A checkpoint's layer, each expert of which is validated when it is loaded: a rank reads the
-// experts of its slots and no others.
+// A checkpoint's layer whose experts are validated as they are loaded, so a rank reads only the
+// experts of its slots.
 Result<LayerSource> validated_source(const Checkpoint& checkpoint, int64_t layer, bool shared);
 
 }  // namespace nvfp4_moe::internal

@@ -8,8 +8,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// What a rank sends of a small sum to all others, flags not counted: beyond it the bytes take
-// longer than two barriers.
+// Limit for a small sum: bytes that a rank sends to all others, without flags. Above it the
+// transfer takes longer than two barriers.
 constexpr int64_t kSmallBytes = int64_t{1} << 20;
 
 int64_t most_small_of(int64_t max_values, int64_t world) {
@@ -53,7 +53,7 @@ int64_t PeerAllReduce::sent_bytes(int64_t count, int64_t max_values, int64_t wor
                                   DType out_dtype) {
   if (count <= most_small_of(max_values, world))
     return (world - 1) * count / 2 * int64_t{sizeof(PairWithFlags)};
-  // The parts that others add, and this rank's shard of the sums to each of them.
+  // The parts that the others add, plus this rank's shard of the totals for each of them.
   return (world - 1) * count / world * (4 + bits(out_dtype) / 8);
 }
 

@@ -40,15 +40,14 @@ int64_t PeerAllToAll::packets() const {
   return packets;
 }
 
-// Of a batch that no single kernel takes.
+// Prepares a batch that push_tokens does not take.
 Status PeerAllToAll::prepare(const Batch& batch, const Spans& s, bool, void* stream) {
   const Side side = source(s, batch);
   const StepContext step = side.step(layer_.weights(), stream);
   if (peers_.pushes_tokens(step, steps())) return {};
   NVFP4_MOE_TRY(slots_->translate(batch, rank(), s.slots, stream));
-  NVFP4_MOE_TRY(
-      steps().route(step));  // of this rank's slots, which nobody asks for: it clears and counts
-  // Before quantize, which leaves out tokens that have no row.
+  NVFP4_MOE_TRY(steps().route(step));  // its rows are not used: it clears status and counters
+  // Must precede quantize, which skips tokens that have no row.
   const AssignRows assign{link_, s.slots, side.buffers.row_of_assignment, batch.tokens * top_k(),
                           s.failed};
   NVFP4_MOE_TRY(peers_.assign_rows(device(), assign, stream));
@@ -59,13 +58,14 @@ Status PeerAllToAll::gather(int64_t tokens, const Status& mine, bool captured) {
   NVFP4_MOE_TRY(counts_.gather(exchange(), tokens, mine, captured));
   for (int source = 0; source < world(); ++source)
     if (const int64_t sent = counts_.tokens(source);
-        sent > max_tokens())  // its packets would have no room
+        sent > max_tokens())  // its packets would not fit
       return io_error("exchange counts of rank " + std::to_string(source) + ": expected at most " +
                       std::to_string(max_tokens()) + " tokens, got " + std::to_string(sent));
   return {};
 }
 
-// Once all ranks have said that they run: a rank that cannot may be gone, and its memory with it.
+// Called after all ranks have confirmed that they run. If a rank cannot run, its memory may be
+// gone.
 Status PeerAllToAll::dispatch(const Batch& batch, const Spans& s, const Side& source,
                               void* stream) {
   const StepContext step = source.step(layer_.weights(), stream);

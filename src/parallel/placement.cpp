@@ -6,7 +6,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-// what an int32 id and a count for each rank hold with ease
+// fits comfortably into an int32 id and per-rank counts
 constexpr int64_t kMostSlots = 1 << 20;
 
 Status check_sizes(int64_t num_experts, int world) {

@@ -1,7 +1,7 @@
 // Placement: which rank holds which experts.
 //
-// Each rank has slots, numbered through all ranks, and each slot holds one expert of the layer. An
-// expert may have several slots (redundant experts) with the same weights, so that any of them
+// Each rank has slots, numbered across all ranks, and each slot holds one expert of the layer. An
+// expert may have several slots (redundant experts). They hold the same weights, so any of them
 // gives the same bits.
 #pragma once
 
@@ -15,11 +15,11 @@ namespace nvfp4_moe::internal {
 
 class Placement {
  public:
-  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument if a rank would hold
-  // none.
+  // Rank r holds experts [r E / world, (r + 1) E / world). kInvalidArgument if a rank would get no
+  // expert.
   static Result<Placement> contiguous(int64_t num_experts, int world);
-  // expert_of_slot: (world * slots of a rank), the same number for each rank. kInvalidArgument,
-  // naming slot or expert, if one is out of range, an expert has no slot, or a rank has an expert
+  // expert_of_slot: (world * slots of a rank), the same number for each rank. kInvalidArgument with
+  // the slot or expert if one is out of range, an expert has no slot, or a rank has an expert
   // twice.
   static Result<Placement> of_map(int64_t num_experts, int world,
                                   std::vector<int64_t> expert_of_slot);
@@ -35,7 +35,7 @@ class Placement {
     return first_of_expert_[static_cast<size_t>(expert) + 1] -
            first_of_expert_[static_cast<size_t>(expert)];
   }
-  // One of the expert's slots; turn (>= 0, of turn_of) goes around them.
+  // One of the expert's slots, round-robin by turn (>= 0, from turn_of).
   int64_t slot_of(int64_t expert, int64_t turn) const {
     const int64_t first = first_of_expert_[static_cast<size_t>(expert)], count = replicas(expert);
     return slots_of_expert_[static_cast<size_t>(count == 1 ? first : first + turn % count)];
@@ -54,14 +54,14 @@ class Placement {
   std::vector<int64_t> first_slot_;      // (world + 1)
   std::vector<int> rank_of_slot_;        // (slots)
   std::vector<int64_t>
-      first_of_expert_;  // (experts + 1) where an expert's slots begin in slots_of_expert_
-  std::vector<int64_t> slots_of_expert_;  // (slots) increasing for each expert
+      first_of_expert_;  // (experts + 1) an expert's first index into slots_of_expert_
+  std::vector<int64_t> slots_of_expert_;  // (slots) ascending for each expert
 };
 
-// Which of an expert's slots assignment k of a token takes: the next one for the next token, since
-// a popular expert tends to be at the same k of each, and for the next k, so that one token's
-// redundant experts are not all on one rank. source_rank: the rank that the tokens are on, 0 if all
-// ranks have the same ones. Devices do the same (SlotsOfIds).
+// Selects which of an expert's slots assignment k of a token uses. It advances with the token,
+// since a popular expert tends to have the same k in every token, and with k, so that one token's
+// redundant experts are not all on one rank. source_rank: the rank of the tokens, or 0 if all ranks
+// have the same tokens. Devices compute the same (SlotsOfIds).
 constexpr int64_t turn_of(int64_t source_rank, int64_t token, int64_t k) {
   return source_rank + token + k;
 }

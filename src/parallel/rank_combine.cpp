@@ -1,4 +1,5 @@
-// Shared by all ways to combine: failures, expert load, and new placements of an open layer.
+// Code that all implementations of RankCombine share: failures, expert load, and new placements of
+// an open layer.
 #include "parallel/rank_combine.h"
 
 #include <algorithm>
@@ -104,7 +105,7 @@ Status RankCombine::rearrange(const Placement& placement, const LayerSource& sou
   Status replaced;
   try {
     replaced = replace();
-  } catch (...) {  // a rank that is out of memory tells the others too
+  } catch (...) {  // report even an out-of-memory error to the others
     replaced = caught_exception();
   }
   const Status all =

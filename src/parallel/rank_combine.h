@@ -1,17 +1,18 @@
-// RankCombine: a layer's experts divided over the ranks of an exchange. What all ways to combine
-// share.
+// RankCombine: a layer's experts divided over the ranks of an exchange. Base of all
+// implementations.
 //
-// kAllToAll: each rank has tokens of its own. The source rank quantizes them and sends codes and
-// scales to the ranks of their experts; the rows come back and are combined on the source rank in
-// the order of k. The bits are those of one rank with all experts, whatever the placement
-// (docs/how-to/expert-parallel.md says for which configs). kAllReduce: all ranks have the same
-// tokens. Each computes what its experts add, in fp32, and the sums are added in the order of the
-// ranks: one fp32 sum more than a layer of one rank has.
+// kAllToAll: each rank has its own tokens. The source rank quantizes them and sends codes and
+// scales to the ranks of their experts. The rows come back and the source rank combines them in the
+// order of k. The bits are those of one rank with all experts, for any placement
+// (docs/how-to/expert-parallel.md lists the configs). kAllReduce: all ranks have the same tokens.
+// Each rank adds up its own experts in fp32, and these sums are added in rank order: one more
+// fp32 sum than on one rank.
 //
 //                  kAllToAll          kAllReduce
 //   host           HostAllToAll       HostAllReduce      any exchange
 //   NCCL           DeviceAllToAll     DeviceAllReduce    connect.h: use_nccl
 //   peer memory    PeerAllToAll       PeerAllReduce      connect.h: use_peers
+//
 // On GPUs a run is enqueued in its stream and may be captured, except kAllToAll over NCCL without a
 // capacity.
 #pragma once
@@ -41,26 +42,26 @@ struct EnumNames<CombineBy> {
 
 struct ExpertParallelOptions {
   CombineBy combine = CombineBy::kAllToAll;
-  std::optional<Placement> placement;  // none: contiguous
-  // kAllToAll: the most tokens that a rank may have for one other in a run. All messages of a
-  // source rank then have the same length, which depends on the capacity and the rank's tokens, and
-  // workspaces are made for it; a run with more tokens fails on every rank and says how many they
-  // were. On a device nobody waits for that: out is NaN on every rank, and status fails. 0: any
-  // number of tokens, for which a run over NCCL waits. Over peer memory everything fits, and a
-  // capacity changes nothing.
+  std::optional<Placement> placement;  // empty: contiguous
+  // kAllToAll: the most tokens that a rank may send to another rank in a run. All messages of a
+  // source rank then have the same length, which follows from the capacity and its tokens, and
+  // workspaces are sized for it. A run with more tokens fails on every rank and reports their
+  // number. On a device no host waits to detect this: out is NaN on every rank, and status fails.
+  // 0: no limit; a run over NCCL then waits for the counts. Over peer memory everything fits, and a
+  // capacity has no effect.
   int64_t capacity = 0;
-  Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to have its experts packed
+  Timeout load_timeout{30 * 60 * 1000};  // for the slowest rank to pack its experts
 };
 
-// Facts found while opening a layer. The same on all ranks.
+// Facts found while a layer opens. The same on all ranks.
 struct Ranks {
   MoeConfig config;  // of the whole layer
   Placement placement;
   ExpertParallelOptions options;
   std::shared_ptr<Exchange> exchange;
-  int64_t max_tokens;   // of a rank's batch
-  int64_t capacity;     // tokens from one rank to another, at most
-  bool fixed;           // messages have the capacity's length
+  int64_t max_tokens;   // of one rank's batch
+  int64_t capacity;     // the most tokens from one rank to another
+  bool fixed;           // all messages have the length that the capacity allows
   std::string weights;  // LayerSource::weights
 };
 
@@ -68,7 +69,7 @@ class RankCombine : public Combine {
  public:
   const Placement& placement() const {
     return ranks_.placement;
-  }  // slot s of the layer is expert placement().expert_of(s)
+  }  // slot s of the layer holds expert placement().expert_of(s)
   const ExpertParallelOptions& options() const { return ranks_.options; }
   Exchange& exchange() const { return *ranks_.exchange; }
 
@@ -78,21 +79,21 @@ class RankCombine : public Combine {
   Status report(void*) override { return {}; }
   void describe(Json& json) const override;
 
-  // The sum of all ranks' local_expert_load: what a placement is proposed from
-  // (parallel/balance.h). kAllReduce: one rank's, since all count the same tokens.
+  // The sum of all ranks' local_expert_load, from which a placement is proposed
+  // (parallel/balance.h). kAllReduce: that of one rank, since all count the same tokens.
   Result<std::vector<uint64_t>> expert_load(const Status& mine = {}) override;
   // (num_experts) assignments of this rank's batches to each expert. On a device both wait for it.
   Result<std::vector<uint64_t>> local_expert_load() { return slots().expert_load(); }
   Status reset_expert_load() override { return slots().reset_expert_load(); }
 
-  // Collective: gives this rank's slots other experts, in place, so that all ranks have the
-  // placement; it has the same number of slots on each rank as before. The weights are what a fresh
-  // open with that placement packs. A rank that fails ends the exchange, since ranks would no
-  // longer agree who has what. On a device it waits for all work, and no graph of the layer may be
-  // replayed on any rank until it has returned on all.
+  // Collective: loads other experts into this rank's slots, in place, so that all ranks follow
+  // `placement`, which must have the same number of slots on each rank as before. The weights are
+  // bit for bit those that a new open with that placement packs. If a rank fails, the exchange
+  // ends, since ranks would no longer agree on the placement. On a device it waits for all work; no
+  // rank may replay a graph of the layer until it has returned on all.
   Status rearrange(const Placement& placement, const LayerSource& source);
-  // The same for a checkpoint's layer, from which each rank reads the experts that are new to its
-  // slots. expert_of_slot: as for Placement::of_map.
+  // The same for a checkpoint's layer: each rank reads only the experts that are new to its slots.
+  // expert_of_slot: as for Placement::of_map.
   Status rearrange_checkpoint(std::vector<int64_t> expert_of_slot, const Checkpoint& checkpoint,
                               int64_t layer);
 
@@ -111,14 +112,14 @@ class RankCombine : public Combine {
   DeviceLink* link() const;  // null on hosts
 };
 
-// The ranks of a layer that is one over ranks: src/parallel has no other subclass of Combine.
+// The RankCombine of a layer that is known to be over ranks. Combine has no other subclass.
 inline RankCombine& ranks_of(const MoeLayer& layer) {
   return static_cast<RankCombine&>(*layer.combine());
 }
-// The same of any layer; kUnsupported, naming `what`, for one of one rank.
+// The same for any layer; kUnsupported, naming `what`, if it has only one rank.
 Result<RankCombine*> ranks_of(const MoeLayer& layer, const char* what);
 
-// gemm1_swiglu, requantize and gemm2 of a part's rows.
+// Runs gemm1_swiglu, requantize and gemm2 for a part's rows.
 Status multiply(const LayerSteps& steps, const StepContext& step, const PartBuffers& part);
 
 }  // namespace nvfp4_moe::internal

@@ -67,7 +67,7 @@ Status DeviceSlots::set_placement(const Placement& placement) {
     tables.push_back(static_cast<int32_t>(placement.first_slot(rank)));
   const size_t bytes = tables.size() * sizeof(int32_t);
   NVFP4_MOE_TRY(memory_.synchronize(device_));  // a run may still read the old ones
-  // Graphs hold their address, and ranks keep as many slots.
+  // Graphs hold this address. The size never changes, since ranks keep their number of slots.
   if (tables_.size_bytes() != bytes) {
     NVFP4_MOE_ASSIGN(tables_, memory_.allocate(bytes, device_, "slots of the experts"));
   }

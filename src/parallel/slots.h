@@ -1,5 +1,5 @@
-// Slots: ids to slots by a placement, and how often each expert was chosen. On hosts and on
-// devices.
+// Slots: translates ids to slots by a placement and counts how often each expert was chosen, on
+// hosts and on devices.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ namespace nvfp4_moe::internal {
 class Slots {
  public:
   virtual ~Slots() = default;
-  // Slots (T, k) of the batch's ids, which are counted: -1 none, -2 an id that is not an expert's.
-  // source_rank: of turn_of.
+  // Slots (T, k) of the batch's ids, which are counted: -1 no expert, -2 an invalid id.
+  // source_rank: as for turn_of.
   virtual Status translate(const Batch& batch, int64_t source_rank, int32_t* slots,
                            void* stream) = 0;
-  // Another placement with the same number of slots on each rank. On a device it waits for the
-  // device and writes the same memory, so that captured runs use the new one too.
+  // Switches to another placement with the same number of slots on each rank. On a device it waits
+  // for the device and reuses the same memory, so that captured runs see the new placement.
   virtual Status set_placement(const Placement& placement) = 0;
-  // (num_experts) assignments to each expert since the last reset. On a device both wait for the
-  // device.
+  // (num_experts) assignments to each expert since the last reset. On a device both functions wait
+  // for the device.
   virtual Result<std::vector<uint64_t>> expert_load() const = 0;
   virtual Status reset_expert_load() = 0;
 };
@@ -53,7 +53,7 @@ class DeviceSlots : public Slots {
   Result<std::vector<uint64_t>> expert_load() const override;
   Status reset_expert_load() override;
 
-  // The call that translate makes, for a kernel that does more.
+  // The arguments of translate's kernel, for a kernel that does more.
   SlotsOfIds call(const Batch& batch, int64_t source_rank, int32_t* slots) const;
   // (world + 1) on the device: the first slot of each rank.
   const int32_t* first_of_rank() const { return tables() + first_of_rank_; }
@@ -66,9 +66,10 @@ class DeviceSlots : public Slots {
   const DeviceMemory& memory_;
   const int device_;
   const int64_t num_experts_, top_k_;
-  Buffer load_;    // (num_experts) uint64 on the device
-  Buffer tables_;  // (num_experts + 1) first_of_expert, (slots) slots_of_expert, (world + 1)
-                   // first_of_rank: int32 there
+  Buffer load_;  // (num_experts) uint64 on the device
+  // on the device, int32: (num_experts + 1) first_of_expert, (slots) slots_of_expert, (world + 1)
+  // first_of_rank
+  Buffer tables_;
   int64_t first_of_rank_ = 0;
 };
 

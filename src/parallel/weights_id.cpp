@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kSampleBytes = 512;
 
-// Bytes from the middle of the tensor, or of its part for this expert if it is a stack of all
-// experts'.
+// Hashes bytes from the middle of the tensor or, if it is a stack of all experts, of this expert's
+// part.
 Status add_sample(const TensorIndex::Ref& tensor, int64_t expert, int64_t experts,
                   ContentHasher& hasher) {
   const TensorInfo& info = *tensor.info;
@@ -47,8 +47,8 @@ Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer) {
   constexpr std::array kProjections = {"gate", "up", "down"};
   const auto& tensors = checkpoint.index().tensors();
   for (const int64_t expert : experts) {
-    std::set<std::string>
-        modules;  // of the expert's tensors: "...experts.7.up_proj.", or "...experts." of stacks
+    // prefixes of the expert's tensors: "...experts.7.up_proj.", or "...experts." if stacked
+    std::set<std::string> modules;
     for (size_t p = static_cast<size_t>(first_matrix(options.activation)); p < kProjections.size();
          ++p) {
       const std::string name = checkpoint.tensor_name(layer, expert, kProjections[p]);

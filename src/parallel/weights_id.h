@@ -1,5 +1,5 @@
-// Which weights a checkpoint's layer has, in few reads: what ranks that open it each for themselves
-// compare.
+// Identifies the weights of a checkpoint's layer with few reads, so that ranks that open the
+// checkpoint separately can compare them.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace nvfp4_moe::internal {
 
-// A hash of how the checkpoint is to be read, and of the layer's tensors of its first, middle and
-// last expert and the shared one: names, shapes, and up to 512 bytes of each. The same for copies
-// of a checkpoint in other files, whatever experts a rank reads.
+// A hash of how the checkpoint is interpreted, and of tensors of the layer's first, middle and last
+// expert and of the shared expert: names, shapes, and up to 512 bytes of each. Copies of a
+// checkpoint in other files have the same hash, no matter which experts a rank reads.
 Result<std::string> weights_id(const Checkpoint& checkpoint, int64_t layer);
 
 }  // namespace nvfp4_moe::internal

@@ -1,4 +1,4 @@
-// Opening a safetensors file: the header is read and checked, and nothing behind it.
+// Opens a safetensors file: reads and checks the header, and nothing after it.
 #include <algorithm>
 #include <cstring>
 

@@ -1,8 +1,7 @@
 // The header of a safetensors file: JSON -> tensors that tile the data section exactly.
 //
 // {"__metadata__": {string: string}, NAME: {"dtype": D, "shape": [n...], "data_offsets": [begin,
-// end]}, ...} Everything is checked before anything of the data is read; see safetensors.h for what
-// is refused.
+// end]}, ...} Everything is checked before any data is read. safetensors.h lists what is refused.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,7 +30,7 @@ Status parse_metadata(const Json& value, std::map<std::string, std::string>& met
     if (text.is_object() || text.is_array())
       return bad_input(fmt::format("__metadata__: '{}': expected a string, got {}", printable(key),
                                    describe_json(text)));
-    // Some writers put numbers and null here, on which no weight depends.
+    // Some writers put numbers and null here. No weight depends on them.
     if (text.is_string()) metadata.emplace(key, text.text());
   }
   return {};
@@ -113,7 +112,7 @@ Result<TensorInfo> parse_tensor(const std::string& name, const Json& value, uint
   return info;
 }
 
-// The tensors, sorted, must cover [0, data_bytes) with neither overlap nor hole.
+// Checks that the sorted tensors cover [0, data_bytes) without overlap or hole.
 Status check_tiling(const std::vector<TensorInfo>& tensors, uint64_t data_bytes) {
   uint64_t covered = 0;
   const TensorInfo* before = nullptr;
@@ -185,7 +184,7 @@ Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> he
     return bad_input(fmt::format("header: expected '{{' as its first character, got '{}'",
                                  printable(text.substr(0, 1))));
 
-  // {name: {shape: [...]}} is three levels deep; no array of a legal header is longer than a shape.
+  // {name: {shape: [...]}} is three levels deep. In a legal header no array is longer than a shape.
   JsonLimits limits;
   limits.max_bytes = kMaxHeaderBytes;
   limits.max_depth = 3;

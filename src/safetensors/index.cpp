@@ -1,11 +1,11 @@
-// A checkpoint's tensors over its files: by model.safetensors.index.json, by directory listing, or
-// one file.
+// A checkpoint's tensors over its files: from model.safetensors.index.json, from a directory
+// listing, or from one file.
 //
 // The index decides: a tensor is read from the shard that the map gives for it. Other copies of it
 // (base shards under an overlay) and tensors that the map does not name (leftovers of the source
-// model) are counted and not read. Without an index a name that two files hold is refused. Files
-// that the map does not name are not opened (a directory may hold the model a second time in
-// another layout).
+// model) are counted and not read. Without an index, a name in two files is refused. Files that the
+// map does not name are not opened, since a directory may have the model a second time in another
+// layout.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kSuffix = ".safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
-// A file of the same directory and nothing else.
+// Whether the name is a shard in the same directory.
 bool is_plain_shard_name(std::string_view name) {
   return name.size() > kSuffix.size() && name.size() <= 255 && name.ends_with(kSuffix) &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
@@ -89,7 +89,7 @@ std::optional<ShardName> parse_shard_name(std::string_view name) {
   return ShardName{std::string(name.substr(0, dash + 1)), *index, *count};
 }
 
-// Without an index nothing else would tell that a numbered shard is missing.
+// Without an index, only the numbers can reveal a missing shard.
 Status check_shards_complete(const std::string& directory, const std::vector<std::string>& names) {
   std::map<std::pair<std::string, uint32_t>, std::set<uint32_t>> sets;
   for (const std::string& name : names)

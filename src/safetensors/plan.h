@@ -1,4 +1,4 @@
-// The two steps that come before a byte is written: offsets for a list of tensors, and the header's
+// The two steps before the first byte is written: offsets for a list of tensors, and the header's
 // bytes.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace nvfp4_moe::internal {
 // would refuse.
 Status assign_offsets(std::vector<TensorInfo>& tensors);
 
-// Length, JSON and padding: everything before the data section, whose beginning is a multiple of 8.
+// Length, JSON and padding: everything before the data section, which begins at a multiple of 8.
 Result<std::string> header_bytes(const std::vector<TensorInfo>& tensors,
                                  const std::map<std::string, std::string>& metadata);
 

@@ -1,9 +1,9 @@
-// safetensors files: a strict reader by system calls, and a streaming writer.
+// safetensors files: a strict reader with system calls, and a streaming writer.
 //
-// Format: 8-byte little-endian header length N, N bytes of JSON, then the data. The reader refuses,
-// with one line that says what and where: N over 100 MiB or past the file's end, bad UTF-8,
-// duplicate keys, deep nesting, unknown dtypes, negative or overflowing shapes, shape x dtype !=
-// bytes, overlaps, holes, data that does not end with the file.
+// Format: 8-byte little-endian header length N, N bytes of JSON, then the data. The reader refuses
+// the following, with a message that names the fault and its place: N over 100 MiB or past the
+// file's end, bad UTF-8, duplicate keys, deep nesting, unknown dtypes, negative or overflowing
+// shapes, shape x dtype != bytes, overlaps, holes, data that does not end with the file.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ namespace nvfp4_moe::internal {
 struct SafetensorsHeader : TensorTable {
   std::map<std::string, std::string> metadata;
 };
-// `head` holds at least the first 8 bytes of the file and the header. Errors are kBadInput. The
-// fuzz target.
+// Parses a header; this is the fuzz target. `head` has at least the first 8 bytes of the file and
+// the header. Errors are kBadInput.
 Result<SafetensorsHeader> parse_safetensors_header(std::span<const std::byte> head,
                                                    uint64_t file_size_bytes);
 
@@ -41,18 +41,18 @@ class SafetensorsFile : public TensorFile {
   SafetensorsHeader header_;
 };
 
-// Writes one file: all infos first (begin/end are assigned here, in the given order), then the data
-// in that order, in as many calls as the caller likes. The file appears under its name only when
-// finish() succeeds.
+// Writes one file: first all infos (begin/end are assigned here, in the given order), then the data
+// in that order, in any number of calls. The file appears under its name only when finish()
+// succeeds.
 class SafetensorsWriter {
  public:
-  // mode: the file's permissions, less the umask.
+  // mode: the file's permissions, before the umask.
   static Result<SafetensorsWriter> create(const std::string& path, std::vector<TensorInfo> tensors,
                                           const std::map<std::string, std::string>& metadata,
                                           unsigned mode = kFileMode);
   Status write(std::span<const std::byte> bytes);  // the next bytes of the data section
-  // Checks that all bytes came, syncs, renames into place. `before_name` gets the hash of the whole
-  // file once that is on disk, and may still keep it from its name.
+  // Checks that all bytes were written, syncs, renames into place. `before_name` receives the hash
+  // of the whole file once it is on disk, and may still prevent the rename.
   Status finish(const std::function<Status(const ContentHash&)>& before_name = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;

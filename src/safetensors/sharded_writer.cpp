@@ -62,7 +62,7 @@ struct ShardedWriter::Impl {
   std::map<std::string, std::string> metadata;
   std::vector<Shard> shards;
   std::map<std::string, size_t, std::less<>> shard_of;  // tensor -> shard
-  // Where the next byte goes. Complete shards and empty tensors are stepped over.
+  // Position of the next byte. Complete shards and empty tensors are skipped.
   size_t shard = 0;
   size_t tensor = 0;
   uint64_t received = 0;  // bytes of that tensor
@@ -80,14 +80,14 @@ struct ShardedWriter::Impl {
     return writer->finish([&](const ContentHash& hash) { return records->record({name, hash}); });
   }
 
-  // Whether the shard that an earlier run left is whole, and the one that it recorded.
+  // Whether the shard of an earlier run is complete and matches its record.
   Result<bool> is_kept(const Shard& current, const std::string& header) {
     const std::string file = path(current.name);
     const bool planned = is_complete(file, header, current.data_bytes());
     if (!records) return planned;
     std::error_code error;
     if (!fs::is_regular_file(fs::symlink_status(file, error)))
-      return false;  // none, or writing it is refused
+      return false;  // missing; or not a regular file, which the writer refuses
     const auto record = records->finished.find(current.name);
     if (planned && record != records->finished.end()) {
       if (records->checking && !records->checking(current.name))
@@ -99,7 +99,7 @@ struct ShardedWriter::Impl {
     return false;
   }
 
-  // Moves to the next tensor that still wants bytes, opening and finishing shards on the way.
+  // Moves to the next tensor that needs bytes, opening and finishing shards on the way.
   Status advance() {
     while (shard < shards.size()) {
       Shard& current = shards[shard];
@@ -134,7 +134,7 @@ Result<ShardedWriter> ShardedWriter::create(const std::string& directory,
   const std::string shown = printable(directory, 4096);
   if (max_shard_bytes == 0)
     return invalid_argument(fmt::format("{}: expected a shard size above 0, got 0", shown));
-  const Status assigned = assign_offsets(tensors);  // sizes, and that no name comes twice
+  const Status assigned = assign_offsets(tensors);  // sizes, and that no name occurs twice
   if (!assigned.ok()) return assigned.in(shown);
 
   ShardedWriter writer;

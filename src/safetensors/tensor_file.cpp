@@ -1,4 +1,4 @@
-// Reading by an open descriptor; see tensor_file.h.
+// Reads through an open descriptor. See tensor_file.h.
 #include "safetensors/tensor_file.h"
 
 #include <fcntl.h>
@@ -37,7 +37,7 @@ Status TensorFile::open_descriptor(const std::string& path) {
   fd_ = opened.descriptor.release();
   size_bytes_ = static_cast<uint64_t>(opened.facts.st_size);
   modified_ns_ = nanoseconds(opened.facts.st_mtim);
-  // Advice only: what is asked for is read, and nothing around it.
+  // Advice only: the system then reads what is requested, and nothing around it.
   (void)::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM);
   return {};
 }
@@ -84,9 +84,8 @@ void TensorFile::index_names() {
 }
 
 void TensorFile::prefetch(uint64_t offset, size_t size_bytes) const {
-  // One call fetches no more than the device's read-ahead, 128 KiB by default: so each call ends
-  // where a stretch of that many bytes of the file does, and asks for no page more than one call
-  // gives.
+  // One call fetches at most the device's read-ahead, 128 KiB by default. So each call ends at a
+  // multiple of that many bytes in the file, and requests no more pages than one call fetches.
   constexpr uint64_t kBytesPerCall = 128 << 10;
   if (offset >= size_bytes_) return;
   const uint64_t end = offset + std::min<uint64_t>(size_bytes, size_bytes_ - offset);

@@ -1,9 +1,9 @@
-// A file of tensors that is open for reading, whatever its kind: where each tensor lies, and reads
-// by system calls.
+// A file of tensors of any kind that is open for reading: the location of each tensor, and reads by
+// system calls.
 //
 // Kinds: safetensors (safetensors.h), GGUF (gguf/gguf.h). Files are read by system calls and never
-// mapped, so that a file that is cut, or a disk that fails, is a Status. The same through a mapping
-// would be a SIGBUS, which a library cannot catch without taking the handler of its host.
+// mapped, so that a truncated file or a failing disk is a Status. Through a mapping it would be a
+// SIGBUS, which a library cannot catch without replacing its host's handler.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Elements that are stored in blocks along the last axis, with the scales of a block beside its
-// codes: a type of ggml.
+// A type of ggml: elements are stored in blocks along the last axis, and a block has its scales
+// next to its codes.
 struct BlockType {
   std::string_view name;   // "NVFP4"
   int64_t elems = 0;       // of one block
@@ -35,7 +35,7 @@ struct TensorInfo {
   std::vector<int64_t> shape = {};  // elements, also of F4 and of blocks
   uint64_t begin = 0;               // bytes from the start of the data section
   uint64_t end = 0;
-  const BlockType* blocks = nullptr;  // where elements are stored in blocks: dtype is then U8
+  const BlockType* blocks = nullptr;  // set if elements are stored in blocks: dtype is then U8
   uint64_t size_bytes() const { return end - begin; }
 };
 std::string shape_string(std::span<const int64_t> shape);  // "(1536, 448)"
@@ -56,20 +56,20 @@ class TensorFile {
   const std::vector<TensorInfo>& tensors() const { return table().tensors; }
   uint64_t data_offset() const { return table().data_offset; }
   const TensorInfo* find(std::string_view name) const;
-  // Where the tensor's bytes begin in the file.
+  // The tensor's offset in the file.
   uint64_t offset(const TensorInfo& info) const { return data_offset() + info.begin; }
-  // Copies [offset, offset + size) of the file. kIo if the file has been cut, or the disk gives an
-  // error: no signal.
+  // Copies [offset, offset + size) of the file. kIo if the file was truncated, or the disk reports
+  // an error. Raises no signal.
   Status read(uint64_t offset, void* to, size_t size_bytes) const;
-  // kIo if the file's size or time of modification is not what it was when it was opened. A file
-  // that was replaced under its name is still the one that was opened, and unchanged.
+  // kIo if the file's size or time of modification has changed since it was opened. If another file
+  // has taken its name, the opened one still counts as unchanged.
   Status check_unchanged() const;
   int descriptor() const { return fd_; }  // for fstat
-  // Asks the system to fetch [offset, offset + size) of the file from storage, because it is about
-  // to be read, and does not wait for it. Without this nothing is fetched but what a read asks for,
-  // and that while the read waits: read-ahead (megabytes, on servers) around each of the scalars of
-  // all experts would fetch the other ranks' experts too. Advice only: reading without it gives the
-  // same bytes, one place after the other from a cold cache.
+  // Asks the system to fetch [offset, offset + size) of the file from storage, because it will be
+  // read soon. Does not wait. Without this, each read fetches only its own bytes, and waits for
+  // them. Read-ahead (megabytes, on servers) around each of the scalars of all experts would also
+  // fetch the other ranks' experts. This is advice only: without it, reads return the same bytes,
+  // one place after the other if the cache is cold.
   void prefetch(uint64_t offset, size_t size_bytes) const;
   uint64_t size_bytes() const { return size_bytes_; }
 
@@ -78,7 +78,7 @@ class TensorFile {
   TensorFile(TensorFile&&) noexcept;
   TensorFile& operator=(TensorFile&&) noexcept;
   Status open_descriptor(const std::string& path);
-  void index_names();  // once the table is there
+  void index_names();  // call it once the table is set
   virtual const TensorTable& table() const = 0;
 
  private:
@@ -96,17 +96,17 @@ class TensorIndex {
     const TensorFile* file = nullptr;
     const TensorInfo* info = nullptr;
   };
-  // Names of tensors in the files that model.safetensors.index.json leaves out: copies of those it
-  // has in another shard, and tensors it does not name. Sorted.
+  // Names of tensors in the files that model.safetensors.index.json leaves out: copies of those
+  // that it has in another shard, and tensors that it does not name. Sorted.
   struct LeftOut {
     std::vector<std::string> superseded;
     std::vector<std::string> unindexed;
   };
-  // A directory of safetensors (model.safetensors.index.json with its shards, or every
+  // Opens a directory of safetensors (model.safetensors.index.json with its shards, or every
   // *.safetensors in it), or one file.
   static Result<TensorIndex> open(const std::string& path);
-  // Of files of one kind that lie in `directory`. kBadInput if two of them hold a tensor of one
-  // name.
+  // Makes an index of files of one kind in `directory`. kBadInput if two of them have a tensor of
+  // the same name.
   static Result<TensorIndex> of(std::string directory,
                                 std::vector<std::unique_ptr<TensorFile>> files);
   // nullptr info if there is no such tensor. Refs stay valid when the index is moved.
@@ -114,7 +114,7 @@ class TensorIndex {
   const std::map<std::string, Ref, std::less<>>& tensors() const { return tensors_; }
   const std::vector<std::unique_ptr<TensorFile>>& files() const { return files_; }
   const LeftOut& left_out() const { return left_out_; }
-  // Why find() gives nothing for this name: "no such tensor", or that the model's index does not
+  // Why find() returns nothing for this name: "no such tensor", or that the model's index does not
   // name it.
   std::string_view absence(std::string_view name) const;
   const std::string& directory() const { return directory_; }

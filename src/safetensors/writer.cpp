@@ -1,5 +1,5 @@
-// Writes one safetensors file in the order given: length, header padded with spaces so that the
-// data begins at a multiple of 8, data. output_file.h says how it comes under its name.
+// Writes one safetensors file in the given order: length, header padded with spaces so that the
+// data begins at a multiple of 8, data. See output_file.h for how the file gets its name.
 #include <fmt/format.h>
 
 #include <optional>

@@ -1,5 +1,5 @@
-// Runs route, quantize and gemm1_swiglu of the reference on each layer, with bf16 activations: what
-// is measured is the model's own activations, not those of a layer that already quantizes them.
+// Runs route, quantize and gemm1_swiglu of the reference on each layer, with bf16 activations. So
+// it measures the model's own activations, not those of a layer that already quantizes them.
 #include "verify/calibrate.h"
 
 #include <fmt/format.h>
@@ -58,9 +58,9 @@ float as_dtype(float x, DType dtype) {
   return dtype == DType::kF16 ? fp16_to_float(fp16_from_float(x)) : x;
 }
 
-// Of what quantize quantizes: under on_input hidden times its router weight, and hidden itself if a
-// shared expert multiplies it. Rounding keeps order, so that a row's largest magnitude times the
-// weight is that of the product.
+// The largest magnitude that quantize sees. Under on_input that is hidden times its router weight,
+// and also hidden itself if a shared expert multiplies it. Rounding keeps order, so a row's largest
+// magnitude times the weight is the largest magnitude of the product.
 Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions& options,
                           bool has_shared, const std::string& states) {
   const int64_t hidden_size = options.hidden_size;
@@ -87,9 +87,9 @@ Result<float> hidden_amax(const Batch& batch, const Seen& seen, const MoeOptions
   return most;
 }
 
-// An executor whose loops end early once progress asks for it: it is asked by the thread that runs
-// the loop, after each range that this thread computes itself. The results of a loop that ended
-// early must not be used.
+// An executor whose loops end early if progress cancels. The thread that runs the loop calls
+// progress after each range that it computes itself. Results of a loop that ended early must not be
+// used.
 class CancellableExecutor final : public Executor {
  public:
   CancellableExecutor(Executor& executor, const ProgressFn& progress)
@@ -115,8 +115,8 @@ class CancellableExecutor final : public Executor {
   std::atomic<bool> cancelled_{false};
 };
 
-// max |SwiGLU output| over all routed rows of the range's experts, and if `moments` is asked for,
-// theirs.
+// max |SwiGLU output| over all routed rows of the range's experts; also their moments if `moments`
+// is given.
 Result<float> intermediate_amax(const LayerSource& source, const MoeConfig& config,
                                 const ExpertRange& range, const Batch& batch, Executor& threads,
                                 const std::string& states, const ProgressFn& progress,
@@ -166,7 +166,7 @@ Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions o
   options.intermediate_scale = IntermediateScale::kDynamicToken;
   options.intermediate_fixed.reset();
   const bool has_shared = options.shared_intermediate_size > 0;
-  // the shared expert has no place in the routed experts' scales
+  // the shared expert does not affect the routed experts' scales
   options.shared_intermediate_size = 0;
   NVFP4_MOE_ASSIGN(const MoeConfig config, MoeConfig::make(options));
   const Seen seen = who_is_seen(batch, options);

@@ -1,13 +1,16 @@
-// calibrate: static activation scales measured by running the reference's steps on sample hidden
+// calibrate: measures static activation scales by running the reference's steps on sample hidden
 // states.
 //
-// Per layer, over the tokens that have at least one assignment: hidden amax = max |hidden| (under
-// on_input of hidden times its router weight, and of hidden itself if a shared expert reads it);
-// intermediate amax = max over rows of |bf16(SwiGLU)|, with the router weight in it iff the layer's
-// router_weight is before_down (where it multiplies the intermediate before it is quantized). scale
-// = amax/2688 (ModelOpt's direction). Both are maxima over all experts, so they suit every rank.
-// write_input_scales (convert/quantize_checkpoint.h) puts them into a checkpoint;
-// QuantizeOptions::input_scales into one being made.
+// Per layer, over the tokens that have at least one assignment:
+// - hidden amax = max |hidden|. Under on_input, of hidden times its router weight, and also of
+//   hidden itself if a shared expert reads it.
+// - intermediate amax = max over rows of |bf16(SwiGLU)|. The router weight is included iff the
+//   layer's router_weight is before_down, when it multiplies the intermediate before it is
+//   quantized.
+//
+// scale = amax/2688 (ModelOpt's direction). Both are maxima over all experts, so they fit every
+// rank. write_input_scales (convert/quantize_checkpoint.h) writes them to a checkpoint, and
+// QuantizeOptions::input_scales to a new one.
 #pragma once
 
 #include <map>
@@ -25,10 +28,9 @@ namespace nvfp4_moe::internal {
 
 struct CalibrateOptions {
   std::vector<int64_t> layers;  // empty: all
-  std::string
-      input;  // states file (verify/states.h); empty: seeded states, which say nothing of real data
-  std::string moments;  // a new file that second moments are written to (verify/moments.h), or none
-  StatesOptions states;          // of the file (tokens), or of the seeded fallback
+  std::string input;     // states file (verify/states.h); empty: seeded states, not real data
+  std::string moments;   // a new file for second moments (verify/moments.h), or empty
+  StatesOptions states;  // of the file (tokens), or of the seeded fallback
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;
 };
@@ -39,7 +41,7 @@ struct LayerCalibration {
   int64_t experts_seen = 0;  // experts that any assignment named
   float hidden_amax = 0;
   float intermediate_amax = 0;
-  bool router_weighted = false;  // intermediate_amax has the router weight in it
+  bool router_weighted = false;  // intermediate_amax includes the router weight
   std::string source;            // LayerStates::source
   LayerScales scales() const;    // amax/2688; 1 if amax is 0
 };
@@ -52,17 +54,17 @@ struct Calibration {
 };
 std::string to_json(const Calibration& calibration, int indent = 2);
 
-// One layer's share of it: its experts in `range` on the batch's hidden states, ids and weights
+// Calibrates one layer, for the experts in `range`, on the batch's hidden states, ids and weights
 // (out is ignored). `states` names the batch in messages and in the result. kBadInput if the states
-// hold NaN or Inf. progress: asked after each expert that is packed, and between the parts of each
-// step; cancelling gives kCancelled. moments: of the range's experts, or null.
+// have NaN or Inf. progress: called after each packed expert, and between the parts of each step;
+// cancelling gives kCancelled. moments: receives those of the range's experts, or null.
 Result<LayerCalibration> calibrate_layer(const LayerSource& source, MoeOptions options,
                                          const ExpertRange& range, const Batch& batch,
                                          Executor& executor, const std::string& states,
                                          const ProgressFn& progress = {},
                                          LayerMoments* moments = nullptr);
 
-// kBadInput if a layer's states hold NaN or Inf.
+// kBadInput if a layer's states have NaN or Inf.
 Result<Calibration> calibrate(const Checkpoint& checkpoint, const CalibrateOptions& options);
 
 }  // namespace nvfp4_moe::internal

@@ -1,10 +1,10 @@
-// Second moments of what the experts of a layer multiply, by input channel: measured beside the
+// Second moments of the inputs of a layer's experts, by input channel. They are measured with the
 // activation scales, and written as the file that `quantize --calibration` reads
 // (convert/channel_moments.h).
 //
-// Of an expert's rows r: hidden[c] = mean of x[r][c]^2 over what gemm1 multiplies (under on_input
-// with the router weight), intermediate[c] = mean of h[r][c]^2 over what gemm2 multiplies, before
-// it is quantized. 0 without rows.
+// For an expert's rows r: hidden[c] = mean of x[r][c]^2 over gemm1's input (under on_input with the
+// router weight), intermediate[c] = mean of h[r][c]^2 over gemm2's input before it is quantized. 0
+// without rows.
 //
 // File, safetensors, for each layer L: layers.L.rows I64 (experts), layers.L.hidden_moments F32
 // (experts, hidden), layers.L.intermediate_moments F32 (experts, intermediate).
@@ -29,14 +29,13 @@ struct LayerMoments {
   std::vector<float> intermediate;  // (experts, intermediate)
 };
 
-// Of a part whose gemm1 has run, with bf16 activations. kBadInput if a moment is beyond fp32.
+// Measures a part whose gemm1 has run, with bf16 activations. kBadInput if a moment exceeds fp32.
 Result<LayerMoments> measure_moments(const PartBuffers& part, int64_t top_k, int64_t hidden_size,
                                      Executor& executor);
 
 class MomentsWriter {
  public:
-  // layers: number and options of each, in the order of write(). kInvalidArgument if there is
-  // something at `path`.
+  // layers: number and options of each, in the order of write(). kInvalidArgument if `path` exists.
   static Result<MomentsWriter> create(const std::string& path,
                                       const std::vector<std::pair<int64_t, MoeOptions>>& layers);
   Status write(const LayerMoments& moments);  // of the next layer

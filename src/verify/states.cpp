@@ -23,7 +23,7 @@ void draw_routing(const MoeOptions& o, uint64_t seed, double skipped_share, Laye
   const auto k = static_cast<size_t>(o.top_k);
   states.topk_ids.assign(static_cast<size_t>(states.tokens) * k, -1);
   states.topk_weights.assign(static_cast<size_t>(states.tokens) * k, 0.0f);
-  // one sigmoid, where others are shares of 1
+  // a sigmoid of its own; otherwise weights are shares of 1
   const bool on_input = o.router_weight == RouterWeight::kOnInput;
   for (int64_t t = 0; t < states.tokens; ++t) {
     int32_t* ids = states.topk_ids.data() + static_cast<size_t>(t) * k;

@@ -1,13 +1,13 @@
 // Sample inputs of a layer: hidden states with router ids and weights, from a safetensors file or
 // from a seed.
 //
-// File form, for layer L (T tokens, any T): "layers.L.hidden" or else "hidden": (T, hidden_size)
-// BF16, F16 or F32. next to it, optional, with the same prefix: "topk_ids" (T, top_k) I32 or I64
-// and "topk_weights" (T, top_k) F32; if they are missing, ids and weights are drawn from the seed.
+// File form, for layer L (any number T of tokens): "layers.L.hidden" or else "hidden": (T,
+// hidden_size) BF16, F16 or F32. Optional, with the same prefix: "topk_ids" (T, top_k) I32 or I64
+// and "topk_weights" (T, top_k) F32. If they are missing, ids and weights are drawn from the seed.
 // `run` reads the same form.
 //
 // Seeded states: unit-variance values, each channel with a gain, about one channel in 128 an
-// outlier of 8 to 24 times (what makes activations hard to quantize), the same numbers on every
+// outlier of 8 to 24 times (which makes activations hard to quantize), the same numbers on every
 // machine. Ids are distinct within a token and skewed towards low experts; weights are positive and
 // sum to 1. -1 ids can be mixed in.
 #pragma once
@@ -31,7 +31,7 @@ struct LayerStates {
   std::vector<float> topk_weights;  // (tokens, top_k)
   std::string source;               // "seeded(42)", or the file and tensor
 
-  // hidden, ids and weights as a batch that lacks only its output.
+  // hidden, ids and weights as a batch without an output.
   Batch batch() const;
 };
 
@@ -43,7 +43,7 @@ struct StatesOptions {
 };
 LayerStates seeded_states(const MoeOptions& layer_options, int64_t layer,
                           const StatesOptions& options);
-// kBadInput if the file or its shapes do not fit the layer; ids outside [-1, num_experts) are
+// kBadInput if the file or its shapes do not fit the layer. Ids outside [-1, num_experts) are
 // refused here.
 Result<LayerStates> load_states(const std::string& path, const MoeOptions& layer_options,
                                 int64_t layer, const StatesOptions& options);

@@ -27,8 +27,7 @@ double since(std::chrono::steady_clock::time_point start) {
 }
 
 // Progress in experts: each is packed, unpacked, packed for the reference and compared with the
-// original, one unit each. A large layer takes minutes, and whoever waits wants to see that it
-// moves.
+// original, one unit each. A large layer takes minutes, and users want to see that it moves.
 class Meter {
  public:
   Meter(const VerifyOptions& options, int64_t layers, int64_t experts)
@@ -51,7 +50,7 @@ class Meter {
     done_ = units_of_layer_;
     return report(fmt::format("layer {}", layer_));
   }
-  // To hand to MoeLayer::open, which counts the experts itself.
+  // Passed to MoeLayer::open, which counts the experts itself.
   ProgressFn packing(const char* step) {
     if (!progress_) return {};
     return
@@ -95,7 +94,7 @@ Result<RunOutput> run_layer(const MoeLayer& layer, const LayerStates& states) {
   return result;
 }
 
-// The rows of one original matrix, from floats where they lie or from a decoded copy.
+// The rows of one original matrix, from floats in the file or from a decoded copy.
 class OriginalExpert {
  public:
   static Result<OriginalExpert> load(const Checkpoint& checkpoint, int64_t layer, int64_t expert) {
@@ -106,7 +105,7 @@ class OriginalExpert {
       original.floats_[1] = std::move(floats.up);
       original.floats_[2] = std::move(floats.down);
       for (FloatWeights& matrix : original.floats_)
-        NVFP4_MOE_TRY(matrix.fetch());  // nothing of a gate without rows
+        NVFP4_MOE_TRY(matrix.fetch());  // fetches nothing for a gate without rows
       return original;
     }
     NVFP4_MOE_ASSIGN(const LoadedExpert loaded, checkpoint.expert(layer, expert));
@@ -183,7 +182,7 @@ class LayerVerifier {
         executor_(executor),
         meter_(meter) {}
 
-  // An error Status: verify itself cannot go on. What is wrong with the layer is in `out`.
+  // Returns an error Status if verify itself cannot continue. Faults of the layer are in `out`.
   Status run(int64_t number, LayerVerification& out) {
     const auto start = std::chrono::steady_clock::now();
     out.layer = number;
@@ -191,7 +190,7 @@ class LayerVerifier {
     const Status status = steps(number, out);
     out.seconds = since(start);
     if (status.ok()) return status;
-    // A fault of the files belongs to the layer that was being read; anything else ends the whole.
+    // A fault of the files belongs to the layer that was being read. Any other error ends verify.
     if (status.code() != Code::kBadInput && status.code() != Code::kCheckFailed) return status;
     out.failures.push_back(status.message());
     return {};
@@ -248,7 +247,7 @@ class LayerVerifier {
     return options;
   }
 
-  // b and c. The backend's layer is gone before the reference's is packed.
+  // Steps b and c. The backend's layer is closed before the reference's is packed.
   Status packed_and_run(int64_t number, const MoeConfig& config, const ExpertRange& range,
                         const LayerSource& source, const LayerStates* states,
                         LayerVerification& out) {
@@ -296,7 +295,7 @@ class LayerVerifier {
     return {};
   }
 
-  // d.
+  // Step d.
   Status against_original(int64_t number, const MoeConfig& config, const ExpertRange& range,
                           LayerVerification& out) {
     const std::vector<int64_t>& layers = original_->model().layers;

@@ -1,17 +1,18 @@
-// verify: is this checkpoint, as this backend packs and runs it, what it should be?
+// verify: checks that a checkpoint, as this backend packs and runs it, is correct.
 //
-// Layer by layer, holding one layer in memory:
+// Layer by layer, with one layer in memory:
 //   a  findings of the checkpoint; an error stops the layer;
 //   b  every expert packed by the backend is unpacked and compared with the file's bytes and tensor
 //      scales, bit for bit;
 //   c  the layer is run on tokens and compared with the exact reference (judge/judge.h's limits):
-//      judges the kernels;
+//      checks the kernels;
 //   d  with `against`, every decoded weight is compared with the original's
-//      (verify/verify_original.h): judges the quantization. Every weight must lie within half a
+//      (verify/verify_original.h): checks the quantization. Every weight must be within half a
 //      step of its block's grid; a low SQNR fails only under `limit_sqnr_db`.
+//
 // A fault is named by layer, expert, tensor and (row, col), or by (token, channel). A fault is a
-// failed check in the report (passed = false), not an error Status; those say that verify could not
-// do its work.
+// failed check in the report (passed = false), not an error Status. An error Status means that
+// verify could not do its work.
 #pragma once
 
 #include <cstdint>
@@ -33,30 +34,30 @@ namespace nvfp4_moe::internal {
 
 class MoeLayer;
 
-inline constexpr size_t kMaxFaults = 8;  // that a report of faulty tensors lists
+inline constexpr size_t kMaxFaults = 8;  // most faulty tensors that a report lists
 
 struct VerifyOptions {
   std::string
       against;  // directory of the original: bf16/fp16/fp32, MXFP4, or any checkpoint that loads
-  CheckpointOptions reading;    // how both are opened
+  CheckpointOptions reading;    // for both
   std::vector<int64_t> layers;  // empty: all
-  ExpertRange range;     // count 0: all experts; else only these are packed, compared and run
+  ExpertRange range;     // count 0: all experts; otherwise only these are packed, compared and run
   std::string input;     // states file (verify/states.h); empty: seeded
-  StatesOptions states;  // 0 tokens: step c is left out
+  StatesOptions states;  // 0 tokens: skips step c
   std::string backend = "auto";
-  std::string device = "cpu";  // where the backend's layers lie; the reference runs on the host
+  std::string device = "cpu";  // device of the backend's layers; the reference runs on the host
   std::optional<double> limit_sqnr_db;  // with `against`: a layer below it fails
-  // Changes the options a layer is run with (activation_format, scales, ...); empty: as the
-  // checkpoint's family says.
+  // Changes the options of a layer's run (activation_format, scales, ...); empty: as the
+  // checkpoint's family defines them.
   std::function<void(MoeOptions&)> adjust;
-  // The activation format is the one that the checkpoint's rule gives; false: adjust's.
+  // True: the checkpoint's rule gives the activation format; false: adjust does.
   bool choose_format = true;
   Executor* executor = nullptr;  // null: serial
   ProgressFn progress;  // what = "verify"; counts experts times steps, item "layer 3 expert 7:
                         // unpack and compare"
 };
 
-// One place where two weights differ.
+// One place at which two weights differ.
 struct WeightFault {
   int64_t layer = -1;
   int64_t expert = -1;     // global
@@ -71,7 +72,7 @@ struct WeightFault {
 std::string to_string(const WeightFault& fault);  // "layer 1 expert 7 ...w1.weight (12, 345): code:
                                                   // expected 0x3, got 0x5"
 
-// Step b.
+// Result of step b.
 struct PackedCheck {
   int64_t experts = 0;
   uint64_t bytes_compared = 0;
@@ -81,7 +82,7 @@ struct PackedCheck {
   bool passed() const { return faulty_tensors == 0; }
 };
 
-// Step c.
+// Result of step c.
 struct RunCheck {
   std::string backend;
   std::string states;  // LayerStates::source
@@ -93,11 +94,11 @@ struct RunCheck {
   RunStatus reference_status;
   double backend_seconds = 0;
   double reference_seconds = 0;
-  bool backend_is_reference = false;  // then the comparison says nothing about kernels
+  bool backend_is_reference = false;  // the comparison is then not a test of kernels
   bool passed() const { return broken.empty(); }
 };
 
-// Step d. Metrics over all compared weights of the layer.
+// Result of step d. Metrics over all compared weights of the layer.
 struct OriginalCheck {
   std::string format;  // of the original
   uint64_t weights = 0;
@@ -111,7 +112,7 @@ struct OriginalCheck {
   int64_t max_row = -1, max_col = -1;
   // |w| beyond the top code of its block, explained by the scale's rounding or by a search
   uint64_t saturated = 0;
-  uint64_t clipped_blocks = 0;     // of them, blocks that only a search (mse, 4/6) explains
+  uint64_t clipped_blocks = 0;     // blocks among these that only a search (mse, 4/6) explains
   uint64_t zeroed_blocks = 0;      // blocks that are not zero in the original but decode to zero
   uint64_t near_ties = 0;          // within bf16 rounding of a tie (verify/verify_original.h)
   uint64_t broken_half_steps = 0;  // weights outside their code's interval
@@ -126,14 +127,14 @@ struct OriginalCheck {
 struct LayerVerification {
   int64_t layer = 0;
   MoeOptions options;
-  std::string activations_because;  // why options.activation_format is what it is
+  std::string activations_because;  // why options.activation_format has its value
   std::vector<Finding> findings;
   std::optional<Fp8LayerWeights> fp8;  // of the packed layer, under activation_format fp8
   std::optional<PackedCheck> packed;
   std::optional<RunCheck> run;
   std::optional<OriginalCheck> original;
   std::vector<std::string>
-      failures;  // one line each, most telling first; empty if the layer passed
+      failures;  // one line each, most important first; empty if the layer passed
   double seconds = 0;
   bool passed() const { return failures.empty(); }
 };

@@ -1,5 +1,5 @@
-// VerifyReport and Calibration as JSON: one object, a schema number, units in the names. A number
-// that is infinite (an SQNR if nothing was lost) is null.
+// VerifyReport and Calibration as JSON: one object, a schema number, units in the names. An
+// infinite number (an SQNR if nothing was lost) is null.
 
 #include "io/json.h"
 #include "verify/calibrate.h"

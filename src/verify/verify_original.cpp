@@ -17,13 +17,13 @@ constexpr double kNearTie = 1.0 + 0x1p-7;
 constexpr int64_t kRowsAtOnce = 32;
 
 constexpr double kGrid[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-// Rounding interval of magnitude m: [kLow[m], kHigh[m]]; the top one ends at the top value itself.
+// Rounding interval of magnitude m: [kLow[m], kHigh[m]]. The top one ends at the top value itself.
 constexpr double kLow[8] = {0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5};
 constexpr double kHigh[8] = {0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, 6};
 
 enum class Verdict : uint8_t { kSaturated, kNearTie, kBroken };
 
-// What a weight is whose q = w/u lies outside its code's interval.
+// Classifies a weight whose q = w/u is outside its code's interval.
 Verdict judge(double q, uint8_t code) {
   const int m = code & 7;
   const double a = m == 0 ? std::fabs(q) : (code & 8) != 0 ? -q : q;
@@ -73,7 +73,7 @@ void note_scale(const Block& b, int i, double amax, OriginalComparison& out) {
        fmt::format("{:.6g} (0x{:02X})", e4m3_to_float(b.scale), b.scale));
 }
 
-// Criterion 1 as an interval of q for each of the 16 codes, slack included; kSaturated needs the
+// Criterion 1 as an interval of q for each of the 16 codes, slack included. kSaturated needs the
 // slow path too.
 struct Intervals {
   double low[16], high[16], value[16];
@@ -89,8 +89,8 @@ struct Intervals {
 };
 constexpr Intervals kIntervals;
 
-// One weight outside its interval. True if it is a saturation, which the block as a whole must
-// explain.
+// Handles one weight outside its interval. Returns true for a saturation, which the block as a
+// whole must explain.
 bool judge_stray(const Block& b, int i, double q, double u, OriginalComparison& out) {
   const Verdict verdict = judge(q, b.code(i));
   if (verdict == Verdict::kSaturated) return true;
@@ -113,7 +113,7 @@ void judge_block(const Block& b, OriginalComparison& out) {
   const double v = static_cast<double>(e4m3_to_float(b.scale));
   const double u = v * b.s;
   const bool usable = is_valid_block_scale(b.scale) && std::isfinite(u) && b.s > 0;
-  const double inverse = 1.0 / u;  // a 2^-52 beside a slack of 2^-21
+  const double inverse = 1.0 / u;  // the error is 2^-52, compared with a slack of 2^-21
   double sum_sq = 0, sum_sq_decoded = 0, sum_dot = 0, error_sum = 0, worst = 0;
   double w[kBlockElems], strays = 0;
   for (int i = 0; i < kBlockElems; ++i) {

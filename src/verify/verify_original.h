@@ -1,11 +1,11 @@
-// Decoded weights against the originals they were quantized from: the half-step criterion, and the
-// likely fault of a broken like.
+// Compares decoded weights with the originals that they were quantized from: the half-step
+// criterion, and the likely fault of a broken tensor.
 //
 // Notation: w an original weight, c its code, g(c) the E2M1 value, v the block scale's value, s the
-// tensor scale, u = v s, q = w / u, A the block's largest |w|. What every correctly rounded
-// quantizer guarantees, whatever scale it chose:
+// tensor scale, u = v s, q = w / u, A the block's largest |w|. Every correctly rounded quantizer
+// guarantees the following for every scale:
 //
-//   1  |q| lies in the rounding interval of |g(c)| - between the midpoints to its neighbours, ends
+//   1  |q| is in the rounding interval of |g(c)| - between the midpoints to its neighbours, ends
 //      included, since ties may go either way - and has c's sign unless g(c) = 0: the decoded
 //      weight is within half a step of the block's grid.
 //   2  Codes +-6 have no upper neighbour: |q| > 6 is a saturation. It is explained
@@ -16,18 +16,19 @@
 //      b) or by a search that accepts clipping (mse, 4/6 and wider sweeps choose the scale by the
 //         block's squared error): then the block's squared error is not above that under the scale
 //         of `max`, v' = E4M3(A/(6s)) with nearest codes.
-//      Neither: the scale is wrong. (A scale that is too large saturates nothing, but then the
+//      Otherwise the scale is wrong. (A scale that is too large saturates nothing, but then the
 //      codes break 1.)
-//   3  v = 0 is right only where A/(6s) rounds to 0: A <= 6 s 2^-10. Producers that clamp v upwards
+//   3  v = 0 is correct only if A/(6s) rounds to 0: A <= 6 s 2^-10. Producers that clamp v upwards
 //      (ModelOpt 2^-9, torchao 2^-6) or write a filler (compressed-tensors 0.125) satisfy 1.
 //
 // Slack: producers compute q in fp32 with at most six roundings of 2^-24 each (scale/G, 1/G, the
 // product or quotient, and the tensor scale's own rounding or reciprocal), so the ends of 1 to 3
-// move outwards by a factor of 1 + 2^-21. Producers that divide in bf16 (scale and quotient rounded
-// to 8 bits, together 2^-8 of q) put weights that lie that close to a midpoint on the wrong side of
-// it. Such near ties (within 1 + 2^-7) are counted apart; they are accepted only where they come in
-// numbers, more than 1 in 4096 of a tensor's weights: bf16 division leaves hundreds, a damaged code
-// leaves one.
+// move outwards by a factor of 1 + 2^-21.
+//
+// Producers that divide in bf16 (scale and quotient rounded to 8 bits, together 2^-8 of q) put
+// weights that close to a midpoint on the wrong side of it. Such near ties (within 1 + 2^-7) are
+// counted separately. They are accepted only in large numbers, more than 1 in 4096 of a tensor's
+// weights: bf16 division leaves hundreds, a damaged code leaves one.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@
 
 namespace nvfp4_moe::internal {
 
-// Row r of the original, (cols) floats. Called from several threads.
+// Reads row r of the original, (cols) floats. Called from several threads.
 using OriginalRows = std::function<void(int64_t row, float* out)>;
 
 struct WeightPlace {
@@ -74,19 +75,19 @@ struct OriginalComparison {
   double sqnr_db() const;      // +inf if nothing was lost
   double relative_l2() const;  // sqrt(sum_sq_error / sum_sq)
   double cosine() const;
-  // Sums and counts; places and maxima stay the caller's.
+  // Adds sums and counts. Places and maxima do not change.
   void add_sums(const OriginalComparison& other);
 };
 OriginalComparison compare_with_original(const Nvfp4View& decoded, const OriginalRows& original,
                                          Executor& executor);
 
-// cos between decoded and original over the first rows (64 at most): what hints are made of.
+// cos between decoded and original over the first rows (64 at most). Hints are based on it.
 struct Likeness {
   double cosine = 0;
   double norm_ratio = 0;  // ||decoded|| / ||original||
 };
 Likeness likeness(const Nvfp4View& decoded, const OriginalRows& original);
-// The same with the block scales read as if they lay transposed, (cols/16, rows) over the same
+// The same with the block scales read as if they were transposed: (cols/16, rows) over the same
 // bytes. decoded.scales must be contiguous.
 Likeness likeness_transposed_scales(const Nvfp4View& decoded, const OriginalRows& original);
 

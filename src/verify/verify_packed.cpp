@@ -17,7 +17,7 @@ struct Matrix {
   float packed_scale;
 };
 
-// Differing bytes of two rows; sets `first` to the first one's position.
+// Counts differing bytes of two rows. Sets `first` to the first one's position.
 uint64_t differing(const uint8_t* a, const uint8_t* b, int64_t count, int64_t& first) {
   first = -1;
   if (std::memcmp(a, b, static_cast<size_t>(count)) == 0) return 0;
@@ -82,7 +82,7 @@ void compare(const Matrix& m, WeightFault fault, PackedCheck& out) {
   if (out.faults.size() < kMaxFaults) out.faults.push_back(std::move(fault));
 }
 
-// The bytes of a bias, against those that the layer kept.
+// Compares the bytes of a bias with those that the layer kept.
 void compare_bias(const float* file, const std::vector<float>& packed, int64_t count,
                   WeightFault fault, PackedCheck& out) {
   if (file == nullptr) return;
@@ -126,7 +126,7 @@ Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number,
                                {"up", file.source.up, packed.up, packed.scales.up},
                                {"down", file.source.down, packed.down, packed.scales.down}};
     for (const Matrix& m : matrices) {
-      if (m.file.rows == 0) continue;  // a gate if experts have none
+      if (m.file.rows == 0) continue;  // the gate if experts have no gate
       WeightFault fault;
       fault.layer = number;
       fault.expert = global;

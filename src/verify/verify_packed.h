@@ -1,4 +1,4 @@
-// Step b of verify: what a backend packed, unpacked again and compared with the file's own bytes.
+// Step b of verify: unpacks a backend's packed experts and compares them with the file's own bytes.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace nvfp4_moe::internal {
 
-// Compares every local expert of `layer` (and its shared expert) with checkpoint's. Errors are
-// those of reading or unpacking; differences are faults of the result. `on_expert` is called after
+// Compares every local expert of `layer` (and its shared expert) with the checkpoint's. Errors are
+// those of reading or unpacking; differences are faults in the result. `on_expert` is called after
 // each expert and may stop the walk.
 Result<PackedCheck> check_packed(const Checkpoint& checkpoint, int64_t number,
                                  const MoeLayer& layer,

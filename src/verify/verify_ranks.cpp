@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr Timeout kSlowest{30 * 60 * 1000};  // for rank 0 to have run the whole layer by itself
+constexpr Timeout kSlowest{30 * 60 * 1000};  // time for rank 0 to run the whole layer by itself
 
 // Tokens [first, end) of a rank.
 struct Tokens {
@@ -80,7 +80,7 @@ class RankVerifier {
     batch.out_dtype = DType::kBf16;
     NVFP4_MOE_TRY(run_from_host(*opened, batch).status());
 
-    // To rank 0: what each rank has.
+    // Each rank sends its output to rank 0.
     std::vector<int64_t> send(static_cast<size_t>(world)), recv(static_cast<size_t>(world));
     send[0] = mine.count() * hidden * 2;
     int64_t total = 0;
@@ -142,7 +142,7 @@ class RankVerifier {
   const ProgressFn progress_;
 };
 
-// One rank, from a checkpoint of its own: ranks share nothing but the exchange.
+// Runs one rank with a checkpoint of its own: ranks share only the exchange.
 Status verify_rank(const std::string& path, const RanksOptions& options,
                    std::shared_ptr<Exchange> exchange, const std::string& device, int threads,
                    const ProgressFn& progress, std::vector<RanksCheck>& checks) {

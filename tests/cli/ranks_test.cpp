@@ -99,7 +99,7 @@ TEST(Ranks, VerifyUnderMpi) {
 
 // Bytes by hand, of 64 hidden values: a record of 32 codes, 4 scales, a row scale and a flag to 44,
 // then 2 slots and 2 weights to 60, then to a multiple of 16; a row of bf16.
-constexpr int64_t kHidden = 64, kTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kHidden;
+constexpr int64_t kRankHidden = 64, kRankTopK = 2, kRecordBytes = 64, kRowBytes = 2 * kRankHidden;
 
 // A checkpoint whose bytes on the wire are counted by hand.
 const std::string& narrow() {
@@ -174,10 +174,10 @@ TEST(Ranks, BenchCountsTheBytesOfEachRank) {
   const nlohmann::json& to_all = report["timings"][2]["rank_sent_bytes"];
   EXPECT_EQ(to_all["dispatch"], nlohmann::json({0.0, 2.0 * kRecordBytes, 2.0 * kRecordBytes}))
       << to_all;
-  EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kTopK * kRowBytes, 0.0, 0.0})) << to_all;
+  EXPECT_EQ(to_all["combine"], nlohmann::json({4.0 * kRankTopK * kRowBytes, 0.0, 0.0})) << to_all;
   const nlohmann::json& reduce = report["timings"][3]["rank_sent_bytes"];
   // Two shards of a third to the others, then its own sum to both.
-  const double shards = 4.0 * 6 * kHidden / 3 * 4;
+  const double shards = 4.0 * 6 * kRankHidden / 3 * 4;
   EXPECT_EQ(reduce["combine"], nlohmann::json({shards, shards, shards})) << reduce;
   EXPECT_EQ(reduce["dispatch"], nlohmann::json({0.0, 0.0, 0.0}));
   for (const auto* sent : {&to_all, &reduce})
@@ -228,7 +228,7 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
       "hot all_to_all balanced", "hot all_reduce balanced"};
   ASSERT_EQ(order, expected);
 
-  const MoeOptions sizes = test::sizes_of(kExperts, kTopK, kHidden);
+  const MoeOptions sizes = test::sizes_of(kExperts, kRankTopK, kRankHidden);
   const Placement contiguous = *Placement::contiguous(kExperts, kWorld);
   const auto batches = cli::rank_batches(sizes, contiguous, cli::RankRouting::kHot, kTokens, 42,
                                          report["copies"].get<size_t>());
@@ -240,10 +240,10 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
     for (size_t batch = 2; batch < 5;
          ++batch) {  // the three that are timed, behind two that are not
       const auto slots =
-          cli::slots_of(batches.tokens[batch], kTopK, placement, CombineBy::kAllToAll);
+          cli::slots_of(batches.tokens[batch], kRankTopK, placement, CombineBy::kAllToAll);
       for (size_t assignment = 0; assignment < slots.size(); ++assignment) {
         const auto source =
-            static_cast<int>(assignment / kTopK) * kWorld / static_cast<int>(kTokens);
+            static_cast<int>(assignment / kRankTopK) * kWorld / static_cast<int>(kTokens);
         rows_back += placement.rank_of(slots[assignment]) != source;
       }
     }
@@ -251,7 +251,7 @@ TEST(Ranks, BenchBalancesTheLoadOfACell) {
     for (const auto& bytes : row["rank_sent_bytes"]["combine"]) sent += bytes.get<double>();
     EXPECT_NEAR(sent, rows_back / 3 * kRowBytes, 1e-6) << row.dump();
     EXPECT_NEAR(row["busiest_over_even"].get<double>(),
-                cli::busiest_over_even(batches, kTopK, placement, CombineBy::kAllToAll), 1e-9);
+                cli::busiest_over_even(batches, kRankTopK, placement, CombineBy::kAllToAll), 1e-9);
   }
   EXPECT_EQ(report["timings"][6]["busiest_over_even"], kWorld);
   EXPECT_LE(report["timings"][9]["busiest_over_even"].get<double>(), 1.5)

@@ -18,7 +18,8 @@
 namespace nvfp4_moe::internal {
 namespace {
 
-constexpr int64_t kExperts = 4, kTopK = 2, kHidden = 128, kIntermediate = 80, kTokens = 12;
+constexpr int64_t kVectorExperts = 4, kVectorTopK = 2, kVectorHidden = 128,
+                  kVectorIntermediate = 80, kTokens = 12;
 
 class Vectors {
  public:
@@ -42,7 +43,7 @@ class Vectors {
   // Expert e's part of a stacked tensor.
   std::vector<uint8_t> expert(const std::string& name, int64_t e) const {
     const std::vector<uint8_t> all = bytes(name);
-    const auto one = static_cast<std::ptrdiff_t>(all.size() / kExperts);
+    const auto one = static_cast<std::ptrdiff_t>(all.size() / kVectorExperts);
     return {all.begin() + e * one, all.begin() + (e + 1) * one};
   }
 
@@ -50,7 +51,7 @@ class Vectors {
     Case spec;
     spec.name = "vectors";
     spec.options = options;
-    spec.range = {0, kExperts};
+    spec.range = {0, kVectorExperts};
     spec.tokens = kTokens;
     const std::vector<float> input_scales = floats("input_scales");
     CaseData data{spec,
@@ -62,7 +63,7 @@ class Vectors {
                   bytes("topk_ids"),
                   floats("topk_weights"),
                   {}};
-    for (int64_t e = 0; e < kExperts; ++e) {
+    for (int64_t e = 0; e < kVectorExperts; ++e) {
       const auto matrix = [&](const std::string& name) {
         return Nvfp4Buffers{expert(name + ".codes", e), expert(name + ".scales", e)};
       };
@@ -90,7 +91,7 @@ struct Layer {
   IntermediateScale intermediate_scale = IntermediateScale::kDynamicToken;
 
   MoeOptions options() const {
-    MoeOptions o = test::sizes_of(kExperts, kTopK, kHidden, kIntermediate);
+    MoeOptions o = test::sizes_of(kVectorExperts, kVectorTopK, kVectorHidden, kVectorIntermediate);
     o.activation_format = format;
     o.activation = activation;
     if (limit > 0) o.swiglu_limit = limit;
@@ -137,12 +138,12 @@ TEST_P(LayerVectors, AgreeWithTorch) {
     const std::vector<uint8_t> actual = host.run(data);
     ASSERT_EQ(expected.size(), actual.size());
     if (&backend() == &kReferenceBackend) {
-      EXPECT_EQ(test::difference(expected, actual, DType::kBf16, kHidden), "");
+      EXPECT_EQ(test::difference(expected, actual, DType::kBf16, kVectorHidden), "");
       continue;
     }
     const std::vector<float> e = test::to_floats(expected, DType::kBf16),
                              a = test::to_floats(actual, DType::kBf16);
-    EXPECT_EQ(broken_limit(compare(e.data(), a.data(), kTokens, kHidden),
+    EXPECT_EQ(broken_limit(compare(e.data(), a.data(), kTokens, kVectorHidden),
                            layer_limits(data.config, kTokens)),
               "");
   }

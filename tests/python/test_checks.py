@@ -8,6 +8,7 @@ from pathlib import Path
 import check_boundaries
 import check_docs
 import check_includes
+import check_prose
 import check_rooms
 import check_words
 import pytest
@@ -59,8 +60,9 @@ def test_an_allowed_word_does_not_hide_another_in_the_same_place():
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """An empty repository."""
-    for module in (check_words, check_rooms, check_includes):
+    for module in (check_words, check_rooms, check_includes, check_prose):
         monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(check_prose, "CEILINGS", {})
     monkeypatch.setattr(
         check_rooms,
         "tracked",
@@ -89,14 +91,68 @@ def test_home_made_words_are_listed_with_what_to_say(tree, capsys):
     )
 
 
-def test_conditions_begin_with_if(tree, capsys):
-    write(tree, "src/core/a.h", "// null if there is none\nint a = b ? where : 0;  // where it is\n")
-    write(tree, "include/a.h", "/* NULL where there is none,\n * and where it is empty */\n")
-    write(tree, "tests/a.h", "// where there is none\n")  # not yet
-    assert check_words.main() == 1
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("src/a.h", "int a;  // null where there is none\n", ["where", "is none"]),
+        ("src/a.h", "// Written behind it,\n// by\n// turns.\n", ["behind", "by turns"]),
+        ("src/a.h", "/* One thread alone,\n * and anew. */\n", ["alone", "anew"]),
+        ("src/a.h", "// What one has.\n", ["What or Of"]),
+        ("src/a.h", "int a;  // Of a layer.\nint b;  // What it has.\n", ["What or Of", "What or Of"]),
+        ("src/a.h", f'f("{"a" * 96}");\n', ["long line"]),
+        ("python/a.py", '"""Says so."""\n\n\ndef f():\n    """Of f, besides."""\n', ["says", "beside", "What or Of"]),
+        ("python/a.py", "a = 1  # whatever it is, for all alike\n", ["whatever", "alike"]),
+        ("python/a.py", f"# {'a' * 120}\n", ["long line"]),
+        ("docs/a.md", "As\nso\nmany as\n", ["so many"]),
+        ("docs/a.md", "word\n" * 121, ["long paragraph"]),
+        ("docs/a.md", f"{'a' * 60} {'a' * 60}\n", ["long line"]),
+        # Clean: code, strings, sentences that go on, tables, lists and links.
+        ("src/a.h", 'int where = says("alone");  // if so\nconst char kText[] = R"(// behind)";\n', []),
+        ("src/a.h", "// One of two.\n// What follows belongs to it.\nconst int n = 1'000;  // a host's\n", []),
+        ("python/a.py", 'says = """Of a string that is\nalone."""\n', []),
+        ("docs/a.md", "Run `--where behind`:\n```\nalone, anew\n```\n", []),
+        ("docs/a.md", "- " + "word " * 20 + "\n" + ("- " + "word " * 20 + "\n") * 6, []),
+        ("src/a.h", "// A look-behind of fixed width.\n", []),
+        ("docs/a.md", "| " + "word " * 121 + "|\n", []),
+        ("docs/a.md", f"| {'a' * 120} |\n\n[a](says/{'a' * 120}.md)\n", []),
+    ],
+)
+def test_prose(path, text, found):
+    assert [rule for rule, _ in check_prose.found_in(path, text) if rule not in ("words", "if")] == found
+
+
+def test_prose_is_counted_by_area(tree, capsys):
+    assert check_prose.main() == 0
+    write(tree, "src/a.h", "// null if there is one\n" + "// word\n" * 200)  # few words, so one of a kind is allowed
+    write(tree, "src/b.h", "int a;  // where\n")
+    assert check_prose.main() == 0
+    write(tree, "include/a.h", "// NULL where it is empty\n")  # conditions begin with "if"
+    write(tree, "README.md", "A row behind it.\n\nAnd behind another.\n")
+    assert check_prose.main() == 1
     assert capsys.readouterr().out == (
-        'include: "where" 2 times, "if" 0 times: conditions begin with "if"\nhome-made words: 1\n'
+        'include: "where" 1 times, at most 0 (check_prose.py --list include)\n'
+        'docs: "behind" 2 times, at most 1 (check_prose.py --list docs)\n'
     )
+
+
+def test_places_of_prose_are_listed(tree, capsys, monkeypatch):
+    write(tree, "docs/how-to/a.md", "One.\n\nAs it\nsays.\n")
+    monkeypatch.setattr("sys.argv", ["check", "--list", "docs"])
+    assert check_prose.main() == 0
+    assert capsys.readouterr().out == "docs/how-to/a.md:4: says\n"
+
+
+def test_a_ceiling_holds_until_the_limit_is_reached(tree, monkeypatch, capsys):
+    monkeypatch.setattr(check_prose, "CEILINGS", {"cli": {"anew": 2}})
+    write(tree, "cli/a.h", "// anew, anew\n")
+    assert check_prose.main() == 0
+    monkeypatch.setattr("sys.argv", ["check", "--ceilings"])
+    assert check_prose.main() == 0
+    assert capsys.readouterr().out == '    "cli": {"anew": 2},\n'
+    monkeypatch.setattr("sys.argv", ["check"])
+    write(tree, "cli/b.h", "// anew\n")
+    assert check_prose.main() == 1
+    assert capsys.readouterr().out == 'cli: "anew" 3 times, at most 2 (check_prose.py --list cli)\n'
 
 
 def test_rooms_in_a_circle(tree, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import estimate_exchange as estimate
 import pytest
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/expert-parallel.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/benchmarks.md"
 
 
 @pytest.mark.parametrize("kind", list(estimate.MEASURED))
@@ -32,7 +32,7 @@ def test_a_nic_is_waited_for_where_it_is_slower_than_nvlink():
 
 
 def test_records_ranks_and_slots():
-    """docs/how-to/expert-parallel.md, section 3; ParallelRun.TheWireCarriesCodesAndScales counts the bytes."""
+    """docs/explanation/expert-parallel.md, section 3; ParallelRun.TheWireCarriesCodesAndScales counts the bytes."""
     assert estimate.record_bytes({"hidden": 7168, "top_k": 8}) == 4112
     assert estimate.other_ranks_of_a_token({"top_k": 1}, 4) == pytest.approx(3 / 4)
     assert estimate.uneven_slots({"experts": 384}, 256) == pytest.approx(2 / 1.5)

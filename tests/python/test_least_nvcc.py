@@ -21,5 +21,5 @@ def test_it_is_one_number_everywhere():
     least = ".".join(map(str, results.NVCC))
     cmake = (ROOT / "cmake/cuda_language.cmake").read_text()
     assert f"VERSION_LESS {least})" in cmake and f"find_package(CUDAToolkit {least} REQUIRED)" in cmake
-    for page in ("acceptance", "cuda", "dependencies"):
+    for page in ("contribute/acceptance", "explanation/cuda", "contribute/dependencies"):
         assert f"{least} or later" in (ROOT / f"docs/{page}.md").read_text(), page

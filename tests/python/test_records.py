@@ -64,7 +64,7 @@ def test_records_show_rows():
     assert records.text(value).splitlines()[2:5] == [' "rows": [', '  {"us": 1, "of": [1, 2]},', '  {"us": 2},']
 
 
-# ---- docs/explanation/cpu.md, section 9
+# ---- docs/benchmarks.md, "CPUs"
 
 PEERS = {
     "W4A4": ("nvfp4-moe", "nvfp4", "nvfp4"),
@@ -82,7 +82,7 @@ def test_other_libraries_on_cpus(number, name):
         (row["library"], row["weights"], row.get("activations"), row["tokens"]): row
         for row in record(name)["sets"]["qwen3-30b-a3b"]["rows"]
     }
-    shown = tables("explanation/cpu.md", "| | T = 1 | T = 8 | T = 64 | T = 512 |")
+    shown = tables("benchmarks.md", "| | T = 1 | T = 8 | T = 64 | T = 512 |")
     shown = [table for table in shown if [row[0] for row in table] == list(PEERS)][number]
     for title, *cells in shown:
         for tokens, cell in zip((1, 8, 64, 512), cells, strict=True):
@@ -104,7 +104,7 @@ def test_layers_on_cpus(name):
     columns = [1, 8, 64, 512] if "2-cores" in name else [1, 64, 512]
     shown = next(
         rows
-        for rows in tables("explanation/cpu.md", "| | " + " | ".join(f"T = {tokens}" for tokens in columns))
+        for rows in tables("benchmarks.md", "| | " + " | ".join(f"T = {tokens}" for tokens in columns))
         if rows[0][0] == "A W4A4"
     )
     assert len(shown) == (6 if "2-cores" in name else 4)
@@ -129,20 +129,20 @@ def test_instruction_sets():
         for row in layer["timings"]
         if row["tokens"] == 512
     }
-    (shown,) = tables("explanation/cpu.md", "| | amx | avx512bf16 |")
+    (shown,) = tables("benchmarks.md", "| | amx | avx512bf16 |")
     for shape, *cells in shown:
         for name, cell in zip(("amx", "avx512bf16", "avx512vnni", "avx2"), cells, strict=True):
             check(cell, rates[shape, name, "nvfp4"], rates[shape, name, "bf16"])
 
 
-# ---- docs/how-to/expert-parallel.md, section 6
+# ---- docs/benchmarks.md, "Several ranks"
 
 
 def test_ranks_on_two_gpus():
     data = record("exchange-2h200-39f28d9")
     times = {(row["tokens"], row["combine"], row["over"]): row for row in data["flash"]["timings"]}
     torch = {row["tokens"]: row for row in data["torch"]["results"]}
-    (shown,) = tables("how-to/expert-parallel.md", "| tokens | one rank | own experts |")
+    (shown,) = tables("benchmarks.md", "| tokens | one rank | own experts |")
     assert len(shown) == 9
     for tokens, one, own, *cells in ([int(row[0]), *row[1:]] for row in shown):
         check(one, times[tokens, "one_rank", None]["median_us"])
@@ -163,7 +163,7 @@ def test_balanced_ranks_on_two_gpus():
     rows = {
         (row["tokens"], row["routing"], row["combine"], row["placement"]): row for row in hold["balance"]["timings"]
     }
-    (shown,) = tables("how-to/expert-parallel.md", "| tokens | routing | busiest rank over even |")
+    (shown,) = tables("benchmarks.md", "| tokens | routing | busiest rank over even |")
     assert len(shown) == 4
     for tokens, routing, *cells in ([int(row[0]), *row[1:]] for row in shown):
         own = rows[tokens, routing, "own_experts", "contiguous"]

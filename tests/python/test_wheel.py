@@ -1,8 +1,8 @@
 """The package as a user installs it: sdist, wheel, an environment without torch, types.
 
-The fast tier links the build tree's library into the wheel of this Python (tools/release/build_wheels.py --library) and
-compiles the bindings alone; the long tier makes the wheels of the other Pythons that are found, and `pip install` of a
-fresh clone, which compiles everything. Both install from the package index.
+The fast tier puts the build tree's module into the wheel of this Python. The long tier makes the wheels of the other
+Pythons that are found, with the build tree's library and bindings of their own, and runs `pip install` of a fresh clone,
+which compiles everything. Both install from the package index.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def wheel(work, sdist):
     def make(version: str) -> Path:
         if version not in made:
             interpreter = interpreter_of(version)
-            library = BUILD / "libnvfp4_moe_internal.a"
-            assert library.exists(), f"{library}: build the target nvfp4_moe_internal first"
-            made[version] = build_wheels.build_wheel(sdist, work / "dist", work, interpreter, library)
+            ours = sys.version_info[:2] == tuple(map(int, version.split(".")))
+            prebuilt = Path(nv._core.__file__) if ours else BUILD / "libnvfp4_moe_internal.a"
+            assert prebuilt.exists(), f"{prebuilt}: build the target nvfp4_moe_internal first"
+            made[version] = build_wheels.build_wheel(sdist, work / "dist", work, interpreter, prebuilt)
         return made[version]
 
     return make
@@ -89,14 +90,16 @@ def installed(work, wheel):
 
 
 def run_numpy_only(python: Path) -> None:
-    """The tests of numpy_only/ by that python, which has no torch: none fails, none is skipped."""
+    """The tests of numpy_only/ by that python, which has no torch: none fails, none is skipped. The slowest ones are about
+    the library's own memory and threads, which this run shares with the build tree's."""
     told = subprocess.run(
         [python, "-c", "import sys, importlib.util as u, nvfp4_moe; print(nvfp4_moe.__file__, u.find_spec('torch'))"],
         capture_output=True, text=True, check=True, cwd=python.parent, env=clean_environment(),
     ).stdout  # fmt: skip
     assert told.startswith(str(python.parents[1])) and told.endswith(" None\n")
     ran = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", HERE / "numpy_only"],
+        [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long", "-k", "not ten_thousand and not daemon",
+         HERE / "numpy_only"],
         capture_output=True, text=True, check=False, cwd=python.parent, env=clean_environment(), timeout=600,
     )  # fmt: skip
     summary = ran.stdout.strip().splitlines()[-1]

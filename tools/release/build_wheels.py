@@ -78,10 +78,14 @@ def build_sdist(out: Path, work: Path, interpreter: Path) -> Path:
     return out / run(make_backend(work, interpreter), "-c", hook, ROOT, out.resolve()).splitlines()[-1]
 
 
-def build_wheel(source: Path, out: Path, work: Path, interpreter: Path, library: Path | None = None) -> Path:
-    """The interpreter's wheel in `out`, of `source`: an sdist or a source tree."""
+def build_wheel(source: Path, out: Path, work: Path, interpreter: Path, prebuilt: Path | None = None) -> Path:
+    """The interpreter's wheel in `out`, of `source`: an sdist or a source tree. `prebuilt`: its library (.a), or its module
+    for this interpreter (.so), with which nothing is compiled."""
     python = make_backend(work, interpreter)
-    options = [f"--config-settings=cmake.define.NVFP4_MOE_PREBUILT={library.resolve()}"] if library else []
+    options = []
+    if prebuilt:
+        name = "NVFP4_MOE_PREBUILT_MODULE" if prebuilt.suffix == ".so" else "NVFP4_MOE_PREBUILT"
+        options = [f"--config-settings=cmake.define.{name}={prebuilt.resolve()}"]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work) as fresh:
         run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", fresh, *options, source)

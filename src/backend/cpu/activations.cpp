@@ -20,7 +20,7 @@ ConvertedRow convert_row(const Kernels& kernels, const void* data, DType dtype, 
 
   if (format == ActivationFormat::kBf16) {
     if (activations.bf16 ==
-        data)  // the intermediate is bf16 already, and gemm2 multiplies NaN and Inf as they are
+        data)  // the intermediate is already bf16, and gemm2 multiplies NaN and Inf as they are
       activations.nonfinite[out_row] = 0;
     else
       kernels.to_bf16(x, dtype, k, activations.bf16 + out_row * k);

@@ -1,4 +1,4 @@
-// One row of activations: from elements to the arrays of the contract, and from those to a kernel's
+// Converts one row of activations to the arrays of the contract, and from those to a kernel's
 // operands.
 #pragma once
 
@@ -10,10 +10,10 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-// Quantizes (nvfp4, int8_block, fp8) or rounds to bf16 (bf16) row `row` of data (.., k) into
-// activations, and reports in `nonfinite` whether it holds NaN or Inf. For nvfp4 and fp8, scale:
-// the row's, 0 for its own power of two; for nvfp4 alone, compat: vLLM's operation order with that
-// scale.
+// Quantizes (nvfp4, int8_block, fp8) or rounds (bf16) row `row` of data (.., k) into activations,
+// and reports in `nonfinite` whether it contains NaN or Inf. scale, for nvfp4 and fp8: the row's
+// scale, or 0 for its own power of two. compat, only for nvfp4: use vLLM's operation order with
+// that scale.
 struct ConvertedRow {
   RowCounts counts;
   bool nonfinite = false;

@@ -1,18 +1,18 @@
-// The instruction set "amx": bf16 tiles for W4A4, W4A16 and fp8, int8 activations with fp32 scales
-// as avx512bf16.
+// The instruction set "amx": bf16 tiles for W4A4, W4A16 and fp8; int8 activations with fp32 scales
+// as in avx512bf16.
 //
 // A tile multiplication takes 16 rows of activations x 16 weight rows x 32 of K in 16 cycles.
 // Weights are decoded with their block scale folded in (bf16_avx512.h) into a ring in L1, from
-// which the tiles read them a few blocks later.
+// which tiles load them a few blocks later.
 //
-// W4A4: activations carry their block scales as well, and tiles are half as deep, one block of 16.
-// Sum and products of a block are then exact in fp32, in any order, and are added to the
-// accumulator by one rounding, block after block: the bits of the integer kernels. W4A16: 16 pairs
-// are added in two chains, the chains are added, and the sum is added to the accumulator: |err| <=
-// (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below, tiles are half as
-// deep as well. A single row goes another way (float_small_batch.h), unless OperandRows::same_bits.
-// fp8: as W4A16, any number of rows in tiles. The instruction takes subnormal inputs, products and
-// accumulators as 0: an activation below 2^-116 counts as 0.
+// W4A4: activations also include their block scales, and tiles are half as deep, one block of 16.
+// The products of a block and their sum are then exact in fp32, in any order. Each block is added
+// to the accumulator with one rounding, in order, which gives the bits of the integer kernels.
+// W4A16: 16 pairs are added in two chains, the chains are added, and the sum is added to the
+// accumulator: |err| <= (16 + K/32) 2^-24 sum|p|, inside the contract's bound from K = 64 on; below
+// that, tiles are half as deep too. A single row uses float_small_batch.h instead, unless
+// OperandRows::same_bits. fp8: as W4A16, with any number of rows in tiles. The instruction treats
+// subnormal inputs, products and accumulators as 0: an activation below 2^-116 counts as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -32,7 +32,7 @@ NVFP4_MOE_TARGET_BEGIN(
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
@@ -46,7 +46,7 @@ inline __m512i permute_bytes(__m512i index, __m512i table) {
 }
 
 #include "backend/cpu/int8_avx512.h"
-// Behind it.
+// Must come after int8_avx512.h.
 #include "backend/cpu/bf16_avx512.h"
 
 // e2m1 * e4m3 of a row as bf16, in the order of pairs: low nibbles of four bytes, then their high
@@ -71,8 +71,8 @@ void scaled_operands(const uint8_t* codes, const uint8_t* block_scales, int64_t 
               static_cast<size_t>(chunks_of(k) * kBf16ChunkBytes - blocks * 32));
 }
 
-// A W4A4 row for tiles, and behind it for vpdpbusd, which is faster for a small batch: how many
-// rows an expert has is not known when operands are written, and both give the same bits.
+// A W4A4 row for tiles, followed by the same row for vpdpbusd, which is faster for a small batch.
+// An expert's number of rows is not known when operands are written; both give the same bits.
 constexpr int64_t kNvfp4ChunkBytes = kBf16ChunkBytes + kInt8ChunkBytes;
 constexpr int64_t kInt8SmallBatchRows = 8;
 
@@ -101,8 +101,8 @@ struct alignas(64) TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// The compiler's intrinsics take no template arguments, and do not say what they read and write of
-// memory.
+// The compiler's intrinsics take no template arguments, and do not declare the memory that they
+// access.
 inline void configure(const TileConfig& config) {
   asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
 }
@@ -125,20 +125,21 @@ inline void multiply_add() {
                "i"(kSum));
 }
 
-// kTiles tiles of rows times kPanels panels: sum p * kTiles + i.
+// kTiles tiles of rows times kPanels panels; accumulator p * kTiles + i is that of panel p and tile
+// i.
 template <int kPanels, int kTiles, int kSum = 0>
 inline void clear_accumulators() {
   clear<kSum>();
   if constexpr (kSum + 1 < kPanels * kTiles) clear_accumulators<kPanels, kTiles, kSum + 1>();
 }
 template <int kPanels, int kTiles, int kSum = 0>
-inline void store_accumulators(float* acc, int64_t acc_stride) {  // floats
+inline void store_accumulators(float* acc, int64_t acc_stride) {  // in floats
   store<kSum>(acc + kSum % kTiles * kTileRows * acc_stride + kSum / kTiles * kPanelRows,
               acc_stride * 4);
   if constexpr (kSum + 1 < kPanels * kTiles)
     store_accumulators<kPanels, kTiles, kSum + 1>(acc, acc_stride);
 }
-// Rows at `rows`, row_bytes apart, times weights (pairs, kPanels) vectors.
+// Multiplies rows at `rows`, row_bytes apart, with weights (pairs, kPanels) vectors.
 template <int kPanels, int kTiles, int kSum = 0>
 inline void multiply_tiles(const std::byte* rows, int64_t row_bytes, const __m512bh* weights) {
   if constexpr (kSum % kTiles == 0) load<kWeightsTile>(weights + kSum / kTiles, kPanels * 64);
@@ -150,8 +151,8 @@ inline void multiply_tiles(const std::byte* rows, int64_t row_bytes, const __m51
 
 // ---- a strip
 
-// Weights on their way from the decoder to the tiles, in L1. The tiles follow a few blocks behind,
-// when what was stored has arrived there.
+// Weights between the decoder and the tiles, in L1. The tiles read a few blocks later, when the
+// stores have arrived there.
 constexpr int64_t kRingBlocks = 8, kBlocksAhead = 4;
 struct alignas(64) Ring {
   __m512bh weights[kRingBlocks * kBlockPairs * kStripPanels];  // (pairs, panels)
@@ -161,7 +162,7 @@ struct alignas(64) Ring {
   }
 };
 
-// All rows times kPanels panels, kStepBlocks blocks of K a step. Accumulators stay in tiles from
+// All rows times kPanels panels, kStepBlocks blocks of K per step. Accumulators stay in tiles from
 // the first block to the last.
 template <int kPanels, int kTiles, int kStepBlocks, bool kFp8>
 void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc,
@@ -181,7 +182,7 @@ void multiply_panels(const Strip& strip, const std::byte* rows, int64_t row_byte
   store_accumulators<kPanels, kTiles>(acc, acc_stride);
 }
 
-// One panel of a strip as a strip of its own.
+// One panel of a strip as a separate strip.
 inline Strip panel_of(const Strip& strip, int64_t p) {
   const uint8_t* bytes = strip.bytes + p * strip.chunks * kChunkBytes;
   const uint8_t* next = p + 1 < strip.panels ? bytes + strip.chunks * kChunkBytes : strip.next;
@@ -189,7 +190,8 @@ inline Strip panel_of(const Strip& strip, int64_t p) {
   return {.bytes = bytes, .panels = 1, .chunks = strip.chunks, .fp8_shift = {shift}, .next = next};
 }
 
-// Up to three tiles of rows take both panels of a strip at once, more take one after the other.
+// Up to three tiles of rows take both panels of a strip at once; more take one panel after the
+// other.
 template <int kTiles, int kStepBlocks, bool kFp8>
 void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes, float* acc) {
   const int64_t acc_stride = strip.panels * kPanelRows;
@@ -201,8 +203,8 @@ void multiply_strip(const Strip& strip, const std::byte* rows, int64_t row_bytes
                                                   acc + p * kPanelRows, acc_stride);
 }
 
-// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. If there are more tiles than
-// one all are full.
+// Tiles of `count` <= kMostRows rows, kStepBlocks blocks of K deep. If there is more than one tile,
+// all are full.
 template <int kStepBlocks>
 inline TileConfig tile_config(int64_t count) {
   TileConfig config;
@@ -215,8 +217,8 @@ inline TileConfig tile_config(int64_t count) {
 
 template <int kStepBlocks, bool kFp8 = false>
 void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
-  bf16_tiles_run_on_host();  // without the system's permission, asked for once, ldtilecfg is an
-                             // illegal instruction
+  // requests the system's permission, once; without it ldtilecfg is an illegal instruction
+  bf16_tiles_run_on_host();
   const int64_t row_bytes = all.count > 1 ? all.rows[1] - all.rows[0] : 0;
   for (int64_t first = 0; first < all.count; first += kMostRows) {
     const int64_t count = std::min(kMostRows, all.count - first);
@@ -233,7 +235,7 @@ void multiply_tiled(const Strip& strip, const OperandRows& all, float* acc) {
   }
 }
 
-// W4A16, one row: back to fp32 in order, a slice at a time.
+// W4A16, one row: converts it back to fp32 in order, a slice at a time.
 constexpr int64_t kSliceChunks = 16;
 struct alignas(64) FloatSlice {
   float x[kSliceChunks * kChunkK];

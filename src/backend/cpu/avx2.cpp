@@ -1,10 +1,10 @@
 // The instruction set "avx2": vpmaddubsw on 256-bit registers for 8-bit activations, fp32
 // multiply-adds for W4A16.
 //
-// Weights are u8 = 2w + 12 as in avx512vnni; a product pair is at most 2 * 24 * 127 and the four
-// pairs of a row's block add up below 2^15, so 16-bit accumulators hold them exactly. One block of
+// Weights are u8 = 2w + 12 as in avx512vnni. A product pair is at most 2 * 24 * 127, and the four
+// pairs of a row's block add up to less than 2^15, so 16-bit accumulators are exact. One block of
 // 16 weight rows stays decoded in registers (8 of 16) while all rows of activations pass; the
-// accumulators lie in L1.
+// accumulators are in L1.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -23,7 +23,7 @@ NVFP4_MOE_TARGET_BEGIN("avx2,fma,f16c")
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/vector_avx2.h"
 #include "backend/cpu/operands_x86.h"
@@ -42,7 +42,7 @@ inline void decode(const uint8_t* chunk, int64_t b, Block& block) {
   const __m256i table = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
   const __m256i nibble = _mm256_set1_epi8(15);
-  // An E4M3 byte shifted by 7 is an fp16 number 2^-8 times as large, subnormals included.
+  // An E4M3 byte shifted by 7 is an fp16 number 2^-8 times as large, including subnormals.
   const __m256i halves = _mm256_slli_epi16(
       _mm256_cvtepu8_epi16(load128(chunk + kChunkScalesOffset + b * kPanelRows)), 7);
   block.scale[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));

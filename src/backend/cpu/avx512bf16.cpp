@@ -1,15 +1,17 @@
-// The instruction set "avx512bf16": vdpbf16ps for W4A16 and fp8; other 8-bit activations as
+// The instruction set "avx512bf16": vdpbf16ps for W4A16 and fp8; other 8-bit activations as in
 // avx512vnni.
 //
 // A lane is a row of the panel and takes two bf16 products at a time. Weights are decoded with
-// their block scale folded in, which bf16 holds exactly: four instructions for 32 of them, all on
-// 16-bit integers. In a 32-bit lane the codes of k = 0 2 4 6 1 3 5 7 (of 8) come up in this order,
-// two at a time, so the rows' elements are stored in it. Order of additions: within a slice of
-// float_slice(K) elements the 8-halves of the blocks go to two chains; then the chains are added,
-// then the slices: the same for any number of rows. Up to eight rows may instead leave the scale
-// outside, block by block, which reads weights twice as fast (unless OperandRows::same_bits; not
-// under fp8, whose weights are rounded with their scale). The instruction takes subnormal inputs,
-// products and results as 0: an activation below 2^-116 counts as 0.
+// their block scale folded in, which bf16 holds exactly: four instructions for 32 weights, all on
+// 16-bit integers. In a 32-bit lane the codes appear in the order k = 0 2 4 6 1 3 5 7 (of 8), two
+// at a time, so the rows' elements are stored in that order.
+//
+// Order of additions: within a slice of float_slice(K) elements the 8-halves of the blocks go to
+// two chains; then the chains are added, then the slices. It is the same for any number of rows. Up
+// to eight rows may instead apply the scale after each block, which reads weights twice as fast
+// (unless OperandRows::same_bits; not under fp8, whose weights are rounded with their scale). The
+// instruction treats subnormal inputs, products and results as 0: an activation below 2^-116 counts
+// as 0.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -27,7 +29,7 @@ NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,avx512bf
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"
@@ -42,7 +44,7 @@ inline __m512i permute_bytes(__m512i index, __m512i table) {
 #include "backend/cpu/bf16_avx512.h"
 #include "backend/cpu/int8_avx512.h"
 
-// bf16 values of the codes, twice, since the look-up reads five bits.
+// bf16 values of the codes, twice, since the lookup reads five bits.
 alignas(64) constexpr uint16_t kValues[32] = {
     0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0, 0x8000, 0xBF00, 0xBF80,
     0xBFC0, 0xC000, 0xC040, 0xC080, 0xC0C0, 0x0000, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040,
@@ -138,9 +140,9 @@ void multiply_slices(const Strip& strip, const std::byte* const* rows, int64_t c
   }
 }
 
-// A small batch leaves no time to fold scales into weights, since the memory is the limit. A
-// block's chains start from 0, are added, and are scaled into the accumulator: |err| <= (K/16 + 16)
-// 2^-24 sum|p|.
+// A small batch is limited by memory and leaves no time to fold scales into weights. A block's
+// chains start from 0, are added, and are scaled into the accumulator: |err| <= (K/16 + 16) 2^-24
+// sum|p|.
 template <int kPanels, int kCount>
 void multiply_small_batch(const Strip& strip, const std::byte* const* rows, float* acc) {
   const __m512i table = _mm512_load_si512(kValues);
@@ -155,7 +157,7 @@ void multiply_small_batch(const Strip& strip, const std::byte* const* rows, floa
 #pragma GCC unroll 1
     for (int64_t b = 0; b < kBlocksPerChunk; ++b) {
       const int64_t first_pair = (c * kBlocksPerChunk + b) * kBlockPairs;
-      Tile<kPanels, kCount, kCount <= 4 ? 2 : 1> block;  // as many as there are registers
+      Tile<kPanels, kCount, kCount <= 4 ? 2 : 1> block;  // as many as fit into registers
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half) {
         __m512i codes[kPanels];
@@ -188,7 +190,7 @@ void multiply_small_batch(const Strip& strip, const std::byte* const* rows, floa
 
 template <int kPanels>
 void multiply(const Strip& strip, const OperandRows& rows, float* acc) {
-  constexpr int64_t kShortest = kChunkK;  // below it the bound of a small batch would not hold
+  constexpr int64_t kShortest = kChunkK;  // for smaller K the bound of a small batch would not hold
   const std::byte* const* second = rows.rows + 4;
   switch (rows.same_bits || rows.k < kShortest ? 0 : rows.count) {
     case 1: return multiply_small_batch<kPanels, 1>(strip, rows.rows, acc);

@@ -1,5 +1,5 @@
-// The instruction set "avx512vnni": vpdpbusd on 512-bit registers, W4A16 with fp32 multiply-adds.
-// int8_avx512.h and float_tile.h hold the two multiplications.
+// The instruction set "avx512vnni": vpdpbusd on 512-bit registers, and W4A16 with fp32
+// multiply-adds. int8_avx512.h and float_tile.h contain the two multiplications.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -17,7 +17,7 @@ NVFP4_MOE_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512vnni")
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/vector_avx512.h"
 #include "backend/cpu/operands_x86.h"

@@ -1,5 +1,5 @@
-// The CPU backend's entries in the contract: "cpu", which runs the best instruction set of the
-// host, and one "cpu:NAME" for each of this build, so that a layer, a test or a measurement can
+// The CPU backend's Backend tables: "cpu", which runs the best instruction set of the host, and one
+// "cpu:NAME" for each instruction set of this build, so that a layer, a test or a measurement can
 // force it. All share one packed layout.
 #include "backend/backend.h"
 
@@ -19,7 +19,7 @@ namespace nvfp4_moe::internal {
 namespace cpu {
 namespace {
 
-// Everything that a run of that many tokens keeps.
+// All arrays of a run with that many tokens.
 void take_arrays(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
                  const Kernels& kernels, Arena& arena) {
   layer_buffers(config, range, tokens, arena);
@@ -48,7 +48,7 @@ LayerScratch scratch_of(const StepContext& step, const Kernels& kernels) {
   return LayerScratch(step.weights.config, step.weights.range, step.batch.tokens, kernels, arena);
 }
 
-// The layer, one call for each step.
+// The layer, one call per step.
 void run_layer(const StepContext& step, const Kernels& kernels) {
   const LayerScratch scratch = scratch_of(step, kernels);
   route(step);
@@ -62,7 +62,7 @@ void run_layer(const StepContext& step, const Kernels& kernels) {
   combine(step, kernels);
 }
 
-// Which instruction set an entry runs.
+// The instruction set of an entry.
 const Kernels& best() { return best_kernels(); }
 template <size_t kIndex>
 const Kernels& forced() {

@@ -1,12 +1,13 @@
 // Weights as bf16 with their block scales folded in, and rows of bf16, for instructions that
 // multiply pairs of bf16.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region, behind
-// int8_avx512.h. `e2m1 * e4m3` has 6 significant bits, so that bf16 holds it exactly. Decoding is
-// four instructions for 32 weights, all on 16-bit integers. In a 32-bit lane the codes of k = 0 2 4
-// 6 1 3 5 7 (of 8) come up in this order, two at a time, so the rows' elements are stored in it.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region, after
+// int8_avx512.h. `e2m1 * e4m3` has 6 significant bits, so bf16 holds it exactly. Decoding takes
+// four instructions for 32 weights, all on 16-bit integers. In a 32-bit lane the codes appear in
+// the order k = 0 2 4 6 1 3 5 7 (of 8), two at a time, so the rows' elements are stored in that
+// order.
 
-// 32-bit pairs of a block in a row, and vectors of it in a panel
+// 32-bit pairs per block of a row, and vectors per block of a panel
 constexpr int64_t kBlockPairs = kBlockElems / 2;
 constexpr int64_t kBf16ChunkBytes = kChunkK * static_cast<int64_t>(sizeof(uint16_t));
 
@@ -19,7 +20,7 @@ void bf16_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   }
   std::fill(values + k, values + chunks_of(k) * kChunkK, uint16_t{0});
 }
-// The same of E4M3 bytes, which bf16 holds exactly.
+// The same for E4M3 bytes, which bf16 holds exactly.
 void bf16_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
   alignas(64) uint16_t chunk[kChunkK];
   for (int64_t i = 0; i < k; i += kChunkK) {
@@ -32,26 +33,27 @@ void bf16_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
 
 // ---- decoding: bits(e2m1 * s) = base - (table[code] & mask), saturating at 0
 //
-// base = bits(-4 * 1.5 s), the largest magnitude with its sign, so the largest of all as an
-// unsigned number. The table takes the sign away (2^15), and one exponent (2^7) for every power of
-// two below 4; where the code's significand is 1 and not 1.5 its low seven bits are ones, and mask
-// lets bits(1.5 s) - bits(s) of them through, which fits in seven bits for every 4-bit significand.
-// Code 0 takes away more than there is; base is 0 if s is.
+// base = bits(-4 * 1.5 s): the largest magnitude, negative, and so the largest of all as an
+// unsigned number. The table subtracts the sign (2^15), and one exponent (2^7) for every power of
+// two below 4. If the code's significand is 1 and not 1.5, its low seven bits are ones, and mask
+// reduces them to bits(1.5 s) - bits(s), which fits into seven bits for every 4-bit significand.
+// Code 0 subtracts more than base, which saturates at 0. base is 0 if s is.
 alignas(64) constexpr uint16_t kTakeAway[32] = {
     0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080, 0x807F, 0x8000, 0xFFFF, 0x01FF, 0x017F,
     0x0100, 0x00FF, 0x0080, 0x007F, 0x0000, 0xFFFF, 0x81FF, 0x817F, 0x8100, 0x80FF, 0x8080,
     0x807F, 0x8000, 0xFFFF, 0x01FF, 0x017F, 0x0100, 0x00FF, 0x0080, 0x007F, 0x0000};
 
-// Both from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) where s is normal, and
-// bits(1.5 s) - bits(s) depends on its significand alone. Bytes below 8 (subnormal scales and 0)
-// take the table.
+// Both come from the scale's E4M3 byte, as words: bits(s) = 16 byte + bits(2^-7) if s is normal,
+// and bits(1.5 s) - bits(s) depends only on its significand. Bytes below 8 (subnormal scales and 0)
+// use the table.
 constexpr uint16_t kScaleBits = 0x3C00,
                    kTopBits = 0x8100;  // 2^-7; the sign and the 4 of -4 * 1.5 s
 struct ScaleTables {
   alignas(64) uint16_t step[32], small_step[32], small_base[32];
 
   constexpr ScaleTables() : step(), small_step(), small_base() {
-    constexpr uint16_t kOneAndHalf[8] = {64, 72, 80, 84, 80, 76, 72, 68};  // of (8 + m) / 8
+    // for significand (8 + m) / 8
+    constexpr uint16_t kOneAndHalf[8] = {64, 72, 80, 84, 80, 76, 72, 68};
     for (int i = 0; i < 32; ++i) step[i] = kOneAndHalf[i % 8];
     for (int m = 1; m < 8; ++m) {
       const float s = static_cast<float>(m) * 0x1p-9f;
@@ -64,14 +66,14 @@ struct ScaleTables {
 };
 constexpr ScaleTables kScaleTables;
 
-// fp8: bits(c) - bits(s), c = 1.5 s rounded to four significant bits, ties to even: with it the
-// same look-up gives every weight rounded to E4M3, as long as none is subnormal there: codes of
-// significand 1 are powers of two times s.
+// fp8: bits(c) - bits(s), with c = 1.5 s rounded to four significant bits, ties to even. With it
+// the same lookup gives every weight rounded to E4M3, as long as no weight is subnormal there:
+// codes with significand 1 are powers of two times s.
 alignas(64) constexpr uint16_t kRoundedStep[32] = {64, 80, 80, 80, 80, 80, 64, 64, 64, 80, 80,
                                                    80, 80, 80, 64, 64, 64, 80, 80, 80, 80, 80,
                                                    64, 64, 64, 80, 80, 80, 80, 80, 64, 64};
-// The least block scale byte of a matrix under which every weight is normal in E4M3, 0.5 s >=
-// 2^(shift - 6); of normal scales, which is what the look-up takes.
+// The smallest block scale byte of a matrix for which every weight is normal in E4M3, 0.5 s >=
+// 2^(shift - 6). Only normal scales, since the lookup needs those.
 constexpr uint8_t least_fast_scale(int shift) {
   return static_cast<uint8_t>(shift < -1 ? 8 : (shift + 2) * 8);
 }
@@ -82,15 +84,15 @@ alignas(64) constexpr uint8_t kTwice[64] = {
     5,  63, 6,  63, 6,  63, 7,  63, 7,  63, 8,  63, 8,  63, 9,  63, 9,  63, 10, 63, 10, 63,
     11, 63, 11, 63, 12, 63, 12, 63, 13, 63, 13, 63, 14, 63, 14, 63, 15, 63, 15, 63};
 
-// Constants in registers: what the compiler knows it would rather make again for every block.
+// Keeps constants in registers; the compiler would rather recompute known values for every block.
 inline __m512i keep(__m512i x) {
   asm("" : "+v"(x));
   return x;
 }
 struct DecodeConstants {
   __m512i take_away, step, bits, exponents, twice;
-  __m512i sixteenth;  // the high half of a product with it: a shift by 4, for which there are two
-                      // ports and not one
+  // multiplying and taking the high half is a shift by 4 that two ports can execute, not one
+  __m512i sixteenth;
 
   explicit DecodeConstants(bool fp8)
       : take_away(keep(_mm512_load_si512(kTakeAway))),
@@ -104,7 +106,7 @@ struct DecodeConstants {
 struct BlockScale {
   __m512i base, mask;
 };
-// Of a block's 16 bytes. kSmall: some may be below 8.
+// Computes the scale of a block's 16 bytes. kSmall: some may be below 8.
 template <bool kSmall>
 inline BlockScale block_scale(const uint8_t* bytes, const DecodeConstants& constants) {
   const __m512i words = _mm512_permutexvar_epi8(
@@ -136,7 +138,7 @@ inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeCon
   for (int half = 0; half < 2; ++half, out += 4 * kPanels) {
     const uint8_t* bytes = chunk + in_chunk * kBlockCodesBytes + half * 64;
     const __m512i codes = _mm512_loadu_si512(bytes),
-                  later = _mm512_loadu_si512(bytes + 1);  // a shift by 8 for nothing
+                  later = _mm512_loadu_si512(bytes + 1);  // a shift by 8 at no cost
     out[0 * kPanels] = weights(codes, scale, constants.take_away);
     out[1 * kPanels] =
         weights(_mm512_mulhi_epu16(codes, constants.sixteenth), scale, constants.take_away);
@@ -146,7 +148,7 @@ inline void decode_block(const uint8_t* chunk, int64_t in_chunk, const DecodeCon
   }
 }
 
-// The same under fp8 for any scales, by arithmetic in fp32.
+// The same under fp8 for any scales, in fp32 arithmetic.
 template <int kPanels>
 inline void decode_block_rounded(const uint8_t* chunk, int64_t in_chunk, int shift, __m512bh* out) {
   const F scale = e4m3_values(load_bytes(chunk + kChunkScalesOffset + in_chunk * kPanelRows));
@@ -161,17 +163,16 @@ inline void decode_block_rounded(const uint8_t* chunk, int64_t in_chunk, int shi
   }
 }
 
-// Decodes a strip's blocks in their order, all panels of a block at a time: (pairs, panels)
-// vectors.
+// Decodes a strip's blocks in order, all panels of a block at a time: (pairs, panels) vectors.
 template <int kPanels, bool kFp8 = false>
 struct Decoder {
   const Strip& strip;
   const DecodeConstants constants{kFp8};
   const uint8_t* chunk[kPanels];
-  // Whether the chunk has scales that the look-up does not take: 0 and subnormal ones, and under
-  // fp8 small ones.
+  // Whether the chunk has scales that the lookup cannot handle: 0 and subnormal ones, and under fp8
+  // small ones.
   bool small[kPanels];
-  int64_t next = 0;  // block
+  int64_t next = 0;  // index of the next block
 
   explicit Decoder(const Strip& all) : strip(all) {}
 

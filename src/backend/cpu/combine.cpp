@@ -1,5 +1,5 @@
 // rows_out, router weights -> out: fp32 from 0 in increasing k, then the shared expert, then one
-// rounding. Counted: router weights of rows that are not finite, and elements of out.
+// rounding. Counts nonfinite router weights of rows, and nonfinite elements of out.
 #include <cmath>
 #include <functional>
 
@@ -31,7 +31,7 @@ void combine(const StepContext& step, const Kernels& kernels) {
     add_count(status.nonfinite_outputs, kernels.combine(step, begin, end));
   };
   step.executor.parallel_for(step.batch.tokens, 4,
-                             std::ref(body));  // by reference: nothing is allocated
+                             std::ref(body));  // by reference: no allocation
 }
 
 }  // namespace nvfp4_moe::internal::cpu

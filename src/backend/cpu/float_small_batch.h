@@ -1,7 +1,7 @@
-// W4A16 for a small batch of rows, with fp32 multiply-adds: memory is the limit, and no time is
-// left to fold scales into weights.
+// W4A16 for a small batch of rows, with fp32 multiply-adds. Memory is the limit, and there is no
+// time to fold scales into weights.
 //
-// Included like rows.h, behind it. The 8-halves of a block are added in two chains that start from
+// Included like rows.h, after it. The 8-halves of a block are added in two chains that start from
 // 0, in the order k = 0 4 1 5 2 6 3 7; the chains are added, and their sum is scaled into the
 // accumulator: |err| <= (K/16 + 16) 2^-24 sum|p|, inside the contract's bound from K = 64 on.
 // Larger batches add in another order.
@@ -28,7 +28,7 @@ void float_small_batch(const Strip& strip, int64_t first, int64_t end, const flo
           for (int i = 0; i < kCount; ++i) chain[half][i] = splat(0.0f);
 #pragma GCC unroll 4
           for (int j = 0; j < 4;
-               ++j) {  // byte j of a lane holds k = j and 4 + j; read from there it comes first
+               ++j) {  // byte j of a lane holds k = j and 4 + j; loading from there puts it first
             const I codes = load_lanes(chunk + b * kBlockCodesBytes + half * 64 + j);
             const F low = e2m1(codes), high = e2m1(shift_right<4>(codes));
 #pragma GCC unroll 4

@@ -1,37 +1,37 @@
-// W4A16 and fp8 with fp32 multiply-adds: a slice of a panel decoded to floats, the block scales
-// folded in, times tiles of rows.
+// W4A16 and fp8 with fp32 multiply-adds: a slice of a panel, decoded to floats with the block
+// scales folded in, times tiles of rows.
 //
-// Included like rows.h, behind it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant
+// Included like rows.h, after it and float_small_batch.h. e2m1 * e4m3 * bf16 has 14 significant
 // bits: the products are exact, and only the additions round. Within a slice of float_slice(K)
-// elements the 8-halves of the blocks are added in two chains, then the chains, then the slices; so
+// elements the 8-halves of the blocks are added in two chains, then the chains, then the slices. So
 // |err| <= (slice/2 + K/slice + 1) 2^-24 sum|p| <= (K/4 + 3) 2^-24 sum|p|, inside the contract's
-// bound for every K, and independent of the rows beside it. A small batch takes another order
+// bound for every K, and independent of other rows. A small batch uses another order
 // (float_small_batch.h) unless OperandRows::same_bits. fp8: weights are rounded to E4M3 with their
-// scale where they are decoded, a product has 8 significant bits, and any number of rows takes this
+// scale when they are decoded, a product has 8 significant bits, and any number of rows uses this
 // order.
 
 constexpr int64_t kFloatChunkBytes = kChunkK * static_cast<int64_t>(sizeof(float));
 
-// fp32 elements in order: a row's operands.
+// Converts a row to its operands: fp32 elements in order.
 void fp32_operands(const uint16_t* bf16, int64_t k, std::byte* out) {
   float* values = reinterpret_cast<float*>(out);
   for (int64_t i = 0; i < k; i += kLanes) store(values + i, load_bf16(bf16 + i));
   std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
 }
 
-// The same of E4M3 bytes.
+// The same for E4M3 bytes.
 void fp32_operands_of_fp8(const uint8_t* codes, int64_t k, std::byte* out) {
   float* values = reinterpret_cast<float*>(out);
   for (int64_t i = 0; i < k; i += kLanes) store(values + i, fp8_values(codes + i));
   std::fill(values + k, values + chunks_of(k) * kChunkK, 0.0f);
 }
 
-// 16 rows x slice floats, in L1 beside the rows' operands.
+// 16 rows x slice floats, in L1 together with the rows' operands.
 struct alignas(64) FloatSlice {
   float weights[kMostSlice][kPanelRows];
 };
 
-// Blocks [first, end) of a panel; fp8_shift: of its matrix, under fp8 alone.
+// Decodes blocks [first, end) of a panel. fp8_shift: of its matrix, only under fp8.
 template <bool kFp8>
 void decode_slice(const uint8_t* panel, int64_t first, int64_t end, int fp8_shift,
                   FloatSlice& slice) {

@@ -6,8 +6,8 @@ namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
-// acc times 2^-shift of each panel: exact, since no product lies below 2^-18 times 2^shift, far
-// from fp32's end.
+// acc times 2^-shift of each panel. Exact, since no product is below 2^-18 times 2^shift, far from
+// fp32's smallest numbers.
 void take_shifts_back(const Strip& strip, int64_t rows, float* acc) {
   for (int64_t p = 0; p < strip.panels; ++p) {
     const int shift = strip.fp8_shift[static_cast<size_t>(p)];
@@ -28,7 +28,7 @@ float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix
 }
 
 void prefetch_rows(const RowBlock& block, const Operands& operands) {
-  // they come with the first strip, whose weights would only wait for them
+  // the first strip loads them; prefetching would only delay its weights
   constexpr int64_t kUnprefetchedRows = 8;
   if (block.count <= kUnprefetchedRows) return;
   for (int64_t i = 0; i < block.count; ++i)

@@ -1,9 +1,9 @@
-// How a GEMM's work is cut: strips of 32 weight rows times row blocks of activations, over threads
-// and over the caches.
+// Divides a GEMM's work over threads and caches: strips of 32 weight rows times row blocks of
+// activations.
 //
-// A row block stays in L2 while a range of strips passes: a strip is read in one run, which
-// prefetches well, and multiplies 128 rows of activations, which lie apart and would come from L3
-// one by one.
+// A row block stays in L2 while a range of strips passes. A strip is read sequentially, which
+// prefetches well, and multiplies 128 rows of activations, which are scattered and would otherwise
+// come from L3 one by one.
 #pragma once
 
 #include <algorithm>
@@ -21,12 +21,12 @@ namespace nvfp4_moe::internal::cpu {
 
 inline constexpr int64_t kBlockRows = 128;  // accumulators: 128 x 32 floats, 16 KB of L1
 
-// Up to kBlockRows rows of activations at work: what `prepare` fills for them, and the result.
+// Up to kBlockRows rows of activations: their data, filled by `prepare`, and the result.
 struct RowBlock {
-  int64_t first = 0;  // of the rows that multiply_strips was given
+  int64_t first = 0;  // within the rows that multiply_strips was given
   int64_t count = 0;
   const std::byte* rows[kBlockRows];
-  float alpha[kStripPanels][kBlockRows];  // by panel of a strip of gate and up; [0] alone elsewhere
+  float alpha[kStripPanels][kBlockRows];  // by panel of a strip of gate and up; otherwise only [0]
   float weight[kBlockRows];               // router weights
   alignas(64) float acc[kBlockRows * kStripRows];  // (count, panels * 16)
 };
@@ -35,34 +35,35 @@ struct RowBlock {
 inline double matrix_scale(float tensor_scale, const Fp8Weights& fp8) {
   return std::ldexp(static_cast<double>(tensor_scale), fp8.shift);
 }
-// alpha of a row: rounded once; NaN, which makes the row's results NaN, if it is nonfinite.
+// alpha of a row, rounded once; NaN for a nonfinite row, which makes its results NaN.
 float row_alpha(const ActivationBuffers& activations, int64_t row, double matrix_scale);
 
-// The least range of strips: several strips share the cost of bringing the rows into L2.
+// Minimum number of strips per range, so that several strips share the cost of loading the rows
+// into L2.
 constexpr int64_t least_strips(int64_t rows) { return rows > 32 ? 4 : 1; }
 
 constexpr int64_t strips_of(int64_t panels) { return (panels + kStripPanels - 1) / kStripPanels; }
 
-// A row block's operands into L2, more of them at a time than a kernel would ask for.
+// Prefetches a row block's operands into L2, more at a time than a kernel would request.
 void prefetch_rows(const RowBlock& block, const Operands& operands);
 void multiply(const Kernels& kernels, const Operands& operands, const Strip& strip,
               RowBlock& block);
-// acc * alpha[0], rounded once, into rows [row, row + count) of out (.., channels) from `channel`
-// on; with bias (channels): fl32(acc * alpha[0]) + bias, likewise. What Kernels::round gets.
+// The arguments of Kernels::round for acc * alpha[0], rounded once into rows [row, row + count) of
+// out (.., channels) from `channel` on; with bias (channels): fl32(acc * alpha[0]) + bias.
 RoundRows rows_of_block(const RowBlock& block, int64_t panels, void* out, DType dtype,
                         int64_t channels, int64_t row, int64_t channel,
                         const float* bias = nullptr);
 
-// What strips are cut from: panels one after another, and fp8_shift of the panels of each strip.
+// The source of strips: consecutive panels, and the fp8_shift of each panel of a strip.
 struct PanelMatrix {
   const uint8_t* bytes = nullptr;
   int64_t panels = 0;
   std::array<int, kStripPanels> fp8_shift{};
 };
 
-// Strips [first_strip, end_strip) of a matrix, times `rows` rows of activations. prepare(block)
-// fills rows, alpha and weight for block.first and count; epilogue(block, strip_index,
-// panels_of_strip) takes acc.
+// Multiplies strips [first_strip, end_strip) of a matrix with `rows` rows of activations.
+// prepare(block) fills rows, alpha and weight for block.first and count; epilogue(block,
+// strip_index, panels_of_strip) consumes acc.
 template <class Prepare, class Epilogue>
 void multiply_strips(const Kernels& kernels, const Operands& operands, const PanelMatrix& matrix,
                      int64_t first_strip, int64_t end_strip, int64_t rows, const Prepare& prepare,
@@ -79,7 +80,7 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const Pan
                   .chunks = chunks,
                   .fp8_shift = matrix.fp8_shift,
                   .next = nullptr};
-      // Within the matrix, also if its last strip is a single panel.
+      // Stays within the matrix, even if its last strip is a single panel.
       strip.next = s + 1 < end_strip && (s + 2) * kStripPanels <= matrix.panels
                        ? strip.bytes + strip_bytes
                        : strip.bytes;
@@ -89,9 +90,9 @@ void multiply_strips(const Kernels& kernels, const Operands& operands, const Pan
   }
 }
 
-// Calls body(begin, end) over ranges that cover [0, count), large ones first and ones of `least`
-// last: ranges are long if memory is read in one run, and no thread waits long for another at the
-// end.
+// Calls body(begin, end) for ranges that cover [0, count), from large ones down to `least`. Large
+// ranges read memory sequentially; small ones at the end keep threads from waiting long for each
+// other.
 template <class Body>
 void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& body) {
   if (count <= 0) return;
@@ -109,7 +110,7 @@ void for_ranges(Executor& executor, int64_t count, int64_t least, const Body& bo
     }
   };
   executor.parallel_for(std::min(threads, count), 1,
-                        std::ref(take));  // by reference: nothing is allocated
+                        std::ref(take));  // by reference: no allocation
 }
 
 }  // namespace nvfp4_moe::internal::cpu

@@ -1,7 +1,7 @@
-// hidden x gate, up -> SwiGLU (times the router weight under before_down) -> bf16 intermediate.
-// A strip is a gate panel and its up panel: 16 channels of SwiGLU. gate and up keep their own
-// alphas, applied to the fp32 accumulators before the biases and the activation function. Without a
-// gate (relu2) a strip is two up panels, 32 channels, cut and rounded as gemm2's.
+// hidden x gate, up -> SwiGLU (times the router weight under before_down) -> bf16 intermediate. A
+// strip is a gate panel and its up panel: 16 channels of SwiGLU. gate and up have separate alphas,
+// applied to the fp32 accumulators before the biases and the activation function. Without a gate
+// (relu2) a strip is two up panels, 32 channels, divided and rounded as in gemm2.
 #include "backend/cpu/steps.h"
 
 namespace nvfp4_moe::internal::cpu {
@@ -22,7 +22,7 @@ void multiply_gate_up(const StepContext& step, const PartBuffers& part, const Ke
         const ExpertBiases biases = expert_biases(step.weights, part, expert);
         const Fp8ExpertWeights fp8 = expert_fp8(step.weights, part, expert);
         const double up_scale = matrix_scale(scales.up, fp8.up);
-        // Of a strip's first panel, and the shifts of both.
+        // The scale of a strip's first panel, and the shifts of both.
         const double first_scale = gated ? matrix_scale(scales.gate, fp8.gate) : up_scale;
         const PanelMatrix matrix{expert_bytes(step.weights, part, expert),
                                  panels,

@@ -1,13 +1,13 @@
 // 8-bit activations on AVX-512 with vpdpbusd.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region;
-// kPermuteBytes says whether the host has vpermb (VBMI), which reads four bits of an index where
-// vpshufb must be given them alone. A lane is a row of the panel. Weights become u8 = 2w + 12 by a
-// byte shuffle, activations are s8 broadcast four at a time, and a block of 16 is four vpdpbusd
-// that start at the row's bias: D exactly, in 3 more instructions scaled and added. Two panels x
-// two blocks of weights stay decoded in registers while all rows of activations pass, so that
-// decoding costs once per strip whatever the number of rows. The accumulators of a small batch stay
-// in registers, those of a large one lie in L1.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, inside a target region.
+// kPermuteBytes: the host has vpermb (VBMI), which reads just four bits of an index
+// if the table is repeated; vpshufb needs the upper bits cleared. A lane is a row of the panel.
+// Weights become u8 = 2w + 12 by a byte shuffle, activations are s8, broadcast four at a time. A
+// block of 16 is four vpdpbusd that start at the row's bias, which gives D exactly; three more
+// instructions scale and add it. Two panels x two blocks of weights stay decoded in registers while
+// all rows of activations pass, so a strip is decoded once for any number of rows. The accumulators
+// of a small batch stay in registers, those of a large one are in L1.
 
 inline __m512i load512(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast4(const void* p) {
@@ -23,14 +23,14 @@ struct Block {
   __m512 scale;
 };
 
-// 2w + 12 of the low four bits of each byte.
+// 2w + 12 for the low four bits of each byte.
 inline __m512i doubled(__m512i codes, __m512i table) {
   if constexpr (kPermuteBytes) return permute_bytes(codes, table);
   return _mm512_shuffle_epi8(table, _mm512_and_si512(codes, _mm512_set1_epi8(15)));
 }
 
 // 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller,
-// subnormals included.
+// including subnormals.
 inline __m512 small_scales(const uint8_t* bytes) {
   const __m256i halves =
       _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
@@ -113,8 +113,9 @@ void multiply_int8_small_batch(const Strip& strip, const std::byte* const* rows,
       _mm512_storeu_ps(acc + (i * kPanels + p) * kPanelRows, sum[i][p]);
 }
 
-// How far ahead a row's operands are fetched, two or three passes over all rows: more rows than a
-// core's prefetchers follow, and in L3 if an expert has more rows than L2 holds.
+// How far ahead a row's operands are prefetched, two or three passes over all rows. There are more
+// rows than a core's prefetchers can follow, and they are in L3 if an expert has more rows than L2
+// holds.
 constexpr int64_t kRowAheadBytes = 128;
 
 template <int kPanels>

@@ -6,9 +6,9 @@ namespace nvfp4_moe::internal::cpu {
 
 namespace {
 
-// Intel's cores take vdpbf16ps every other cycle and a fused multiply-add of half its products
-// twice in one: a host of theirs that gives no tiles runs W4A16 half as fast again in fp32, and
-// W4A4 as fast.
+// Intel cores execute vdpbf16ps every other cycle, and a fused multiply-add with half its products
+// twice per cycle. So an Intel host without tiles runs W4A16 1.5 times as fast in fp32, and W4A4
+// equally fast.
 bool slower_than_next([[maybe_unused]] const Kernels& kernels) {
 #if defined(__x86_64__)
   return &kernels == &kAvx512Bf16Kernels && __builtin_cpu_is("intel") != 0;

@@ -1,10 +1,10 @@
-// An instruction set's functions for the CPU backend: one const table each, with the same
+// The functions of an instruction set for the CPU backend: one const table each, with the same
 // signatures.
 //
 // The table is chosen once, by CPUID (kernels.cpp lists them, best first); a backend named
 // "cpu:NAME" forces one. Every table reads the same packed panels (panel.h) and the same activation
 // operands (below), and gives the same bits for nvfp4 and int8_block (docs/explanation/cpu.md,
-// "Order of accumulation"). A table's own code lies in one file, NAME.cpp.
+// "Order of accumulation"). A table's own code is in one file, NAME.cpp.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-// A block of 16 of a row of activations as the integer kernels read it. Weights are u8 there, 2w +
-// 12 in 0..24, so that an unsigned by signed dot product can take them; bias makes up for the 12.
+// A block of 16 of a row of activations, as the integer kernels read it. Their weights are u8, 2w +
+// 12 in 0..24, for unsigned-by-signed dot products; bias compensates for the 12.
 struct Int8Block {
   int8_t values[16];  // nvfp4: 2a; int8_block: the code
   int32_t bias;       // -12 * sum(values)
-  float scale;  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), over the
-                // factor 2 of each 2x
+  // the block's scale times 2^8 (kernels decode weight scales as 2^-8 s), divided by 2 for each 2x
+  float scale;
 };
 static_assert(sizeof(Int8Block) == 24);
 inline constexpr int64_t kInt8ChunkBytes =
@@ -39,16 +39,15 @@ inline const Int8Block* int8_blocks(const std::byte* row) {
   return reinterpret_cast<const Int8Block*>(row);
 }
 
-// Products of W4A16 and of fp8 that are added in one go, a multiple of 16: long enough to pay for
-// the decoding, short enough for the contract's bound (float_tile.h) and for the first level of
-// cache.
+// Number of W4A16 and fp8 products in a slice, a multiple of 16: large enough to amortize decoding,
+// small enough for the contract's bound (float_tile.h) and for the L1 cache.
 inline constexpr int64_t kMostSlice = 512;
 constexpr int64_t float_slice(int64_t k) {
   const int64_t half = k / 2 / kBlockElems * kBlockElems;
   return half < kBlockElems ? kBlockElems : half > kMostSlice ? kMostSlice : half;
 }
 
-// One or two adjacent panels: what a kernel multiplies at a time. gemm1's is a gate panel and its
+// One or two adjacent panels, which a kernel multiplies at a time. gemm1's are a gate panel and its
 // up panel, if it has a gate.
 inline constexpr int64_t kStripPanels = 2;
 inline constexpr int64_t kStripRows = kStripPanels * kPanelRows;
@@ -56,15 +55,15 @@ struct Strip {
   const uint8_t* bytes = nullptr;  // (panels, chunks, 576)
   int64_t panels = 0;
   int64_t chunks = 0;
-  // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to be
-  // decoded; multiply() of gemm.h takes the power of two back. The shift says where w8 becomes
+  // fp8: of each panel's matrix. Kernels multiply w8 * 2^shift, which needs no multiplication to
+  // decode; multiply() in gemm.h removes the power of two. The shift determines when w8 becomes
   // subnormal (core/fp8.h).
   std::array<int, kStripPanels> fp8_shift{};
-  // what this thread reads after this strip, to be prefetched; bytes if nothing
+  // the bytes that this thread reads after this strip, to prefetch; bytes if there are none
   const uint8_t* next = nullptr;
 };
 
-// The rows of activations that a strip is multiplied by.
+// The rows of activations that a strip is multiplied with.
 struct OperandRows {
   const std::byte* const* rows = nullptr;  // (count) operands of one activation format
   int64_t count = 0;
@@ -72,16 +71,16 @@ struct OperandRows {
   bool same_bits = false;  // a row's result must not depend on count (batch_invariant)
 };
 
-// An instruction set's functions for one activation format. A row's operands are as long as panels:
-// chunks of 64 along K, zeros behind the row's end.
+// An instruction set's functions for one activation format. A row's operands have the length of
+// panels: chunks of 64 along K, zeros after the row's end.
 struct Multiplication {
   const char* name;     // for describe() and plans
   int64_t chunk_bytes;  // of a row's operands
-  int64_t tile_rows;    // 1: rows of operands may lie anywhere. n: they fill tiles, so they lie at
-                        // one distance, and as many behind them as fill a tile of n are read, and
-                        // written to acc, without a meaning
-  // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, tensor
-  // scales and row scales left out. Written, not added to.
+  // 1: rows of operands may be anywhere. n: rows fill tiles of n, so they must be equally spaced.
+  // The rows that complete the last tile are read too; their results in acc are meaningless
+  int64_t tile_rows;
+  // acc (count, panels * 16) = sum over k of row i's operand times the strip's weight rows, without
+  // tensor scales and row scales. Overwrites acc.
   void (*multiply)(const Strip& strip, const OperandRows& rows, float* acc);
 };
 
@@ -92,7 +91,7 @@ struct SwigluRows {
   int64_t count = 0;                  //
   const float* gate_alpha = nullptr;  // (count); NaN for a nonfinite row
   const float* up_alpha = nullptr;    // (count)
-  // (16) of the channels, added after the alphas; null, both, without biases
+  // (16) of the channels, added after the alphas; both null if there are no biases
   const float* gate_bias = nullptr;
   const float* up_bias = nullptr;  // (16)
   const float* weight = nullptr;   // (count) router weights, or null
@@ -100,8 +99,8 @@ struct SwigluRows {
   int64_t stride = 0;
 };
 
-// The activation of the 16 channels of `lanes` (bit i: channel i) whose sigmoid's argument is below
-// kSigmoidTail, into out.
+// Computes the activation for the 16 channels of `lanes` (bit i: channel i) whose sigmoid's
+// argument is below kSigmoidTail, into out.
 void swiglu_tail(const MoeOptions& options, uint32_t lanes, const float* gate, const float* up,
                  float* out);
 
@@ -122,8 +121,8 @@ struct RoundRows {
   int64_t stride = 0;
 };
 
-// One row x[0 .. k) to NVFP4. scale: the row's tensor scale, 0 for its own power of two; compat:
-// vLLM's order.
+// Quantizes one row x[0 .. k) to NVFP4. scale: the row's tensor scale, or 0 for its own power of
+// two; compat: vLLM's order.
 struct QuantizeRow {
   const void* x = nullptr;
   DType dtype = DType::kBf16;
@@ -141,7 +140,7 @@ struct RowCounts {
 struct Kernels {
   const char* name;
   const char* backend_name;   // "cpu:NAME"
-  const char* requires_text;  // what the host must have, for messages
+  const char* requires_text;  // requirements on the host, for messages
   bool (*runs_on_host)();
 
   Multiplication nvfp4, int8_block, bf16, fp8;
@@ -154,7 +153,7 @@ struct Kernels {
     }
     return bf16;
   }
-  // One row of operands: chunks_of(k) times the chunk_bytes of its multiplication.
+  // Converts one row to operands: chunks_of(k) times the chunk_bytes of its multiplication.
   void (*nvfp4_operands)(const uint8_t* codes, const uint8_t* block_scales, int64_t k,
                          std::byte* out);
   void (*int8_operands)(const int8_t* codes, const float* scales, int64_t k, std::byte* out);
@@ -163,22 +162,23 @@ struct Kernels {
 
   void (*swiglu)(const MoeOptions& options, const SwigluRows& rows);
   void (*round)(const RoundRows& rows);
-  // max |x|; NaN or Inf where the row is not finite.
+  // max |x|; NaN or Inf if the row is nonfinite.
   float (*amax)(const void* x, DType dtype, int64_t k);
-  RowCounts (*quantize)(const QuantizeRow& row);  // the row is finite, amax is the row's
-  // int8_block, of a finite row: codes (k), scales (k/16).
+  // the row must be finite, and amax must be the row's
+  RowCounts (*quantize)(const QuantizeRow& row);
+  // int8_block, for a finite row: codes (k), scales (k/16).
   RowCounts (*quantize_int8)(const void* x, DType dtype, int64_t k, int8_t* codes, float* scales);
-  // fp8, of a finite row: codes (k) under the row's scale, a power of two.
+  // fp8, for a finite row: codes (k) under the row's scale, a power of two.
   RowCounts (*quantize_fp8)(const void* x, DType dtype, int64_t k, float scale, uint8_t* codes);
   void (*to_bf16)(const void* x, DType dtype, int64_t k, uint16_t* out);
-  // out (k) of dtype: x times a weight that dtype holds.
+  // out (k) of dtype: x times a weight that dtype can represent.
   void (*weigh)(const void* x, DType dtype, int64_t k, float weight, void* out);
-  // How many elements of out are NaN or Inf.
+  // Returns the number of elements of out that are NaN or Inf.
   uint64_t (*combine)(const StepContext& step, int64_t first_token, int64_t end_token);
 };
 
-// Every table of this build, the best first; portable, which runs anywhere, is the last. A new
-// instruction set is a file of its own and two entries here.
+// Every table of this build, best first; portable, which runs anywhere, is the last. A new
+// instruction set is a new file and two entries here.
 extern const Kernels kPortableKernels;
 #if defined(__x86_64__)
 extern const Kernels kAmxKernels;
@@ -186,7 +186,7 @@ extern const Kernels kAvx512Bf16Kernels;
 extern const Kernels kAvx512VnniKernels;
 extern const Kernels kAvx2Kernels;
 #endif
-// Clang's arm_neon.h gives dot products to functions of a target region from 16 on.
+// Clang's arm_neon.h provides dot products in a target region from version 16 on.
 #if defined(__aarch64__) && defined(__linux__) && (!defined(__clang__) || __clang_major__ >= 16)
 #define NVFP4_MOE_NEON
 extern const Kernels kNeonKernels;
@@ -200,7 +200,7 @@ inline constexpr const Kernels* kAllKernels[] = {
 #endif
     &kPortableKernels,
 };
-// The first that this host runs, and not slower than the one behind it.
+// The first table that this host supports and that is not slower than the next one.
 const Kernels& best_kernels();
 
 }  // namespace nvfp4_moe::internal::cpu

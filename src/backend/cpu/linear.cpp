@@ -77,7 +77,7 @@ Status linear_run(const LinearWeights& weights, const LinearBatch& batch, std::b
     }
   };
   context.executor->parallel_for(batch.tokens, 8,
-                                 std::ref(convert));  // by reference: nothing is allocated
+                                 std::ref(convert));  // by reference: no allocation
 
   const double weight_scale = matrix_scale(weights.tensor_scale, weights.fp8);
   const PanelMatrix matrix{reinterpret_cast<const uint8_t*>(weights.bytes.data()),

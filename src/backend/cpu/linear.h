@@ -1,4 +1,4 @@
-// Dense NVFP4 linear y = x W^T through the layer's kernels: one matrix of panels, no routing.
+// Dense NVFP4 linear y = x W^T with the layer's kernels: one matrix of panels, no routing.
 #pragma once
 
 #include "backend/backend.h"

@@ -1,12 +1,12 @@
 // The instruction set "neon" of aarch64: sdot on 128-bit registers for 8-bit activations, fp32
 // multiply-adds for W4A16.
 //
-// sdot multiplies signed by signed, so weights stay 2w, one byte lookup from their codes, and no
+// sdot multiplies signed by signed, so weights are 2w, one byte lookup from their codes, and no
 // bias is needed. A register holds four rows of a panel times four of k: a row's block is four sdot
-// that start from 0, and D is exact. A small batch keeps its accumulators in registers and decodes
-// four rows of a block at a time; otherwise one block of 16 weight rows stays decoded (20 of 32
-// registers) while all rows of activations pass, and the accumulators lie in L1. One table and not
-// another without sdot: every server core since 2018 has it, and portable serves the rest.
+// that start from 0, so D is exact. A small batch keeps its accumulators in registers and decodes
+// four rows of a block at a time. Otherwise one block of 16 weight rows stays decoded (20 of 32
+// registers) while all rows of activations pass, and the accumulators are in L1. There is no table
+// without sdot: every server core since 2018 has it, and portable serves the rest.
 #include "backend/cpu/kernels.h"
 
 #if defined(NVFP4_MOE_NEON)
@@ -36,14 +36,14 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
   out.bias = 0;
 }
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/rows.h"
 #include "backend/cpu/float_small_batch.h"
 #include "backend/cpu/float_tile.h"
 // clang-format on
 
-inline constexpr int kQuads = kPanelRows / 4;  // of the rows of a panel
+inline constexpr int kQuads = kPanelRows / 4;  // quads per panel
 
 // Four rows of a block of a panel, doubled: k 0-3, 4-7, 8-11, 12-15 of each.
 struct Quad {
@@ -58,14 +58,14 @@ inline Quad decode(const uint8_t* codes, int quad, int8x16_t table) {
 }
 
 // 16 block scales times 2^-8: an E4M3 byte shifted by 7 is an fp16 number that much smaller,
-// subnormals included.
+// including subnormals.
 inline F small_scales(const uint8_t* scales) {
   const uint8x16_t bytes = vld1q_u8(scales);
   return from_fp16(vreinterpretq_f16_u16(vshll_n_u8(vget_low_u8(bytes), 7)),
                    vreinterpretq_f16_u16(vshll_high_n_u8(bytes, 7)));
 }
 
-// acc + four rows' block, of these scales, times that of a row of activations.
+// acc + a quad's block, with these scales, times a block of a row of activations.
 inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t values, float row_scale,
                              float32x4_t acc) {
   int32x4_t sum = vdotq_laneq_s32(vdupq_n_s32(0), quad.weights[0], values, 0);
@@ -75,7 +75,7 @@ inline float32x4_t add_block(const Quad& quad, float32x4_t scale, int8x16_t valu
   return vfmaq_f32(acc, vcvtq_f32_s32(sum), vmulq_n_f32(scale, row_scale));
 }
 
-// x 4 accumulators, beside 5 registers of weights
+// x 4 accumulators, in addition to 5 registers of weights
 inline constexpr int64_t kInt8SmallBatchRows = 4;
 
 // acc: of one panel of the strip.

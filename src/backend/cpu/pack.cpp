@@ -17,7 +17,7 @@ uint8_t* bytes_of_expert(const PackedWeights& weights, int64_t local_expert) {
          index * routed_panels(weights.config).bytes();
 }
 
-// Of all panels: where the biases begin.
+// Size of all panels, and so the offset of the biases.
 size_t panels_bytes(const MoeConfig& config, const ExpertRange& range) {
   const int64_t shared = config->shared_intermediate_size > 0 ? shared_panels(config).bytes() : 0;
   return static_cast<size_t>(range.count * routed_panels(config).bytes() + shared);

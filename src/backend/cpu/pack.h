@@ -1,5 +1,4 @@
-// Packing and unpacking of one expert, and where it lies in PackedWeights::bytes: experts in order,
-// the shared one last.
+// Packs and unpacks one expert. Experts are in order in PackedWeights::bytes, the shared one last.
 #pragma once
 
 #include "backend/backend.h"

@@ -8,8 +8,8 @@
 namespace nvfp4_moe::internal::cpu {
 namespace {
 
-// Byte of k (0..15 in its block) within lane r of a block's 128 bytes; bit 2 of k says which
-// nibble.
+// Offset of the byte of k (0..15 in its block) for row r, within the block's 128 bytes; bit 2 of k
+// selects the nibble.
 constexpr int64_t code_byte(int64_t r, int64_t k) { return (k >> 3) * 64 + r * 4 + (k & 3); }
 constexpr bool in_high_nibble(int64_t k) { return (k & 4) != 0; }
 

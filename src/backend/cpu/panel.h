@@ -8,8 +8,8 @@
 //   lane r holds k = 8 v + j in the low nibble and k = 8 v + 4 + j in the high nibble.
 // The two nibbles of a 32-bit lane are four consecutive k each: the operand order of 8-bit
 // dot-product instructions, so that every instruction set reads the same bytes. Rows and K beyond
-// the matrix are code 0 with scale 0. An expert is its gate and up panels alternating (one SwiGLU
-// tile reads one run of memory), or its up panels alone without a gate; then its down panels.
+// the matrix are code 0 with scale 0. An expert is its gate and up panels alternating (so a SwiGLU
+// tile reads one range of memory), or only its up panels if there is no gate; then its down panels.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +30,13 @@ constexpr int64_t panels_of(int64_t rows) { return (rows + kPanelRows - 1) / kPa
 constexpr int64_t chunks_of(int64_t k) { return (k + kChunkK - 1) / kChunkK; }
 constexpr int64_t panel_bytes(int64_t k) { return chunks_of(k) * kChunkBytes; }
 
-// Where an expert's panels lie, from its first byte.
+// Offsets of an expert's panels, from its first byte.
 struct ExpertPanels {
   int64_t hidden = 0;
   int64_t intermediate = 0;
-  int64_t matrices = 2;  // of gemm1: gate and up, or up alone
+  int64_t matrices = 2;  // of gemm1: gate and up, or only up
 
-  // gemm1's panels, gate's and up's.
+  // gemm1's panels: gate's and up's.
   int64_t gemm1_panels() const { return matrices * panels_of(intermediate); }
   int64_t gate(int64_t panel) const { return matrices * panel * panel_bytes(hidden); }
   int64_t up(int64_t panel) const {
@@ -58,9 +58,9 @@ inline ExpertPanels shared_panels(const MoeConfig& config) {
   return expert_panels(config, config->shared_intermediate_size);
 }
 
-// Writes panel `panel` of the matrix: panel_bytes(source.cols) bytes.
+// Writes panel `panel` of the matrix, panel_bytes(source.cols) long.
 void pack_panel(const Nvfp4View& source, int64_t panel, uint8_t* out);
-// The reverse: the panel's rows of codes (rows, cols/2) and block_scales (rows, cols/16),
+// The inverse: the panel's rows of codes (rows, cols/2) and block_scales (rows, cols/16),
 // contiguous.
 void unpack_panel(const uint8_t* packed, int64_t panel, int64_t rows, int64_t cols, uint8_t* codes,
                   uint8_t* block_scales);

@@ -1,5 +1,4 @@
-// The instruction set "portable": plain C++ in the order that every other one follows. Runs
-// anywhere.
+// The instruction set "portable": plain C++ in the order that all others follow. Runs anywhere.
 //
 // int8 row x u4 panel, per block of 16: D = sum (2w)(2a) exactly, then acc = fma(D, weight scale *
 // row scale, acc).
@@ -30,7 +29,7 @@ inline void int8_block_values(const uint8_t* codes, Int8Block& out) {
   out.bias = -12 * sum;
 }
 
-// Each needs the one before it.
+// The order matters: each needs the ones before it.
 // clang-format off
 #include "backend/cpu/rows.h"
 #include "backend/cpu/float_small_batch.h"

@@ -1,7 +1,7 @@
 // hidden and the intermediate -> activations and their operands: for each token that has a row in
 // expert order (for every token if there is a shared expert), and for each row in expert order.
-// On_input the routed experts multiply hidden times the router weight, and the shared expert hidden
-// itself.
+// Under on_input the routed experts multiply hidden times the router weight, and the shared expert
+// multiplies hidden itself.
 #include <cstring>
 #include <functional>
 
@@ -19,8 +19,8 @@ bool has_routed_row(const StepContext& step, int64_t token) {
   return false;
 }
 
-// Which rows a token has: one of routed.hidden, which is the shared expert's too, and on_input one
-// of shared.hidden next to it, each where somebody reads it.
+// The rows of a token: one of routed.hidden, which is also the shared expert's, and under on_input
+// a separate one of shared.hidden. Each exists only if it is read.
 struct HiddenRows {
   bool routed, shared;
 
@@ -32,17 +32,17 @@ struct HiddenRows {
   }
 };
 
-// body(row) for every row, several to a task.
+// Calls body(row) for every row, several per task.
 template <class Body>
 void for_each_row(Executor& executor, int64_t rows, const Body& body) {
   const auto range = [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) body(row);
   };
   const int64_t grain = rows < 8 * executor.threads() ? 1 : 8;
-  executor.parallel_for(rows, grain, std::ref(range));  // by reference: nothing is allocated
+  executor.parallel_for(rows, grain, std::ref(range));  // by reference: no allocation
 }
 
-// A token's operands, and, if operands must lie at one distance, a copy for each of its rows in
+// Writes a token's operands and, if operands must be equally spaced, a copy for each of its rows in
 // expert order.
 void write_hidden_operands(const StepContext& step, const Kernels& kernels, int64_t token,
                            const LayerScratch& scratch) {
@@ -57,7 +57,7 @@ void write_hidden_operands(const StepContext& step, const Kernels& kernels, int6
   }
 }
 
-// weighted_hidden of one token: its router weight as hidden's dtype holds it, times hidden.
+// Computes weighted_hidden of one token: hidden times its router weight, rounded to hidden's dtype.
 void weigh(const StepContext& step, const Kernels& kernels, int64_t token) {
   const Batch& batch = step.batch;
   const int64_t k = step.weights.config->hidden_size, row_bytes = k * bits(batch.hidden_dtype) / 8;
@@ -78,7 +78,7 @@ void quantize(const StepContext& step, const Kernels& kernels, const LayerScratc
   const Batch& batch = step.batch;
   const ActivationBuffers &routed = step.buffers.routed.hidden,
                           &shared = step.buffers.shared.hidden;
-  // True if the row is not finite.
+  // True if the row is nonfinite.
   const auto convert = [&](const void* x, int64_t token, const ActivationBuffers& to) {
     const ConvertedRow converted = convert_row(
         kernels, x, batch.hidden_dtype, token, config->hidden_size, config->activation_format,

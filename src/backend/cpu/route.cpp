@@ -1,4 +1,4 @@
-// Stable counting sort of the assignments by local expert: the only step that sees expert ids.
+// Stable counting sort of the assignments by local expert. The only step that reads expert ids.
 #include <algorithm>
 
 #include "backend/cpu/steps.h"

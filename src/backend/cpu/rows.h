@@ -1,9 +1,10 @@
-// Functions of every instruction set on rows of elements, 16 at a time: conversions, quantization,
-// SwiGLU, combine.
+// Functions on rows of elements, 16 at a time, shared by all instruction sets: conversions,
+// quantization, SwiGLU, combine.
 //
-// Included once by each instruction set's file, in its unnamed namespace behind one of the
-// vector_*.h, whose words it is written in; so it is compiled for that instruction set. All
-// operations are IEEE ones in a fixed order: every instruction set gives the same bits.
+// Each instruction set's file includes it once, in its unnamed namespace after one of the
+// vector_*.h, which define the operations used here; so it is compiled for that instruction set.
+// All operations are IEEE operations in a fixed order, so every instruction set gives the same
+// bits.
 
 inline constexpr int kLanes = 16;
 
@@ -40,7 +41,7 @@ void row_to_bf16(const void* x, DType dtype, int64_t k, uint16_t* out) {
   for (int64_t i = 0; i < k; i += kLanes) store_bf16(out + i, load16(x, dtype, i));
 }
 
-// The product of two bf16 or fp16 numbers is exact in fp32, so that storing it is its one rounding.
+// The product of two bf16 or fp16 numbers is exact in fp32, so storing it is its only rounding.
 void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
   for (int64_t i = 0; i < k; i += kLanes)
     store16(out, dtype, i, load16(x, dtype, i) * splat(weight));
@@ -48,7 +49,7 @@ void weigh_row(const void* x, DType dtype, int64_t k, float weight, void* out) {
 
 // ---- E4M3 of 16 block scales at once (core/float_formats.h has the steps)
 
-// Bytes of floats >= 0, to nearest even, saturating at 448.
+// E4M3 bytes of floats >= 0, to nearest even, saturating at 448.
 inline I e4m3_bytes(F a) {
   const I all = bits(a);
   const I normal =
@@ -64,9 +65,9 @@ inline F e4m3_values(I bytes) {
 }
 
 // The E4M3 number nearest to a / 2^shift, ties to even, times 2^shift, for |a| < 448 2^shift.
-// least: bits of 2^(shift - 6), the least normal number times 2^shift. Adding 1.5 2^20 times a's
-// power of two, or times that of least below it, leaves no more of a than E4M3 has: three bits
-// below its first, or multiples of 2^(shift - 9).
+// least: bits of 2^(shift - 6), the smallest normal number times 2^shift. Adding 1.5 2^20 times a's
+// power of two (or times `least`'s if a is smaller) leaves only the bits of a that E4M3 has: three
+// bits below its first, or multiples of 2^(shift - 9).
 inline F round_to_e4m3(F a, I least) {
   const I exponent = max(bits(a) & splat(0x7F800000), least);
   const F large = from_bits(exponent + splat((20 << 23) + (1 << 22)));
@@ -143,7 +144,7 @@ RowCounts quantize_row_int8(const void* x, DType dtype, int64_t k, int8_t* codes
     store_bytes(bytes, rounded & splat(0xFF));
     std::memcpy(codes + i, bytes, kLanes);
     scales[i / kBlockElems] = scale;
-    // The largest element's code is the largest.
+    // The largest element has the largest code.
     counts.zeroed += amax > 0 && amax / scale <= 0.5f;
   }
   return counts;
@@ -164,7 +165,7 @@ RowCounts quantize_row_fp8(const void* x, DType dtype, int64_t k, float scale, u
   }
   return counts;
 }
-// The values of 16 bytes.
+// The values of 16 E4M3 bytes.
 inline F fp8_values(const uint8_t* codes) {
   const I bytes = load_bytes(codes);
   return from_bits(bits(e4m3_values(bytes & splat(0x7F))) | shift_left<24>(bytes & splat(0x80)));
@@ -174,7 +175,7 @@ inline F fp8_values(const uint8_t* codes) {
 
 // e^x within 1 ulp for |x| <= 87, overflowing to Inf and underflowing towards 0 beyond; NaN stays
 // NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts; e^r by its series up to r^7 (the
-// rest is below 2^-27); 2^n as two factors, since n reaches beyond the exponents of normal numbers.
+// rest is below 2^-27); 2^n as two factors, since n may exceed the exponents of normal numbers.
 inline F exponential(F x) {
   x = select(x > splat(104.0f), splat(104.0f), x);
   x = select(splat(-104.0f) > x, splat(-104.0f), x);
@@ -198,7 +199,7 @@ inline F exponential(F x) {
   return (p * first) * second;
 }
 
-// x limited from above, and from below if two-sided; NaN stays NaN.
+// x limited from above or, for within, on both sides; NaN stays NaN.
 inline F at_most(F x, F limit) { return select(x > limit, limit, x); }
 inline F within(F x, F limit) {
   const F least = splat(0.0f) - limit;
@@ -215,7 +216,7 @@ inline void gate_and_up(const SwigluRows& rows, int64_t i, F& g, F& u) {
   g = g + load(rows.gate_bias);
   u = u + load(rows.up_bias);
 }
-// h with the lanes of the sigmoid's far tail replaced: rare, so that gate and up are made again.
+// Replaces the lanes of h in the sigmoid's far tail. Rare, so gate and up are recomputed.
 inline F with_tail(const MoeOptions& options, const SwigluRows& rows, int64_t i, uint32_t lanes,
                    F h) {
   F g = h, u = h;
@@ -246,7 +247,7 @@ void swiglu_rows(const MoeOptions& options, const SwigluRows& rows) {
         h = times_sigmoid(gate, s) * (within(u, limit) + one);
         break;
       }
-      case Activation::kRelu2: break;  // no gate: round_rows
+      case Activation::kRelu2: break;  // no gate: see round_rows
     }
     if (tail != 0) h = with_tail(options, rows, i, tail, h);
     if (rows.weight != nullptr) h = h * splat(rows.weight[i]);
@@ -283,7 +284,7 @@ void round_rows(const RoundRows& rows) {
   }
 }
 
-// How many elements of out are NaN or Inf.
+// Returns the number of elements of out that are NaN or Inf.
 uint64_t combine_tokens(const StepContext& step, int64_t first_token, int64_t end_token) {
   const MoeOptions& options = step.weights.config.options();
   const DType row_dtype = options.row_format == RowFormat::kBf16 ? DType::kBf16 : DType::kF32;

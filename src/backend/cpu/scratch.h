@@ -1,7 +1,7 @@
 // The CPU backend's own memory during a run: activation operands as its kernels read them, and the
-// experts with rows.
+// list of experts with rows.
 //
-// Everything is placed for the number of tokens that the batch has.
+// Everything is sized for the batch's number of tokens.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace nvfp4_moe::internal::cpu {
 
-// How far rows lie apart: an odd multiple of 64 bytes, so that the same k of many rows falls into
-// different sets of a cache. (Rows of 4096 bytes would all fall into one.)
+// The distance between rows: an odd multiple of 64 bytes, so that the same k of many rows falls
+// into different cache sets. (Rows of 4096 bytes would all fall into one.)
 constexpr int64_t pitch_bytes(int64_t used_bytes) { return ((used_bytes + 63) / 64 | 1) * 64; }
 
 // Rows of operands: row i at bytes + i * row_bytes.
@@ -36,12 +36,12 @@ struct Operands {
 };
 
 struct LayerScratch {
-  int32_t* active_experts = nullptr;  // (experts) of the part at work
-  Operands hidden;  // (T, H) of the routed experts, and of the shared one where both read the same
-  Operands shared_hidden;  // (T, H) of the shared expert, on_input; or empty
-  Operands hidden_rows;  // (T k, H) in expert order, if operands must lie at one distance; or empty
-  Operands routed;       // (T k, I)
-  Operands shared;       // (T, shared I)
+  int32_t* active_experts = nullptr;  // (experts) with rows, of the current part
+  Operands hidden;  // (T, H) for the routed experts, and for the shared one if both read the same
+  Operands shared_hidden;  // (T, H) for the shared expert under on_input; or empty
+  Operands hidden_rows;    // (T k, H) in expert order, if operands must be equally spaced; or empty
+  Operands routed;         // (T k, I)
+  Operands shared;         // (T, shared I)
 
   LayerScratch(const MoeConfig& config, const ExpertRange& range, int64_t tokens,
                const Kernels& kernels, Arena& arena) {
@@ -65,7 +65,7 @@ struct LayerScratch {
   const Operands& intermediate(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr ? shared : routed;
   }
-  // gemm1's operands lie in expert order, one for each row, and not one for each token.
+  // Whether gemm1's operands are in expert order, one per row, not one per token.
   bool by_row(const PartBuffers& part) const {
     return part.assignment_of_row == nullptr || hidden_rows.bytes != nullptr;
   }

@@ -1,9 +1,8 @@
-// The steps of the layer (backend/layer_steps.h tells what each reads and writes), each in a file
-// of its own.
+// The steps of the layer (backend/layer_steps.h lists the arrays of each), each in its own file.
 //
-// A GEMM reads operands (kernels.h) that are made from its input once per call: by the step itself,
-// or by the quantization before it where the whole layer runs and the row is still in a cache
-// (LayerScratch*, Operands* not null).
+// A GEMM reads operands (kernels.h), which are made from its input once per call: by the step
+// itself or, if the whole layer runs, by the preceding quantization while the row is still in a
+// cache (LayerScratch*, Operands* not null).
 #pragma once
 
 #include <atomic>
@@ -25,17 +24,17 @@ void multiply_down(const StepContext& step, const PartBuffers& part, const Kerne
                    const LayerScratch& scratch);
 void combine(const StepContext& step, const Kernels& kernels);
 
-// hidden's and the intermediate's operands from their arrays.
+// Makes the operands of hidden and of the intermediate from their arrays.
 void hidden_operands(const StepContext& step, const Kernels& kernels, const LayerScratch& scratch);
 void intermediate_operands(const StepContext& step, const PartBuffers& part, const Kernels& kernels,
                            const Operands& operands);
 
-// Threads add their counts to the run's status.
+// Adds a thread's count to the run's status.
 inline void add_count(uint64_t& counter, uint64_t value) {
   if (value != 0) std::atomic_ref<uint64_t>(counter).fetch_add(value, std::memory_order_relaxed);
 }
 
-// Calls body(expert, begin, end) over runs of strips of every expert that has rows, in parallel.
+// Calls body(expert, begin, end) for ranges of strips of every expert that has rows, in parallel.
 template <class Body>
 void for_each_strip(const StepContext& step, const PartBuffers& part, int64_t strips,
                     int32_t* active_experts, const Body& body) {

@@ -1,9 +1,8 @@
-// 16 lanes of float and of int32 as pairs of AVX2 registers: the vocabulary that rows.h is written
-// in.
+// 16 lanes of float and of int32 as pairs of AVX2 registers: the operations that rows.h uses.
 //
 // Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the
-// headers it needs; the same names with the same results are in vector_avx512.h and
-// vector_portable.h.
+// headers it needs. vector_avx512.h and vector_portable.h define the same names with the same
+// results.
 
 struct F {
   __m256 lo, hi;
@@ -91,7 +90,7 @@ inline I shift_left(I a) {
   return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};
 }
 template <int kBits>
-inline I shift_right(I a) {  // zeros come in
+inline I shift_right(I a) {  // shifts in zeros
   return {_mm256_srli_epi32(a.lo, kBits), _mm256_srli_epi32(a.hi, kBits)};
 }
 template <int kBits>
@@ -134,7 +133,7 @@ inline void store_codes(uint8_t* p, I a) {
   const __m128i pairs = _mm_maddubs_epi16(narrow_u8(a), _mm_set1_epi16(0x1001));
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
 }
-// The E2M1 value of each lane's low four bits; the bits above do not matter.
+// The E2M1 value of each lane's low four bits; higher bits are ignored.
 inline F e2m1(I a) {
   const __m256 magnitudes = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
   const I sign = shift_left<28>(a & splat(8));

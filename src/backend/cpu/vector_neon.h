@@ -1,8 +1,8 @@
-// 16 lanes of float and of int32 as four NEON registers: the vocabulary that rows.h is written in.
+// 16 lanes of float and of int32 as four NEON registers: the operations that rows.h uses.
 //
 // Included inside a target region, in the unnamed namespace of nvfp4_moe::internal::cpu, after the
-// headers it needs; the same names with the same results are in vector_avx512.h, vector_avx2.h and
-// vector_portable.h. Armv8-A has all of it.
+// headers it needs. vector_avx512.h, vector_avx2.h and vector_portable.h define the same names with
+// the same results. Armv8-A is sufficient.
 
 struct F {
   float32x4_t v[4];
@@ -145,7 +145,7 @@ inline I shift_left(I a) {
   return a;
 }
 template <int kBits>
-inline I shift_right(I a) {  // zeros come in
+inline I shift_right(I a) {  // shifts in zeros
   NVFP4_MOE_QUADS a.v[i] = vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.v[i]), kBits));
   return a;
 }
@@ -211,9 +211,9 @@ inline int8x16_t doubled_table() {
   const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   return vld1q_s8(doubled);
 }
-// The E2M1 value of each lane's low four bits; the bits above do not matter. -0 gives 0, which no
-// sum that starts from 0 tells from it. The lookup leaves 2a in the lowest byte and, code 0's, 0 in
-// the others.
+// The E2M1 value of each lane's low four bits; higher bits are ignored. -0 becomes 0, which makes
+// no difference in a sum that starts from 0. The lookup leaves 2a in the lowest byte and, as for
+// code 0, 0 in the others.
 inline F e2m1(I a) {
   const int8x16_t table = doubled_table();
   F b;

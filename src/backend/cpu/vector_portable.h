@@ -1,9 +1,8 @@
-// 16 lanes of float and of int32 as plain arrays: the vocabulary that rows.h is written in, for any
-// machine.
+// 16 lanes of float and of int32 as plain arrays: the operations that rows.h uses, for any machine.
 //
-// Included in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs; the
-// same names with the same results are in vector_avx512.h and vector_avx2.h. The loops are what a
-// compiler turns into whatever vectors there are.
+// Included in the unnamed namespace of nvfp4_moe::internal::cpu, after the headers it needs.
+// vector_avx512.h and vector_avx2.h define the same names with the same results. Compilers turn the
+// loops into the vector instructions that they have.
 
 struct F {
   float v[16];
@@ -91,7 +90,7 @@ inline F fma(F a, const F& b, const F& c) {
   NVFP4_MOE_LANES a.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
   return a;
 }
-// For exact a * b, where it equals fma, which without an instruction is slow.
+// For exact a * b, where it equals fma, which is slow without an instruction.
 inline F multiply_add(const F& a, const F& b, F c) {
   NVFP4_MOE_LANES c.v[i] += a.v[i] * b.v[i];
   return c;
@@ -133,7 +132,7 @@ inline I shift_left(I a) {
   return a;
 }
 template <int kBits>
-inline I shift_right(I a) {  // zeros come in
+inline I shift_right(I a) {  // shifts in zeros
   NVFP4_MOE_LANES a.v[i] >>= kBits;
   return a;
 }
@@ -190,7 +189,7 @@ inline uint32_t lanes_of(const M& m) {  // bit i: lane i
 inline void store_codes(uint8_t* p, const I& a) {
   for (int i = 0; i < 8; ++i) p[i] = static_cast<uint8_t>(a.v[2 * i] | a.v[2 * i + 1] << 4);
 }
-// The E2M1 value of each lane's low four bits; the bits above do not matter.
+// The E2M1 value of each lane's low four bits; higher bits are ignored.
 inline F e2m1(const I& a) {
   F b;
   NVFP4_MOE_LANES b.v[i] = e2m1_to_float(static_cast<uint8_t>(a.v[i] & 15));

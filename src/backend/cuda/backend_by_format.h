@@ -1,6 +1,6 @@
-// The functions of a backend that has GEMMs of their own for one format of activations. The others
-// go through other GEMMs, which may want another order of the same codes: a layer is opened for one
-// format of activations, and packed for that one alone.
+// The functions of a backend that has its own GEMMs for one activation format. The other formats
+// use other GEMMs, which may need another order of the same codes. A layer is opened for one
+// activation format, and packed only for that one.
 #pragma once
 
 #include "backend/cuda/layer.h"
@@ -9,15 +9,15 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// kOwn and its tiles under activations of kFormat, kOther and its tiles under the others.
+// kOwn and its tiles for activations of kFormat; kOther and its tiles for all other formats.
 template <ActivationFormat kFormat, const Architecture& kOwn, const TileFormat& kOwnTiles,
           const Architecture& kOther, const TileFormat& kOtherTiles>
 class BackendByFormat {
   using Own = BackendFunctions<kOwn>;
   using Other = BackendFunctions<kOther>;
 
-  // The one place that tells the formats apart: kOwnCall or kOtherCall with the same arguments, by
-  // what carries the format.
+  // The only code that distinguishes the formats: kOwnCall or kOtherCall with the same arguments,
+  // selected by the argument that contains the format.
   static bool own(ActivationFormat format) { return format == kFormat; }
   static bool own(const MoeConfig& config) { return own(config->activation_format); }
   static bool own(const PackedWeights& weights) { return own(weights.config); }

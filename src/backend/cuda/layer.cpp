@@ -7,11 +7,11 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kLeastCapability = 80;  // bf16 tensor cores, cp.async
+constexpr int kLeastCapability = 80;  // for bf16 tensor cores and cp.async
 // route's counters of one slice fill 48 KiB of shared memory, less 1 KiB
 constexpr int64_t kMaxExperts = 12032;
 
-// A run of that many tokens of bf16, aligned: what sizes and descriptions are made for.
+// A run of that many aligned bf16 tokens, for sizes and descriptions.
 RunPlan default_run(const Architecture& architecture, const MoeConfig& config,
                     const ExpertRange& range, const Plan& plan, int64_t tokens) {
   return make_run_plan(architecture.gemms, config, range, plan.device, {.tokens = tokens},
@@ -122,7 +122,7 @@ Status run_layer(const Architecture& architecture, const PackedWeights& weights,
   Arena arena(workspace, plan.limits.guard_bytes);
   LayerBuffers buffers = layer_buffers(weights.config, weights.range, batch.tokens, arena);
   if (context.status != nullptr) buffers.status = context.status;
-  // The GEMMs read operands: codes are for those who take a step by itself.
+  // The GEMMs read operands; codes are only for callers of single steps.
   for (PartBuffers* part : {&buffers.routed, &buffers.shared}) {
     part->hidden.codes = part->intermediate.codes = nullptr;
     part->hidden.fp8 = part->intermediate.fp8 = nullptr;

@@ -1,7 +1,7 @@
-// A layer on a GPU, whatever its GEMMs are: what it takes, its plan, and its run through the steps.
+// A layer on a GPU, for any GEMMs: what it supports, its plan, and its run through the steps.
 //
-// An architecture brings its GEMMs and the table of their configurations; everything else of its
-// backend is made here.
+// An architecture provides its GEMMs and the table of their configurations. Everything else of its
+// backend is implemented here.
 #pragma once
 
 #include "backend/backend.h"
@@ -13,27 +13,27 @@ namespace nvfp4_moe::internal::cuda {
 
 struct Architecture {
   GemmTable gemms;
-  const char* gemm_kind;  // of all configurations, for the plan: "wgmma"
-  // hidden in expert order if the plan asks for it; null if none of the configurations does.
+  const char* gemm_kind;  // kind of all configurations, for the plan: "wgmma"
+  // Writes hidden in expert order if the plan requests it; null if no configuration needs it.
   Status (*quantize_into_rows)(const StepContext& step);
   Status (*gemm1_swiglu)(const StepContext& step, const PartBuffers& part);
   Status (*gemm2)(const StepContext& step, const PartBuffers& part);
-  // Takes the architecture's arrays, which begin with cuda's Scratch.
+  // Places the architecture's arrays, which begin with cuda's Scratch.
   void (*take_scratch)(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
                        Arena& arena);
-  // The counters that route sets to 0, (gemms.max_ctas) of them; null if there are none.
+  // The counters that route sets to 0, (gemms.max_ctas); null if there are none.
   int32_t* (*counters)(const StepContext& step);
 };
 
-// Layers that every GPU backend takes or declines, apart from the architecture.
+// Ok for layers that all GPU backends support, apart from the architecture.
 Status supports_config(const MoeConfig& config);
-Status decline_fp8(const MoeConfig& config);        // of an architecture that has no GEMMs for it
+Status decline_fp8(const MoeConfig& config);        // for an architecture without fp8 GEMMs
 Status supports_device(const DeviceFacts& device);  // a CUDA device of sm_80 or later
 
 Result<Plan> make_plan(const Architecture& architecture, const MoeConfig& config,
                        const ExpertRange& range, const LayerScales& scales, const Limits& limits,
                        const DeviceFacts& device);
-// Workspace and plan of a run of that many tokens.
+// Workspace and plan of a run with that many tokens.
 size_t workspace_bytes(const Architecture& architecture, const MoeConfig& config,
                        const ExpertRange& range, const Plan& plan, int64_t tokens);
 std::vector<StepPlan> describe_run(const Architecture& architecture, const MoeConfig& config,
@@ -48,8 +48,8 @@ std::shared_ptr<const RunPlan> plan_single_steps(const Architecture& architectur
 Status run_route(const Architecture& architecture, const StepContext& step);
 Status run_quantize(const Architecture& architecture, const StepContext& step);
 
-// A dense linear: quantize, then the architecture's gemm2 over one matrix (steps/linear.cu). If the
-// architecture multiplies FP4, gemm2 finds its operand in intermediate.codes, in rows of
+// A dense linear: quantize, then the architecture's gemm2 with one matrix (steps/linear.cu). If the
+// architecture multiplies FP4, gemm2 reads its operand from intermediate.codes, in rows of
 // fp4_row_bytes.
 size_t linear_bytes(int64_t rows, int64_t cols);
 Status linear_pack(const TileFormat& format, LinearWeights& weights, const Nvfp4View& source);
@@ -63,7 +63,7 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
 
 extern const DeviceMemory kMemory;
 
-// The functions of a backend that take no architecture: one set for each.
+// The functions of a Backend without the architecture argument: one set per architecture.
 template <const Architecture& kArchitecture>
 struct BackendFunctions {
   static Result<Plan> plan(const MoeConfig& config, const ExpertRange& range,

@@ -1,10 +1,10 @@
-// Where the parts of a packed layer lie in its device memory.
+// Offsets of the parts of a packed layer in its device memory.
 //
 //   tensor scales (E + 1, 3) float | shifts (E + 1, 3) int32, fp8
 //   | expert 0: joined gate/up tiles, or up's without a gate, down tiles | expert 1 | ...
 //   | shared expert | biases (backend.h)
 //
-// Under fp8 the tensor scales of the device have each matrix's 2^shift in them, as alpha has.
+// Under fp8 the tensor scales on the device include each matrix's 2^shift, as alpha does.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline MatrixTiles down_tiles(int64_t hidden, int64_t intermediate) {
   return {ceil_div(hidden, kTileRows), ceil_div(intermediate, kTileK)};
 }
 
-// Of the weights of one expert (core/fp8.h).
+// The shifts of one expert's weights (core/fp8.h).
 struct Fp8Shifts {
   int32_t gate = 0, up = 0, down = 0;
 };
@@ -77,18 +77,18 @@ struct PackedLayout {
   }
 };
 
-// Device pointers of an expert's biases; null of one without.
+// Device pointers of an expert's biases; null if it has none.
 inline ExpertBiases expert_biases(const PackedWeights& weights, int64_t local_expert) {
   const PackedLayout layout(weights.config, weights.range);
   return packed_biases(weights, static_cast<size_t>(layout.biases), local_expert);
 }
 
-// Device pointers of one expert-indexed array of tensor scales.
+// Device pointer to an expert-indexed array of tensor scales.
 inline const TensorScales* tensor_scales(const PackedWeights& weights, bool shared) {
   return reinterpret_cast<const TensorScales*>(weights.bytes.data()) +
          (shared ? weights.range.count : 0);
 }
-// The same of the shifts, of a layer under fp8.
+// The same for the shifts of a layer under fp8.
 inline int64_t fp8_shifts_offset(const ExpertRange& range) {
   return (range.count + 1) * static_cast<int64_t>(sizeof(TensorScales));
 }

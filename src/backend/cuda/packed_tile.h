@@ -1,24 +1,24 @@
-// The packed layout of the CUDA backends: where a weight's four bits and its block's scale byte lie
-// (docs/explanation/layouts.md).
+// The packed layout of the CUDA backends: the positions of a weight's four bits and of its block's
+// scale byte (docs/explanation/layouts.md).
 //
-// A matrix becomes tiles of 128 rows x 128 k, one after the other along K; a tile is 8 KiB of codes
-// and 1 KiB of scales. Codes stand in the order of the A fragment of mma.m16n8k16 (a warp's quarter
-// of wgmma's): lane l holds rows r = l/4 and r + 8 of 16, k = 2c, 2c+1, 2c+8, 2c+9 with c = l%4.
-// One lane's 16 bytes are four k16 steps, one 32-bit word each.
+// A matrix becomes tiles of 128 rows x 128 k, consecutive along K. A tile is 8 KiB of codes and 1
+// KiB of scales. Codes are in the order of the A fragment of mma.m16n8k16 (a warp's quarter of
+// wgmma's): lane l holds rows r = l/4 and r + 8 of 16, k = 2c, 2c+1, 2c+8, 2c+9 with c = l%4. One
+// lane's 16 bytes are four k16 steps, one 32-bit word each.
 //
 // In each 16-bit half of a word (low half: even k, high half: odd k) the four codes (s e f m) of
-// a0..a3 stand so that a shift and a mask give bf16 bits 15, 8, 7, 6 = s e f m, which is e2m1
-// 2^-126 exactly, subnormal code included; a3's bits are brought together by one multiplication:
+// a0..a3 are arranged so that a shift and a mask give bf16 bits 15, 8, 7, 6 = s e f m, which is
+// exactly e2m1 2^-126, including the subnormal code. One multiplication gathers a3's bits:
 //
 //   bit   15 14 13 12 11 10  9  8  7  6  5  4  3  2  1  0
 //         a0 a3 a3 a1 a3 a3 a2 a0 a0 a0 a1 a1 a1 a2 a2 a2
 //         s  f  m  s  s  e  s  e  f  m  e  f  m  e  f  m
 //
-// A scale byte is UE5M3 with exponent bias 10: E4M3's value exactly, its subnormals as normal
-// numbers, so that (byte << 4) + 0x3A80 are the bits of that value in bf16. Zero has no such byte:
-// a block whose scale is 0 has byte 0 and codes 0. A word of scales has those of rows r and r + 8
-// of an even k16 step at bits 4..11 and 20..27, where bf16 wants them, and those of the odd step
-// after it there too, once the word is rotated.
+// A scale byte is UE5M3 with exponent bias 10. It has E4M3's exact value, with its subnormals as
+// normal numbers, so (byte << 4) + 0x3A80 are the bits of that value in bf16. Zero has no such
+// byte: a block with scale 0 has byte 0 and codes 0. A word of scales has those of rows r and r + 8
+// of an even k16 step at bits 4..11 and 20..27, the bit positions of bf16. Rotating the word moves
+// those of the following odd step to the same bits.
 #pragma once
 
 #include <cstdint>
@@ -32,24 +32,24 @@ inline constexpr int kTileK = 128;
 inline constexpr int kGroupRows = 16;  // rows of one fragment
 inline constexpr int kGroups = kTileRows / kGroupRows;
 inline constexpr int kStepsPerLane = 4;                   // k16 steps of one lane's 16 bytes
-inline constexpr int kHalves = kTileK / 64;               // of a tile along K, 64 k each
+inline constexpr int kHalves = kTileK / 64;               // halves of a tile along K, 64 k each
 inline constexpr int64_t kTileCodeBytes = 128 * 128 / 2;  // (group, half, lane) x 16 bytes
 inline constexpr int64_t kTileScaleBytes = 128 * 8;       // (group, half, r) x 8 bytes
 inline constexpr int64_t kTileBytes = kTileCodeBytes + kTileScaleBytes;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Offset in its tile of a lane's 16 bytes of codes.
+// Offset within its tile of a lane's 16 bytes of codes.
 NVFP4_MOE_HOST_DEVICE constexpr int lane_offset(int group, int half, int lane) {
   return ((group * kHalves + half) * 32 + lane) * 16;
 }
-// Offset in its tile of the two words of scales of rows r and r + 8 of a group over 64 k. Word w
-// has steps 2w, 2w + 1.
+// Offset within its tile of the two words of scales of rows r and r + 8 of a group over 64 k. Word
+// w has steps 2w, 2w + 1.
 NVFP4_MOE_HOST_DEVICE constexpr int scale_offset(int group, int half, int r) {
   return static_cast<int>(kTileCodeBytes) + ((group * kHalves + half) * 8 + r) * 8;
 }
 
-// The 16-bit half that holds codes a0..a3, and the code at position i of it.
+// The 16-bit half that contains codes a0..a3, and the code at position i of it.
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t pack_half(uint32_t a0, uint32_t a1, uint32_t a2,
                                                    uint32_t a3) {
   const auto spread = [](uint32_t code, int shift) {
@@ -69,8 +69,9 @@ struct CodePairs {
 };
 NVFP4_MOE_HOST_DEVICE constexpr CodePairs code_pairs(uint32_t word) {
   constexpr uint32_t kMask = 0x81C081C0u;  // s e f m at bits 15, 8, 7, 6 of both halves
-  // Bits 10, 11, 13, 14 come down to 0, 1, 3, 4, and go up by 14, 8 and 3: s to 15, e to 8, f and m
-  // to 7 and 6. No two of the twelve overlap, so that nothing carries.
+  // Bits 10, 11, 13, 14 move down to 0, 1, 3, 4, and the multiplication moves them up by 14, 8 and
+  // 3: s to 15, e to 8, f and m to 7 and 6. No two of the twelve products overlap, so nothing
+  // carries.
   constexpr uint32_t kTogether = 1u << 14 | 1u << 8 | 1u << 3;
   return {{word & kMask, word << 3 & kMask, word << 6 & kMask,
            (word >> 10 & 0x001B001Bu) * kTogether & kMask}};
@@ -110,7 +111,7 @@ struct JoinedRow {
 NVFP4_MOE_HOST_DEVICE constexpr JoinedRow joined_row(int64_t m) {
   return {static_cast<int>(m / 8 % 2), m / 16 * 8 + m % 8};
 }
-// Its row alone, in three instructions.
+// Only its row, in three instructions.
 NVFP4_MOE_HOST_DEVICE constexpr uint32_t joined_channel(uint32_t m) { return m / 16 * 8 + m % 8; }
 
 }  // namespace nvfp4_moe::internal::cuda

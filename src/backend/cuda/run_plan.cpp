@@ -26,8 +26,8 @@ struct Question {
 
 // ---- route
 
-// How one CTA routes: by bits if the device has room for them; else as many warps as there are
-// slices and room for their counters.
+// How one CTA routes: with bit masks if they fit into shared memory; otherwise with one warp per
+// slice, as many as have room for their counters.
 void plan_one_cta(const Question& q, RoutePlan& route) {
   const int64_t experts = q.range.count, assignments = q.assignments();
   const int64_t bit_bytes = route_bits_bytes(assignments, experts, route.sorts_tiles());
@@ -47,10 +47,10 @@ void plan_one_cta(const Question& q, RoutePlan& route) {
   route.threads = static_cast<int>(warps * 32);
   route.shared_bytes = warps * experts * static_cast<int64_t>(sizeof(int32_t));
   if (route.sorts_tiles())
-    route.shared_bytes += (experts + 1) * kTileKeyBytes;  // at even addresses
+    route.shared_bytes += (experts + 1) * kTileKeyBytes;  // aligned to 8 bytes
 }
 
-// wide: of a rank with many rows, or null.
+// wide: for a rank with many rows, or null.
 RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig* wide) {
   const int64_t experts = q.range.count;
   RoutePlan route;
@@ -87,7 +87,7 @@ RoutePlan plan_route(const Question& q, const GemmConfig& gemm, const GemmConfig
 
 // ---- quantize
 
-// aligned: what is quantized, to 16 bytes.
+// aligned: the input of quantize, to 16 bytes.
 QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_rows) {
   const int64_t k = q.config->hidden_size, tokens = q.tokens();
   const bool vec8 = q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && aligned &&
@@ -95,8 +95,8 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   QuantizePlan plan;
   plan.ctas = tokens;
   if (tokens == 0) return plan;
-  // The shared expert reads hidden once a token, so that the rows alone would not do if it reads
-  // the same.
+  // The shared expert reads hidden once per token, so rows are not enough if it reads the same
+  // hidden.
   plan.into_rows = tma_rows && !fused && !q.facts.single_steps && (!q.has_shared() || q.weighs()) &&
                    (!q.quantizes() || vec8);
   if (!q.quantizes()) {
@@ -116,8 +116,8 @@ QuantizePlan plan_hidden(const Question& q, bool aligned, bool fused, bool tma_r
   return plan;
 }
 
-// rows: at most; expected: if every expert had as many. As many CTAs as run at once, if they take
-// turns.
+// rows: upper bound. expected: if every expert had the same number. If CTAs take several rows,
+// there are as many as run at once.
 QuantizePlan plan_requantize(const Question& q, int64_t k, int64_t rows, int64_t expected) {
   QuantizePlan plan;
   if (rows == 0 || (!q.quantizes() && !q.facts.single_steps))
@@ -154,9 +154,9 @@ GemmPlan plan_gemm(const Question& q, int index, int64_t k) {
   return gemm;
 }
 
-// Whether gemm2 quantizes its rows as it loads them. Each CTA reads them whole before it
-// multiplies, some batch of reads after the other; a kernel of its own takes longer than that as
-// long as these are few. tile_rows: about, of an expert that has any.
+// Whether gemm2 quantizes its rows as it loads them. Each CTA reads them completely before it
+// multiplies, in several batches of reads. If there are few batches, a separate kernel takes
+// longer. tile_rows: the approximate number for an expert with rows.
 bool gemm2_requantizes(const Question& q, int index, int wide, int64_t k, double tile_rows) {
   return q.config->activation_format == ActivationFormat::kFp8 && !q.facts.single_steps &&
          q.tokens() > 0 && wide < 0 &&
@@ -172,7 +172,7 @@ GemmPlan plan_gemm2(const Question& q, int index, int64_t k) {
   return gemm;
 }
 
-// The part's requantize and gemm2. rows, expected, tile_rows: as above.
+// Plans the part's requantize and gemm2. rows, expected, tile_rows: as above.
 void plan_second_half(const Question& q, PartPlan& part, int index, int wide, int64_t k,
                       int64_t rows, int64_t expected, double tile_rows) {
   part.gemm2 = plan_gemm2(q, index, k);
@@ -195,7 +195,7 @@ GemmPlan plan_routed_gemm1(const Question& q, int index, const RunPlan& run) {
     gemm.early_hidden =
         !q.quantizes() && q.facts.hidden_dtype == DType::kBf16 && q.facts.hidden_aligned;
   }
-  // Between route and this kernel lies another one, which has waited for route: the gather, or
+  // Another kernel runs between route and this one and has waited for route: the gather, or
   // quantize.
   gemm.after_route = config.tma_rows || (!q.facts.single_steps && !run.fused_route_quantize);
   gemm.flags_nonfinite = config.tma_rows && !q.quantizes();
@@ -208,7 +208,7 @@ PartPlan plan_shared(const Question& q) {
   PartPlan part;
   part.gemm1 = plan_gemm(q, index, q.config->hidden_size);
   if (q.gemms.configs[static_cast<size_t>(index)].tma_rows) part.gemm1.rows = RowSource::kInRows;
-  part.gemm1.after_route = !q.facts.single_steps;  // the routed experts' GEMMs come before it
+  part.gemm1.after_route = !q.facts.single_steps;  // the routed experts' GEMMs precede it
   plan_second_half(q, part, index, -1, inner, q.tokens(), q.tokens(),
                    static_cast<double>(q.tokens()));
   return part;
@@ -239,8 +239,8 @@ CombinePlan plan_combine(const Question& q, const RunPlan& run) {
   return combine;
 }
 
-// Of the largest configuration up to these, so that it grows with tokens; 0 if nothing is cut along
-// K.
+// The largest of the configurations up to `last`, so that it grows with tokens; 0 if nothing is
+// split along K.
 int64_t partial_bytes(const Question& q, int last) {
   const int64_t longest_k = std::max(
       {q.config->hidden_size, q.config->intermediate_size, q.config->shared_intermediate_size});
@@ -258,8 +258,8 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   const Question q{gemms, config, range, device, facts};
   const int index = forced_config >= 0 ? forced_config : gemms.routed(config, range, facts.tokens);
   const GemmConfig& gemm = gemms.configs[static_cast<size_t>(index)];
-  // One warp that routes a small batch lists one kind of tiles, wide ones are sorted, and kernels
-  // that hold two configurations are compiled for activations with a gate alone.
+  // A small batch that one warp routes lists one kind of tiles, wide tiles are sorted, and kernels
+  // with two configurations are compiled only for activations with a gate.
   const bool may_be_wide = q.assignments() > kSmallBatch && range.count <= kMaxSortedExperts &&
                            has_gate(config->activation);
   const int wide = may_be_wide ? gemm.wide : -1;
@@ -268,11 +268,11 @@ RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const Exp
   run.operand = gemms.operands.of(config->activation_format);
   run.e4m3_weights = config->activation_format == ActivationFormat::kFp8;
   run.weighs_hidden = q.weighs() && facts.tokens > 0;
-  // What is weighed is there only after route, which knows the tokens that have a row.
+  // The weighted hidden is written only after route, which determines the tokens that have a row.
   run.fused_route_quantize = !facts.single_steps && facts.tokens > 0 &&
                              q.assignments() <= kOneCtaAssignments && !run.weighs_hidden;
   run.route = plan_route(q, gemm, wide < 0 ? nullptr : &gemms.configs[static_cast<size_t>(wide)]);
-  // The weighed array is the workspace's, which is aligned.
+  // The weighted array is in the workspace, which is aligned.
   run.hidden = plan_hidden(q, facts.hidden_aligned || run.weighs_hidden, run.fused_route_quantize,
                            gemm.tma_rows);
   if (run.weighs_hidden && q.has_shared())
@@ -306,7 +306,7 @@ RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeCo
   const Question q{gemms, product, none, device, facts};
   const int index = gemms.shared(facts.tokens);
   run.shared.gemm2 = plan_gemm2(q, index, product->shared_intermediate_size);
-  // a linear has no route: what stands for it comes just before this kernel
+  // a linear has no route: its replacement runs just before this kernel
   run.shared.gemm2.after_route = false;
   run.route.cleared_counters = static_cast<int32_t>(gemms.max_ctas);
   run.partial_bytes = partial_bytes(q, index);

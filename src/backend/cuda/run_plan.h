@@ -1,10 +1,10 @@
-// RunPlan: what one run on a GPU does, decided once, before anything is enqueued, from the layer,
-// the batch's size, types and alignment, and what is known of the device.
+// RunPlan: everything that one run on a GPU does, decided once before anything is enqueued, from
+// the layer, the batch's size, types and alignment, and the device's facts.
 //
-// It holds plain values and no pointers: it can be compared and printed, and making one takes no
-// device and no memory. Each step gets it and decides nothing that stands here: what one step
-// leaves for another (rows already in expert order, nonfinite rows already reported, counters not
-// yet added up) is a field that both read.
+// It holds plain values and no pointers: it can be compared and printed, and making one needs no
+// device and no memory. Steps receive it and do not repeat its decisions. What one step leaves to
+// another (rows already in expert order, nonfinite rows already reported, counters not yet added
+// up) is a field that both read.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +18,19 @@
 namespace nvfp4_moe::internal {
 namespace cuda {
 
-// A compiled GEMM configuration, as the steps around the GEMMs see it.
+// A compiled GEMM configuration, as far as the steps around the GEMMs need it.
 struct GemmConfig {
   const char* name;
-  int tile_n;       // rows of activations in a tile, at most
-  bool even_tiles;  // an expert's tiles share its rows evenly; else all but the last one are full
-  bool tma_rows;  // activations come by TMA and lie in the order of the rows; else each CTA gathers
-                  // its tokens
-  bool fused_routing;     // each CTA can route a small batch for itself
-  int64_t partial_bytes;  // of the accumulators of one split-K partial
-  // index of the configuration that its kernels hold besides, for a rank with many rows
+  int tile_n;  // maximum rows of activations in a tile
+  // an expert's tiles divide its rows evenly; otherwise all except the last are full
+  bool even_tiles;
+  // TMA copies activations that are stored in row order; otherwise each CTA gathers its tokens
+  bool tma_rows;
+  bool fused_routing;     // each CTA can route a small batch itself
+  int64_t partial_bytes;  // size of one split-K partial
+  // index of the second configuration in its kernels, for a rank with many rows
   int wide = -1;
-  // gemm2's CTAs can turn the rows of a small batch to E4M3 as they load them
+  // gemm2's CTAs can convert the rows of a small batch to E4M3 as they load them
   bool fused_requantize = false;
 };
 
@@ -38,36 +39,36 @@ struct GemmTable {
   const char* backend;  // its registry name
   std::span<const GemmConfig> configs;
   // Indices into configs for the routed experts and for the shared expert of a run. The host knows
-  // how many rows an expert has on average, not how many each has.
+  // the average number of rows per expert, not the number of each.
   int (*routed)(const MoeConfig& config, const ExpertRange& range, int64_t tokens);
   int (*shared)(int64_t tokens);
   bool (*splits_k)(const MoeConfig& config,
-                   int64_t k);  // whether a GEMM of so long a K is cut along it
-  int64_t max_ctas;             // of one GEMM; 0: one a tile
-  Operands operands = {};       // what they take of quantized activations
+                   int64_t k);  // whether a GEMM with this K is split along it
+  int64_t max_ctas;             // of one GEMM; 0: one per tile
+  Operands operands = {};       // form of quantized activations
 };
 
 enum class RouteKernel : uint8_t {
-  kOneCta,         // counts, scans and places by one CTA
-  kScatterByBits,  // counts by slices of assignments, then every CTA scans for itself and scatters
-                   // its slice
-  kScanScatter,    // counts by slices, scans in one CTA, scatters: any number of slices and experts
+  kOneCta,  // one CTA counts, scans and scatters
+  // counts by slices of assignments, then every CTA scans and scatters its own slice
+  kScatterByBits,
+  kScanScatter,  // counts by slices, scans in one CTA, scatters: any number of slices and experts
 };
 struct RoutePlan {
   RouteKernel kernel = RouteKernel::kOneCta;
   int threads = 0;
-  int64_t shared_bytes = 0;  // of the CTA that does the most
-  // of 128 assignments, of the experts' bit masks; 0: one CTA sorts by slices
+  int64_t shared_bytes = 0;  // of the CTA that needs the most
+  // of 128 assignments each, in the experts' bit masks; 0: one CTA sorts by slices
   int32_t segments = 0;
-  int64_t slice = 0;  // assignments of one slice
+  int64_t slice = 0;  // assignments per slice
   int32_t slices = 0;
   int32_t slice_parts = 0;  // warps that scatter a slice, under kScanScatter
-  int tile_n = 0;           // what the routed GEMMs want of their tiles
+  int tile_n = 0;           // requirements of the routed GEMMs on their tiles
   bool even_tiles = false;
-  // what they want of them if the rank has more rows than max_narrow_rows; 0: the same
+  // their tile width if the rank has more rows than max_narrow_rows; 0: the same
   int wide_tile_n = 0;
   int64_t max_narrow_rows = 0;
-  bool widest_first = false;     // tiles are listed in the order of their rows, the most first
+  bool widest_first = false;     // tiles are sorted by their rows, the most first
   int32_t cleared_counters = 0;  // the GEMMs' arrival counters, which route sets to 0
   bool sorts_tiles() const { return widest_first || wide_tile_n > 0; }
   bool operator==(const RoutePlan&) const = default;
@@ -76,42 +77,41 @@ struct RoutePlan {
 enum class QuantizeKernel : uint8_t {
   kNone,
   kRound,           // to bf16
-  kAnyType,         // to NVFP4 or E4M3, a CTA a row, any dtype and rule
-  kVec8Cta,         // the same of bf16 under a power of two, by vec8, a CTA a row
-  kVec8Warp,        // the same, a warp a row
+  kAnyType,         // to NVFP4 or E4M3, one CTA per row, any dtype and rule
+  kVec8Cta,         // the same for bf16 and power-of-two scales, by vec8, one CTA per row
+  kVec8Warp,        // the same with one warp per row
   kCountNonfinite,  // the intermediate under bf16, which is multiplied as it is
   kByGemm2,         // the intermediate to E4M3, by gemm2 as it loads it: no kernel
 };
 struct QuantizePlan {
   QuantizeKernel kernel = QuantizeKernel::kNone;
-  int threads = 0;  // of a CTA
+  int threads = 0;  // per CTA
   int64_t ctas = 0;
-  // hidden is written to every row of its token, in expert order, and not once a token
+  // hidden is written to every row of its token, in expert order, not once per token
   bool into_rows = false;
   bool operator==(const QuantizePlan&) const = default;
 };
 
 enum class RowSource : uint8_t {
   kGathered,       // each CTA gathers the tokens of its rows
-  kFusedRouting,   // the same of a small batch, which each CTA routes for itself while route does
-  kGatheredFirst,  // by TMA, after a kernel of the GEMM's own has put the tokens in the order of
-                   // the rows
-  kInRows,         // by TMA: they lie in the order of the rows already
+  kFusedRouting,   // the same for a small batch, which each CTA routes itself while route runs
+  kGatheredFirst,  // by TMA, after a separate kernel has copied the tokens into row order
+  kInRows,         // by TMA: already in row order
 };
 struct GemmPlan {
   int config = 0;  // index into the architecture's table
   int tile_n = 0;
-  // the configuration that the kernel takes instead if route lists wide tiles; -1: none
+  // the configuration that the kernel uses instead if route lists wide tiles; -1: none
   int wide = -1;
   int ctas = 0;  // of a persistent kernel
   bool split_k = false;
   RowSource rows = RowSource::kGathered;
-  // route has ended before this kernel begins, and not just before it waits
+  // route has ended before this kernel starts, not only after its wait
   bool after_route = false;
-  // under kFusedRouting: rows are the batch's own, there before this kernel begins
+  // under kFusedRouting: rows are the batch's own, ready before this kernel starts
   bool early_hidden = false;
-  bool waits_for_quantize = false;  // the kernel before it quantizes this GEMM's rows
-  bool flags_nonfinite = false;     // it says of each row whether it has NaN or Inf
+  bool waits_for_quantize = false;  // the preceding kernel quantizes this GEMM's rows
+  bool flags_nonfinite = false;     // it reports for each row whether it has NaN or Inf
   bool operator==(const GemmPlan&) const = default;
 };
 
@@ -123,12 +123,12 @@ struct PartPlan {
 };
 
 struct CombinePlan {
-  int channels = 0;  // of a thread
+  int channels = 0;  // per thread
   int64_t ctas_per_token = 0;
-  int64_t counting_ctas = 0;   // times ctas_per_token: those that count what no step has counted
-  bool counts_hidden = false;  // what quantize left beside the status
+  int64_t counting_ctas = 0;   // times ctas_per_token: those that add up counts of no earlier step
+  bool counts_hidden = false;  // the counts per token that quantize left
   bool counts_intermediate = false;  // nonfinite rows under bf16
-  // of routed rows, which gemm1 has reported; else it reads the rows themselves
+  // for routed rows, whose flags gemm1 has set; otherwise it reads the rows themselves
   bool reads_flags = false;
   bool operator==(const CombinePlan&) const = default;
 };
@@ -138,10 +138,10 @@ struct RunFacts {
   int64_t tokens = 0;
   DType hidden_dtype = DType::kBf16;
   bool hidden_aligned = true;  // to 16 bytes
-  // The steps are called one by one, each from the arrays that it is declared to read: nothing is
+  // The steps are called one by one, each with the arrays that it is declared to read: nothing is
   // fused.
   bool single_steps = false;
-  bool selects = false;  // the batch has router logits and no ids
+  bool selects = false;  // the batch has router logits instead of ids
 
   static RunFacts of(const Batch& batch, bool single_steps = false) {
     return {.tokens = batch.tokens,
@@ -162,26 +162,27 @@ struct RunPlan {
   bool weighs_hidden = false;
   cuda::RoutePlan route;
   cuda::QuantizePlan
-      hidden;  // of the routed experts, and of the shared one where both multiply the same
-  cuda::QuantizePlan shared_hidden;  // of the shared expert, if it does not
+      hidden;  // for the routed experts; also for the shared one if both multiply the same
+  cuda::QuantizePlan shared_hidden;  // for the shared expert, if it does not
   cuda::PartPlan routed, shared;     // shared: if the layer has such an expert
   cuda::CombinePlan combine;
-  cuda::Operand operand = cuda::Operand::kBf16;  // what the GEMMs multiply
-  bool e4m3_weights = false;  // fp8: weights are rounded to E4M3 where they are decoded
+  cuda::Operand operand = cuda::Operand::kBf16;  // the form in which GEMMs read activations
+  bool e4m3_weights = false;  // fp8: weights are rounded to E4M3 when they are dequantized
   int64_t partial_bytes = 0;  // of one split-K partial; grows with tokens
   bool operator==(const RunPlan&) const = default;
 };
 
 namespace cuda {
 
-// forced_config: an index that the routed GEMMs take instead of the table's; -1: none.
+// forced_config: a configuration for the routed GEMMs instead of the table's; -1: none.
 RunPlan make_run_plan(const GemmTable& gemms, const MoeConfig& config, const ExpertRange& range,
                       const DeviceFacts& device, const RunFacts& facts, int forced_config = -1);
-// Of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of the layer
-// that quantizes; product: of the one that multiplies, whose shared expert is the matrix.
+// The plan of a dense linear: hidden's quantization and the shared part's gemm2. x: the config of
+// the layer that quantizes. product: that of the layer that multiplies, whose shared expert is the
+// matrix.
 RunPlan make_linear_plan(const GemmTable& gemms, const MoeConfig& x, const MoeConfig& product,
                          const DeviceFacts& device, const RunFacts& facts);
-// One line of text for each step.
+// A description of each step.
 std::vector<StepPlan> describe(const GemmTable& gemms, const MoeConfig& config,
                                const RunPlan& plan);
 

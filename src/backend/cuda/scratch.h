@@ -1,6 +1,6 @@
-// What the CUDA backends keep beside the layer's arrays: the operands of the tensor cores, and the
-// list of tiles, which route builds on the device because the host does not know how many rows an
-// expert has.
+// Scratch memory of the CUDA backends, in addition to the layer's arrays: the operands of the
+// tensor cores, and the list of tiles, which route builds on the device because the host does not
+// know how many rows each expert has.
 #pragma once
 
 #include <algorithm>
@@ -21,25 +21,26 @@ struct RowTile {
   int32_t first_row;
   int32_t rows;
 };
-// Counts of quantize in one row of activations.
+// quantize's counts for one row of activations.
 struct RowCounts {
   uint64_t nonfinite, blocks, saturated, zeroed;
 };
 
 struct Scratch {
-  // nvfp4 and fp8 only: rows of operand_row_bytes.
+  // Only nvfp4 and fp8: rows of operand_row_bytes.
   std::byte* hidden_operand = nullptr;  // (T, H)
-  // (T, H) of the shared expert's hidden: its own on_input
+  // (T, H) for the shared expert's hidden: separate under on_input
   std::byte* shared_hidden_operand = nullptr;
-  std::byte* routed_operand = nullptr;  // (R, I) of the intermediate
+  std::byte* routed_operand = nullptr;  // (R, I) for the intermediate
   std::byte* shared_operand = nullptr;  // (T, Is)
   RowTile* tiles = nullptr;             // (tile_bound)
   int32_t* tile_count = nullptr;        // (1)
-  int32_t* lists_wide = nullptr;        // (1) whether tiles are the wide configuration's
-  int32_t* slice_counts = nullptr;    // (slices, E) rows of each expert: before the slice and in it
-  uint32_t* slice_bad_ids = nullptr;  // (slices)
-  RowCounts* token_counts = nullptr;  // (T) of a batch that one CTA routes
-  uint64_t* discarded_count = nullptr;  // (1) that nobody reads: of what another kernel counts
+  int32_t* lists_wide = nullptr;        // (1) whether tiles are those of the wide configuration
+  // (slices, E) rows of each expert in the slice; route_scan replaces them by first rows
+  int32_t* slice_counts = nullptr;
+  uint32_t* slice_bad_ids = nullptr;    // (slices)
+  RowCounts* token_counts = nullptr;    // (T) for a batch that one CTA routes
+  uint64_t* discarded_count = nullptr;  // (1) never read: for counts that another kernel makes
 
   Scratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan, Arena& arena) {
     const int64_t tokens = plan.tokens, rows = tokens * config->top_k;
@@ -64,7 +65,7 @@ struct Scratch {
         arena.take<RowCounts>("cuda.", "token_counts", std::min(tokens, kOneCtaAssignments));
     if (two_hiddens) discarded_count = arena.take<uint64_t>("cuda.", "discarded_count", 1);
   }
-  // The scratch of a step: its arrays lie behind the layer's.
+  // The scratch of a step: its arrays follow the layer's.
   explicit Scratch(const StepContext& step) : Scratch(step, step.scratch) {}
 
  private:
@@ -79,7 +80,7 @@ inline const std::byte* hidden_rows(const StepContext& step, const PartBuffers& 
   const Scratch scratch(step);
   return &part == &step.buffers.shared ? scratch.shared_hidden_operand : scratch.hidden_operand;
 }
-// Operand of gemm2, (R, I) in rows of the plan's format. A linear keeps it in intermediate.codes.
+// Operand of gemm2, (R, I) in rows of the plan's format. A linear stores it in intermediate.codes.
 inline const std::byte* intermediate_rows(const StepContext& step, const PartBuffers& part) {
   if (part.down_only) return reinterpret_cast<const std::byte*>(part.intermediate.codes);
   if (!quantizes(step.weights.config->activation_format))

@@ -1,4 +1,4 @@
-// The reference backend: the definition of the layer on a host. Supports everything legal, chosen
+// The reference backend, which defines the layer on a host. Supports every valid config; chosen
 // last.
 #include "backend/backend.h"
 

@@ -1,9 +1,9 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
 // acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a
-// row; acc + row under before_down and on_input, if the row has the weight in it. Then the shared
-// expert's row, then one rounding to out's type. A token without any row gives zeros. Counted:
-// router weights of rows that are not finite, and elements of out.
+// row; acc + row under before_down and on_input, when the row already includes the weight. Then the
+// shared expert's row is added, and the result is rounded once to out's type. A token without rows
+// gives zeros. Counts nonfinite router weights of rows, and nonfinite elements of out.
 #include <cmath>
 #include <functional>
 

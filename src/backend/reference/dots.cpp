@@ -10,16 +10,16 @@ namespace nvfp4_moe::internal::reference {
 namespace {
 
 constexpr int kBlock = 16;
-constexpr int kKBlock = 256;  // K elements decoded at a time: 16 KiB of int16, so that weights and
-                              // accumulators stay in L1
+// K elements decoded at a time: 16 KiB of int16, so that weights and accumulators stay in L1
+constexpr int kKBlock = 256;
 constexpr int kDoubleKBlock = 64;
 
-// GCC and clang lower these to what the target has; element-wise arithmetic is all that is used.
+// GCC and clang compile these to the target's vectors; only element-wise arithmetic is used.
 using Int16Lanes = int16_t __attribute__((vector_size(kTileN * sizeof(int16_t)), may_alias));
 constexpr int kDoubleLanes = 8;
 using DoubleLanes = double __attribute__((vector_size(kDoubleLanes * sizeof(double)), may_alias));
 
-// Weight rows [n0, n0 + n_count), elements [k0, k0 + k_count), as twice their code's value.
+// Weight rows [n0, n0 + n_count), elements [k0, k0 + k_count), each twice its code's value.
 struct IntegerKBlock {
   Int16Lanes codes[kKBlock];                             // (k, n)
   alignas(64) int32_t scales[kKBlock / kBlock][kTileN];  // (block, n) in multiples of 2^-9
@@ -38,8 +38,8 @@ struct IntegerKBlock {
   }
 };
 
-// The same as doubles: the value e2m1 * e4m3, which a double holds exactly, or the E4M3 weight of
-// fp8 in multiples of 2^-9.
+// The same as doubles: the value e2m1 * e4m3, which a double holds exactly, or under fp8 the E4M3
+// weight in multiples of 2^-9.
 struct DoubleKBlock {
   alignas(64) double values[kDoubleKBlock][kTileN];  // (k, n)
 
@@ -68,8 +68,8 @@ struct DoubleKBlock {
   }
 };
 
-// sum[j] += the values of outputs n + j times x(k), in increasing k. By pointer: how such a vector
-// is passed or returned depends on the instruction set.
+// sum[j] += the values of outputs n + j times x(k), in increasing k. Passed by pointer: how such a
+// vector is passed or returned by value depends on the instruction set.
 template <class Element>
 void add_products(const DoubleKBlock& k_block, int n, int k_count, const Element& x,
                   DoubleLanes* sum) {
@@ -87,7 +87,7 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
   std::memset(&tile, 0, sizeof(tile));
   IntegerKBlock k_block;
   if (n_count < kTileN)
-    std::memset(&k_block, 0, sizeof(k_block));  // the lanes beyond the last weight row
+    std::memset(&k_block, 0, sizeof(k_block));  // clears the lanes beyond the last weight row
   for (int64_t k0 = 0; k0 < weight.cols; k0 += kKBlock) {
     const int k_count = static_cast<int>(std::min<int64_t>(kKBlock, weight.cols - k0));
     k_block.decode(weight, n0, n_count, k0, k_count);
@@ -168,7 +168,7 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
       for (int k = 0; k < k_count; ++k)
         x[k] = (codes[k] < 128 ? 1 : -1) * kE4m3Times512[codes[k] & 127];
       for (int n = 0; n < kTileN; n += kDoubleLanes) {
-        DoubleLanes lanes{};  // below 2^42, integers: exact
+        DoubleLanes lanes{};  // integers below 2^42: exact
         add_products(
             k_block, n, k_count, [&x](int k) { return x[k]; }, &lanes);
         for (int j = 0; j < kDoubleLanes; ++j)

@@ -1,14 +1,14 @@
-// Dot products of activation rows with weight rows, one tile at a time: the part of the reference
-// that takes all the time, and the only one written for speed.
+// Dot products of activation rows with weight rows, one tile at a time. This takes nearly all of
+// the reference's time, and is its only part written for speed.
 //
 // A k-block of weight rows is decoded once to small integers (or doubles), K-major so that lane n
 // of a vector is output n, and used for up to kRows rows. A block's dot sum (2w)(2a) is at most
 // 2304 and fits int16; scaled block terms are accumulated in int64. With int8 activations sum (2w)q
 // is at most 24384, which fits int16 as well, and is accumulated in a WideSum. Every sum is exact,
 // so tiling cannot change it. The bf16 dots accumulate in double in increasing k, one accumulator
-// an output, so tiling cannot change them either. Of fp8 rows both operands are multiples of 2^-9
-// below 2^18: a product is below 2^36 multiples of 2^-18, and 2^20 of them still fit an int64, so
-// that they are added exactly as well.
+// per output, so tiling cannot change them either. For fp8 rows both operands are multiples of 2^-9
+// below 2^18 of them. A product is less than 2^36 multiples of 2^-18, and 2^20 products fit an
+// int64, so they are added exactly as well.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,13 @@ struct Fp8Sum {
 
 template <class Accumulator>
 struct Tile {
-  // Rows of activations: as many as keep the accumulators within 32 KiB.
+  // Rows of activations: chosen to keep the accumulators within 32 KiB.
   static constexpr int kRows = sizeof(Accumulator) > sizeof(double) ? 8 : 32;
   alignas(64) Accumulator sum[kRows][kTileN];
 };
 
 // sum[m][n] = dot of activation row rows[m] with weight row n0 + n, in multiples of 2^-20, without
-// tensor scales. m < row_count <= kRows; n < min(kTileN, rows - n0), the other columns are
-// unspecified.
+// tensor scales. m < row_count <= kRows; n < min(kTileN, rows - n0); other columns are unspecified.
 void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
           const Nvfp4View& weight, int64_t n0, Tile<int64_t>& tile);
 // The same for bf16 rows.
@@ -45,7 +44,7 @@ void dots(const ActivationBuffers& activations, const int64_t* rows, int row_cou
 // The same for int8_block rows, exact.
 void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
           const Nvfp4View& weight, int64_t n0, Tile<WideSum>& tile);
-// The same for fp8 rows, exact, with the weights that the matrix's shift makes of them.
+// The same for fp8 rows, exact, with weights rounded according to the matrix's shift.
 void dots(const ActivationBuffers& activations, const int64_t* rows, int row_count,
           const Matrix& weight, int64_t n0, Tile<Fp8Sum>& tile);
 

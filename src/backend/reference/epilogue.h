@@ -1,5 +1,5 @@
-// From an accumulator to a rounded GEMM element, by activation format. What differs between the
-// formats is here and in the dots; the steps are written once for all.
+// Converts an accumulator to a rounded GEMM element, by activation format. The formats differ only
+// here and in the dots; the steps are written once for all.
 //
 //   nvfp4       int64     exact; alpha = row scale * tensor scale
 //   int8_block  WideSum   exact; alpha = tensor scale
@@ -33,12 +33,12 @@ inline double epilogue(const ActivationBuffers&, int64_t, double dot, const Matr
   return round_to(format, dot * weight.tensor_scale);
 }
 
-// fl32(value + bias[n]) of an fp32 value; the value itself if there are no biases.
+// fl32(value + bias[n]) for an fp32 value; the value itself if there are no biases.
 inline double add_bias(double value, const float* bias, int64_t n) {
   return bias == nullptr ? value : static_cast<double>(static_cast<float>(value) + bias[n]);
 }
 
-// body.template operator()<Accumulator>() with the format's accumulator.
+// Calls body.template operator()<Accumulator>() with the format's accumulator.
 template <class Body>
 void with_accumulator(ActivationFormat format, Body&& body) {
   switch (format) {

@@ -1,8 +1,9 @@
-// One rounding of an exact GEMM accumulator.
+// The single rounding of an exact GEMM accumulator.
 //
 // A W4A4 dot product is an integer multiple of 2^-20: each 16-block gives sum (2w)(2a), at most
-// 2304, times two scales in multiples of 2^-9. 59.8 bits hold K = 131072. Times alpha, a float of
-// 24 bits, it fits 128 bits: so the product is exact and what follows is the only rounding.
+// 2304, times two scales in multiples of 2^-9. 59.8 bits hold K = 131072. Multiplied with alpha, a
+// float of 24 bits, it fits 128 bits, so the product is exact and the rounding here is the only
+// one.
 #pragma once
 
 #include <bit>
@@ -14,7 +15,7 @@
 
 namespace nvfp4_moe::internal::reference {
 
-// Of fp8 it is one of 2^-18: products of two multiples of 2^-9 (dots.h).
+// For fp8 it is a multiple of 2^-18: products of two multiples of 2^-9 (dots.h).
 inline constexpr int kAccumulatorExponent = -20;
 inline constexpr int kFp8AccumulatorExponent = -18;
 
@@ -27,14 +28,14 @@ inline int bit_width(Uint128 value) {
                    : static_cast<int>(std::bit_width(static_cast<uint64_t>(value)));
 }
 
-// value * 2^exponent to the nearest value of the format, ties to even; Inf beyond its range.
+// Rounds value * 2^exponent to the nearest value of the format, ties to even; Inf beyond its range.
 inline double round_exact(Int128 value, int exponent, const FloatFormat& format) {
   if (value == 0) return 0;
   const double sign = value < 0 ? -1 : 1;
   Uint128 magnitude = value < 0 ? -static_cast<Uint128>(value) : static_cast<Uint128>(value);
   const int leading = bit_width(magnitude) - 1 + exponent;
   const int quantum = std::max(leading, format.min_exponent) - (format.precision - 1);
-  const int drop = quantum - exponent;  // low bits that the format has no room for
+  const int drop = quantum - exponent;  // low bits that do not fit into the format
   if (drop > 127) return sign * 0.0;    // below half of the smallest subnormal
   if (drop > 0) {
     const Uint128 rest = magnitude & ((Uint128{1} << drop) - 1), half = Uint128{1} << (drop - 1);
@@ -59,8 +60,8 @@ inline double scale_exact(int64_t accumulator, float alpha, const FloatFormat& f
                      format);
 }
 
-// The factor of an accumulator: computed in double, which holds the product of two floats, and of a
-// power of two, exactly, and rounded once.
+// The factor of an accumulator. It is computed in double, which holds the product of two floats and
+// a power of two exactly, and rounded once.
 inline float alpha_of(float row_scale, float tensor_scale, int shift = 0) {
   return static_cast<float>(std::ldexp(double{row_scale} * double{tensor_scale}, shift));
 }

@@ -1,8 +1,8 @@
 // The number formats of the contract, by definition: a value is rounded to the nearest entry of a
 // sorted table, or to the nearest multiple of its binade's quantum, ties to even.
 //
-// The reference shares no table and no rounding with core: a mistake made there must show here.
-// Nothing is fast.
+// The reference shares no table and no rounding with core, so that a mistake there shows up as a
+// difference. Nothing here is fast.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@ inline constexpr auto kE4m3Magnitudes = [] {
   for (int byte = 0; byte < 127; ++byte) table[static_cast<size_t>(byte)] = e4m3_magnitude(byte);
   return table;
 }();
-// 512 times the value: an integer. The NaN byte is refused when weights are packed and never
+// 512 times the value: an integer. The NaN byte is refused when weights are packed, and never
 // produced.
 inline constexpr auto kE4m3Times512 = [] {
   std::array<int32_t, 128> table{};
@@ -47,8 +47,8 @@ inline constexpr auto kE4m3Times512 = [] {
 static_assert(kE4m3Magnitudes[126] == 448 && kE4m3Magnitudes[1] * 512 == 1 &&
               kE4m3Magnitudes[0x38] == 1);
 
-// Index of the entry nearest to magnitude >= 0; a tie goes to the even index, beyond the end is the
-// end.
+// Index of the entry nearest to magnitude >= 0. A tie goes to the even index; values beyond the
+// last entry give the last one.
 template <size_t kCount>
 constexpr uint8_t nearest(const std::array<double, kCount>& table, double magnitude) {
   size_t low = 0, high = kCount - 1;
@@ -71,7 +71,7 @@ inline uint8_t round_to_e2m1(double value) {
 }
 // For block scales, which are never negative.
 inline uint8_t round_to_e4m3(double value) { return nearest(kE4m3Magnitudes, value); }
-// Of a finite value, with its sign, that of zero included.
+// For a finite value, with its sign, including that of zero.
 inline uint8_t round_to_signed_e4m3(double value) {
   return static_cast<uint8_t>(round_to_e4m3(std::fabs(value)) | (std::signbit(value) ? 128 : 0));
 }
@@ -79,7 +79,7 @@ inline uint8_t round_to_signed_e4m3(double value) {
 // ---- bf16, fp16, fp32
 
 struct FloatFormat {
-  int precision;     // significant bits, the hidden one included
+  int precision;     // significant bits, including the hidden one
   int min_exponent;  // of the smallest normal
   int max_exponent;
   int bits;
@@ -102,7 +102,7 @@ inline double round_to(const FloatFormat& format, double value) {
   return rounded;
 }
 
-// Bits of a value that the format holds exactly, or NaN.
+// The bits of a value that the format holds exactly, or of NaN.
 inline uint32_t bits_of(const FloatFormat& format, double value) {
   const int fraction_bits = format.precision - 1;
   const uint32_t sign = std::signbit(value) ? 1u << (format.bits - 1) : 0u;
@@ -113,7 +113,7 @@ inline uint32_t bits_of(const FloatFormat& format, double value) {
   const int exponent = std::max(std::ilogb(value), format.min_exponent);
   const auto significand =
       static_cast<uint32_t>(std::ldexp(std::fabs(value), fraction_bits - exponent));
-  // A normal's hidden bit adds the one that a subnormal's exponent field lacks.
+  // A normal number's hidden bit adds the 1 by which its exponent field exceeds a subnormal's.
   return sign |
          ((static_cast<uint32_t>(exponent - format.min_exponent) << fraction_bits) + significand);
 }
@@ -131,14 +131,13 @@ inline double value_of(const FloatFormat& format, uint32_t bits) {
                            static_cast<int>(field) - 1 + format.min_exponent - fraction_bits);
 }
 
-// bf16 is the upper half of an fp32: the one conversion that is read often enough to deserve its
-// shortcut.
+// bf16 is the upper half of an fp32. This conversion is used often enough to deserve a shortcut.
 inline float bf16_value(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 inline uint16_t round_to_bf16(double value) {
   return static_cast<uint16_t>(bits_of(kBf16, round_to(kBf16, value)));
 }
 
-// Element i of an array of activations; exact.
+// Element i of an array of activations, converted exactly.
 inline double load(const void* data, DType dtype, int64_t i) {
   if (dtype == DType::kF32) return static_cast<const float*>(data)[i];
   const uint16_t bits = static_cast<const uint16_t*>(data)[i];

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kShifts = kFp8MostShift - kFp8LeastShift + 1;
 
-// e2m1 * e4m3 * 2^-shift in multiples of 2^-9, before it is rounded. Exact.
+// e2m1 * e4m3 * 2^-shift in multiples of 2^-9, before rounding. Exact.
 double unrounded(size_t byte, size_t code, int shift) {
   return std::ldexp(kE2m1Doubled[code] * static_cast<double>(kE4m3Times512[byte]), -1 - shift);
 }
@@ -20,8 +20,8 @@ Fp8WeightTable make_table(int shift) {
   for (size_t byte = 0; byte < table.size(); ++byte)
     for (size_t code = 0; code < 16; ++code) {
       const double multiple = unrounded(byte, code, shift);
-      // 6 * 448 * 2^15 and its like lie beyond the end of the format; no matrix of this shift has
-      // such a block scale.
+      // Values such as 6 * 448 * 2^15 exceed the format, but no matrix with this shift has such a
+      // block scale.
       table[byte][code] =
           std::copysign(kE4m3Times512[round_to_e4m3(std::fabs(multiple) / 512)], multiple);
     }
@@ -45,7 +45,8 @@ Fp8Weights define_fp8_weights(const Nvfp4View& matrix) {
     for (int64_t b = 0; b < matrix.cols / 16; ++b)
       largest = std::max(largest, kE4m3Magnitudes[matrix.row_scales(r)[b]]);
   Fp8Weights weights;
-  // The least shift that will do: from one that cannot, upwards; a matrix of zeros has 0.
+  // The smallest sufficient shift, searched upwards from an insufficient one; 0 for a matrix of
+  // zeros.
   if (largest > 0)
     for (weights.shift = kFp8LeastShift; std::ldexp(6 * largest, -weights.shift) > 448;)
       ++weights.shift;

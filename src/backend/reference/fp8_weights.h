@@ -10,12 +10,12 @@
 
 namespace nvfp4_moe::internal::reference {
 
-// [block scale byte][code]: e4m3(e2m1 * e4m3 * 2^-shift) in multiples of 2^-9, an integer, as a
-// double.
+// [block scale byte][code]: e4m3(e2m1 * e4m3 * 2^-shift) in multiples of 2^-9, an integer stored as
+// a double.
 using Fp8WeightTable = std::array<std::array<double, 16>, 127>;
 const Fp8WeightTable& fp8_weight_table(int shift);
 
-// The shift of a matrix, and how many of its weights it rounds. Core's type; nothing of core's
+// The shift of a matrix, and how many of its weights it rounds. Uses core's type but none of core's
 // arithmetic.
 Fp8Weights define_fp8_weights(const Nvfp4View& matrix);
 

@@ -1,9 +1,9 @@
 // gemm1_swiglu: hidden, gate (I, H), up (I, H) -> part.intermediate.bf16 (R, I). relu2 has no gate.
 //
-// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each one rounding of the exact value
-// (nvfp4, int8_block, fp8), or of the double sum times the tensor scale (bf16). Biases are added to
-// them in fp32. The activation function, the router weight under before_down, and then the one
-// rounding to bf16, all in double. Rows of a token that holds NaN or Inf are NaN. Clamps keep NaN.
+// g = fl32(alpha_gate * dot), u = fl32(alpha_up * dot): each is one rounding of the exact value
+// (nvfp4, int8_block, fp8), or of the double sum times the tensor scale (bf16). Biases are added in
+// fp32. The activation function, the router weight under before_down and the one rounding to bf16
+// follow, all in double. Rows of a token that contains NaN or Inf are NaN. Clamps keep NaN.
 #include <cmath>
 #include <functional>
 
@@ -34,7 +34,7 @@ double activate(const MoeConfig& config, double g, double u) {
   return std::nan("");
 }
 
-// Outputs [n0, n0 + kTileN) of every row of one expert.
+// Computes outputs [n0, n0 + kTileN) of every row of one expert.
 template <class Accumulator>
 void expert_tile(const StepContext& step, const PartBuffers& part, int64_t expert, int64_t n0) {
   const MoeConfig& config = step.weights.config;

@@ -1,8 +1,8 @@
 // gemm2: part.intermediate (R, I), down (H, I) -> part.rows_out (R, H) in row_format.
 //
 // One rounding of the exact value alpha * dot (nvfp4, int8_block, fp8), or of the double sum times
-// the tensor scale (bf16), straight to bf16 or fp32. With biases: to fp32, the bias added in fp32,
-// and that rounded to row_format. A nonfinite row is NaN.
+// the tensor scale (bf16), directly to bf16 or fp32. With biases: rounded to fp32, the bias added
+// in fp32, and the result rounded to row_format. A nonfinite row is NaN.
 #include <cmath>
 #include <functional>
 

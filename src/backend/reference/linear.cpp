@@ -1,8 +1,8 @@
 // A dense NVFP4 linear: x (T, cols), W (rows, cols) -> y (T, rows), y = x W^T.
 //
-// Packed: codes (rows, cols/2), then block scales (rows, cols/16). Activations are quantized as a
-// layer's hidden is. One rounding of the exact value to y's type; under bf16, of the double sum
-// times the tensor scale. A token with NaN or Inf gives NaN.
+// Packed: codes (rows, cols/2), then block scales (rows, cols/16). Activations are quantized like a
+// layer's hidden. One rounding of the exact value to y's type; under bf16, of the double sum times
+// the tensor scale. A token with NaN or Inf gives NaN.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -81,8 +81,7 @@ void output_tile(const Matrix& weight, const LinearBatch& batch, const Activatio
 }  // namespace
 
 size_t linear_bytes(int64_t rows, int64_t cols) {
-  // Half a byte and a sixteenth of one per element; rows * cols fits wherever the array itself
-  // does.
+  // 1/2 + 1/16 byte per element; rows * cols fits whenever the array itself does.
   return static_cast<size_t>(rows) * static_cast<size_t>(cols / 2 + cols / 16);
 }
 

@@ -1,4 +1,4 @@
-// A packed matrix as the steps multiply it.
+// A packed matrix with the shift that the steps need to multiply it.
 #pragma once
 
 #include "core/nvfp4_view.h"
@@ -6,7 +6,8 @@
 namespace nvfp4_moe::internal::reference {
 
 struct Matrix : Nvfp4View {
-  int fp8_shift = 0;  // fp8: weights are e4m3(e2m1 * block scale * 2^-shift), and alpha has 2^shift
+  // fp8: weights are e4m3(e2m1 * block scale * 2^-shift), and alpha includes 2^shift
+  int fp8_shift = 0;
 };
 struct ExpertMatrices {
   Matrix gate, up, down;  // gate has no rows if the activation has no gate

@@ -1,8 +1,8 @@
-// pack: the checkpoint's layout verbatim, row strides removed.
+// pack: the checkpoint's layout unchanged, without row strides.
 //
-// Expert after expert, the shared expert last; within one: gate codes, gate scales, up codes, up
+// Expert after expert, the shared expert last. Within one: gate codes, gate scales, up codes, up
 // scales, down codes, down scales. gate and up (I, H), down (H, I), codes (rows, cols/2), block
-// scales (rows, cols/16). Without a gate it begins with up. Biases behind them all.
+// scales (rows, cols/16). Without a gate it begins with up. The biases follow all experts.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -49,11 +49,11 @@ void copy_matrix(const Nvfp4View& source, const Nvfp4View& packed) {
   }
 }
 
-// Of all matrices: where the biases begin.
+// Size of all matrices, and so the offset of the biases.
 size_t matrices_bytes(const MoeConfig& config, const ExpertRange& range) {
   const size_t routed = expert_bytes(config, config->intermediate_size);
   const size_t shared = expert_bytes(config, config->shared_intermediate_size);
-  size_t total = 0;  // a size that no memory holds makes the allocation fail, with its reason
+  size_t total = 0;  // an impossible size makes the allocation fail with a proper message
   if (__builtin_mul_overflow(routed, static_cast<size_t>(range.count), &total) ||
       __builtin_add_overflow(total, shared, &total))
     return std::numeric_limits<size_t>::max();

@@ -1,14 +1,13 @@
 // quantize: hidden (T, H) -> routed.hidden and shared.hidden, one row per token.
 //
-// on_input: weighted_hidden = hidden * weight, both numbers and the product of hidden's dtype, is
-// what the routed experts multiply; it is taken as hidden itself would be. The shared expert
-// multiplies hidden. Otherwise both parts multiply the same arrays.
+// Under on_input the routed experts multiply weighted_hidden = hidden * weight, where the weight
+// and the product are rounded to hidden's dtype; it is then quantized like any hidden. The shared
+// expert multiplies hidden. Otherwise both parts multiply the same arrays.
 //
-// nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T), from hidden's own values.
-// int8_block: codes (T, H), scales (T, H/16), from hidden's own values. fp8: E4M3 bytes (T, H), row
-// scale (T), from hidden's own values. bf16: hidden rounded once. Only tokens with a row are read:
-// a token without one enters no statistic and leaves what belongs to it as it was, with nonfinite =
-// 0.
+// nvfp4: codes (T, H/2), block scales (T, H/16), row scale (T). int8_block: codes (T, H), scales
+// (T, H/16). fp8: E4M3 bytes (T, H), row scale (T). All three from hidden's own values. bf16:
+// hidden rounded once. Only tokens with a row are read. A token without rows enters no statistics;
+// its arrays stay unchanged, with nonfinite = 0.
 #include <functional>
 
 #include "backend/reference/formats.h"
@@ -29,13 +28,14 @@ ScalePolicy hidden_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->activation_scale == ActivationScale::kDynamicToken) return {};
   const float scale = resolve_activation_scales(config, step.weights.scales)
-                          ->hidden;  // make_plan has resolved them once
+                          ->hidden;  // make_plan has already resolved them successfully
   return {config->activation_scale == ActivationScale::kCompat ? ScalePolicy::kCompat
                                                                : ScalePolicy::kPowerOfTwo,
           scale};
 }
 
-// weighted_hidden of one token. The product of two numbers of hidden's dtype is exact in double.
+// Computes weighted_hidden of one token. The product of two numbers of hidden's dtype is exact in
+// double.
 void weigh(const StepContext& step, int64_t token) {
   const Batch& batch = step.batch;
   const int64_t cols = step.weights.config->hidden_size;

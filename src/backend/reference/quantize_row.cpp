@@ -8,8 +8,8 @@
 //                          code = e2m1(fl32(x rcp(fl32(v rcp(G)))))
 //
 // A is the block's amax, v the value of its scale byte; v = 0 makes all codes 0. For bf16 and fp16
-// elements the first form gives what rounding the exact quotients gives; the named fp32 roundings
-// define fp32 elements as well.
+// elements the first form gives the same result as rounding the exact quotients. For fp32 elements,
+// the named fp32 roundings are the definition.
 #include "backend/reference/quantize_row.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// One row of activations to its format: what both quantizations of a layer and the linear do with
-// each row.
+// Converts one row of activations to its format, for both quantizations of a layer and for the
+// linear.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace nvfp4_moe::internal::reference {
 
 struct RowCounts {
   uint64_t blocks = 0;
-  uint64_t saturated = 0;  // the scale lies above 448
-  uint64_t zeroed = 0;     // not all zero, but the scale rounds to 0
+  uint64_t saturated = 0;  // blocks whose scale is above 448
+  uint64_t zeroed = 0;     // blocks that are not all zero, but whose scale rounds to 0
 };
 
 // The scale policy of a quantization: dynamic_token, a power of two for every row (static, fixed),
@@ -26,7 +26,7 @@ struct ScalePolicy {
 
 // A row's largest magnitude, which every format needs first.
 struct RowRange {
-  double amax = 0;     // of finite elements and infinities; NaN is left out
+  double amax = 0;     // of finite elements and infinities, ignoring NaN
   bool finite = true;  // no element is NaN or Inf
 };
 RowRange range_of(const void* x, DType dtype, int64_t first, int64_t cols);
@@ -43,23 +43,24 @@ void quantize_row(const void* x, DType dtype, int64_t first, int64_t cols,
                   RowCounts& counts);
 
 // int8_block: writes row `row` of int8_codes, int8_scales and nonfinite. A nonfinite row gets 1,
-// zero codes and NaN scales; it counts no blocks. No scale saturates; counts.zeroed are blocks
-// whose codes alone are all 0.
+// zero codes and NaN scales; it counts no blocks. No scale saturates; counts.zeroed counts blocks
+// that are not all zero but whose codes are.
 void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols,
                        const ActivationBuffers& out, int64_t row, RowCounts& counts);
 
 // fp8: writes row `row` of fp8, row_scale and nonfinite. A nonfinite row gets 1, zero codes and a
-// NaN scale; it counts no blocks. counts.saturated are blocks of 16 with an element above 448 row
-// scales, counts.zeroed those that are not all zero but whose codes are. The policy is not compat.
+// NaN scale; it counts no blocks. counts.saturated counts blocks of 16 with an element above 448
+// row scales, counts.zeroed those that are not all zero but whose codes are. The policy must not be
+// compat.
 void quantize_row_fp8(const void* x, DType dtype, int64_t first, int64_t cols,
                       const ScalePolicy& policy, const ActivationBuffers& out, int64_t row,
                       RowCounts& counts);
 
-// Rounds a row to bf16, and sets nonfinite to 1 if it holds NaN or Inf, else to 0.
+// Rounds a row to bf16, and sets nonfinite to 1 if it contains NaN or Inf, otherwise to 0.
 void round_row(const void* x, DType dtype, int64_t first, int64_t cols,
                const ActivationBuffers& out, int64_t row);
 
-// The row in the format of the layer; policy and counts belong to the formats that quantize.
+// Converts a row to the layer's format; only formats that quantize use policy and counts.
 inline void convert_row(ActivationFormat format, const void* x, DType dtype, int64_t first,
                         int64_t cols, const ScalePolicy& policy, const ActivationBuffers& out,
                         int64_t row, RowCounts& counts) {
@@ -74,7 +75,7 @@ inline void convert_row(ActivationFormat format, const void* x, DType dtype, int
   }
 }
 
-// Threads add their counts to the run's status; the sum does not depend on their order.
+// Adds a thread's count to the run's status; the total does not depend on the order.
 inline void add_count(uint64_t& total, uint64_t count) {
   if (count != 0) std::atomic_ref<uint64_t>(total).fetch_add(count, std::memory_order_relaxed);
 }

@@ -3,7 +3,7 @@
 //
 //   s = max(fl32(A / 127), 2^-116),   code = RNE(fl32(x / s))
 //
-// No code leaves +-127: A / s is at most 127 (1 + 2^-24) before it is rounded.
+// No code is outside +-127: A / s is at most 127 (1 + 2^-24) before it is rounded.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -38,7 +38,7 @@ void quantize_row_int8(const void* x, DType dtype, int64_t first, int64_t cols,
     scales[b] = static_cast<float>(scale);
     bool zero = true;
     for (int64_t i = b * kBlock; i < (b + 1) * kBlock; ++i) {
-      // A quotient of two floats, rounded to double on the way, still rounds to the nearest float:
+      // A quotient of two floats that is first rounded to double still rounds to the nearest float:
       // 53 >= 2 * 24 + 2.
       codes[i] =
           static_cast<int8_t>(std::nearbyint(round_to(kFp32, load(x, dtype, first + i) / scale)));

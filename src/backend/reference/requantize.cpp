@@ -1,8 +1,8 @@
 // requantize: part.intermediate.bf16 (R, I) -> its codes and scales (nvfp4, int8_block, fp8), and
-// which rows are nonfinite.
+// its nonfinite rows.
 //
-// A nonfinite row is counted. If rows are quantized `nonfinite` is 1, and gemm2 gives a row of NaN;
-// under bf16 it stays 0, and gemm2 multiplies the values as they are.
+// A nonfinite row is counted. If rows are quantized, its `nonfinite` is 1 and gemm2 gives a row of
+// NaN. Under bf16 it stays 0, and gemm2 multiplies the values as they are.
 #include <cmath>
 #include <functional>
 
@@ -17,7 +17,7 @@ ScalePolicy intermediate_policy(const StepContext& step) {
   const MoeConfig& config = step.weights.config;
   if (config->intermediate_scale == IntermediateScale::kDynamicToken) return {};
   const float scale = resolve_activation_scales(config, step.weights.scales)
-                          ->intermediate;  // make_plan has resolved them once
+                          ->intermediate;  // make_plan has already resolved them successfully
   return {config->intermediate_scale == IntermediateScale::kCompat ? ScalePolicy::kCompat
                                                                    : ScalePolicy::kPowerOfTwo,
           scale};

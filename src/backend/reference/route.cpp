@@ -1,9 +1,9 @@
 // route: expert ids -> the rows of each local expert.
 //
 // topk_ids (T, k) -> row_of_assignment (T k), assignment_of_row (R), row_offsets (E + 1); clears
-// the run's status. Rows of an expert are in increasing token * k + k. An id of -1, or of an expert
-// that another rank holds, takes no row; any other id outside [0, num_experts) is counted and takes
-// none either. The shared part's rows are the tokens.
+// the run's status. Rows of an expert are in increasing token * top_k + k. An id of -1, or of an
+// expert on another rank, gets no row. Any other id outside [0, num_experts) is counted and gets no
+// row either. The shared part's rows are the tokens.
 #include <algorithm>
 #include <optional>
 
@@ -38,7 +38,8 @@ void route(const StepContext& step) {
   }
   for (int64_t e = 0; e < range.count; ++e) offsets[e + 1] += offsets[e];
 
-  // offsets[e] walks over e's rows and ends where e + 1 begins: shifted by one, it is itself again.
+  // offsets[e] advances over e's rows and ends at the start of e + 1, so shifting by one restores
+  // it.
   for (int64_t assignment = 0; assignment < assignments; ++assignment) {
     const auto expert = local_expert(assignment);
     buffers.row_of_assignment[assignment] = expert ? static_cast<int32_t>(offsets[*expert]++) : -1;

@@ -1,5 +1,5 @@
-// The steps of the reference layer, in the order they run, one file each; and the view of packed
-// weights they read.
+// The steps of the reference layer, in execution order, one file each, and the view of packed
+// weights that they read.
 #pragma once
 
 #include "backend/layer_steps.h"
@@ -15,7 +15,7 @@ void requantize(const StepContext& step, const PartBuffers& part);
 void gemm2(const StepContext& step, const PartBuffers& part);
 void combine(const StepContext& step);
 
-// run.cpp: all of them.
+// run.cpp: runs all steps.
 Status run(const PackedWeights& weights, const Plan& plan, const Batch& batch, std::byte* workspace,
            const RunContext& context);
 
@@ -24,13 +24,13 @@ size_t packed_bytes(const MoeConfig& config, const ExpertRange& range);
 Status pack_expert(PackedWeights& weights, int64_t local_expert, const ExpertSource& source);
 Status unpack_expert(const PackedWeights& weights, int64_t local_expert, ExpertBuffers& out);
 ExpertMatrices expert_matrices(const PackedWeights& weights, int64_t local_expert);
-// Those of expert e of a part.
+// The matrices of expert e of a part.
 inline ExpertMatrices expert_matrices(const StepContext& step, const PartBuffers& part,
                                       int64_t expert) {
   return expert_matrices(step.weights, &part == &step.buffers.shared ? kSharedExpert : expert);
 }
 
-// Those of expert e of a part; none of the shared expert.
+// The biases of expert e of a part; empty for the shared expert.
 ExpertBiases expert_biases(const StepContext& step, const PartBuffers& part, int64_t expert);
 
 // linear.cpp

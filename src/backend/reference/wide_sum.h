@@ -1,10 +1,11 @@
-// The exact sum of a W4A8 dot product, and its one rounding.
+// The exact sum of a W4A8 dot product, and its single rounding.
 //
 // A 16-block gives D = sum (2w) q, at most 24384; E = 512 * weight scale, at most 229376; and an
-// fp32 activation scale of 24 bits whose exponent is the block's own. D E times that significand is
-// an integer below 2^57, but blocks of one row may lie 237 octaves apart: more than any
-// accumulator. So terms are added in buckets of 32 octaves, each an Int128: a term shifted inside
-// its bucket stays below 2^88, and the 2^16 blocks of the longest K below 2^104.
+// fp32 activation scale of 24 bits with an exponent of its own. D E times that significand is an
+// integer below 2^57, but the exponents of blocks in one row may differ by 237 octaves, more than
+// any accumulator holds. So terms are added in buckets of 32 octaves, each an Int128: a term
+// shifted within its bucket stays below 2^88, and the 2^16 blocks of the longest K stay below
+// 2^104.
 #pragma once
 
 #include <array>
@@ -17,19 +18,20 @@ namespace nvfp4_moe::internal::reference {
 
 struct WideSum {
   static constexpr int kBuckets = 8;
-  // of a significand's last bit: 2^-116 is 2^23 of them
+  // exponent of a significand's last bit: 2^-116 is 2^23 of them
   static constexpr int kLeastExponent = -139;
-  // and D is doubled, E 512 times its value
+  // since D is doubled and E is 512 times its value
   static constexpr int kQuantumExponent = kLeastExponent - 10;
-  Int128 bucket[kBuckets];  // the sum is that of bucket[j] 2^(32 j + kQuantumExponent)
+  Int128 bucket[kBuckets];  // the total is the sum of bucket[j] 2^(32 j + kQuantumExponent)
 };
 
-// An fp32 block scale as what its terms are multiplied by, and the bucket they go to.
+// An fp32 block scale as the factor of its terms and the bucket that they go to.
 struct BlockFactor {
   int64_t factor = 0;  // below 2^55
   int bucket = 0;
 
-  // 0 for what no quantizer writes: a scale of a nonfinite row, whose sum is not used.
+  // 0 for values that no quantizer writes, such as the scale of a nonfinite row, whose sum is not
+  // used.
   explicit BlockFactor(float scale) {
     if (!(scale >= 0x1p-116f && std::isfinite(scale))) return;
     // 0..237 for scales from 2^-116
@@ -53,7 +55,7 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
   for (size_t j = 0; j < kLimbs; ++j) {
     carry += j < WideSum::kBuckets ? sum.bucket[j] : Int128{0};
     limbs[j] = static_cast<uint32_t>(carry);
-    carry >>= 32;  // arithmetic: what is left at the end is 0, or -1 for a negative sum
+    carry >>= 32;  // arithmetic shift: at the end 0 remains, or -1 for a negative sum
   }
   bool negative = carry < 0;
   if (negative) {
@@ -72,8 +74,8 @@ inline double scale_exact(const WideSum& sum, float alpha, const FloatFormat& fo
     over >>= 32;
   }
 
-  // The three highest limbs hold more bits than any format; whether anything lies below them is all
-  // that is left to say.
+  // The three highest limbs have more bits than any format. Of the lower ones, it only matters
+  // whether any is nonzero.
   size_t top = kLimbs - 1;
   while (top > 2 && limbs[top] == 0) --top;
   Int128 head = 0;

@@ -1,5 +1,5 @@
-// The entry of B200 and B300 in the contract: the CUDA backend with GEMMs on tcgen05.
-// Weights are packed the same way for either format of activations.
+// The Backend table of B200 and B300: the CUDA backend with GEMMs on tcgen05. Weights are packed
+// the same way for both formats of activations.
 #include "backend/backend.h"
 
 #include <array>
@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal {
 namespace sm100 {
 namespace {
 
-// A table of configurations, as a run's plan needs it.
+// A table of configurations in the form that a run's plan needs.
 template <const auto& kGemms>
 constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemms.size()> configs{};

@@ -1,8 +1,8 @@
-// The grouped GEMM under bf16 activations: packed weight rows, dequantized to bf16 in shared
-// memory, times rows in bf16, on tcgen05 kind::f16. e2m1 * e4m3 is a bf16 number exactly. Weights
-// are packed as for FP4 products.
+// The grouped GEMM for bf16 activations on tcgen05 kind::f16: packed weight rows, dequantized to
+// bf16 in shared memory, times bf16 rows. bf16 holds e2m1 * e4m3 exactly. Weights are packed as for
+// FP4 products.
 //
-// Roles as in gemm.cuh, and four warps more that dequantize: a thread a weight row.
+// Roles are those of gemm.cuh, plus four warps that dequantize, one thread per weight row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// Rows in bf16: of each 16 bytes, 8 k, of a k-block of 128. k beyond the row's is 0.
+// Gathers bf16 rows: 16 bytes (8 k) per thread of a k-block of 128. k beyond the row's is 0.
 template <class Traits>
 class Bf16Rows : public TileSources<Traits> {
   using Base = TileSources<Traits>;
@@ -40,13 +40,13 @@ class Bf16Rows : public TileSources<Traits> {
 __device__ inline uint32_t code_pair(uint32_t codes) {
   return (codes & 0x00080008u) << 12 | (codes & 0x00070007u) << 6;
 }
-// An E4M3 scale as bf16, twice.
+// An E4M3 scale as bf16, in both halves.
 __device__ inline uint32_t scale_pair(uint32_t e4m3) {
   const uint32_t bits = e4m3 == 0 ? 0 : (cuda::scale_to_ue5m3(e4m3) << 4) + 0x3A80u;
   return bits | bits << 16;
 }
 
-// A packed row of weights, 128 k, into both halves. row: of the tile.
+// Dequantizes a packed row of weights, 128 k, into both halves. row: within the tile.
 __device__ inline void dequantize_row(const uint8_t* tile, int row,
                                       uint8_t* const (&halves)[cuda::kHalves]) {
   constexpr uint32_t kTwoTo126 = 0x7E807E80u;
@@ -93,7 +93,7 @@ __device__ void dequantize(Bf16Shared<Traits>& shared) {
     }
 }
 
-// The role of the warp that multiplies, by one of its lanes.
+// The role of the warp that multiplies, executed by one lane.
 template <class Traits>
 __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
   const uint32_t tensor_memory = shared.tensor_memory;
@@ -101,7 +101,7 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
-    // It follows work_empty: the accumulators are free as well.
+    // It follows work_empty, so the accumulators are free as well.
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
     ptx::tcgen05_fence_after_thread_sync();
     const uint32_t kind = ptx::tcgen05_bf16_kind((shared.rows[index % 2].count + 15) / 16 * 16);
@@ -110,11 +110,11 @@ __device__ void multiply_bf16(Bf16Shared<Traits>& shared) {
 #pragma unroll 1
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state.advance()) {
       ptx::mbarrier_wait(ptx::shared_address(&shared.dequantized[state.stage]),
-                         state.parity);  // which follows full
+                         state.parity);  // it follows full
       ptx::fence_proxy_async_shared();   // rows were written through the generic proxy
       ptx::tcgen05_fence_after_thread_sync();
       const Bf16Stage<Traits>& stage = shared.stages[state.stage];
-      constexpr uint32_t kCoreBytes = 8 * kHalfRowBytes;  // of the eight rows of a swizzle
+      constexpr uint32_t kCoreBytes = 8 * kHalfRowBytes;  // for the eight rows of a swizzle
 #pragma unroll
       for (int step = 0; step < cuda::kHalves * kHalfSteps; ++step) {
         const int half = step / kHalfSteps, offset = step % kHalfSteps * kBf16StepBytes;

@@ -1,5 +1,5 @@
-// gemm1_swiglu: hidden (T, H) in bf16, joined gate/up tiles, or up's -> part.intermediate.bf16 (R,
-// I).
+// gemm1_swiglu: hidden (T, H) in bf16, joined gate/up tiles (or up tiles) -> part.intermediate.bf16
+// (R, I).
 #include "backend/sm100/gemm_launch.cuh"
 #include "backend/sm100/steps.h"
 

@@ -1,8 +1,8 @@
-// The same as shared.cuh for the GEMMs under bf16 activations: their constants, shared memory and
+// The counterpart of shared.cuh for the GEMMs for bf16 activations: constants, shared memory and
 // tensor memory.
 //
 // A stage is 128 k: a packed tile of weights, the same tile in bf16, and the tile's rows of
-// activations. Both operands lie K-major in the 128-byte swizzle, in halves of 64 k.
+// activations. Both operands are stored K-major in the 128-byte swizzle, in halves of 64 k.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,10 +17,10 @@
 namespace nvfp4_moe::internal::sm100 {
 
 inline constexpr int kFirstDequantizeWarp = kFirstGatherWarp + kGatherWarps, kDequantizeWarps = 4;
-inline constexpr int kBf16StepBytes = 32;  // of a row: the 16 k of one product
-inline constexpr int kHalfRowBytes = 128;  // of 64 k of a row in bf16
+inline constexpr int kBf16StepBytes = 32;  // per row: the 16 k of one product
+inline constexpr int kHalfRowBytes = 128;  // 64 k of a row in bf16
 inline constexpr int kHalfSteps = kHalfRowBytes / kBf16StepBytes;
-// Offset in 64 k of rows of bf16 of 16 bytes, k 8 c and the 7 that follow.
+// Offset, within 64 k of bf16 rows, of the 16 bytes with k 8 c to 8 c + 7.
 NVFP4_MOE_HOST_DEVICE constexpr int bf16_offset(int row, int c) {
   return row * kHalfRowBytes + (c ^ (row & 7)) * 16;
 }
@@ -41,7 +41,7 @@ struct Bf16Traits {
   static constexpr int kAccumulatorColumns = std::max(kTileN, 32);
   static constexpr int kColumns =
       static_cast<int>(std::bit_ceil(static_cast<unsigned>(2 * kAccumulatorColumns)));
-  // A product of 128 weight rows takes rows of activations in steps of 16.
+  // A product with 128 weight rows takes rows of activations in steps of 16.
   static_assert(kTileN % 16 == 0 && kTileN <= 256 && kPasses * kPassRows == kTileN);
   static_assert(kDequantizeThreads == cuda::kTileRows, "one thread a weight row");
 };
@@ -62,9 +62,9 @@ struct Bf16SharedOf {
   cuda::Schedule schedule;
   cuda::TileSplits to_reduce[2];
   uint32_t tensor_memory;
-  alignas(8) uint64_t full[kStages];  // packed weights and rows are there
-  uint64_t dequantized[kStages];      // and so are the weights in bf16
-  uint64_t empty[kStages];            // all products of the stage are done
+  alignas(8) uint64_t full[kStages];  // packed weights and rows are loaded
+  uint64_t dequantized[kStages];      // and the weights in bf16 are written
+  uint64_t empty[kStages];            // all products of the stage have finished
   uint64_t rows_full[2];
   uint64_t factors_full[2];
   uint64_t accumulators_full[2];

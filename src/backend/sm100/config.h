@@ -1,9 +1,9 @@
-// The compiled configurations of the FP4 GEMMs, as data, and which of them a layer takes.
+// The compiled configurations of the FP4 GEMMs, as data, and which one a layer uses.
 //
-// Weights are the M dimension, 128 rows a tile, and activations the N dimension: as many rows as a
-// tile has, in steps of 8, whatever the configuration, which says how many there may be, and so how
-// many stages fit beside them. It must hold almost every expert's rows in one tile, since a second
-// tile reads the expert's weights again.
+// Weights are the M dimension, 128 rows per tile, and activations the N dimension: a tile
+// multiplies the rows that it has, in steps of 8. A configuration sets the maximum, and so the
+// number of stages that fit into shared memory. It must hold almost every expert's rows in one
+// tile, since a second tile reads the expert's weights again.
 #pragma once
 
 #include <array>
@@ -18,22 +18,23 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-inline constexpr int kMaxSharedBytes = 227 * 1024;  // of one cta
-inline constexpr int kMaxCtas = 192;              // one a multiprocessor; the largest chip has 160
-inline constexpr int kBlockK = cuda::kFp4KBlock;  // k of a k-block: one stage of the pipeline
+inline constexpr int kMaxSharedBytes = 227 * 1024;  // per cta
+inline constexpr int kMaxCtas = 192;  // one per multiprocessor; the largest chip has 160
+// k per k-block, which is one stage of the pipeline
+inline constexpr int kBlockK = cuda::kFp4KBlock;
 inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
-  int tile_n;                  // rows of activations of a tile, at most
-  double max_rows_per_expert;  // taken up to that many, on average
+  int tile_n;                  // maximum rows of activations per tile
+  double max_rows_per_expert;  // used up to this average number
   const char* name;
 
-  // Accumulators of a split-K partial, fp32.
+  // Size of a split-K partial: fp32 accumulators.
   constexpr int64_t partial_bytes() const { return int64_t{cuda::kTileRows} * tile_n * 4; }
 };
-// The widest that leaves tensor memory room for two tiles' accumulators, 192 columns each, and the
+// The widest leaves room in tensor memory for two tiles' accumulators, 192 columns each, and the
 // scales of a k-block.
 inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
     {8, 2.5, "tcgen05_128x8"},
@@ -41,7 +42,7 @@ inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
     {192, 1e30, "tcgen05_128x192"},
 }};
 
-// Under bf16 activations, a k-block of 128 k: as wide as three stages leave room for.
+// For bf16 activations, with k-blocks of 128 k: as wide as three stages allow.
 inline constexpr int kBf16BlockK = cuda::kTileK;
 inline constexpr std::array<GemmConfig, 3> kBf16GemmConfigs = {{
     {16, 5.0, "tcgen05_bf16_128x16"},
@@ -49,15 +50,16 @@ inline constexpr std::array<GemmConfig, 3> kBf16GemmConfigs = {{
     {128, 1e30, "tcgen05_bf16_128x128"},
 }};
 
-// Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
+// Tiles may be split along K if K is long enough, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 4;
 }
 
-// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run:
-// about the bytes that pay for it on Hopper (80 KiB). Not measured here.
+// Splitting must save this many k-blocks of the longest run, 18 KiB of weights each: about the
+// bytes that pay for it on Hopper (80 KiB). Not measured here.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 4 : 6; }
-// Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.
+// The cta that reduces a split tile reads the accumulators of all its splits, which are many if
+// tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 64 ? 1 << 15 : 4; }
 
 // The index in a table of configurations for the routed experts of a batch.
@@ -69,8 +71,8 @@ int routed_config_of(const MoeConfig& config, const ExpertRange&, int64_t tokens
   while (rows_per_expert > kConfigs[index].max_rows_per_expert) ++index;
   return static_cast<int>(index);
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest
-// configuration's.
+// The same for the shared expert, whose number of rows is known: the smallest configuration that
+// holds them in one tile, or the largest.
 template <const auto& kConfigs>
 int shared_config_of(int64_t tokens) {
   size_t index = 0;

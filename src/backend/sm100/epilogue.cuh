@@ -1,8 +1,8 @@
-// The role of the epilogue's warps: a tile's accumulators from tensor memory to the output, or to a
-// split-K partial.
+// The role of the epilogue's warps: moves a tile's accumulators from tensor memory to the output,
+// or to a split-K partial.
 //
-// Read in the shape 16x256b accumulators lie in a warp's registers as those of mma.sync do: gate
-// and up of a channel, weight rows r and r + 8, are one lane's.
+// Read in the shape 16x256b, accumulators have the register layout of mma.sync: gate and up of a
+// channel, weight rows r and r + 8, are in one lane.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// each(group, octet, four accumulators) of this warp's share of a tile of that many rows, whose
-// first column is `from`.
+// Calls each(group, octet, four accumulators) for this warp's share of a tile with `count` rows,
+// whose first column is `from`.
 template <class Traits, class Each>
 __device__ void for_each_fragment(uint32_t from, int count, const Each& each) {
-  constexpr int kOctets = Traits::kWarpOctets < 4 ? 1 : 4;  // that one load brings
+  constexpr int kOctets = Traits::kWarpOctets < 4 ? 1 : 4;  // per load
   static_assert(Traits::kWarpOctets % kOctets == 0);
   const uint32_t lanes = threadIdx.x / 32 * 32 << 16;
 #pragma unroll 1
@@ -51,14 +51,14 @@ __device__ void store_tiles(Shared& shared, const GemmArgs& args, const Epilogue
   ptx::grid_dependency_wait();  // before anything is stored, and in every cta
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
-  int32_t m_tiles[2] = {};  // of the work tile that was last, and of the one before
+  int32_t m_tiles[2] = {};  // of the last work tile, and of the one before
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
     m_tiles[1] = m_tiles[0];
     m_tiles[0] = work.tile.m_tile;
     const auto wait = [&](const uint64_t& barrier) {
       ptx::mbarrier_wait(ptx::shared_address(&barrier), turn_parity(index));
     };
-    wait(shared.factors_full[index % 2]);  // which follows rows_full
+    wait(shared.factors_full[index % 2]);  // it follows rows_full
     wait(shared.accumulators_full[index % 2]);
     ptx::tcgen05_fence_after_thread_sync();
     const cuda::TileRows rows = shared.rows[index % 2];

@@ -1,8 +1,8 @@
-// The grouped GEMM on tcgen05: packed weight rows times rows of activations, both as they are
-// stored, accumulators in tensor memory. What becomes of them is the caller's Epilogue.
+// The grouped GEMM on tcgen05: packed weight rows times rows of activations, both used as stored,
+// with accumulators in tensor memory. The caller's Epilogue turns them into outputs.
 //
-// One persistent cta a multiprocessor, whose warps have roles: one loads weights, four gather rows
-// (producer.cuh), one multiplies (mainloop.cuh), four store (epilogue.cuh). shared.cuh has the
+// One persistent cta per multiprocessor, whose warps have roles: one loads weights, four gather
+// rows (producer.cuh), one multiplies (mainloop.cuh), four store (epilogue.cuh). shared.cuh has the
 // barriers between them.
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// By one thread.
+// Called by one thread.
 template <class Traits, class Shared>
 __device__ void init_barriers(Shared& shared) {
   const auto init = [](uint64_t& barrier, uint32_t arrivals) {
@@ -42,14 +42,14 @@ __device__ void init_barriers(Shared& shared) {
   ptx::fence_mbarrier_init();
 }
 
-// Work of all warps before they take their roles, and after.
+// Executed by all warps before and after their roles.
 template <class Traits, class Shared>
 __device__ void begin(Shared& shared, const GemmArgs& args) {
   if (args.after_route) ptx::launch_dependents();
   if (threadIdx.x == 0) init_barriers<Traits>(shared);
   if (threadIdx.x / 32 == kMmaWarp)
     ptx::tcgen05_alloc<Traits::kColumns>(ptx::shared_address(&shared.tensor_memory));
-  if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
+  if (!args.after_route) {  // the next kernel relies on route as soon as it starts
     ptx::grid_dependency_wait();
     ptx::launch_dependents();
   }
@@ -69,8 +69,8 @@ __device__ void end(Shared& shared) {
   ptx::tcgen05_dealloc<Traits::kColumns>(shared.tensor_memory);
 }
 
-// The role of a warp among those that both kinds of GEMMs have. Rows: as gather_rows has them.
-// multiply: the role of the warp that multiplies, by one of its lanes.
+// The roles that both kinds of GEMMs share. Rows: see gather_rows. multiply: the role of the warp
+// that multiplies, executed by one lane.
 template <class Traits, class Rows, class Shared, class Epilogue, class Multiply>
 __device__ void take_role(int warp, Shared& shared, const GemmArgs& args, const Epilogue& epilogue,
                           const Multiply& multiply) {

@@ -1,4 +1,4 @@
-// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles, or up's ->
+// gemm1_swiglu: hidden (T, H) as FP4 operand, joined gate/up tiles (or up tiles) ->
 // part.intermediate.bf16 (R, I).
 #include "backend/sm100/gemm_launch.cuh"
 #include "backend/sm100/steps.h"

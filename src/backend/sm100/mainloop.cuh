@@ -1,4 +1,4 @@
-// The mainloop: one thread takes a stage's scales to tensor memory and multiplies its codes, four
+// The mainloop: one thread copies a stage's scales to tensor memory and multiplies its codes, four
 // products of 64 k each, with accumulators in tensor memory. Nothing is converted, and nothing
 // passes through registers.
 #pragma once
@@ -54,7 +54,7 @@ __device__ void multiply_stage(const Stage<Traits>& stage, int tiles, int rows, 
   }
 }
 
-// The role of the warp that multiplies, by one of its lanes.
+// The role of the warp that multiplies, executed by one lane.
 template <class Traits>
 __device__ void multiply(const GemmArgs& args) {
   auto& shared = sm100::shared<Traits>();
@@ -63,7 +63,7 @@ __device__ void multiply(const GemmArgs& args) {
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
-    // It follows work_empty: the accumulators are free as well.
+    // It follows work_empty, so the accumulators are free as well.
     ptx::mbarrier_wait(ptx::shared_address(&shared.rows_full[index % 2]), turn_parity(index));
     ptx::tcgen05_fence_after_thread_sync();
     const int rows = (shared.rows[index % 2].count + 7) / 8 * 8;

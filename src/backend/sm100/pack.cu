@@ -1,8 +1,8 @@
-// The kernels that pack checkpoint rows into tiles for tcgen05 (weight_tile.h) and read them back:
-// bytes are moved, none changes.
+// The kernels that pack checkpoint rows into tiles for tcgen05 (weight_tile.h) and unpack them.
+// Bytes are moved, not changed.
 //
-// One thread has 16 bytes of codes of one row, 32 k, and where these begin a step of 64 k also its
-// word of scales. Rows and k beyond the matrix are code 0 under scale 0.
+// Each thread handles 16 bytes of codes of one row (32 k) and, if they begin a step of 64 k, its
+// word of scales. Rows and k beyond the matrix get code 0 and scale 0.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
@@ -13,14 +13,14 @@
 namespace nvfp4_moe::internal::sm100 {
 namespace {
 
-constexpr int kTileRowVecs = kWeightRowBytes / 16;  // of a row of a tile
+constexpr int kTileRowVecs = kWeightRowBytes / 16;  // per row of a tile
 constexpr int kVecBlocks = 2, kStepBlocks = 4;      // of 16 elements
 static_assert(kTileRowVecs * cuda::kTileRows == cuda::kVecsPerTile);
 
 // One thread's 16 bytes of a copy.
 struct RowVec {
   int64_t row_tile, k_tile;
-  int row, vec;  // of the tile; 16 bytes of the row
+  int row, vec;  // row within the tile; 16-byte vector within the row
   __device__ RowVec(int64_t index, int64_t k_tiles) {
     const int64_t tile = index / cuda::kVecsPerTile;
     vec = static_cast<int>(index % kTileRowVecs);
@@ -29,7 +29,7 @@ struct RowVec {
     row_tile = tile / k_tiles;
   }
   __device__ int64_t packed_row() const { return row_tile * cuda::kTileRows + row; }
-  // The block of 16 elements of the source's row with which it begins.
+  // The first block of 16 elements, within the source's row.
   __device__ int64_t block() const { return k_tile * (cuda::kTileK / 16) + vec * kVecBlocks; }
   __device__ bool begins_step() const { return vec % 2 == 0; }
   __device__ int scales_offset() const { return weight_scales_offset(row, vec / 2); }

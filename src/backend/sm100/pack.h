@@ -1,4 +1,4 @@
-// Tiles for tcgen05 as the shared packer fills them.
+// Tiles for tcgen05, as written by the shared packer.
 #pragma once
 
 #include "backend/cuda/pack/pack.h"

@@ -1,10 +1,10 @@
-// The producers: one warp asks for packed weights, four gather rows of activations and put what the
-// epilogue has to know of each.
+// The producers: one warp loads packed weights, four gather rows of activations and write the row
+// data that the epilogue needs.
 //
-// Packed weights of a k-block lie together as the tensor cores read them: one bulk copy. Rows lie
-// wherever their tokens do, and their codes and scales take places of their own in the stage
-// (row_tile.h): copies of 16 and of 4 bytes by threads, eight of which have one row. These write
-// through the generic proxy; whoever issues the products fences.
+// Packed weights of a k-block are contiguous in the tensor cores' order, so one bulk copy loads
+// them. Rows are scattered like their tokens, and their codes and scales go to separate parts of
+// the stage (row_tile.h): threads copy 16 or 4 bytes each, eight threads per row. These copies
+// write through the generic proxy; the thread that issues the products fences.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace nvfp4_moe::internal::sm100 {
 
-// The role of the warp that loads weights, and says which rows a work tile has. It waits for no
-// kernel before this one: weights are there, and whoever launches with after_route has promised the
+// The role of the warp that loads weights, and publishes the rows of each work tile. It does not
+// wait for preceding kernels: weights already exist, and a launch with after_route guarantees the
 // rest.
 template <class Traits, class Shared>
 __device__ void load_weights(Shared& shared, const GemmArgs& args) {
@@ -56,7 +56,7 @@ __device__ void load_weights(Shared& shared, const GemmArgs& args) {
   }
 }
 
-// The rows of a work tile that a gathering thread has 16 bytes of: which rows of x they are.
+// The rows of x of which a gathering thread copies 16 bytes, for a work tile.
 template <class Traits>
 class TileSources {
  public:
@@ -88,7 +88,7 @@ class TileSources {
   int32_t x_row_[Traits::kPasses] = {};
 
  private:
-  // From L2 each time: it is wanted twice a work tile, and registers are few.
+  // Read from L2 each time: it is needed only twice per work tile, and registers are scarce.
   __device__ int32_t assignment(int pass) const {
     const auto global_row = static_cast<int32_t>(rows_.first + row(pass));
     return args_.assignment_of_row == nullptr ? global_row
@@ -96,7 +96,7 @@ class TileSources {
   }
 };
 
-// Rows as FP4 operand: 16 bytes of codes of each, and of some a word of scales.
+// Rows as FP4 operand: 16 bytes of codes per row, and for some threads a word of scales.
 template <class Traits>
 class GatheredRows : public TileSources<Traits> {
   using Base = TileSources<Traits>;
@@ -123,7 +123,7 @@ class GatheredRows : public TileSources<Traits> {
 // The role of the gathering warps. Rows: GatheredRows, or others with the same functions.
 template <class Traits, class Rows, class Shared, class Epilogue>
 __device__ void gather_rows(Shared& shared, const GemmArgs& args, const Epilogue& epilogue) {
-  ptx::grid_dependency_wait();  // rows of activations are the kernel's before this one
+  ptx::grid_dependency_wait();  // the preceding kernel writes the rows of activations
   PipelineState<Shared::kStages> state;
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   uint32_t index = 0;

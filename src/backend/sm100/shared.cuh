@@ -1,4 +1,5 @@
-// Compile-time constants of a kernel's configuration, and a cta's shared memory and tensor memory.
+// The compile-time constants of a configuration's kernels, and a cta's shared memory and tensor
+// memory.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,8 +27,8 @@ using cuda::fp4::DownEpilogue;
 using cuda::fp4::GemmArgs;
 using cuda::fp4::RowFactor;
 
-// The warps of a cta by their roles. Warp w of the epilogue reaches the lanes 32 w .. 32 w + 31 of
-// tensor memory.
+// The warps of a cta by role. Warp w of the epilogue can access lanes 32 w .. 32 w + 31 of tensor
+// memory.
 inline constexpr int kEpilogueWarps = 4, kWeightsWarp = 4, kMmaWarp = 5, kFirstGatherWarp = 6,
                      kGatherWarps = 4;
 
@@ -38,18 +39,18 @@ struct GemmTraits {
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kEpilogueThreads = kEpilogueWarps * 32, kGatherThreads = kGatherWarps * 32;
   static constexpr int kThreads = (kFirstGatherWarp + kGatherWarps) * 32;
-  // Of one warp of the epilogue: groups of 16 weight rows, and octets of rows of activations.
+  // For one warp of the epilogue: groups of 16 weight rows, and octets of rows of activations.
   static constexpr int kWarpGroups = cuda::kGroups / kEpilogueWarps, kWarpOctets = kTileN / 8;
   __device__ static int first_group() { return static_cast<int>(threadIdx.x / 32) * kWarpGroups; }
   __device__ static int first_octet() { return 0; }
   static constexpr int kStageTiles = kBlockTiles;  // of packed weights
-  // Gathering: a thread for each 16 bytes of codes of a row.
+  // Gathering: one thread per 16 bytes of codes of a row.
   static constexpr int kRowVecs = sm100::kRowVecs;
   static constexpr int kPassRows = kGatherThreads / kRowVecs,
                        kPasses = (kTileN + kPassRows - 1) / kPassRows;
 
-  // Columns of tensor memory: two tiles' accumulators by turns, then the scales of a k-block's
-  // weights and rows.
+  // Columns of tensor memory: double-buffered accumulators of a tile, then the scales of a
+  // k-block's weights and rows.
   static constexpr int kAtoms = atoms_of(kTileN), kAtomColumns = kAtomRows / 32;
   static constexpr int kAccumulatorColumns = std::max(kTileN, 32);
   static constexpr int kWeightScales = 2 * kAccumulatorColumns;
@@ -60,8 +61,8 @@ struct GemmTraits {
   static_assert(kTileN % 8 == 0 && kTileN <= 256 && kColumns <= 512);
 };
 
-// One stage of the pipeline: a k-block of a tile's weight rows and of its rows of activations, as
-// weight_tile.h and row_tile.h have them.
+// One stage of the pipeline: a k-block of a tile's weight rows and rows of activations, in the
+// layouts of weight_tile.h and row_tile.h.
 template <class Traits>
 struct alignas(1024) Stage {  // the period of the swizzle
   uint8_t weights[kBlockTiles][cuda::kTileBytes];
@@ -69,9 +70,9 @@ struct alignas(1024) Stage {  // the period of the swizzle
   uint8_t row_scales[kBlockSteps][Traits::kAtoms * kAtomBytes];
 };
 
-// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work
-// tiles stands twice, for them by turns, and so do accumulators in tensor memory: the next tile is
-// multiplied while this one is stored.
+// The shared memory of a cta with kStageCount stages. Barriers are mbarriers. Per-work-tile state
+// is double-buffered, and so are accumulators in tensor memory: the next tile is multiplied while
+// this one is stored.
 template <class Traits, int kStageCount>
 struct SharedOf {
   static constexpr int kStages = kStageCount;
@@ -79,25 +80,26 @@ struct SharedOf {
   RowFactor factors[2][Traits::kTileN];
   cuda::TileRows rows[2];
   cuda::Schedule schedule;
-  cuda::TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: not
-                                  // the last to arrive
-  uint32_t tensor_memory;         // the address of the first column
-  alignas(8) uint64_t full[kStages];  // the stage is there
-  uint64_t empty[kStages];            // all products of it are done
-  uint64_t rows_full[2];              // rows[i] is there
-  uint64_t factors_full[2];           // factors[i] is there
-  uint64_t accumulators_full[2];      // the tile's products are done
-  uint64_t
-      work_empty[2];  // the epilogue is done with all of them, the multiplying thread with rows[i]
+  // tiles that this cta reduces, starting from its last split tile; count 0: it was not the last to
+  // arrive
+  cuda::TileSplits to_reduce[2];
+  uint32_t tensor_memory;             // the address of the first column
+  alignas(8) uint64_t full[kStages];  // the stage is loaded
+  uint64_t empty[kStages];            // all its products have finished
+  uint64_t rows_full[2];              // rows[i] is written
+  uint64_t factors_full[2];           // factors[i] is written
+  uint64_t accumulators_full[2];      // the tile's products have finished
+  // the epilogue has finished with all of them, and the multiplying thread with rows[i]
+  uint64_t work_empty[2];
 };
 
-// As many stages as fit; more than kMaxStages would only lengthen a cta's start.
+// As many stages as fit, up to kMaxStages; more would only make a cta start later.
 inline constexpr int kMaxStages = 8;
 template <class Traits>
 using Shared =
     SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
-// The contract with copies, descriptors and mbarriers, which trust offsets rather than types.
+// The layout that copies, descriptors and mbarriers rely on. They use offsets, not types.
 template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;

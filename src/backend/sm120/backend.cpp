@@ -1,5 +1,5 @@
-// The entry of RTX Blackwell in the contract: the CUDA backend with GEMMs on block-scaled FP4
-// tensor cores. bf16 activations go through the plain GEMMs.
+// The Backend table of RTX Blackwell: the CUDA backend with GEMMs on block-scaled FP4 tensor cores.
+// bf16 activations use the plain GEMMs.
 #include "backend/backend.h"
 
 #include <array>
@@ -18,7 +18,7 @@ namespace nvfp4_moe::internal {
 namespace sm120 {
 namespace {
 
-// kGemmConfigs, as a run's plan needs it.
+// kGemmConfigs in the form that a run's plan needs.
 constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {

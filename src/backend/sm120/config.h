@@ -1,6 +1,6 @@
-// The compiled configurations of the FP4 GEMMs, as data, and which of them a layer takes.
+// The compiled configurations of the FP4 GEMMs, as data, and which one a layer uses.
 //
-// Weights are the M dimension, 128 rows a tile, and activations the N dimension, in steps of 8. A
+// Weights are the M dimension, 128 rows per tile, and activations the N dimension, in steps of 8. A
 // configuration must hold almost every expert's rows in one tile, since a second tile reads the
 // expert's weights again.
 #pragma once
@@ -17,21 +17,22 @@
 
 namespace nvfp4_moe::internal::sm120 {
 
-inline constexpr int kMaxSharedBytes = 99 * 1024;  // of one cta
-inline constexpr int kMaxCtas = 192;               // one a multiprocessor; the largest chip has 188
+inline constexpr int kMaxSharedBytes = 99 * 1024;  // per cta
+inline constexpr int kMaxCtas = 192;  // one per multiprocessor; the largest chip has 188
 inline constexpr int kConsumerWarps = 8;
-inline constexpr int kBlockK = cuda::kFp4KBlock;  // k of a k-block: one stage of the pipeline
+// k per k-block, which is one stage of the pipeline
+inline constexpr int kBlockK = cuda::kFp4KBlock;
 inline constexpr int kBlockTiles = kBlockK / cuda::kTileK;
 
 using Scratch = cuda::SplitKScratch<kMaxCtas>;
 
 struct GemmConfig {
-  int tile_n;                  // rows of activations of a tile, at most
-  int warps_n;                 // of the consumer warps, side by side along N; the others along M
-  double max_rows_per_expert;  // taken up to that many, on average
+  int tile_n;                  // maximum rows of activations per tile
+  int warps_n;                 // consumer warps side by side along N; the others are along M
+  double max_rows_per_expert;  // used up to this average number
   const char* name;
 
-  // Accumulators of a split-K partial, fp32.
+  // Size of a split-K partial: fp32 accumulators.
   constexpr int64_t partial_bytes() const { return int64_t{cuda::kTileRows} * tile_n * 4; }
 };
 inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
@@ -40,16 +41,17 @@ inline constexpr std::array<GemmConfig, 3> kGemmConfigs = {{
     {128, 2, 1e30, "fp4_128x128"},
 }};
 
-// Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
+// Tiles may be split along K if K is long enough, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, kBlockK) >= 2;
 }
 
-// Splitting a tile must take that many k-blocks, 18 KiB of weights each, from the longest run. By
-// arithmetic, not measured: the reduction costs some 3 us of latency, in which a multiprocessor
-// reads two k-blocks, or multiplies three wide ones.
+// Splitting must save this many k-blocks of the longest run, 18 KiB of weights each. Calculated,
+// not measured: the reduction has about 3 us of latency, in which a multiprocessor reads two
+// k-blocks or multiplies three wide ones.
 constexpr int32_t min_saved_k_blocks(const GemmConfig& gemm) { return gemm.tile_n <= 32 ? 2 : 3; }
-// Whoever reduces a split tile reads the accumulators of all its splits: many, if tiles are wide.
+// The cta that reduces a split tile reads the accumulators of all its splits, which are many if
+// tiles are wide.
 constexpr int32_t max_splits(const GemmConfig& gemm) { return gemm.tile_n <= 32 ? 1 << 15 : 4; }
 
 // The index in kGemmConfigs for the routed experts of a batch.
@@ -60,8 +62,8 @@ inline int routed_config(const MoeConfig& config, const ExpertRange&, int64_t to
   while (rows_per_expert > kGemmConfigs[index].max_rows_per_expert) ++index;
   return static_cast<int>(index);
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest
-// configuration's.
+// The same for the shared expert, whose number of rows is known: the smallest configuration that
+// holds them in one tile, or the largest.
 inline int shared_config(int64_t tokens) {
   size_t index = 0;
   while (index + 1 < kGemmConfigs.size() && tokens > kGemmConfigs[index].tile_n) ++index;

@@ -1,4 +1,4 @@
-// A consumer warp's accumulators to the output, or to a split-K partial.
+// Stores a consumer warp's accumulators to the output, or to a split-K partial.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::internal::sm120 {
 
-// A tile's accumulators, octet by octet: what a store needs lives no longer than its octet, since
+// Stores a tile's accumulators octet by octet: temporaries live only during their octet, since
 // accumulators take most registers.
 template <class Traits, class Epilogue>
 __device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows,
@@ -31,7 +31,7 @@ __device__ void store_tile(const Epilogue& epilogue, const cuda::TileRows& rows,
   }
 }
 
-// The same to a partial, as far as the work tile has rows.
+// Stores them to a partial, for the rows that the work tile has.
 template <class Traits>
 __device__ void store_partial_tile(const GemmArgs& args, int32_t partial, int count,
                                    const Accumulators<Traits>& accumulators) {

@@ -1,8 +1,8 @@
 // The grouped GEMM on block-scaled FP4 tensor cores: packed weight rows times rows of activations,
-// both as they are stored. What becomes of the accumulators is the caller's Epilogue.
+// both used as stored. The caller's Epilogue turns accumulators into outputs.
 //
-// One persistent cta a multiprocessor, a producer warp (producer.cuh) and eight consumer warps
-// (mainloop.cuh, then epilogue.cuh) around a pipeline of stages of 256 k each. shared.cuh has the
+// One persistent cta per multiprocessor: a producer warp (producer.cuh) and eight consumer warps
+// (mainloop.cuh, then epilogue.cuh) share a pipeline of stages of 256 k each. shared.cuh has the
 // barriers between them.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace nvfp4_moe::internal::sm120 {
 
-// By one thread.
+// Called by one thread.
 template <class Traits>
 __device__ void init_barriers() {
   auto& shared = sm120::shared<Traits>();
@@ -46,7 +46,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue) {
   cuda::WorkTileIterator work_tiles(shared.schedule, static_cast<int32_t>(blockIdx.x));
   PipelineState<Shared<Traits>::kStages> state;
   uint32_t index = 0;
-  int32_t m_tiles[2] = {};  // of the work tile that was last, and of the one before
+  int32_t m_tiles[2] = {};  // of the last work tile, and of the one before
   for (cuda::WorkTile work; work_tiles.next(work); ++index) {
     m_tiles[1] = m_tiles[0];
     m_tiles[0] = work.tile.m_tile;
@@ -70,7 +70,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue) {
   auto& shared = sm120::shared<Traits>();
   if (args.after_route) ptx::launch_dependents();
   if (threadIdx.x == 0) init_barriers<Traits>();
-  if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
+  if (!args.after_route) {  // the next kernel relies on route as soon as it starts
     ptx::grid_dependency_wait();
     ptx::launch_dependents();
   }

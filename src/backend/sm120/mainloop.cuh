@@ -1,5 +1,5 @@
-// The consumers' mainloop: a stage's packed weight rows as A fragments, its rows of activations as
-// B fragments, both with their scales as they lie, into mma.m16n8k64. Nothing is converted.
+// The consumers' mainloop: a stage's packed weight rows are A fragments and its rows of activations
+// B fragments of mma.m16n8k64, both with their scales as stored. Nothing is converted.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,8 @@ namespace nvfp4_moe::internal::sm120 {
 template <class Traits>
 using Accumulators = float[Traits::kWarpGroups][Traits::kWarpOctets][4];
 
-// accumulators += 128 k of the stage. last_row: the tile's last row of activations; octets beyond
-// it are left out, and within one it stands for what is not there, so that nothing is read that was
-// not written.
+// accumulators += 128 k of the stage. last_row: the tile's last row of activations. Octets beyond
+// it are skipped; within an octet it replaces missing rows, so that only written memory is read.
 template <class Traits>
 __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row,
                               Accumulators<Traits>& accumulators) {
@@ -52,7 +51,7 @@ __device__ void multiply_tile(const Stage<Traits>& stage, int tile, int last_row
   }
 }
 
-// accumulators = a work tile's products. The last k-block of K may have one tile of weights.
+// accumulators = a work tile's products. The last k-block of K may have only one tile of weights.
 template <class Traits>
 __device__ void multiply(const GemmArgs& args, const cuda::WorkTile& work, int last_row,
                          PipelineState<Shared<Traits>::kStages>& state,

@@ -1,8 +1,8 @@
-// The kernels that pack checkpoint rows into FP4 tiles (weight_tile.h) and read them back: bytes
-// are moved, none changes.
+// The kernels that pack checkpoint rows into FP4 tiles (weight_tile.h) and unpack them. Bytes are
+// moved, not changed.
 //
-// One thread has one lane's 16 bytes of codes, and the first two of each four also the scales of
-// one row. Rows and k beyond the matrix are code 0 under scale 0.
+// Each thread handles one lane's 16 bytes of codes; the first two of each four also handle the
+// scales of one row. Rows and k beyond the matrix get code 0 and scale 0.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kBlocksPerHalf = kStepK / 16;
 
-// The rows of a group by number, and the blocks of a half.
+// The packed index of row `row` of the group.
 __device__ int64_t packed_row(const cuda::LaneVec& vec, int row) {
   return vec.row_tile * cuda::kTileRows + vec.group * cuda::kGroupRows + row;
 }

@@ -1,4 +1,4 @@
-// Tiles for block-scaled FP4 products as the shared packer fills them.
+// Tiles for block-scaled FP4 products, as written by the shared packer.
 #pragma once
 
 #include "backend/cuda/pack/pack.h"

@@ -1,9 +1,9 @@
-// The producer warp: weights and rows of activations into the stages, by bulk copies, and what the
-// consumers have to know of each work tile.
+// The producer warp: loads weights and rows of activations into the stages by bulk copies, and
+// writes the data that the consumers need about each work tile.
 //
-// Of a stage one lane asks for the weights, which lie together, and every lane for its rows, a
-// k-block each. Weights of the first stages are on their way before the kernels before this one
-// have ended.
+// For each stage one lane requests the weights, which are contiguous, and every lane requests a
+// k-block of its rows. Weights of the first stages are requested before the preceding kernels have
+// ended.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace nvfp4_moe::internal::sm120 {
 
-// A work tile's sources in memory, and which rows are this lane's.
+// A work tile's sources in memory, and this lane's rows.
 template <class Traits, class Epilogue>
 class TileSource {
  public:
@@ -25,7 +25,7 @@ class TileSource {
     const int64_t m_tile_bytes = int64_t{args.k_tiles} * cuda::kTileBytes;
     weights_ = args.weights + rows.expert * args.expert_stride + work.tile.m_tile * m_tile_bytes;
   }
-  // After route: which rows of x they are.
+  // Finds the rows of x, after route.
   __device__ void find_rows() {
 #pragma unroll
     for (int i = 0; i < Traits::kLaneRows; ++i) {
@@ -38,7 +38,7 @@ class TileSource {
       x_row_[i] = args_.assignment_of_row == nullptr ? global_row : args_.by_top_k(assignment_[i]);
     }
   }
-  // By one lane: the stage's arrival, with the bytes of weights and rows.
+  // Called by one lane: arrives for the stage, expecting the bytes of weights and rows.
   __device__ void request_weights(int32_t k_block, Stage<Traits>& stage, uint32_t full) const {
     const int32_t k_tile = (first_k_block_ + k_block) * kBlockTiles;
     const auto bytes =
@@ -118,7 +118,7 @@ __device__ void produce(const GemmArgs& args, const Epilogue& epilogue) {
         ptx::mbarrier_wait(address(shared.empty[state.stage]), state.parity ^ 1);
         if (leader) source.request_weights(k_block, stage, full);
       }
-      __syncwarp();  // the bytes are expected before any of them come
+      __syncwarp();  // the bytes must be expected before any of them arrive
       source.request_rows(k_block, stage, full, soon);
       if (k_block != 0) continue;
       source.put_factors(epilogue, shared.factors[index % 2]);

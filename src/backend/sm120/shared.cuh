@@ -1,4 +1,4 @@
-// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one
+// The compile-time constants of a configuration's kernels, and the shared memory of a cta as one
 // struct.
 #pragma once
 
@@ -30,12 +30,12 @@ struct GemmTraits {
   static constexpr GemmConfig kConfig = kGemmConfigs[kIndex];
   static constexpr int kTileN = kConfig.tile_n;
   static constexpr int kWarpsN = kConfig.warps_n, kWarpsM = kConsumerWarps / kWarpsN;
-  // Of one consumer warp: groups of 16 weight rows, and octets of rows of activations.
+  // For one consumer warp: groups of 16 weight rows, and octets of rows of activations.
   static constexpr int kWarpGroups = cuda::kGroups / kWarpsM, kWarpOctets = kTileN / 8 / kWarpsN;
   static_assert(kWarpGroups * kWarpsM == cuda::kGroups && kWarpOctets * kWarpsN * 8 == kTileN);
   static constexpr int kEpilogueThreads = kConsumerWarps * 32;
-  static constexpr int kThreads = kEpilogueThreads + 32;  // and the producer warp
-  static constexpr int kLaneRows = (kTileN + 31) / 32;  // rows of a tile that one producer lane has
+  static constexpr int kThreads = kEpilogueThreads + 32;  // including the producer warp
+  static constexpr int kLaneRows = (kTileN + 31) / 32;    // rows of a tile per producer lane
   // The first of this consumer warp's groups and octets.
   __device__ static int first_group() {
     return static_cast<int>(threadIdx.x / 32) % kWarpsM * kWarpGroups;
@@ -45,16 +45,16 @@ struct GemmTraits {
   }
 };
 
-// One stage of the pipeline: a k-block of a tile's weight rows and of its rows of activations.
+// One stage of the pipeline: a k-block of a tile's weight rows and rows of activations.
 template <class Traits>
 struct alignas(128) Stage {
   uint8_t weights[kBlockTiles][cuda::kTileBytes];
   uint8_t rows[Traits::kTileN][cuda::kFp4KBlockBytes];
 };
 
-// The shared memory of a cta with that many stages. Barriers are mbarriers; what belongs to work
-// tiles stands twice, for them by turns, since the producer describes the next one while the
-// consumers are at one.
+// The shared memory of a cta with kStageCount stages. Barriers are mbarriers. Per-work-tile state
+// is double-buffered, since the producer describes the next work tile while the consumers process
+// one.
 template <class Traits, int kStageCount>
 struct SharedOf {
   static constexpr int kStages = kStageCount;
@@ -62,22 +62,23 @@ struct SharedOf {
   RowFactor factors[2][Traits::kTileN];
   cuda::TileRows rows[2];
   cuda::Schedule schedule;
-  cuda::TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: not
-                                  // the last to arrive
-  alignas(8) uint64_t full[kStages];  // the stage is there
-  uint64_t empty[kStages];            // all consumer warps are done with it
-  uint64_t rows_full[2];              // rows[i] is there
-  uint64_t factors_full[2];           // factors[i] is there
-  uint64_t work_empty[2];             // all consumer warps are done with both
+  // tiles that this cta reduces, starting from its last split tile; count 0: it was not the last to
+  // arrive
+  cuda::TileSplits to_reduce[2];
+  alignas(8) uint64_t full[kStages];  // the stage is loaded
+  uint64_t empty[kStages];            // all consumer warps have finished with it
+  uint64_t rows_full[2];              // rows[i] is written
+  uint64_t factors_full[2];           // factors[i] is written
+  uint64_t work_empty[2];             // all consumer warps have finished with both
 };
 
-// As many stages as fit; more than kMaxStages would only lengthen a cta's start.
+// As many stages as fit, up to kMaxStages; more would only make a cta start later.
 inline constexpr int kMaxStages = 5;
 template <class Traits>
 using Shared =
     SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
-// The contract with bulk copies, ldmatrix and mbarriers, which trust offsets rather than types.
+// The layout that bulk copies, ldmatrix and mbarriers rely on. They use offsets, not types.
 template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;

@@ -1,5 +1,5 @@
-// The steps that this architecture does in its own way under nvfp4 activations; the others are
-// those of backend/cuda/steps/steps.h.
+// The steps that have their own implementation on this architecture, for nvfp4 activations; the
+// others are in backend/cuda/steps/steps.h.
 #pragma once
 
 #include "backend/layer_steps.h"

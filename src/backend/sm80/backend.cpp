@@ -1,6 +1,6 @@
-// The plain CUDA backend's entry in the contract, "cuda": every GPU from sm_80 up, mma.sync on bf16
-// operands. It is what runs if no backend knows the architecture better, and the partner that those
-// are compared with.
+// The Backend table of the plain CUDA backend, "cuda": mma.sync on bf16 operands, for every GPU
+// from sm_80 on. It runs if no specialized backend supports the architecture, and it is what the
+// others are compared with.
 #include "backend/backend.h"
 
 #include "backend/cuda/device/device.h"

@@ -1,6 +1,5 @@
-// Hopper's entry in the contract: the CUDA backend with GEMMs on wgmma, of E4M3 under fp8 and of
-// bf16 under the other formats, each with a table of configurations and an order of packed codes of
-// its own.
+// Hopper's Backend table: the CUDA backend with GEMMs on wgmma, in E4M3 under fp8 and in bf16 under
+// all other formats. Each has its own table of configurations and its own order of packed codes.
 #include "backend/backend.h"
 
 #include <array>
@@ -24,7 +23,7 @@ namespace nvfp4_moe::internal {
 namespace sm90 {
 namespace {
 
-// kGemmConfigs, as a run's plan needs it.
+// kGemmConfigs in the form that a run's plan needs.
 constexpr auto kConfigs = [] {
   std::array<cuda::GemmConfig, kGemmConfigs.size()> configs{};
   for (size_t i = 0; i < configs.size(); ++i) {
@@ -84,8 +83,8 @@ Status supports(const MoeConfig& config, const DeviceFacts& device) {
   return cuda::supports_config(config);
 }
 
-// Of weights: the first thing that a process asks of a device, and where run's driver functions are
-// found.
+// Allocates weights. This is a process's first call to a device, so it also looks up the driver
+// functions that run needs.
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   NVFP4_MOE_TRY(find_tensor_map_encoder());
   return cuda::allocate(size_bytes, device, purpose);

@@ -1,4 +1,5 @@
-// Which of the compiled configurations a batch takes: two tables, of bf16 products and of E4M3's.
+// Chooses the compiled configuration for a batch. There are two tables, one for bf16 products and
+// one for E4M3 products.
 #pragma once
 
 #include <array>
@@ -13,23 +14,23 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// Tiles may be split along K if K is long enough to share, and if bits may depend on the batch.
+// Tiles may be split along K if K is long enough, and if bits may depend on the batch.
 inline bool splits_k(const MoeConfig& config, int64_t k) {
   return !config->batch_invariant && cuda::ceil_div(k, cuda::kTileK) >= 4;
 }
 
-// Which configurations of a table a batch is offered, in this order. Their accumulators of a
-// partial grow, so that a workspace grows with its tokens.
+// The configurations of a table that a batch chooses from, in this order. The size of their
+// partials grows, so that a workspace grows with its tokens.
 struct ConfigTable {
   std::span<const GemmConfig> configs;
-  std::span<const int> of_layer;  // of a layer with all its experts, and of a shared expert
+  std::span<const int> of_layer;  // for a layer with all its experts, and for a shared expert
   std::span<const int>
-      of_rank;  // of a rank with a part of the experts, from kMinTokensWithWide tokens on
-  // Up to that many k-blocks of 512 weight rows, of one GEMM and multiprocessor, the table's first
-  // configuration, tiles of 256 weight rows, is taken in place of its second: they are shared out
-  // more evenly, and the last one to arrive leaves less to multiply.
+      of_rank;  // for a rank with part of the experts, from kMinTokensWithWide tokens on
+  // If a GEMM has at most this many k-blocks of 512 weight rows per multiprocessor, the table's
+  // first configuration (tiles of 256 weight rows) replaces its second. Smaller tiles divide the
+  // work more evenly, and the last one leaves less to multiply at the end.
   int64_t most_k_blocks_of_small_tiles;
-  int64_t least_tma_hidden;  // channels of hidden from which on gemm1 may copy rows by TMA
+  int64_t least_tma_hidden;  // minimum hidden size for which gemm1 may copy rows by TMA
 };
 inline constexpr std::array<int, 5> kBf16OfLayer = {1, 2, 3, 4, 8};
 inline constexpr std::array<int, 4> kBf16OfRank = {5, 6, 7, 8};
@@ -37,14 +38,14 @@ inline constexpr std::array<int, 6> kFp8OfLayer = {1, 2, 3, 4, 8, 9};
 inline constexpr std::array<int, 6> kFp8OfRank = {5, 6, 7, 4, 8, 9};
 inline constexpr ConfigTable kBf16Table = {std::span(kGemmConfigs).first<kBf16Configs>(),
                                            kBf16OfLayer, kBf16OfRank, 24, 1};
-// Rows by TMA have 64 k at least, which are 64 bytes, and those of gemm1 take the place of bf16
-// ones.
+// E4M3 rows for TMA are multiples of 64 bytes (64 k), and gemm1's are stored in the space of bf16
+// rows.
 inline constexpr ConfigTable kFp8Table = {std::span(kGemmConfigs).subspan<kBf16Configs>(),
                                           kFp8OfLayer, kFp8OfRank, 96, 32};
 
-// From that many tokens on the kernels of a narrow configuration hold a wide one. With fewer the
-// narrow one serves any routing nearly as well. They are compiled for activations with a gate
-// alone.
+// From this many tokens on the kernels of a narrow configuration also contain a wide one. With
+// fewer tokens the narrow one handles any routing nearly as well. They are compiled only for
+// activations with a gate.
 inline constexpr int64_t kMinTokensWithWide = 33;
 // The index in the table for the routed experts of a batch.
 inline int routed_config(const ConfigTable& table, const MoeConfig& config,
@@ -69,8 +70,8 @@ inline int routed_config(const ConfigTable& table, const MoeConfig& config,
                            cuda::ceil_div(config->hidden_size, cuda::kTileK);
   return k_blocks <= table.most_k_blocks_of_small_tiles * kMaxCtas ? 0 : 1;
 }
-// The same for the shared expert, whose number of rows is known: one tile, up to the largest
-// configuration's.
+// The same for the shared expert, whose number of rows is known: the smallest configuration that
+// holds them in one tile, or the largest.
 inline int shared_config(const ConfigTable& table, int64_t tokens) {
   for (const int index : table.of_layer)
     if (tokens <= table.configs[static_cast<size_t>(index)].tile_n) return index;

@@ -1,12 +1,11 @@
-// Packed weights -> the A fragments of wgmma, in registers, and the products of each kind. A kind
-// of product has
+// Packed weights -> the A fragments of wgmma, in registers, for both kinds of products. A kind of
+// product defines
 //
-//   kSteps              wgmmas of 64 k
-//   kAccumulatorFactor  what is left for the epilogue
-//   Weights             a lane's packed weights of 64 k and of two rows, as read from a tile
-//   Constants           what the consumers hold in registers
-//   read, look_up       a tile's bytes into Weights; what else they need, once read's words are
-//                       there
+//   kSteps              wgmmas per 64 k
+//   kAccumulatorFactor  a factor that the epilogue must still apply
+//   Weights             a lane's packed weights for 64 k and two rows, as read from a tile
+//   Constants           constants that the consumers hold in registers
+//   read, look_up       loads a tile's bytes into Weights, then data that depends on those bytes
 //   dequantize          Weights into the four words of one step's fragment
 //   multiply            one wgmma
 #pragma once
@@ -23,9 +22,9 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// bf16 times bf16 (the bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16
-// e2m1 * 2^-126, two scale bytes of UE5M3 become bf16 s * 2^107, and one multiplication of each
-// gives e2m1 * s * 2^-19, exactly.
+// bf16 times bf16 (bit layout: backend/cuda/packed_tile.h). A word gives four pairs of bf16 e2m1 *
+// 2^-126, two UE5M3 scale bytes become bf16 s * 2^107, and one multiplication of each pair gives
+// e2m1 * s * 2^-19, exactly.
 struct Bf16Products {
   static constexpr int kSteps = 4;
   static constexpr float kAccumulatorFactor = 0x1p19f;
@@ -34,7 +33,7 @@ struct Bf16Products {
     uint32_t scales[kSteps / 2];
   };
   struct Constants {
-    uint32_t scale_base = 0x70007000u;  // in a register, which saves a move at every use
+    uint32_t scale_base = 0x70007000u;  // kept in a register, which saves a move at every use
     __device__ void pin() { cuda::ptx::pin(scale_base); }
   };
 
@@ -65,16 +64,16 @@ struct Bf16Products {
   }
 };
 
-// E4M3 times E4M3 (the bit layout: fp8_tile.h). A table has, for the index of a scale, the eight
-// magnitudes of E2M1 times that scale as E4M3, each rounded once; PRMT picks four of a word's codes
-// at a time.
+// E4M3 times E4M3 (bit layout: fp8_tile.h). A table maps the index of a scale to the eight
+// magnitudes of E2M1 times that scale as E4M3, each rounded once. PRMT selects four of them at a
+// time with a word's codes.
 struct Fp8Products {
   static constexpr int kSteps = 2;
   static constexpr float kAccumulatorFactor = 1.0f;
   struct Weights {
     uint32_t codes[4];    // row r, row r + 8: two steps each
-    uint32_t scales;      // indices of row r, and of row r + 8 in bits 8..15
-    uint2 magnitudes[2];  // of row r, of row r + 8
+    uint32_t scales;      // index for row r, and for row r + 8 in bits 8..15
+    uint2 magnitudes[2];  // for row r, for row r + 8
   };
   struct Constants {
     __device__ static void pin() {}
@@ -90,8 +89,7 @@ struct Fp8Products {
   }
   template <int kStride>
   __device__ static void look_up(Weights& weights, const uint2* table) {
-    // What lies in a stage beyond the last packed tile of a matrix is multiplied too, and may be
-    // anything.
+    // Bytes in a stage beyond a matrix's last packed tile are multiplied too and may be anything.
     constexpr uint32_t kLast = kFp8ScaleIndices - 1;
     weights.magnitudes[0] = table[min(weights.scales & 0xFF, kLast) * kStride];
     weights.magnitudes[1] = table[min(weights.scales >> 8, kLast) * kStride];
@@ -106,7 +104,7 @@ struct Fp8Products {
       fragment[2 + i] = __byte_perm(bytes.x, bytes.y, picks >> 16) | (word << 4 & 0x80808080u);
     }
   }
-  // The table's entry of one index.
+  // The table entry of one index.
   __device__ static uint2 magnitudes(uint32_t index) {
     const float scale = index == 0 ? 0.0f : __uint_as_float(fp8_scale_bits(index));
     const auto pair = [](float low, float high) { return uint32_t{cuda::ptx::e4m3x2(low, high)}; };

@@ -1,18 +1,18 @@
-// How accumulators leave a cta: through an Epilogue, which makes outputs of them, directly or, if
-// the output is bf16 and tiles are wide, transposed through shared memory, so that 64 channels of a
-// row, 128 bytes, are written together.
+// Stores accumulators through an Epilogue, which turns them into outputs. They are stored directly
+// or, if the output is bf16 and tiles are wide, transposed through shared memory, so that 64
+// channels of a row (128 bytes) are written together.
 //
-// An Epilogue is a step's own (gemm1.cuh, gemm2.cuh) and has
+// Each step has its own Epilogue (gemm1.cuh, gemm2.cuh), with
 //
 //   kJoined            two weight rows, r and r + 8, give one channel
-//   kReportsNonfinite  report_if(nonfinite, row) is called for what is stored
-//   channels           of a row of outputs
-//   row_scale_of(token, assignment), scales(expert)     what RowFactor is made of
+//   kReportsNonfinite  report_if(nonfinite, row) is called for stored values
+//   channels           channels per row of outputs
+//   row_scale_of(token, assignment), scales(expert)     the inputs of RowFactor
 //   biases(expert, weight_row), prefetch_biases(...)    of weight rows r and r + 8
-//   store(row, weight_row, a, b, factor, bias)          the accumulators of weight rows r and r + 8
-//                                                       to the output
+//   store(row, weight_row, a, b, factor, bias)          stores the outputs of the accumulators of
+//                                                       weight rows r and r + 8
 //   bf16_out()         (R, channels), or null: the output is not bf16
-//   value(...), plain()                                 one output; the kind of value<kPlain>
+//   value(...), plain()                                 computes one output; selects value<kPlain>
 #pragma once
 
 #include <cstdint>
@@ -37,13 +37,14 @@ __device__ inline bool any_nonfinite(const uint4& vec8) {
   return (carries & 0x80008000u) != 0;
 }
 
-// The first weight row of a consumer thread in wgmma m, within the tile; the other is 8 further.
+// The first weight row of a consumer thread in wgmma m, within the tile; the second is 8 rows
+// further.
 template <class Traits>
 __device__ int32_t weight_row_of(int thread, int m) {
   return (thread / 128 * Traits::kM64 + m) * 64 + thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
-// A thread's accumulators of one wgmma to the output, one by one. factor(i) of row i < rows.count.
+// Stores a thread's accumulators of one wgmma, one by one. factor(i): for row i < rows.count.
 template <int kN, class Epilogue, class Factor>
 __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int32_t weight_row,
                              const float (&accumulators)[kN / 2], const Factor& factor) {
@@ -60,12 +61,12 @@ __device__ void store_direct(const Epilogue& epilogue, const TileRows& rows, int
     }
 }
 
-// A consumer warpgroup's accumulators of a whole tile to bf16_out, through its staging buffer.
-// kPlain: epilogue.plain(), known at compile time.
+// Stores a consumer warpgroup's accumulators of a whole tile to bf16_out, through its staging
+// buffer. kPlain: epilogue.plain(), known at compile time.
 //
-// The buffer holds a row's channels of one wgmma, 64, or of both where two weight rows give one
-// channel and both give 32 each. Of its row i, 16 bytes c lie at c ^ i, or at c ^ i / 2 if two rows
-// share the banks, so that neither way of access conflicts in a bank.
+// A row of the buffer holds the 64 channels of one wgmma; or, if two weight rows give one channel,
+// the 32 channels of each of two wgmmas. In row i the 16 bytes c are stored at c ^ i, or at c ^ i /
+// 2 if two rows share the banks, so that neither kind of access has bank conflicts.
 template <class Traits, bool kPlain, class Epilogue>
 __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
                              const RowFactor* factors,
@@ -73,7 +74,7 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
                              int thread_of_cta) {
   constexpr bool kJoined = Epilogue::kJoined;
   static_assert(Traits::kM64 <= 2);
-  // of a warp's eight rows: eight channels each
+  // per warp and eight rows: eight channels each
   constexpr int kMatrices = kJoined ? Traits::kM64 : 2;
   constexpr int kPasses = kJoined ? 1 : Traits::kM64, kVec8s = kMatrices * 4;
   constexpr int kRowBytes = kVec8s * 16, kStagedRows = Traits::kStagingBytes / kRowBytes;
@@ -97,7 +98,7 @@ __device__ void store_staged(const Epilogue& epilogue, const WorkTileInfo& work,
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (first >= work.rows.count) break;
-      ptx::named_barrier_sync<128>(3 + warpgroup);  // what was staged before has been read
+      ptx::named_barrier_sync<128>(3 + warpgroup);  // the previously staged rows have been read
 #pragma unroll
       for (int row = first; row < first + kStagedRows; row += 8) {
         if (row >= work.rows.count) break;

@@ -1,5 +1,5 @@
-// Activations into expert order: a token is read once and written, as it is, rounded or quantized,
-// to each of its rows. One cta a token, or one warp.
+// Copies activations into expert order: a token is read once and written to each of its rows, as it
+// is, rounded, or quantized. One cta or one warp per token.
 #include <cuda_runtime.h>
 
 #include <type_traits>
@@ -18,13 +18,13 @@ namespace {
 constexpr int kGatherThreads = cuda::kIntoRowsThreads;
 constexpr int kRowsAtOnce = 8;  // of a token
 
-// Where tokens go.
+// The destination of tokens.
 struct RowsOfTokens {
-  std::byte* rows;                   // (R), of the run's operand
-  uint8_t* nonfinite_rows;           // (R), cleared
-  const int32_t* row_of_assignment;  // (T, top_k), -1: none
+  std::byte* rows;                   // (R) rows of the run's operand
+  uint8_t* nonfinite_rows;           // (R) cleared
+  const int32_t* row_of_assignment;  // (T, top_k), -1: no row
   int32_t top_k;
-  int32_t vectors;  // of 16 bytes of a row: 8 bf16, or 16 E4M3
+  int32_t vectors;  // 16-byte vectors per row: 8 bf16, or 16 E4M3
   __device__ std::byte* row(int32_t index) const { return rows + int64_t{index} * vectors * 16; }
 };
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   write_rows(to, blockIdx.x, [&](int64_t vector) { return x[vector]; });
 }
 
-// round_rows, but for where the token goes.
+// round_row with another destination.
 template <DType kType>
 __global__ void __launch_bounds__(kGatherThreads)
     sm90_round_into_rows(cuda::RowArgs args, RowsOfTokens to) {
@@ -84,17 +84,17 @@ __global__ void __launch_bounds__(kGatherThreads)
   cuda::count_once(args.counters.nonfinite, 1, cuda::ThreadGroup::cta());
 }
 
-// Of a row of what Vec is written to: bf16, or E4M3 with its padding.
+// Vec8s per output row: bf16, or E4M3 with its padding.
 template <class Vec>
 __device__ int64_t vec8s_of(const cuda::RowArgs& args) {
   return std::is_same_v<Vec, cuda::E4m3Vec8> ? cuda::fp8_row_vec8s(args.k) : args.k / 8;
 }
-// quantize_vec8_cta, but for where the operand goes. Requantize clears nonfinite_rows.
+// quantize_vec8_cta with another destination. Requantize clears nonfinite_rows.
 template <class Vec>
 struct OperandRows {
   const RowsOfTokens& to;
   int64_t token;
-  int64_t vec8s;  // of a row, padding included
+  int64_t vec8s;  // per row, including padding
   __device__ bool any() const {
     bool any = false;
 #pragma unroll 8
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(cuda::kVec8Threads)
   cuda::quantize_vec8_row<Vec>(args, rows.token, cuda::load_vec8(args, rows.token, threadIdx.x),
                                rows);
 }
-// The same, a warp a token.
+// The same with one warp per token.
 template <class Vec>
 __global__ void __launch_bounds__(cuda::kWarpRowThreads, 4)
     sm90_quantize_into_rows_by_warps(cuda::RowArgs args, int64_t tokens, RowsOfTokens to) {

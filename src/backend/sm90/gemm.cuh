@@ -1,9 +1,9 @@
-// The grouped GEMM of Hopper: packed weight rows as wgmma's A operand, dequantized to bf16 or E4M3
-// in registers, times rows of activations from shared memory. What becomes of the accumulators is
-// the caller's Epilogue.
+// The grouped GEMM of Hopper: packed weight rows are wgmma's A operand, dequantized to bf16 or E4M3
+// in registers, and multiplied with rows of activations in shared memory. The caller's Epilogue
+// turns accumulators into outputs.
 //
-// One persistent cta a multiprocessor, its warpgroups around a pipeline of stages of 128 k each: a
-// producer (producer.cuh) and four or two consumers (mainloop.cuh, then epilogue.cuh or
+// One persistent cta per multiprocessor. Its warpgroups share a pipeline of stages of 128 k each: a
+// producer (producer.cuh) and two or four consumers (mainloop.cuh, then epilogue.cuh or
 // split_k.cuh). shared.cuh has the barriers between them.
 #pragma once
 
@@ -24,12 +24,12 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// By one thread. Of row threads each arrives at a stage, or, if they requantize, the one warp that
-// has made it.
+// Called by one thread. Every row thread arrives at a stage; if they requantize, only the one warp
+// that has made it.
 template <class Traits, class Rows>
 __device__ void init_barriers() {
   using S = Shared<Traits>;
-  if (ptx::shared_address(shared_bytes) % 1024 != 0) __trap();  // the swizzle needs it
+  if (ptx::shared_address(shared_bytes) % 1024 != 0) __trap();  // required by the swizzle
   constexpr int kConsumerArrivals = Traits::kConsumerThreads / 32 * kArrivalsPerWarp;
   constexpr int kRowArrivals = Traits::kTmaRows     ? 0
                                : Rows::kRequantizes ? kArrivalsPerWarp
@@ -47,7 +47,7 @@ __device__ void init_barriers() {
   ptx::fence_mbarrier_init();
 }
 
-// By warps that have nothing else to do at a cta's start.
+// Called by warps that are otherwise idle at a cta's start.
 template <class Traits>
 __device__ void fill_magnitudes() {
   constexpr uint32_t kFirstThread = 128;
@@ -57,12 +57,12 @@ __device__ void fill_magnitudes() {
   const uint2 bytes = Fp8Products::magnitudes(index);
 #pragma unroll
   for (uint32_t i = 0; i < Magnitudes::kCopies;
-       ++i)  // each lane of half a warp to banks of its own
+       ++i)  // each lane of a half-warp writes to its own banks
     magnitudes<Traits>(
         static_cast<int>((index + i) % Magnitudes::kCopies))[index * Magnitudes::kCopies] = bytes;
 }
 
-// What route leaves of a small batch, by one warp for its cta; and the cta's schedule.
+// Routes a small batch in one warp, for its own cta, as route does; then sets the cta's schedule.
 template <class Traits>
 __device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentIds& ids) {
   const cuda::SmallBatch own(ids, Traits::kTileN);
@@ -73,7 +73,7 @@ __device__ void route_small_batch(const GemmArgs& args, const cuda::AssignmentId
     shared<Traits>().work.schedule = Schedule(args.schedule, own.all_tiles);
 }
 
-// A consumer's work tile: accumulators, and from these outputs or a partial.
+// Processes a consumer's work tile: accumulates, then stores outputs or a partial.
 template <class Traits, class Epilogue>
 __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t index,
                         ConsumerState<Traits>& state) {
@@ -94,7 +94,7 @@ __device__ void consume(const GemmArgs& args, const Epilogue& epilogue, uint32_t
   multiply_narrowest<Traits, Traits::kTileN>(work_tile_info<Traits>(index), state, accumulators);
   if constexpr (Traits::kLateFactors)
     ptx::mbarrier_wait(factors_full_barrier<Traits>(index), index / 2 & 1);
-  // read again: no register held it meanwhile
+  // read again, to keep it out of registers meanwhile
   const WorkTileInfo work = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = ptx::read_tid_x();
@@ -128,7 +128,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   if constexpr (Rows::kFusedRouting) {
     if (threadIdx.x / 32 == 1) route_small_batch<Traits>(args, rows.ids);
   } else {
-    if (!args.after_route) {  // the next kernel may rely on route as soon as it starts
+    if (!args.after_route) {  // the next kernel relies on route as soon as it starts
       ptx::grid_dependency_wait();
       ptx::launch_dependents();
     }
@@ -148,7 +148,7 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   }
   ptx::setmaxnreg_inc<Traits::kConsumerRegisters>();
   ptx::grid_dependency_wait();  // before anything is stored, and in every cta
-  if constexpr (Rows::kFusedRouting) ptx::launch_dependents();  // not before, as above
+  if constexpr (Rows::kFusedRouting) ptx::launch_dependents();  // not earlier, for the same reason
   ConsumerState<Traits> state;
   state.constants.pin();
   int32_t left = schedule.k_blocks_of(static_cast<int32_t>(blockIdx.x));
@@ -164,11 +164,11 @@ __device__ void gemm(const GemmArgs& args, const Epilogue& epilogue, const Rows&
   reduce_split_tiles<Traits>(args, epilogue, schedule, index - 1);
 }
 
-// The wide configuration that stands beside kIndex.
+// The wide configuration that kIndex contains.
 template <size_t kIndex>
 inline constexpr size_t wide_of = wide_beside(kIndex);
 
-// Whether route has listed wide tiles. Waits for route if it may not have ended.
+// Whether route has listed wide tiles. Waits for route if it may still be running.
 __device__ inline bool lists_wide(const GemmArgs& args) {
   ptx::prefetch_parameters(args);
   if (!args.after_route) ptx::grid_dependency_wait();

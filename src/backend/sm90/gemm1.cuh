@@ -1,11 +1,11 @@
-// gemm1_swiglu's epilogues and kernel: hidden (T, H), joined gate/up tiles, or up's without a gate
-// -> part.intermediate.bf16 (R, I).
+// gemm1_swiglu's epilogues and kernel: hidden (T, H) and joined gate/up tiles (or up tiles, without
+// a gate) -> part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and
-// their biases where there are any; the activation function, the router weight under before_down,
-// one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so that both
-// accumulators are in one lane. Without a gate they are two channels of up, and go through relu2.
-// Rows of a nonfinite token are NaN: their row scale is.
+// g = alpha_gate * dot and u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), plus
+// their biases if there are any. Then the activation function, the router weight under before_down,
+// and one rounding to bf16. Gate and up of one channel are weight rows r and r + 8, so both
+// accumulators are in one lane. Without a gate these rows are two channels of up and go through
+// relu2. Rows of a nonfinite token are NaN, because their row scale is.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -50,7 +50,7 @@ struct SwigluEpilogue : Gemm1Params {
                                     fmaf(up * kFactor, factor.second, bias.second)) *
            factor.weight;
   }
-  // gate, up: accumulators. weight_row: of gate; 8 further is up of the same channel.
+  // gate, up: accumulators. weight_row: gate's; up of the same channel is 8 rows further.
   __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
                         const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t channel = cuda::joined_channel(weight_row);
@@ -64,7 +64,7 @@ struct SwigluEpilogue : Gemm1Params {
   }
 };
 
-// A layer without a gate. up's alpha is a row's second factor, as above.
+// For a layer without a gate. up's alpha is a row's second factor, as above.
 template <bool kReports, class Products>
 struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
   static constexpr bool kJoined = false;
@@ -79,8 +79,8 @@ struct Relu2Epilogue : SwigluEpilogue<kReports, Products> {
     return cuda::relu2(fmaf(accumulator * Products::kAccumulatorFactor, factor.second, bias)) *
            factor.weight;
   }
-  // first, second: accumulators of channels `channel` and 8 further, of which there are a multiple
-  // of 16.
+  // first, second: accumulators of channels `channel` and `channel` + 8. The number of channels is
+  // a multiple of 16.
   __device__ void store(int64_t row, int32_t channel, float first, float second,
                         const RowFactor& factor, const LaneBiases& bias) const {
     if (channel >= this->channels) return;
@@ -96,8 +96,8 @@ using Gemm1EpilogueOf =
                        SwigluEpilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>,
                        Relu2Epilogue<Traits::kTmaRows && !Traits::kFp8, typename Traits::Products>>;
 
-// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles.
-// Both gather.
+// The kernel of a narrow configuration that also contains a wide one, used if route lists wide
+// tiles. Both gather rows.
 template <size_t kIndex, class Epilogue>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1)
     sm90_gemm1_either_kernel(const __grid_constant__ GemmArgs narrow,

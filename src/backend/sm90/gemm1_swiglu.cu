@@ -1,4 +1,4 @@
-// gemm1_swiglu's launch: what it takes from a step, and which kernel (gemm1.cuh).
+// Launches gemm1_swiglu: derives its arguments from a step and selects the kernel (gemm1.cuh).
 #include "backend/sm90/gather.h"
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"

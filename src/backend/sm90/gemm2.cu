@@ -1,4 +1,4 @@
-// gemm2's launch: what it takes from a step, and which kernel (gemm2.cuh).
+// Launches gemm2: derives its arguments from a step and selects the kernel (gemm2.cuh).
 #include "backend/cuda/steps/quantize.cuh"
 #include "backend/sm90/gemm_launch.h"
 #include "backend/sm90/steps.h"
@@ -21,7 +21,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   const GemmArgs args = args_of(plan.config);
   Gemm2Params params{};
   params.tensor_scales = cuda::tensor_scales(step.weights, of.shared);
-  params.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  params.row_scale = part.intermediate.row_scale;  // null under bf16, except in a linear
   params.bias_table = cuda::down_biases(step.weights, of.shared);
   params.out = part.rows_out;
   params.out_fp32 = config->row_format == RowFormat::kFp32;

@@ -1,9 +1,9 @@
 // gemm2's epilogue and kernel: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in
 // row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one,
-// then row_format. A nonfinite row is NaN: its row scale is. Under bf16 the intermediate itself is
-// the operand, NaN and Inf included.
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), plus the bias if there is
+// one, then converted to row_format. A nonfinite row is NaN, because its row scale is. Under bf16
+// the intermediate itself is the operand, including NaN and Inf.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ struct DownEpilogue : Gemm2Params {
   __device__ uint16_t* bf16_out() const { return out_fp32 ? nullptr : static_cast<uint16_t*>(out); }
 
   __device__ ExpertScales scales(int32_t expert) const { return {tensor_scales[expert].down, 0}; }
-  // Rows are in expert order already, so that what the producer takes for a token is the row.
+  // Rows are already in expert order, so the producer's "token" is the row.
   __device__ RowScale row_scale_of(int32_t row, int32_t) const {
     return {row_scale != nullptr ? row_scale[row] : 1.0f, 1.0f};
   }
@@ -37,7 +37,7 @@ struct DownEpilogue : Gemm2Params {
   __device__ float value(float accumulator, const RowFactor& factor, float bias) const {
     return fmaf(accumulator * Products::kAccumulatorFactor, factor.first, bias);
   }
-  // first, second: accumulators of channels `channel` and 8 further.
+  // first, second: accumulators of channels `channel` and `channel` + 8.
   __device__ void store(int64_t row, int32_t channel, float first, float second,
                         const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t at = row * channels + channel;
@@ -52,8 +52,8 @@ struct DownEpilogue : Gemm2Params {
   }
 };
 
-// The kernel of a narrow configuration and of the wide one that it takes if route lists wide tiles:
-// the narrow one gathers rows, the wide one copies them by TMA.
+// The kernel of a narrow configuration that also contains a wide one, used if route lists wide
+// tiles. The narrow one gathers rows, the wide one copies them by TMA.
 template <size_t kIndex>
 __global__ void __launch_bounds__(GemmTraits<kIndex>::kThreads, 1) sm90_gemm2_either_kernel(
     const __grid_constant__ GemmArgs narrow, const __grid_constant__ GemmArgs wide,

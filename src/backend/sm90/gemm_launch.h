@@ -1,4 +1,5 @@
-// Arguments of both GEMMs from a step: the part's sides, and its configuration by the run's plan.
+// Derives the arguments of both GEMMs from a step: the part's sizes, and its configuration in the
+// run's plan.
 #pragma once
 
 #include "backend/cuda/packed_layout.h"
@@ -11,11 +12,11 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// A part of a layer as a grouped GEMM sees it.
+// A part of a layer as a grouped GEMM.
 struct GemmPart {
   bool shared;
   cuda::PartLayout layout;
-  int64_t rows;  // at most
+  int64_t rows;  // upper bound
 
   GemmPart(const StepContext& step, const PartBuffers& part)
       : shared(&part == &step.buffers.shared) {
@@ -25,13 +26,13 @@ struct GemmPart {
   }
 };
 
-// In kGemmConfigs, of an index into the run's table.
+// The index in kGemmConfigs of an index into the run's table.
 inline size_t config_index(const StepContext& step, int config) {
   return static_cast<size_t>(config) +
          (step.plan->operand == cuda::Operand::kE4m3 ? kBf16Configs : 0);
 }
 
-// All but weights and assignment_of_row. config: plan's own, or its wide one.
+// All arguments except weights and assignment_of_row. config: the plan's own, or its wide one.
 inline GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
                           const cuda::GemmPlan& plan, int config, const cuda::MatrixTiles& tiles,
                           const Scratch& scratch) {
@@ -65,7 +66,7 @@ inline LaunchSite launch_site(const StepContext& step, const cuda::GemmPlan& pla
   return {static_cast<unsigned>(plan.ctas), step.stream};
 }
 
-// Of a row of k elements that a GEMM multiplies.
+// Bytes of an operand row of k elements.
 inline int32_t row_bytes(const StepContext& step, int64_t k) {
   return static_cast<int32_t>(cuda::operand_row_bytes(step.plan->operand, k));
 }

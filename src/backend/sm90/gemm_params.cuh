@@ -1,5 +1,5 @@
-// The parameters of the GEMM kernels: a grouped GEMM's sides, where its rows of activations come
-// from, and what the epilogues take.
+// The parameters of the GEMM kernels: a grouped GEMM's sizes, the source of its rows of
+// activations, and the epilogues' inputs.
 #pragma once
 
 #include <cuda.h>
@@ -34,36 +34,38 @@ struct GemmArgs {
   ScheduleParams schedule;
   Divider by_top_k;
   const int32_t* assignment_of_row;  // (R): token = assignment / top_k; null: token = row
-  const int64_t* row_offsets;        // (2) of dense rows
-  const cuda::RowTile* row_tiles;    // (row_tile_count) by route; null: one expert, dense rows
-  const int32_t* row_tile_count;     // (1)
-  const int32_t*
-      lists_wide;   // (1) by route: row_tiles are the wide configuration's; if the kernel holds one
-  float* partials;  // (2 ctas, tile_m, tile_n) of split tiles, in the accumulators' order
-  int32_t* arrivals;          // (ctas) of the splits of a tile; 0 before and after
-  bool waits_for_requantize;  // and so has time to request more weights before its rows are there
-  bool after_route;  // route has ended when this kernel starts, and not just when it has waited
+  const int64_t* row_offsets;        // (2) for dense rows
+  const cuda::RowTile* row_tiles;  // (row_tile_count) from route; null: one expert with dense rows
+  const int32_t* row_tile_count;   // (1)
+  // (1) from route: whether row_tiles are those of the wide configuration; only if the kernel
+  // contains one
+  const int32_t* lists_wide;
+  float* partials;    // (2 ctas, tile_m, tile_n) for split tiles, in the accumulators' order
+  int32_t* arrivals;  // (ctas) arrived splits per tile; 0 before and after
+  bool waits_for_requantize;  // so there is time to request more weights before its rows are ready
+  // route has ended when this kernel starts; otherwise only after grid_dependency_wait
+  bool after_route;
 };
 
 // Rows of activations that are gathered by cp.async: x (T, row_bytes), bf16 or E4M3. row_bytes is a
-// multiple of 32, and the weights' padding beyond it is 0.
+// multiple of 32; the weights' padding beyond it is 0.
 struct GatheredRows {
   const std::byte* x;
   int32_t row_bytes;
   static constexpr bool kFusedRouting = false, kRequantizes = false;
 };
-// The same of a batch that is small enough for each cta to route by itself while route does: the
-// cta knows its weights, and may request them, before route has ended.
+// The same for a batch that is small enough for each cta to route itself while route runs. The cta
+// then knows its weights, and may request them, before route has ended.
 struct FusedRoutingRows {
   const std::byte* x;
   int32_t row_bytes;
-  bool x_is_input;  // x is the batch's own hidden: there before this kernel starts, and not just
-                    // once route has ended
+  // x is the batch's own hidden, ready before this kernel starts, not only once route has ended
+  bool x_is_input;
   cuda::AssignmentIds ids;
   static constexpr bool kFusedRouting = true, kRequantizes = false;
 };
-// Rows of the intermediate in expert order as gemm1 leaves them, which the row producers turn to
-// E4M3 themselves.
+// Rows of the intermediate in expert order as gemm1 writes them. The row producers convert them to
+// E4M3.
 struct RequantizedRows {
   const uint16_t* x;  // (R, k) bf16
   int32_t k;
@@ -88,10 +90,10 @@ struct Gemm1Params {
   const float* router_weights;        // (T k) by assignment, or null: 1
   cuda::BiasTable bias_table;
   GatedActivation activation;
-  bool gated;               // which epilogue: SwigluEpilogue, else Relu2Epilogue
+  bool gated;               // selects SwigluEpilogue, otherwise Relu2Epilogue
   uint16_t* out;            // (R, I) bf16
   int64_t channels;         // I
-  uint8_t* nonfinite_rows;  // (R) set if a row has NaN or Inf, or null
+  uint8_t* nonfinite_rows;  // (R) set to 1 if a row has NaN or Inf; or null
 };
 // Arguments of gemm2's epilogue.
 struct Gemm2Params {
@@ -103,17 +105,17 @@ struct Gemm2Params {
   int64_t channels;  // H
 };
 
-// Both GEMMs' tensor scales of one expert: gate's and up's, or down's.
+// The tensor scales of one expert for either GEMM: gate's and up's, or down's.
 struct ExpertScales {
   float first, second;
 };
-// A row's factors of its accumulators.
+// The factors that a row applies to its accumulators.
 struct RowScale {
   float scale;   // the row's own, NaN if its token is nonfinite
   float weight;  // the router's, or 1
 };
-// What the accumulators of one row and one expert are multiplied by: alpha = fl32(row scale *
-// tensor scale) of each tensor scale. The products' kAccumulatorFactor is not in it: a large alpha
+// The factors of the accumulators of one row and one expert: alpha = fl32(row scale * tensor scale)
+// for each tensor scale. They exclude the products' kAccumulatorFactor, with which a large alpha
 // might overflow.
 struct alignas(16) RowFactor {
   float first, second, weight;

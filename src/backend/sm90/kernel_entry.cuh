@@ -1,5 +1,5 @@
-// Compiles both GEMMs of one configuration and makes its entry of them: what the files under
-// configs/ include.
+// Compiles both GEMMs of one configuration and makes its KernelEntry. Included by the files in
+// configs/.
 #pragma once
 
 #include <algorithm>
@@ -56,8 +56,8 @@ constexpr KernelEntry make_kernel_entry() {
   return entry;
 }
 
-// The same with the wide configuration next to it, for activations with a gate; the other kernels
-// are those of the narrow one alone.
+// The same with the wide configuration included, for activations with a gate. All other kernels are
+// those of the narrow one only.
 template <size_t kIndex>
 Status launch_gemm1_either(const LaunchSite& site, const GemmArgs& narrow, const GemmArgs& wide,
                            const Gemm1Params& params, const GatheredRows& rows) {

@@ -1,5 +1,5 @@
-// The compiled kernels, as the host finds them: one entry for each of kGemmConfigs, each compiled
-// by a file of its own under configs/.
+// The compiled kernels for host code: one entry for each of kGemmConfigs, each compiled by its own
+// file in configs/.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ struct LaunchSite {
   void* stream;
 };
 
-// Enqueues a kernel of one configuration, or of two; null if the configuration does not take rows
-// that way.
+// Enqueues a kernel of one configuration, or of two. null if the configuration does not support
+// that source of rows.
 struct KernelEntry {
   size_t config;  // index in kGemmConfigs
   Status (*gemm1)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const GatheredRows&);
@@ -31,7 +31,7 @@ struct KernelEntry {
   Status (*gemm1_tma)(const LaunchSite&, const GemmArgs&, const Gemm1Params&, const TmaRows&);
   Status (*gemm2)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const GatheredRows&);
   Status (*gemm2_tma)(const LaunchSite&, const GemmArgs&, const Gemm2Params&, const TmaRows&);
-  // Of two configurations, the second wide; which of them, route's list of tiles says.
+  // For two configurations, the second one wide. route's list of tiles selects one of them.
   Status (*gemm1_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm1Params&,
                          const GatheredRows&);
   Status (*gemm2_either)(const LaunchSite&, const GemmArgs&, const GemmArgs&, const Gemm2Params&,

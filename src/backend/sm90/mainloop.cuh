@@ -1,7 +1,7 @@
-// The consumers' mainloop: packed weight rows from a stage into registers, dequantized to
-// fragments, times the stage's rows of activations by wgmma. Each of the warpgroups has a share of
-// the weight rows and waits for its own products; the others fill the time, and if they are two,
-// fragments made ahead do.
+// The consumers' mainloop: reads packed weight rows from a stage into registers, dequantizes them
+// to fragments, and multiplies them with the stage's rows of activations by wgmma. Each warpgroup
+// has a share of the weight rows and waits for its own products; the other warpgroups use that
+// time. With only two warpgroups, fragments are made ahead instead.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// One arrival for the whole warp if the predicate holds, once all its lanes are there.
+// One arrival for the whole warp if the predicate holds, after all its lanes.
 __device__ inline void arrive_as_warp(uint32_t mbarrier, bool predicate) {
   __syncwarp();
   ptx::mbarrier_arrive_if(mbarrier, predicate && threadIdx.x % 32 < kArrivalsPerWarp);
@@ -26,7 +26,7 @@ __device__ void release_stage(int stage, bool predicate) {
   arrive_as_warp(empty_barrier<Traits>(stage), predicate);
 }
 
-// A consumer warpgroup's stage, and the weights that it has read ahead.
+// A consumer warpgroup's pipeline state, and the weights that it has read ahead.
 template <class Traits>
 struct ConsumerState {
   using Pipeline = PipelineState<Shared<Traits>::kStages>;
@@ -34,11 +34,11 @@ struct ConsumerState {
   static constexpr int kFragmentWords = Traits::kStepsPerGroup * Traits::kM64 * 4;
   Pipeline pipeline;
   typename Products::Constants constants;
-  typename Products::Weights weights[Traits::kM64];  // of 64 k
+  typename Products::Weights weights[Traits::kM64];  // for 64 k
   uint32_t fragments[Traits::kAhead ? 2 : 1]
-                    [kFragmentWords];  // of one commit group, and of the next one
+                    [kFragmentWords];  // of the current commit group, and of the next one
 
-  // Of the commit group `group` of a k-block.
+  // The fragments of commit group `group` of a k-block.
   __device__ uint32_t (&fragments_of(int group))[kFragmentWords] {
     return fragments[Traits::kAhead ? group % 2 : 0];
   }
@@ -57,29 +57,29 @@ struct ConsumerState {
       Products::template look_up<Magnitudes::kCopies>(
           of_m64, magnitudes<Traits>(threadIdx.x % Magnitudes::kCopies));
   }
-  // A work tile's first weights and fragments. No work tile reads for the next one: fragments that
-  // live from a wgmma of one N to one of another leave ptxas too few registers.
+  // Reads a work tile's first weights and fragments. No work tile reads for the next one: fragments
+  // that stay live between wgmmas of different N leave ptxas too few registers.
   __device__ void begin() {
     read_stage(pipeline);
     look_up();
     dequantize_group<0>(fragments_of(0));
   }
-  // Once the stage is there. cp.async writes through the generic proxy, and wgmma reads through the
-  // asynchronous one.
+  // Waits for the stage, then reads from it. cp.async writes through the generic proxy, and wgmma
+  // reads through the asynchronous one.
   __device__ void read_stage(Pipeline from) {
     ptx::mbarrier_wait(full_barrier<Traits>(from.stage), from.parity);
     if constexpr (!Traits::kTmaRows) ptx::fence_proxy_async_shared();
     read(from.stage, 0);
   }
-  // The other half of this k-block after half 0, the next k-block's first after half 1. A work
-  // tile's last k-block reads itself again; nothing uses that.
+  // Reads the second half of this k-block after half 0, and the next k-block's first half after
+  // half 1. A work tile's last k-block is read again instead; nothing uses that.
   __device__ void read_on(int half, const Pipeline& next, bool more) {
     if (half == 0)
       read(pipeline.stage, 1);
     else
       read_stage(more ? next : Pipeline(pipeline));
   }
-  // The kGroup-th commit group of the 64 k that were read last.
+  // Dequantizes the kGroup-th commit group of the 64 k that were read last.
   template <int kGroup>
   __device__ void dequantize_group(uint32_t (&to)[kFragmentWords]) {
 #pragma unroll
@@ -91,19 +91,19 @@ struct ConsumerState {
   }
 };
 
-// Accumulators of all rows of a tile as wgmma leaves them; those of a narrower wgmma are the first.
+// Accumulators of all rows of a tile in wgmma's layout; a narrower wgmma uses the first ones.
 template <class Traits>
 using Accumulators = float[Traits::kM64][Traits::kTileN / 2];
 
 // accumulators += this warpgroup's weight rows times kN rows of activations, over a work tile's
 // k-blocks.
 //
-// Nothing between a wgmma and its wait branches: ptxas would serialize them.
+// Nothing between a wgmma and its wait may branch: ptxas would serialize them.
 template <class Traits, int kN>
 __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state,
                          Accumulators<Traits>& accumulators) {
   using Products = typename Traits::Products;
-  constexpr int kGroups = Products::kSteps / Traits::kStepsPerGroup;  // of 64 k
+  constexpr int kGroups = Products::kSteps / Traits::kStepsPerGroup;  // per 64 k
   static_assert(kGroups <= 2);
   constexpr bool kReadFirst = Traits::kTileN <= 16;
   state.begin();
@@ -112,15 +112,16 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state,
   for (int32_t k_block = 0; k_block < k_blocks; ++k_block) {
     uint64_t rows =
         ptx::wgmma_descriptor_128b(ptx::shared_address(stage_bytes<Traits>(state.pipeline.stage)));
-    // else offsets into it are or'ed by halves, three instructions for one
+    // otherwise ptxas or's offsets into its halves, three instructions instead of one
     rows = ptx::pinned(rows);
     const auto next = state.pipeline.next();
     const bool more = k_block + 1 < k_blocks;
 #pragma unroll
     for (int g = 0; g < 2 * kGroups; ++g) {
       const int half = g / kGroups;
-      const bool ends_half = g % kGroups == kGroups - 1;  // it is dequantized: read on
-      // A narrow wgmma leaves no time for that after it.
+      // this half is dequantized: read the next one
+      const bool ends_half = g % kGroups == kGroups - 1;
+      // A narrow wgmma leaves no time to read after it.
       if (kReadFirst && ends_half) state.read_on(half, next, more);
       auto& fragments = state.fragments_of(g);
       ptx::pin(fragments);
@@ -162,7 +163,7 @@ __device__ void multiply(int32_t k_blocks, ConsumerState<Traits>& state,
   release_stage<Traits>(previous, true);
 }
 
-// With the narrowest wgmma that holds the work tile's rows.
+// Multiplies with the narrowest wgmma that holds the work tile's rows.
 template <class Traits, int kN>
 __device__ void multiply_narrowest(const WorkTileInfo& work, ConsumerState<Traits>& state,
                                    Accumulators<Traits>& accumulators) {

@@ -1,5 +1,5 @@
-// product_rate: wgmma m64n128k16 with A in registers and B in shared memory, as the GEMMs issue it,
-// and nothing else.
+// product_rate: measures wgmma m64n128k16 only, with A in registers and B in shared memory, as the
+// GEMMs issue it.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -21,7 +21,7 @@ constexpr int kWarpgroups = 2, kMeasureThreads = kWarpgroups * 128;
 constexpr int kRows = 128, kSteps = 4;  // B: 128 rows of 64 k
 constexpr int kRounds = 1024;
 
-__device__ uint32_t operand(uint32_t seed) {  // magnitudes near 1, signs and low bits of a hash
+__device__ uint32_t operand(uint32_t seed) {  // magnitudes near 1, signs and low bits from a hash
   seed = (seed ^ 61u ^ seed >> 16) * 0x9E3779B1u;
   seed ^= seed >> 15;
   return (seed & 0x807F807Fu) | 0x3F003F00u;

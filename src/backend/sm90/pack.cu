@@ -1,8 +1,8 @@
-// The kernels that pack checkpoint rows into tiles for products of E4M3 (fp8_tile.h) and read them
-// back: codes are moved, and scales are stored with the shift of their matrix taken off.
+// The kernels that pack checkpoint rows into tiles for E4M3 products (fp8_tile.h) and unpack them.
+// Codes are moved, and scales are stored without the shift of their matrix.
 //
-// One thread has one lane's 16 bytes of codes, one block of each of two rows, and both of their
-// scales. Rows and k beyond the matrix are code 0 under scale 0.
+// Each thread handles one lane's 16 bytes of codes (one block of each of two rows) and both scales.
+// Rows and k beyond the matrix get code 0 and scale 0.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/check.h"
@@ -13,7 +13,7 @@
 namespace nvfp4_moe::internal::sm90 {
 namespace {
 
-constexpr int kCodeBytes = 8;  // of a block
+constexpr int kCodeBytes = 8;  // per block
 
 __global__ void __launch_bounds__(cuda::kPackThreads)
     pack_fp8_tiles(const __grid_constant__ cuda::SourceRows source, int64_t vecs, int64_t k_tiles,

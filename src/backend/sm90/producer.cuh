@@ -1,13 +1,14 @@
-// The producer warpgroup: weights, rows of activations and their factors into the stages.
+// The producer warpgroup: loads weights, rows of activations and their factors into the stages.
 //
-//   warp 0, one thread   weights: bulk copies of whole packed tiles. Under kTmaRows the rows too,
+//   warp 0, one thread   weights: bulk copies of whole packed tiles; under kTmaRows also the rows,
 //                        by TMA tiles
-//   warps 1-3            work tile infos and row factors. Without kTmaRows the rows, gathered by 16
-//                        bytes a thread, or requantized (requantize.cuh)
+//   warps 1-3            work tile infos and row factors; without kTmaRows also the rows, gathered
+//                        by 16 bytes per thread, or requantized (requantize.cuh)
 //
-// Both ways leave rows in the 128-byte swizzle that wgmma reads. Rows beyond a tile's count reach
-// columns that nobody reads; of gathered ones those that are multiplied all the same are zeros,
-// which take the least power. k beyond K is filled with zeros, since 0 times a stale NaN is NaN.
+// In all cases rows have the 128-byte swizzle that wgmma reads. Rows beyond a tile's count only
+// affect columns that nobody reads. If gathered rows beyond it are multiplied anyway, they are
+// zeros, which takes the least power. k beyond K is filled with zeros, since 0 times a stale NaN is
+// NaN.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// kFused: from what the cta has routed by itself.
+// kFused: uses the routing that the cta has computed itself.
 template <class Traits, bool kFused>
 __device__ TileRows rows_of_tile(const GemmArgs& args, int32_t n_tile) {
   if constexpr (kFused) {
@@ -37,8 +38,8 @@ __device__ int32_t count_row_tiles(const GemmArgs& args) {
       {args.row_tiles, args.row_tile_count, args.row_offsets});
 }
 
-// A cta's work tiles with their rows. read_ahead() reads the next one's: the pipeline must not run
-// dry while they are read, and the first work tile's copies must not wait for the second's.
+// A cta's work tiles with their rows. read_ahead() reads the next one: the pipeline must not run
+// dry meanwhile, and the first work tile's copies must not wait for reads of the second.
 template <class Traits, bool kFused>
 class WorkTilesAhead {
  public:
@@ -74,9 +75,9 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source,
   WorkTilesAhead<Traits, Rows::kFusedRouting> work_tiles(args, schedule);
   PipelineState<kStages> state;
   const int64_t m_block_bytes = int64_t{args.k_blocks} * cuda::kTileBytes;
-  // Stages of weights that are requested before the kernel may wait, and before its first rows are
-  // on their way: with more in flight these, and the reads that lead to them, would come later.
-  // Behind requantize there is time for all.
+  // Stages of weights that are requested before the kernel waits for its predecessor and before its
+  // first rows are requested. With more in flight, the rows' copies, and the reads that lead to
+  // them, would be delayed. After requantize there is time for all stages.
   constexpr int kEarlyBytes = 54 * 1024,
                 kWeightBytes = Traits::kMBlocks * static_cast<int>(cuda::kTileBytes);
   int early = Traits::kTmaRows                                    ? 0
@@ -89,8 +90,8 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source,
     const uint8_t* from = args.weights + rows.expert * args.expert_stride +
                           first_m_block * m_block_bytes + work.first_k_block * cuda::kTileBytes;
     auto bytes = static_cast<uint32_t>(m_blocks * cuda::kTileBytes);
-    // An expert with several wide tiles has more than half as many rows in each. Other ctas read
-    // its weights soon.
+    // If an expert has several wide tiles, each has more than half the maximum rows. Other ctas
+    // then read its weights soon.
     const uint64_t policy =
         Traits::kWide && rows.count > Traits::kTileN / 2 ? read_again : read_once;
     int32_t tma_tiles = 0;
@@ -130,13 +131,13 @@ __device__ void produce_weights(const GemmArgs& args, const Rows& source,
   }
 }
 
-// What the consumers have to know of a work tile and of its rows, by all row threads. It is made in
+// Tells the consumers about a work tile and its rows. All row threads take part. It is computed in
 // two halves, so that copies of rows do not wait for reads that only the consumers need.
 template <class Traits, class Epilogue, class Rows>
 class Description {
  public:
-  // The first half: where the row threads find the rows. Under kLateFactors a thread has one row at
-  // most, and what it may find before the kernels before this one have ended, it finds before.
+  // The first half: finds the rows for the row threads. Under kLateFactors a thread has at most one
+  // row, and reads whatever it can before the preceding kernels have ended.
   __device__ Description(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
                          const WorkTile& work, uint32_t index, int thread)
       : epilogue_(epilogue),
@@ -160,12 +161,12 @@ class Description {
     }
   }
   __device__ const TileRows& rows() const { return rows_; }
-  // The k-block with whose copies the second half comes. Where the first half did not wait for
-  // route, the second does, and then the copies of all stages go before it.
+  // The k-block after whose copies the second half runs. If the first half did not wait for route,
+  // the second half does, and then it comes after the copies of all stages.
   __device__ int32_t completed_with(const WorkTile& work) const {
     return waits_later_ ? min(work.k_blocks, Shared<Traits>::kStages) - 1 : 0;
   }
-  // Of the thread's row, whose scale is found between the two halves.
+  // For the thread's row, whose scale is found between the two halves.
   __device__ void scale_row(float scale) { row_scale_ = {scale, 1.0f}; }
   __device__ void complete(const WorkTile& work) {
     if constexpr (Traits::kLateFactors) {
@@ -224,21 +225,22 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
         .complete(work);
 }
 
-// The same if they gather them. Rows: GatheredRows or FusedRoutingRows. A thread never waits for
-// its copies: they arrive at the full barrier themselves.
+// The same if they gather the rows. Rows: GatheredRows or FusedRoutingRows. A thread never waits
+// for its copies: they arrive at the full barrier themselves.
 template <class Traits, class Epilogue, class Rows>
 __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, const Rows& source,
                              const Schedule& schedule) {
-  constexpr int kColumns = Traits::kSlices * 8;  // 16 bytes each, of a row's 128 k
+  constexpr int kColumns = Traits::kSlices * 8;  // of 16 bytes each, per row of 128 k
   constexpr int kRowsAtOnce = kProducerRowThreads / kColumns;
-  constexpr int kPeriod = 24 / kRowsAtOnce;  // 24 rows are whole periods of the swizzle, 8 rows
+  // 24 rows are a multiple of the swizzle's period, 8 rows
+  constexpr int kPeriod = 24 / kRowsAtOnce;
   constexpr int kBatch =
       Traits::kTileN <= 64 ? (Traits::kTileN + kRowsAtOnce - 1) / kRowsAtOnce : 3 * kPeriod;
   static_assert(kRowsAtOnce * kPeriod % 8 == 0);
   const int thread = static_cast<int>(threadIdx.x) - Traits::kConsumerThreads - 32;
   const int column = thread % kColumns, own_row = thread / kColumns;
-  // Row i's 16 bytes `column % 8` of a slice lie at column ^ i: the swizzle, by which eight rows
-  // fill all banks.
+  // The swizzle: in row i, 16 bytes `column % 8` of a slice are stored at column ^ i, so that eight
+  // rows cover all banks.
   uint32_t offsets[kPeriod];
 #pragma unroll
   for (int b = 0; b < kPeriod; ++b) {
@@ -252,7 +254,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
   for (WorkTile work; work_tiles.next(work); ++index) {
     Description<Traits, Epilogue, Rows> description(args, epilogue, source, work, index, thread);
     const TileRows& rows = description.rows();
-    ptx::named_barrier_sync<kProducerRowThreads>(1);  // all tokens are there
+    ptx::named_barrier_sync<kProducerRowThreads>(1);  // all tokens are written
     const int32_t* const tokens = row_tokens<Traits>(index);
     const int padded_rows = Traits::kMBlocks > 2 ? (rows.count + 7) / 8 * 8 : rows.count;
     for (int32_t k_block = 0; k_block < work.k_blocks; ++k_block, state = state.next()) {
@@ -261,7 +263,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue, con
       const std::byte* const from = source.x + (valid ? at : 0);
       ptx::mbarrier_wait(empty_barrier<Traits>(state.stage), state.parity ^ 1);
       const uint32_t stage = ptx::shared_address(stage_bytes<Traits>(state.stage));
-      // then the zeros are there
+      // after the first round, the zeros are in place
       const int written = k_block < Shared<Traits>::kStages ? padded_rows : rows.count;
 #pragma unroll 1
       for (int first = 0; first < rows.count; first += kBatch * kRowsAtOnce) {

@@ -1,11 +1,13 @@
-// gemm2's row producers of a small batch under fp8: rows of the intermediate (R, I), bf16, become
-// E4M3 on their way into the stages, so that no kernel has to run between gemm1 and gemm2.
+// gemm2's row producers for a small batch under fp8: they convert rows of the intermediate (R, I)
+// from bf16 to E4M3 while loading them into stages, so that no kernel is needed between gemm1 and
+// gemm2.
 //
-// A row's scale is known once the whole row has been read. For each work tile the row threads first
-// read its rows whole, for their largest magnitudes, many reads in flight, while the elements of
-// its first k-blocks come by cp.async. Then each turns a block of 16 elements a k-block into what
-// requantize (cuda/steps/quantize.cuh) would have written: the same bits and the same counts. The
-// ctas of the first tile of weight rows count, each of them its own k-blocks.
+// A row's scale is known only after the whole row has been read. So for each work tile the row
+// threads first read its rows completely to find their largest magnitudes, with many reads in
+// flight, while cp.async loads the elements of its first k-blocks. Then each thread converts one
+// block of 16 elements per k-block, with the same bits and the same counts as requantize
+// (cuda/steps/quantize.cuh). Only the ctas of the first tile of weight rows count, each for its own
+// k-blocks.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +21,8 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// The largest magnitudes of a tile's rows as far as one of the row threads reads them, each in two
-// halves, to its place of found. all_requested() is called once the last reads are on their way.
+// The largest magnitudes of a tile's rows, as far as one row thread reads them, in two halves each.
+// Written to found[row][thread]. all_requested() is called when the last reads have been issued.
 template <class Traits, class AllRequested>
 __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& rows, int thread,
                                 uint32_t (&found)[Traits::kTileN][kProducerRowThreads],
@@ -37,8 +39,8 @@ __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& r
     uint4 values[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      // Beyond the row its last elements are read once more, and beyond the tile its last row: no
-      // branch parts the reads.
+      // Beyond the row its last elements are read again, and beyond the tile its last row, so that
+      // no branch separates the reads.
       const int32_t vec8 = min(read_turn * kProducerRowThreads + thread, vec8s - 1);
       values[i] = __ldcg(x + min(read_row, rows.count - 1) * vec8s + vec8);
       if (++read_turn == turns) read_turn = 0, ++read_row;
@@ -53,9 +55,10 @@ __device__ void find_magnitudes(const RequantizedRows& source, const TileRows& r
     }
   }
 }
-// Of the row of eight neighbouring lanes, which have the part `part` of eight each; as fp32's bits.
+// The largest magnitude of a row, as fp32 bits, reduced by eight neighbouring lanes. Each has one
+// eighth, `part`.
 __device__ inline uint32_t largest_of_row(const uint32_t (&found)[kProducerRowThreads], int part) {
-  constexpr int kVectors = kProducerRowThreads / 4 / 8;  // of a lane
+  constexpr int kVectors = kProducerRowThreads / 4 / 8;  // per lane
   uint32_t largest = 0;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
@@ -68,9 +71,9 @@ __device__ inline uint32_t largest_of_row(const uint32_t (&found)[kProducerRowTh
   return cuda::larger_half(largest);
 }
 
-// A block of 16 elements of a row, whose magnitudes are at most row_largest, to E4M3 in a stage; of
-// a nonfinite row zeros. Its four words lie in as many runs of 16 bytes (cuda/fp8_operand.h), of
-// which the swizzle puts run v of half h at (4h + v) ^ row.
+// Converts a block of 16 elements of a row, with magnitudes up to row_largest, to E4M3 in a stage;
+// zeros for a nonfinite row. Its four words belong to four 16-byte runs (cuda/fp8_operand.h); the
+// swizzle stores run v of half h at (4h + v) ^ row.
 __device__ inline void store_block(uint8_t* stage, int row, int block, const uint4& first,
                                    const uint4& second, uint32_t row_largest,
                                    const cuda::RowScaleRule& rule, bool counting,
@@ -96,20 +99,21 @@ __device__ inline void store_block(uint8_t* stage, int row, int block, const uin
     *reinterpret_cast<uint32_t*>(stage + (first_word ^ v * 16)) = words[v];
 }
 
-// What each lane of the row threads does for a work tile. Eight lanes take a row's k-block, a block
-// of 16 elements each. The four groups of eight of a warp take as many rows, or, if a tile has
-// fewer, several k-blocks; rows 4 to 7 come in a second pass. The warps take turns.
+// The share of each lane of the row threads in a work tile. Eight lanes process a row's k-block,
+// one block of 16 elements each. The four groups of eight lanes of a warp take one row each or, if
+// a tile has fewer rows, several k-blocks. Rows 4 to 7 follow in a second pass. The warps
+// alternate.
 //
-// A step of all warps is at most as long as the pipeline. A lane that waits for a stage to be empty
-// then knows of the round before the last that it is over, and the parity of a phase tells it the
-// rest.
+// A step of all warps covers at most the stages of the pipeline. So when a lane waits for a stage
+// to be empty, the round before the last is known to be over, and the parity of the phase
+// distinguishes the remaining cases.
 template <int kStages>
 class RequantizeShare {
  public:
   static constexpr int kBlocks = cuda::kTileK / 16, kGroups = 32 / kBlocks,
                        kWarps = kProducerRowThreads / 32;
-  int32_t k_blocks_of_warp;  // in a step
-  int row, passes;           // of the first pass; the second's is kGroups further
+  int32_t k_blocks_of_warp;  // per step
+  int row, passes;           // row: in the first pass; in the second it is kGroups further
 
   __device__ RequantizeShare(int thread, int32_t rows)
       : passes(rows > kGroups ? 2 : 1), warp_(thread / 32) {
@@ -122,7 +126,7 @@ class RequantizeShare {
   __device__ int32_t first_k_block(int32_t step) const {
     return (step * kWarps + warp_) * k_blocks_of_warp;
   }
-  // The lane's; beyond all of them if it has none.
+  // The lane's k-block; beyond all of them if it has none.
   __device__ int32_t k_block(int32_t step) const {
     return k_block_ < k_blocks_of_warp ? first_k_block(step) + k_block_ : INT32_MAX;
   }
@@ -144,11 +148,11 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue,
   Buffers& buffers = shared<Traits>().requantize;
   const int thread = static_cast<int>(threadIdx.x) - Traits::kConsumerThreads - 32;
   const int own_block = thread % Share::kBlocks;
-  // Whose factors this thread makes: the row of its group, of the first pass in the first warp, of
-  // the second in the second.
+  // The row whose factors this thread computes: the row of its group, in the first pass for the
+  // first warp, in the second pass for the second warp.
   const int described_row = own_block == 0 ? thread / Share::kBlocks : kProducerRowThreads;
   WorkTileIterator work_tiles(schedule, static_cast<int32_t>(blockIdx.x));
-  uint32_t index = 0, k_blocks_before = 0;  // of the work tiles before
+  uint32_t index = 0, k_blocks_before = 0;  // of earlier work tiles
   for (WorkTile work; work_tiles.next(work);
        k_blocks_before += static_cast<uint32_t>(work.k_blocks), ++index) {
     Description<Traits, Epilogue, RequantizedRows> description(args, epilogue, source, work, index,
@@ -163,7 +167,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue,
 #pragma unroll 1
       for (int pass = 0; pass < share.passes; ++pass) {
         if (!has_row(pass) || k_block >= work.k_blocks) break;
-        const bool valid = first_k + k_block * cuda::kTileK < source.k;  // else zeros
+        const bool valid = first_k + k_block * cuda::kTileK < source.k;  // otherwise zeros
         const uint16_t* const from =
             valid ? x + pass * Share::kGroups * source.k + k_block * cuda::kTileK : source.x;
 #pragma unroll
@@ -180,7 +184,7 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue,
     find_magnitudes<Traits>(source, rows, thread, magnitudes, [&] {
       if (index == 0) ptx::mbarrier_arrive(first_rows_barrier<Traits>());
     });
-    ptx::named_barrier_sync<kProducerRowThreads>(1);  // all threads have found theirs
+    ptx::named_barrier_sync<kProducerRowThreads>(1);  // all threads have written theirs
     uint32_t largest[2] = {};
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass)
@@ -217,14 +221,14 @@ __device__ void produce_rows(const GemmArgs& args, const Epilogue& epilogue,
           store_block(to, row, own_block, slot[0][thread], slot[1][thread], row_largest,
                       source.rule, counting, counts);
         }
-        // Rows that nobody reads, once a stage and work tile.
+        // Clears padding rows, whose results nobody reads, once per stage and work tile.
         if (k_block < static_cast<int32_t>(kStages) && share.row == 0)
 #pragma unroll 1
           for (int row = rows.count; row < padded_rows; ++row)
             reinterpret_cast<uint4*>(to + row * 128)[own_block] = make_uint4(0, 0, 0, 0);
       }
       request(step + Buffers::kSlots);
-      // Once a lane has seen all others' stores, it arrives for them.
+      // After all lanes' stores are visible, a lane arrives for the warp.
       __syncwarp();
       const int32_t end = min(share.first_k_block(step) + share.k_blocks_of_warp, work.k_blocks);
 #pragma unroll 1

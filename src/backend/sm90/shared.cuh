@@ -1,4 +1,4 @@
-// Compile-time constants of a kernel's configuration, and the shared memory of its ctas as one
+// The compile-time constants of a configuration's kernels, and the shared memory of a cta as one
 // struct.
 #pragma once
 
@@ -26,7 +26,7 @@ inline constexpr int kProducerRowThreads = 96;  // warps 1 to 3 of the producer
 using cuda::kArrivalsPerWarp;
 using cuda::PipelineState;
 using cuda::TileRows;
-// Routing results of a cta that routes by itself.
+// Routing results of a cta that routes itself.
 struct alignas(16) FusedRouting {
   cuda::RowTile row_tiles[cuda::kSmallBatch];
   int32_t assignment_of_row[cuda::kSmallBatch];
@@ -34,11 +34,11 @@ struct alignas(16) FusedRouting {
 // A work tile as the producer describes it to the consumers.
 struct WorkTileInfo {
   TileRows rows;
-  int32_t weight_row;  // the first
+  int32_t weight_row;  // the first one
   int32_t k_blocks, partial;
 };
 
-// The constants of configuration kIndex. kGathers: its rows are gathered by cp.async even where its
+// The constants of configuration kIndex. kGathers: its rows are gathered by cp.async, even if its
 // own kernels copy them by TMA.
 template <size_t kIndex, bool kGathers = false>
 struct GemmTraits {
@@ -50,11 +50,12 @@ struct GemmTraits {
   using Products = std::conditional_t<kFp8, Fp8Products, Bf16Products>;
   static constexpr int kConsumerWarpgroups = kConfig.consumer_warpgroups,
                        kConsumerThreads = kConsumerWarpgroups * 128;
-  static constexpr int kThreads = kConsumerThreads + 128;  // and the producer warpgroup
-  // wgmmas of 64 weight rows of one consumer warpgroup.
+  static constexpr int kThreads = kConsumerThreads + 128;  // including the producer warpgroup
+  // wgmmas of 64 weight rows per consumer warpgroup.
   static constexpr int kM64 = kConfig.tile_m / 64 / kConsumerWarpgroups;
   static_assert(kM64 * kConsumerWarpgroups * 64 == kConfig.tile_m);
-  // Of a thread. Together what a cta begins with, 65536 in equal shares that are multiples of 8.
+  // Registers per thread. In total at most the registers that a cta starts with: 65536 divided
+  // equally among its threads, rounded down to a multiple of 8.
   static constexpr int kConsumerRegisters = kConsumerWarpgroups == 4 ? 104 : 216;
   static constexpr int kProducerRegisters = kConsumerWarpgroups == 4 ? 64 : 72;
   static_assert(kConsumerThreads * kConsumerRegisters + 128 * kProducerRegisters <=
@@ -62,19 +63,19 @@ struct GemmTraits {
   static constexpr int kStepsPerGroup = kConfig.steps_per_group;
   static constexpr int64_t kPartialFloat4s = kConfig.partial_bytes() / 16;
   static_assert(Products::kSteps % kStepsPerGroup == 0);
-  // A row's 128 k lie in slices of 128 bytes, the period of the swizzle, each of four steps.
+  // A row's 128 k are stored in slices of 128 bytes (the period of the swizzle) of four steps each.
   static constexpr int kSlices = kFp8 ? 1 : 2, kSliceBytes = kTileN * 128,
-                       kStepsOfSlice = 4;  // bytes: of all rows
+                       kStepsOfSlice = 4;  // kSliceBytes: for all rows
   static_assert(kSlices * kStepsOfSlice == 2 * Products::kSteps);
-  // If latency counts, a work tile is multiplied before its row factors are there.
+  // If latency matters, a work tile is multiplied before its row factors are ready.
   static constexpr bool kLateFactors = kTileN <= 16;
   static constexpr bool kMayFuseRouting = kConfig.fused_routing(),
                         kMayFuseRequantize = kConfig.fused_requantize();
-  // of a warpgroup, to transpose what it stores
+  // per warpgroup, to transpose outputs
   static constexpr int kStagingBytes = 16 * 1024 / kConsumerWarpgroups;
 };
 
-// One stage of the pipeline: a k-block of a tile's rows and of its weight rows.
+// One stage of the pipeline: a k-block of a tile's rows and weight rows.
 template <class Traits>
 struct alignas(1024) Stage {  // the period of the swizzle
   uint8_t rows[Traits::kSlices]
@@ -86,28 +87,28 @@ struct Staging {
   alignas(16) uint8_t bytes[Traits::kConsumerWarpgroups][Traits::kStagingBytes];
 };
 
-// What Fp8Products look up: E4M3 magnitudes by the index of a scale, a copy for each lane of half a
-// warp, which is what shared memory serves at a time. Sixteen lanes that read one table at random
-// take three times as long, and beside the rows that wgmma reads shared memory has no time to lose.
+// The table of Fp8Products: E4M3 magnitudes by scale index. There is one copy for each lane of a
+// half-warp, since shared memory serves a half-warp at a time. If sixteen lanes read one table at
+// random addresses, it takes three times as long, and shared memory is already busy with the rows
+// that wgmma reads.
 struct Magnitudes {
   static constexpr int kCopies = 16;
   alignas(128) uint2 of[kFp8ScaleIndices][kCopies];
 };
 
-// What row threads that requantize keep: their elements of the k-blocks to come, bf16, in slots
-// that they take by turns, each thread's by itself; and the largest magnitudes of a work tile's
-// rows, as each thread has found them.
+// Buffers of row threads that requantize: each thread's own bf16 elements of the next k-blocks, in
+// alternating slots; and the largest magnitudes of a work tile's rows, as found by each thread.
 template <class Traits>
 struct RequantizeBuffers {
   static constexpr int kSlots = 2, kPasses = 2;
-  uint4 elements[kSlots][kPasses][2][kProducerRowThreads];  // a block of 16 a thread, by halves
+  uint4 elements[kSlots][kPasses][2][kProducerRowThreads];  // a block of 16 per thread, by halves
   alignas(16) uint32_t magnitudes[2][Traits::kTileN][kProducerRowThreads];
 };
 
-// The shared memory of a cta with that many stages. Members that a configuration does without take
-// no room. Barriers are mbarriers, whose instructions take only their address; those in pairs
-// belong to work tiles by turns, since the producer describes the next one while the consumers are
-// at one.
+// The shared memory of a cta with kStageCount stages. Members that a configuration does not need
+// take no space. Barriers are mbarriers, which instructions use only by address. Those in pairs
+// alternate between work tiles, since the producer describes the next one while the consumers
+// process one.
 template <class Traits, int kStageCount>
 struct SharedOf {
   static constexpr int kStages = kStageCount;
@@ -117,8 +118,9 @@ struct SharedOf {
   struct NoRequantize {};
   struct Work {
     Schedule schedule;
-    TileSplits to_reduce[2];  // that the cta reduces, from its last split tile on; count 0: it was
-                              // not the last to arrive
+    // tiles that this cta reduces, starting from its last split tile; count 0: it was not the last
+    // to arrive
+    TileSplits to_reduce[2];
     uint8_t unused[128 - sizeof(Schedule) - 2 * sizeof(TileSplits)];
   };
 
@@ -129,27 +131,26 @@ struct SharedOf {
                                            NoRequantize>
       requantize;
   RowFactor factors[2][Traits::kTileN];
-  int32_t tokens[2][Traits::kTileN];  // of gathered rows
+  int32_t tokens[2][Traits::kTileN];  // for gathered rows
   WorkTileInfo work_tiles[2];
   Work work;
   [[no_unique_address]] std::conditional_t<Traits::kMayFuseRouting, FusedRouting, NoRouting>
       routing;
-  uint64_t full[kStages];         // the stage is there
-  uint64_t empty[kStages];        // all consumer warps are done with it
-  uint64_t info_full[2];          // work_tiles[i] is there, and without kLateFactors factors[i]
-  uint64_t info_empty[2];         // all consumer warps are done with them
-  uint64_t factors_full[2];       // under kLateFactors: factors[i] is there
-  uint64_t first_rows_requested;  // copies of the first rows are on their way
+  uint64_t full[kStages];         // the stage is loaded
+  uint64_t empty[kStages];        // all consumer warps have finished with it
+  uint64_t info_full[2];          // work_tiles[i] is written; without kLateFactors also factors[i]
+  uint64_t info_empty[2];         // all consumer warps have finished with them
+  uint64_t factors_full[2];       // under kLateFactors: factors[i] is written
+  uint64_t first_rows_requested;  // copies of the first rows have been issued
 };
 
-// As many stages as fit; more than kMaxStages would only lengthen a cta's start.
+// As many stages as fit, up to kMaxStages; more would only make a cta start later.
 inline constexpr int kMaxStages = 8;
 template <class Traits>
 using Shared =
     SharedOf<Traits, cuda::fitting_stages<SharedOf, Traits, kMaxSharedBytes, kMaxStages>()>;
 
-// The contract with the copies, stmatrix, wgmma and mbarriers, which trust offsets rather than
-// types.
+// The layout that copies, stmatrix, wgmma and mbarriers rely on. They use offsets, not types.
 template <class Traits>
 struct LayoutCheck {
   using S = Shared<Traits>;
@@ -182,8 +183,8 @@ __device__ Shared<Traits>& shared() {
   return *reinterpret_cast<Shared<Traits>*>(shared_bytes);
 }
 
-// Addresses of the shared window by offset: an address that is formed as a member's, through an
-// object and an array, costs the mainloop instructions.
+// Addresses in the shared window by offset: taking a member's address through an object and an
+// array costs the mainloop instructions.
 template <class Traits>
 __device__ uint8_t* stage_bytes(int stage) {
   return shared_bytes + stage * static_cast<int>(sizeof(Stage<Traits>));
@@ -199,8 +200,8 @@ template <class Traits>
 __device__ WorkTileInfo& work_tile_info(uint32_t index) {
   return shared<Traits>().work_tiles[index % 2];
 }
-// The own copy's entry of index 0, the others Magnitudes::kCopies apart; null if products need
-// none.
+// The entry of index 0 in this lane's copy; entries are Magnitudes::kCopies apart. null if the
+// products need no table.
 template <class Traits>
 __device__ uint2* magnitudes(int copy) {
   if constexpr (Traits::kFp8)
@@ -209,7 +210,7 @@ __device__ uint2* magnitudes(int copy) {
            copy;
   return nullptr;
 }
-// (kTileN) of a work tile.
+// (kTileN) factors of a work tile.
 template <class Traits>
 __device__ RowFactor* row_factors(uint32_t index) {
   return shared<Traits>().factors[0] + index % 2 * Traits::kTileN;

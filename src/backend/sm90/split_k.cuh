@@ -1,8 +1,8 @@
 // Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and
 // the reduction by the cta that arrives last.
 //
-// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does
-// it, so that the same launch gives the same bits.
+// A partial is fp32 accumulators in memory. Splits are added in the order of K, no matter which cta
+// reduces them, so that the same launch gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// If a partial has four accumulators of a consumer thread, those of eight rows `octet` in wgmma m:
-// coalesced over the threads.
+// The address in a partial of four accumulators of a consumer thread: those of the eight rows
+// `octet` in wgmma m. Coalesced over the threads.
 template <class Traits>
 __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int octet,
                                    int thread) {
@@ -23,7 +23,7 @@ __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m,
          (m * (Traits::kTileN / 8) + octet) * Traits::kConsumerThreads + thread;
 }
 
-// A thread's accumulators of wgmma m to a partial, as far as the work tile has rows.
+// Stores a thread's accumulators of wgmma m to a partial, for the rows that the work tile has.
 template <class Traits>
 __device__ void store_partial(const GemmArgs& args, const WorkTileInfo& work, int m,
                               const float (&accumulators)[Traits::kTileN / 2], int thread) {
@@ -35,10 +35,10 @@ __device__ void store_partial(const GemmArgs& args, const WorkTileInfo& work, in
                       accumulators[octet * 4 + 2], accumulators[octet * 4 + 3]);
 }
 
-// The splits of a tile, added, to the epilogue. All consumer threads. index: of this cta's work
-// tile of it. A weight row's four lanes share its rows of activations, of which there may be one,
-// and its wgmmas, in one short loop: a cta that comes here is the first of its multiprocessor, and
-// waits for every instruction to be fetched.
+// Adds the splits of a tile and passes the result to the epilogue. Called by all consumer threads.
+// index: this cta's work tile of that tile. The four lanes of a weight row divide its rows of
+// activations (possibly only one) and its wgmmas, in one short loop: a cta that gets here is the
+// first on its multiprocessor, and must wait for every instruction to be fetched.
 template <class Traits, class Epilogue>
 __device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogue,
                                    const TileSplits& splits, uint32_t index) {
@@ -78,12 +78,12 @@ __device__ void reduce_narrow_tile(const GemmArgs& args, const Epilogue& epilogu
   }
 }
 
-// The same of a wide tile, whose ctas have long fetched the instructions: a thread's own
+// The same for a wide tile, by when the instructions have been fetched. A thread reduces its own
 // accumulators of 32 rows at a time, so that many reads are in flight.
 template <class Traits, class Epilogue>
 __device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue,
                                  const TileSplits& splits, uint32_t index) {
-  constexpr int kOctets = 4;  // of eight rows
+  constexpr int kOctets = 4;  // groups of eight rows
   const WorkTileInfo own = work_tile_info<Traits>(index);
   const RowFactor* const factors = row_factors<Traits>(index);
   const int thread = static_cast<int>(threadIdx.x);
@@ -122,9 +122,9 @@ __device__ void reduce_wide_tile(const GemmArgs& args, const Epilogue& epilogue,
   }
 }
 
-// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two,
-// and reduces those at which it is the last. All consumer threads. index: of the last work tile;
-// the info of the one before is still there.
+// Runs after a cta's last work tile. The cta arrives at the one or two split tiles of which it has
+// a split, and reduces those at which it arrives last. Called by all consumer threads. index: the
+// last work tile; the info of the one before is still valid.
 template <class Traits, class Epilogue>
 __device__ void reduce_split_tiles(const GemmArgs& args, const Epilogue& epilogue,
                                    const Schedule& schedule, uint32_t index) {

@@ -1,4 +1,4 @@
-// The steps of the layer that Hopper does in its own way; the others are those of
+// The steps of the layer that have their own implementation on Hopper; the others are in
 // backend/cuda/steps/steps.h.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace nvfp4_moe::internal::sm90 {
 
-// hidden in expert order, where step.plan->hidden.into_rows (gather.cu).
+// Writes hidden in expert order, if step.plan->hidden.into_rows (gather.cu).
 Status quantize_into_rows(const StepContext& step);
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part);
 Status gemm2(const StepContext& step, const PartBuffers& part);

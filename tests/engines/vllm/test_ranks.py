@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_ends_the_others_run_by_name(data_ranks):
 
 @pytest.mark.parametrize("placement", ["linear", "round_robin"])
 def test_ranks_with_the_same_tokens_are_within_the_bound_of_one_more_sum(tensor_ranks, placement):
-    """docs/how-to/expert-parallel.md, section 2: at most (2 n + world - 1) 2^-24 of the products' magnitudes."""
+    """docs/explanation/expert-parallel.md, section 2: at most (2 n + world - 1) 2^-24 of the products' magnitudes."""
     for rank, result in enumerate(tensor_ranks):
         facts = result["layers"][placement]
         here = list(range(4 * rank, 4 * rank + 4)) if placement == "linear" else list(range(rank, 8, 2))

@@ -1,4 +1,4 @@
-// CUDA's error codes as Status.
+// Converts CUDA's error codes to Status.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Ok, kOutOfMemory, or kInternal with `what` and CUDA's own words. It also clears CUDA's last
-// error: the next to ask for that, torch for example, would else take it for its own.
+// Ok, kOutOfMemory, or kInternal with `what` and CUDA's message. Also clears CUDA's last error,
+// which other code in the process, such as torch, would otherwise take for its own.
 inline Status check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
   cudaGetLastError();
@@ -18,7 +18,7 @@ inline Status check(cudaError_t error, const char* what) {
   return {code, std::string(what) + ": " + cudaGetErrorString(error)};
 }
 
-// After a kernel launch: the launch's own error, not one of the kernel's.
+// Call it after a kernel launch: reports the launch's own error, not one of the kernel.
 inline Status check_launch(const char* kernel) { return check(cudaGetLastError(), kernel); }
 
 }  // namespace nvfp4_moe::internal::cuda

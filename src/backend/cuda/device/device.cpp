@@ -29,7 +29,7 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, std::max<size_t>(size_bytes, 1));
   if (error != cudaSuccess) {
-    cudaGetLastError();  // an allocation that failed leaves the context as it was
+    cudaGetLastError();  // a failed allocation leaves the context usable
     const std::string where = "cuda:" + std::to_string(device);
     size_t free_bytes = 0, total_bytes = 0;
     if (error == cudaErrorMemoryAllocation &&
@@ -42,7 +42,7 @@ Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose) {
   return Buffer(static_cast<std::byte*>(data), size_bytes,
                 [device, process = fork_count()](std::byte* bytes, size_t) {
                   if (process != fork_count())
-                    return;  // a forked child has no CUDA, and the memory is its parent's
+                    return;  // CUDA does not work in a forked child, and the memory is its parent's
                   const DeviceGuard release(device);
                   const OutsideCaptures outside;
                   cudaFree(bytes);
@@ -93,7 +93,7 @@ Result<uint64_t> capture_id(void* stream) {
   unsigned long long id = 0;
   const cudaError_t error =
       cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id);
-  // The legacy stream cannot be asked while another stream is captured, and is never captured
+  // The legacy stream cannot be queried while another stream is captured, and is never captured
   // itself.
   if (error == cudaErrorStreamCaptureImplicit) {
     cudaGetLastError();

@@ -1,5 +1,5 @@
-// The devices of this machine and memory on them: facts, allocation, copies, and the guard that
-// makes one current.
+// CUDA devices and their memory: facts, allocation, copies, and a guard that makes a device
+// current.
 #pragma once
 
 #include <cstddef>
@@ -23,9 +23,9 @@ class DeviceGuard {
   Status status_;
 };
 
-// Device memory of at least size_bytes, aligned to 256 bytes; not zeroed. Allowed while a stream is
-// being captured, as is giving it back: the memory is there at once and no part of the graph.
-// purpose: what it is for, in kOutOfMemory.
+// Device memory of at least size_bytes, aligned to 256 bytes, not zeroed. Allocating and freeing
+// are allowed while a stream is captured: both take effect at once and are not part of the graph.
+// purpose: named in the message of kOutOfMemory.
 Result<Buffer> allocate(size_t size_bytes, int device, const char* purpose);
 Status to_device(int device, void* to, const void* from, size_t size_bytes, void* stream);
 Status to_host(int device, void* to, const void* from, size_t size_bytes, void* stream);

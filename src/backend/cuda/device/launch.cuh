@@ -1,12 +1,12 @@
-// Launches of a walk's kernels, each of which starts while the one before it still runs
-// (programmatic dependent launch, PDL, from sm_90 up; elsewhere these are ordinary launches).
+// Launches of a run's kernels. Each may start while its predecessor still runs (programmatic
+// dependent launch, PDL, from sm_90 on; elsewhere these are ordinary launches).
 //
-// A kernel starts once every cta of the one before it has called ptx::launch_dependents or has
-// ended. Until it calls ptx::grid_dependency_wait it may do what depends on no other kernel; the
-// call returns once all kernels before it have ended and what they wrote is visible. Every cta of
-// every kernel makes it, so that "the one before has ended" means all of them. A kernel that calls
-// launch_dependents only after it has waited itself gives the next one, and all that follow, what
-// was before it as soon as they start: route's results, the batch.
+// A kernel starts once every cta of its predecessor has called ptx::launch_dependents or has ended.
+// Until it calls ptx::grid_dependency_wait, it may only do work that depends on no other kernel.
+// That call returns when all preceding kernels have ended and their writes are visible. Every cta
+// of every kernel makes it, so a finished kernel implies that all earlier ones have finished. If a
+// kernel calls launch_dependents only after its own wait, then all its successors can rely on
+// everything that preceded it (route's results, the batch) as soon as they start.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,13 +20,13 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Before a kernel's first launch on the current device: it is allowed all of a cta's shared memory.
-// early says whether the device may start it early: its code must be one that waits. Such kernels
-// also share one division of the multiprocessor's memory, since a kernel that asks for another
-// waits until the multiprocessor is empty.
+// Runs before a kernel's first launch on the current device, and lets it use all of a cta's shared
+// memory. early: whether the device may start it early, which requires code that contains the wait.
+// Such kernels also share one division of the multiprocessor's memory: a kernel that needs another
+// one would wait until the multiprocessor is empty.
 template <auto kKernel>
 Status prepare(const char* name, bool& early) {
-  static std::atomic<uint64_t> prepared{0}, starts_early{0};  // a bit a device
+  static std::atomic<uint64_t> prepared{0}, starts_early{0};  // one bit per device
   int device = 0;
   NVFP4_MOE_TRY(check(cudaGetDevice(&device), name));
   const uint64_t bit = uint64_t{1} << device % 64;
@@ -54,8 +54,8 @@ Status prepare(const char* name, bool& early) {
   return {};
 }
 
-// Enqueues a kernel that may start early; `name` names it in a failure. Every kernel of a run goes
-// through here.
+// Enqueues a kernel that may start early; `name` appears in error messages. Every kernel of a run
+// is launched by this.
 template <auto kKernel, class... Args>
 Status launch(const char* name, dim3 ctas, dim3 threads, int64_t shared_bytes, void* stream,
               const Args&... args) {

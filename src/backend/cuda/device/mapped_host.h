@@ -1,4 +1,4 @@
-// Pinned host memory that a device reads and writes at an address of its own.
+// Pinned host memory that a device accesses through a device address.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Zeros. Type: plain data.
+// Zeroed. Type: plain data.
 template <class Type>
 Status make_mapped_host(int device, Type** host, Type** on_device) {
   const DeviceGuard guard(device);

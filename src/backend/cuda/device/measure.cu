@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// Resources of a scope, freed however it ends.
+// Resources that are freed at the end of a scope.
 struct Stream {
   cudaStream_t stream = nullptr;
   ~Stream() {
@@ -33,9 +33,9 @@ struct Graph {
 };
 
 constexpr int kMeasureThreads = 256;
-constexpr int kMeasureLoads = 8;  // of 16 bytes, in flight together
+constexpr int kMeasureLoads = 8;  // 16-byte loads in flight together
 
-// count: of 16 bytes, a multiple of kMeasureThreads * kMeasureLoads.
+// count: 16-byte vectors, a multiple of kMeasureThreads * kMeasureLoads.
 __global__ void __launch_bounds__(kMeasureThreads)
     read_all(const uint4* data, int64_t count, uint32_t* seen) {
   uint32_t any = 0;
@@ -48,10 +48,11 @@ __global__ void __launch_bounds__(kMeasureThreads)
 #pragma unroll
     for (const uint4& value : values) any |= value.x | value.y | value.z | value.w;
   }
-  if (any == 0x12345678u) *seen = any;  // never: the buffer holds zeros and ones
+  // never true: the buffer holds zeros and ones; keeps the loads alive
+  if (any == 0x12345678u) *seen = any;
 }
 
-// Operands that no power saving of zeros helps: magnitudes near 1, signs and low bits of a hash.
+// Operands for which zeros save no power: magnitudes near 1, signs and low bits from a hash.
 __device__ uint32_t operand(uint32_t seed) {
   seed = (seed ^ 61u ^ seed >> 16) * 0x9E3779B1u;
   seed ^= seed >> 15;

@@ -1,4 +1,4 @@
-// Times of graphs by the device's own clock, and what a device does at most (DeviceMeasures).
+// Times graphs by the device's own clock, and measures a device's peak rates (DeviceMeasures).
 #pragma once
 
 #include <functional>
@@ -14,8 +14,7 @@ Result<std::vector<double>> time_graph(int device,
 Result<double> read_rate(int device);
 Result<double> product_rate(int device);
 
-// Work per second: the best of several launches, each of so much `work`, after one that is not
-// timed.
+// Work per second: the best of several launches that each do `work`, after one untimed launch.
 Result<double> best_rate(int device, double work, const std::function<void(void* stream)>& launch);
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,12 +1,12 @@
-// Calls that leave other streams' captures alone: memory may come and go, and a stream be asked,
-// while one is captured.
+// Lets calls run while streams are captured: allocating, freeing and querying streams do not
+// disturb a capture.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace nvfp4_moe::internal::cuda {
 
-// For as long as this lives, its thread's calls end nobody's capture.
+// While it is alive, calls of its thread invalidate no capture.
 class OutsideCaptures {
  public:
   OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }

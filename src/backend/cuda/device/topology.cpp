@@ -19,7 +19,7 @@ Result<PeerReach> reach(int device, const std::string& pci_address) {
     cudaGetLastError();
     return PeerReach::kNotVisible;
   }
-  if (other == device) return PeerReach::kYes;  // which is nobody's peer, by CUDA's word
+  if (other == device) return PeerReach::kYes;  // CUDA does not consider a device its own peer
   int can = 0;
   NVFP4_MOE_TRY(check(cudaDeviceCanAccessPeer(&can, device, other), "cudaDeviceCanAccessPeer"));
   return can != 0 ? PeerReach::kYes : PeerReach::kNoAccess;

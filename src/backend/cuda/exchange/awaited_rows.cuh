@@ -1,4 +1,4 @@
-// Rows of other ranks that combine waits for, and the counts that an expert rank adds to its source
+// Waiting for rows of other ranks in combine, and adding an expert rank's counts to its source
 // rank's (backend/device_exchange.h).
 #pragma once
 
@@ -28,8 +28,8 @@ __device__ inline bool row_came(const AwaitedRows& awaited, const int32_t* row_o
   });
 }
 
-// Waits for the rows of a token's assignments. True: the run has failed, and out is NaN. Called by
-// a CTA; with peer memory, before it waits for the preceding kernel.
+// Waits for the rows of a token's assignments. True: the run has failed, and out must be NaN.
+// Called by a CTA. With peer memory it is called before the CTA waits for the preceding kernel.
 __device__ inline bool rows_failed(const AwaitedRows& awaited, const int32_t* row_of_assignment,
                                    int64_t token, int64_t top_k) {
   bool late = false;
@@ -39,8 +39,8 @@ __device__ inline bool rows_failed(const AwaitedRows& awaited, const int32_t* ro
       late |= !row_came(awaited, row_of_assignment, token * top_k + k, flag);
     if (late) atomicOr(awaited.failed, kPeerIsLate);
   }
-  // Set by a kernel of this rank or another token's CTA that found a fault, or by the host if the
-  // link has failed.
+  // Set by a kernel of this rank or by another token's CTA that found a fault, or by the host if
+  // the link has failed.
   const bool failed =
       threadIdx.x == 0 &&
       (ptx::load_volatile(awaited.failed) != 0 ||

@@ -1,9 +1,10 @@
 // Tokens to packets on their source rank (backend/device_exchange.h).
 //
-//   count, scan   a CTA per rank counts its tokens and slots, then scans them: which packet, which
-//                 rows
-//   pack          a CTA per packet: activations, slots and weights as they go over the wire
-// count and scan read all slots once for each rank; memory is the limit of pack.
+//   count, scan   one CTA per rank: counts the rank's tokens and slots, then scans them to assign
+//                 packets and rows
+//   pack          one CTA per packet: writes activations, slots and weights as they are sent
+//
+// count and scan read all slots once for each rank. pack is limited by memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -19,12 +20,12 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kScanThreads = 1024;  // of a rank's tokens, at most
+constexpr int kScanThreads = 1024;  // handle one rank's tokens; the maximum
 constexpr int kPutWords = 256;
 
 // ---- count and scan
 
-// Slots of the rank among a token's.
+// The number of a token's slots in [first, end).
 __device__ int32_t slots_of(const CountPackets& call, int64_t token, int32_t first, int32_t end) {
   int32_t slots = 0;
   for (int64_t k = 0; k < call.top_k; ++k) {
@@ -58,8 +59,8 @@ __global__ void __launch_bounds__(kScanThreads) count_packets(CountPackets call)
   if (threadIdx.x < 2) call.counts[rank * 2 + threadIdx.x] = totals[threadIdx.x];
 }
 
-// Where this rank's packets and rows begin among all, and the header of its message. Called by one
-// warp.
+// Offsets of this rank's first packet and first row among those of all ranks, and its message
+// header. Called by one warp.
 struct MessageStart {
   int32_t packets, rows;
   __device__ MessageStart(const ScanPackets& call, int64_t rank) {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_packets(ScanPackets call) {
   }
   __syncthreads();
   const int32_t first = counted.first_of_rank[rank], end = counted.first_of_rank[rank + 1];
-  Totals before;  // its tiles are packets here
+  Totals before;  // its tiles are packets in this kernel
   for (int64_t next = 0; next < counted.tokens; next += blockDim.x) {
     const int64_t token = next + threadIdx.x;
     Totals own, total;

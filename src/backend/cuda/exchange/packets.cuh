@@ -1,5 +1,4 @@
-// Shared by the packet kernels of source and expert ranks: where packets are stored, and copies by
-// a CTA.
+// Shared by the packet kernels of source and expert ranks: packet addresses, and copies by a CTA.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,23 +10,23 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-inline constexpr int kPacketThreads = 128;  // of the CTA of a packet
+inline constexpr int kPacketThreads = 128;  // per packet
 inline constexpr uint32_t kOverflowed = 1, kWrong = 2, kPeerIsLate = 4,
-                          kLinkFailed = 8;  // why a run's out is NaN
+                          kLinkFailed = 8;  // reasons why a run's out is NaN
 
-// Packet `packet` of all messages, in the message from or to `rank`.
+// Address of packet `packet`, counted over all messages. It is in the message to or from `rank`.
 __device__ inline std::byte* packet_at(const MessageLayout& layout, std::byte* messages,
                                        int64_t rank, int64_t packet) {
   return messages + packet * layout.packet.bytes + (rank + 1) * layout.header_bytes;
 }
-// The header of rank's message, whose first packet is number first_packet of all.
+// The header of rank's message. first_packet: its first packet, counted over all messages.
 __device__ inline MessageHeader* header_at(const MessageLayout& layout, std::byte* messages,
                                            int64_t rank, int64_t first_packet) {
   return reinterpret_cast<MessageHeader*>(packet_at(layout, messages, rank - 1, first_packet));
 }
 
-// Vectors first, first + step, ... of from to `to`; all that a thread copies at once is read before
-// any of it is written.
+// Copies vectors group.rank, group.rank + group.size, ... A thread reads kAtOnce vectors before it
+// writes any of them.
 template <class Vector>
 __device__ void copy_vectors(Vector* to, const Vector* from, int64_t count, ThreadGroup group) {
   constexpr int kAtOnce = 4;
@@ -55,22 +54,21 @@ __device__ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t 
     copy_vectors(to, from, bytes, group);
 }
 
-// A source rank's token as a packet for the rank that has slots [first, end). The caller writes
-// first_row.
+// Writes a source rank's token as a packet for the rank that has slots [first, end). The caller
+// writes first_row.
 struct PacketOfToken {
   const PacketFormat& packet;
   const WireArray (&arrays)[kWireArrays];
   const int32_t* slots;  // (T, k)
   const float* weights;  // (T, k)
 
-  // None of the token's slots is the rank's.
+  // For a token without slots on the rank.
   __device__ void put_none(std::byte* to, ThreadGroup group) const {
     for (int64_t k = group.rank; k < packet.top_k; k += group.size) put_slot(to, k, -1, 0);
   }
   __device__ void put(std::byte* to, int64_t token, int32_t first, int32_t end,
                       ThreadGroup group) const {
-    // What is small is read before what is large is written, since each read takes as long as a
-    // large one.
+    // Read small fields before writing large ones, since each read has the latency of a large one.
     const SmallBytes small(*this, token, group);
     const int64_t assignment = token * packet.top_k;
     const bool has_slot = group.rank < packet.top_k;
@@ -95,16 +93,16 @@ struct PacketOfToken {
   }
 
  private:
-  static constexpr int64_t kSmallBytes = 8;  // arrays below are of a scale or a flag
+  static constexpr int64_t kSmallBytes = 8;  // smaller arrays hold one scale or flag
 
-  // A byte of the small arrays for each of the group's first threads.
+  // One byte of the small arrays for each of the group's first threads.
   struct SmallBytes {
     int64_t at = -1;
     std::byte value{};
     __device__ SmallBytes(const PacketOfToken& of, int64_t token, ThreadGroup group) {
       int64_t offset = 0;
       const std::byte* from = nullptr;
-      int next = 0;  // of the thread that has the array's first byte
+      int next = 0;  // the thread that has the array's first byte
 #pragma unroll
       for (const WireArray& array : of.arrays) {
         const auto bytes = static_cast<int>(array.row_bytes);

@@ -2,11 +2,12 @@
 // for any number of tokens (backend/device_peers.h).
 //
 //   assign_rows    the offset of each assignment's row
-//   push_packets   a CTA per token and rank: what the rank's gemm1 needs of it, or that it needs
-//                  nothing
-//   push_rows      a CTA per packet, or per row of it if there are few: the rows of its slots
-// Token and k give every offset, so nothing is counted. The link is the limit: 128 threads with
-// several 16-byte stores in flight each.
+//   push_packets   one CTA per token and rank: writes the inputs of the rank's gemm1, or that the
+//                  rank has no slot of the token
+//   push_rows      one CTA per packet, or per row if there are few: writes the rows of its slots
+//
+// Token and k determine every offset, so nothing is counted. The link is the limit: 128 threads
+// have several 16-byte stores in flight each.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,23 +26,24 @@ namespace {
 
 constexpr int kAssignThreads = 256;
 
-// The source rank's status, and the counts that push_tokens keeps per token.
+// The source rank's status, and the counts per token from push_tokens.
 struct SourceCounts {
   RunStatus* status;
   const RowCounts* tokens;  // (token_count), or null
   int64_t token_count;
 };
 
-constexpr int64_t kRowsAtOnce = 2048;  // up to here each has a CTA
+constexpr int64_t kRowsAtOnce = 2048;  // up to this many rows each has its own CTA
 
 __global__ void __launch_bounds__(kPacketThreads, 8) push_packets_kernel(PushPackets call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  // Source ranks begin with different expert ranks, so that not all write to the same one.
+  // Each source rank starts with a different expert rank, so that they do not all write to the same
+  // one.
   const int rank = (call.link.rank + static_cast<int>(blockIdx.y)) % call.link.world;
   const bool left_out = leaves_out(call.link.wait);
   if (!left_out) push_packet(call, blockIdx.x, rank, ThreadGroup::cta());
-  // If any thread has left out its part of a packet, the packet gets no flag.
+  // If any thread skipped its part of a packet, the packet gets no flag.
   if (__syncthreads_or(left_out) == 0 && threadIdx.x == 0) flag_packet(call, blockIdx.x, rank);
 }
 
@@ -86,7 +88,7 @@ __device__ void end_of_taking(const PushRows& call, const SourceCounts& counts) 
   }
 }
 
-// CTA (packet, part) has every gridDim.y-th row of the packet. One more CTA has no packet.
+// CTA (packet, part) copies every gridDim.y-th row of the packet. One extra CTA has no packet.
 __global__ void __launch_bounds__(kPacketThreads, 8)
     push_rows_kernel(PushRows call, SourceCounts counts) {
   ptx::grid_dependency_wait();
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(kPacketThreads, 8)
   const uint32_t flag = flag_of_rows(call.link.wait.control);
   int source = 0;
   while (call.messages.first_of_source[source + 1] <= packet) ++source;
-  // assignment of the source rank
+  // index of the source rank's assignment
   const int64_t first = (packet - call.messages.first_of_source[source]) * top_k;
   std::byte* const rows = call.rows.of_rank[source] + first * row_bytes;
   for (int64_t k = blockIdx.y; k < top_k && !left_out; k += gridDim.y) {
@@ -109,12 +111,12 @@ __global__ void __launch_bounds__(kPacketThreads, 8)
     copy_bytes(rows + k * row_bytes, static_cast<const std::byte*>(call.rows_out) + row * row_bytes,
                row_bytes);
   }
-  // Which flags the thread writes is read before the rows are stored.
+  // Read which flags this thread writes before the barrier, while row stores are in flight.
   const int64_t own = blockIdx.y + int64_t{threadIdx.x} * gridDim.y,
                 step = int64_t{blockDim.x} * gridDim.y;
   const bool flags_own = own < top_k && call.ids[packet * top_k + own] >= 0;
   if (__syncthreads_or(left_out) != 0)
-    return;  // if any thread has left out its part, the rows get no flags
+    return;  // if any thread skipped its part, the rows get no flags
   auto* const flags = reinterpret_cast<uint32_t*>(call.flags.of_rank[source]) + first;
   if (flags_own) ptx::store_release_system(flags + own, flag);
   for (int64_t k = own + step; k < top_k; k += step)

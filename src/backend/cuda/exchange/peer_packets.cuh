@@ -1,4 +1,4 @@
-// A packet to the memory of its expert rank, by a CTA of the kernel that has the token
+// Writes a packet to the memory of its expert rank, from a CTA that has the token
 // (backend/device_peers.h).
 #pragma once
 
@@ -19,8 +19,7 @@ __device__ inline bool packets_are_taken(const PeerLink& link, int rank) {
   return wait_for_rank(
       link.wait, [&] { return rank; }, taken);
 }
-// Called by one thread of the kernel that begins a run. The kernels that read this word come after
-// it.
+// Called by one thread of the kernel that begins a run. Kernels that read this word run after it.
 __device__ inline void begin_dispatch(const PeerLink& link) {
   link.wait.control->dispatch = link.wait.control->dispatch_of_rows + 1;
 }
@@ -43,7 +42,7 @@ __device__ inline void push_packet(const PushPackets& call, int64_t token, int r
     of_token.put_none(to, group);
 }
 
-// After a barrier of the threads that wrote the packet. Called by one thread.
+// Called by one thread, after a barrier of the threads that wrote the packet.
 __device__ inline void flag_packet(const PushPackets& call, int64_t token, int rank) {
   auto* const flags = reinterpret_cast<uint32_t*>(call.flags.of_rank[rank]);
   ptx::store_release_system(flags + call.link.rank * call.packet_stride + token,

@@ -1,12 +1,13 @@
-// Barriers of ranks, and all_reduce over their memories (backend/device_peers.h).
+// Barriers of ranks, and all_reduce in their peer memory (backend/device_peers.h).
 //
-//   barrier     one warp: stores to each rank that this one has arrived, and waits until all have
-//   sum_small   partial (count) -> out (count): pairs to every rank, then their pairs from here, in
-//               one kernel
-//   push_parts, sum_shard, take_totals   the same of more values: each rank adds a shard and sends
-//                                        it to all
-// An element is added by one thread in the order of the ranks, as the host adds it. A small sum is
-// latency; of a large one the link is the limit: 4 bytes a value to whoever adds it, and out's
+//   barrier     one warp: reports to each rank that this one has arrived, then waits for all
+//   sum_small   partial (count) -> out (count): writes pairs to every rank, then reads the pairs of
+//               all ranks from its own memory, in one kernel
+//   push_parts, sum_shard, take_totals   the same for more values: each rank adds one shard and
+//                                        sends the total to all
+//
+// Each element is added by one thread in rank order, as on the host. A small sum is limited by
+// latency. A large one is limited by the link: 4 bytes a value to the rank that adds it, plus out's
 // bytes back.
 #include <cuda_runtime.h>
 
@@ -27,9 +28,9 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kSumThreads = 256;
-constexpr int kSumElements = 8;      // of a thread, if there are many
-constexpr int64_t kSmallCtas = 128;  // they wait for other ranks, so no more than fit on the
-                                     // device, with room for other kernels
+constexpr int kSumElements = 8;  // per thread, if there are many
+// they wait for other ranks, so all must fit on the device, with room for other kernels
+constexpr int64_t kSmallCtas = 128;
 constexpr int64_t kLargeCtas = 264;
 constexpr float kNan = __builtin_nanf("");
 
@@ -41,10 +42,10 @@ __global__ void __launch_bounds__(32) barrier_kernel(PeerLink link, bool first, 
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
   const auto other = static_cast<int>(threadIdx.x);
-  // Earlier kernels may have left out data that this barrier would report as complete.
+  // Earlier kernels may have skipped data that this barrier would report as complete.
   bool came = !__any_sync(0xFFFFFFFFu, leaves_out(link.wait));
   if (came && other < link.world && other != link.rank) {
-    // The kernels before this one have ended: their writes come before this.
+    // The kernels before this one have ended, so their writes precede this fence.
     ptx::fence_system();
     ptx::store_release_system(&control_of(link, other)->arrived[link.rank], round);
     came = wait_for_rank(
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(32) barrier_kernel(PeerLink link, bool first, 
   own->round = round;
 }
 
-// ---- few values
+// ---- small sum
 
 __device__ PairWithFlags* pairs_of(const PeerSum& call, int at, int from, uint64_t round) {
   return reinterpret_cast<PairWithFlags*>(call.pairs.of_rank[at]) +
@@ -72,11 +73,12 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   const PeerLink& link = call.link;
   PeerControl* const own = link.wait.control;
   const uint64_t round = own->round + 1;
-  const uint32_t flag = static_cast<uint32_t>(round) << 1 | 1;  // never a fresh pair's
+  // odd, so never the flag of fresh memory
+  const uint32_t flag = static_cast<uint32_t>(round) << 1 | 1;
   const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
                 step = int64_t{gridDim.x} * kSumThreads;
   const auto* const partial = reinterpret_cast<const float2*>(call.partial);
-  // what the others then wait for in vain, pair by pair
+  // then the other ranks wait for these pairs until they time out or stop
   const bool stopped = leaves_out(link.wait);
   for (int64_t i = first; i < call.count / 2 && !stopped; i += step) {
     const float2 mine = partial[i];
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   if (nonfinite != 0)
     atomicAdd(reinterpret_cast<unsigned long long*>(&own->nonfinite),
               static_cast<unsigned long long>(nonfinite));
-  // The last CTA ends the run: no other one reads the round any more.
+  // The last CTA ends the run; all others have read the round by then.
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
@@ -120,13 +122,13 @@ __global__ void __launch_bounds__(kSumThreads) sum_small_kernel(PeerSum call) {
   *call.nonfinite = atomicExch(reinterpret_cast<unsigned long long*>(&own->nonfinite), 0ull);
   own->ctas = 0;
   if (call.count > 0)
-    // else no rank has waited for another, and pairs of two rounds ago may be unread
+    // with count 0 no rank has waited for another, so pairs of two rounds ago may still be unread
     own->round = round;
 }
 
-// ---- many values
+// ---- large sum
 
-// Eight values of out, as they are stored.
+// Eight values of out in out's dtype.
 template <DType kOut>
 struct Stored {
   static constexpr int kVectors = kSumElements * (kOut == DType::kF32 ? 4 : 2) / 16;
@@ -136,7 +138,7 @@ struct Stored {
 #pragma unroll
     for (int e = 0; e < kSumElements; ++e) store_element<kOut>(vectors, e, values[e]);
   }
-  // Values [i, i + 8) of memory that is aligned to 16 bytes.
+  // Loads values [i, i + 8) from 16-byte aligned memory.
   __device__ Stored(const std::byte* from, int64_t i) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v)
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kSumThreads) push_parts_kernel(PeerSum call) {
   const int world = call.link.world, self = call.link.rank;
   const int64_t first = int64_t{blockIdx.x} * kSumThreads + threadIdx.x,
                 step = int64_t{gridDim.x} * kSumThreads;
-  // Each rank begins with the next one, so that not all write to the same one.
+  // Each rank starts with the next one, so that they do not all write to the same one.
   for (int ahead = 1; ahead < world; ++ahead) {
     const int rank = (self + ahead) % world;
     const Shard shard = Shard::of(call.count, rank, world);
@@ -177,7 +179,7 @@ template <DType kOut>
 __global__ void __launch_bounds__(kSumThreads) sum_shard_kernel(PeerSum call) {
   ptx::grid_dependency_wait();
   ptx::launch_dependents();
-  if (is_stopped(call.link.wait)) return;  // as above
+  if (is_stopped(call.link.wait)) return;  // the next barrier reports it
   const int world = call.link.world, self = call.link.rank;
   const Shard shard = Shard::of(call.count, self, world);
   const int64_t step = int64_t{gridDim.x} * kSumThreads * kSumElements;
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_shard_kernel(PeerSum call) {
   }
 }
 
-// The others' shards to out.
+// Copies the other ranks' shards to out.
 template <DType kOut>
 __global__ void __launch_bounds__(kSumThreads) take_totals_kernel(PeerSum call) {
   ptx::grid_dependency_wait();

@@ -1,10 +1,11 @@
-// push_tokens (backend/device_peers.h): a small batch from expert ids to packets in the memory of
-// all expert ranks. It is one kernel because separate launches would take longer than the work.
+// push_tokens (backend/device_peers.h): takes a small batch from expert ids to packets in the
+// memory of all expert ranks. One kernel, because separate launches would take longer than the
+// work.
 //
-// A CTA has a token: it finds the slots, quantizes hidden as quantize does, and writes the packets.
-// CTA 0 also begins the run as route does, and clears the status meanwhile. So each CTA keeps its
-// counts per token, and push_rows adds them. Latency is the limit: of hidden, of the link, and of
-// the fence between a packet and its flag.
+// Each CTA has one token: it finds the slots, quantizes hidden as quantize does, and writes the
+// packets. CTA 0 also begins the run as route does and clears the status. Since the others run
+// meanwhile, each CTA keeps counts per token, and push_rows adds them. Latency is the limit:
+// reading hidden, the link, and the fence between a packet and its flag.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,9 +22,9 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-constexpr int kTokenThreads = 512;  // of a token, at most
+constexpr int kTokenThreads = 512;  // per token; the maximum
 
-// What route would write on the source rank, which routes no rows here.
+// Arrays that route would write on the source rank. Here no rows are routed.
 struct SourceStart {
   RunStatus* status;
   int32_t* row_of_assignment;   // (T, k)
@@ -60,7 +61,7 @@ __device__ void begin_run(const TokenArgs& args) {
   args.start.shared_row_offsets[1] = args.call.push.tokens;
 }
 
-// Whether the token has a slot.
+// Returns whether the token has a slot.
 __device__ bool put_slots(const TokenArgs& args, int64_t token) {
   bool any = false;
   const int64_t top_k = args.call.push.packet.top_k;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kTokenThreads)
   RowCounts& counts = args.token_counts[token];
   RowArgs rows = args.rows;
   rows.counters = {&counts.nonfinite, &counts.blocks, &counts.saturated, &counts.zeroed};
-  uint4 first{};  // of hidden, on its way while slots are found
+  uint4 first{};  // starts loading hidden while slots are found
   if constexpr (!std::is_void_v<Vec>) first = load_vec8(rows, token, thread);
   if (thread == 0) counts = RowCounts{};
   const bool has_row = put_slots(args, token) || args.start.shared_row_offsets != nullptr;
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kTokenThreads)
     begin_dispatch(push.link);
   }
   if (!late) {
-    // Each group of warps has a rank, or some.
+    // Each group of warps writes the packets of one or more ranks.
     const int groups = max(1, min(world, static_cast<int>(blockDim.x) / kPacketThreads));
     const int threads = groups == 1 ? static_cast<int>(blockDim.x) : kPacketThreads;
     for (int ahead = thread / threads; ahead < world && thread < groups * threads; ahead += groups)

@@ -1,4 +1,4 @@
-// Memory that several ranks' devices reach, and the table of their kernels.
+// Memory that several ranks' devices share, and the table of the peer kernels.
 #include "backend/cuda/exchange/peers.h"
 
 #include <cuda_runtime_api.h>
@@ -15,7 +15,7 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// Enqueues in a stream of its own, since the default stream waits for others.
+// Enqueues in a new stream, since the default stream synchronizes with others.
 template <class Enqueue>
 Status in_own_stream(int device, const char* name, const Enqueue& enqueue) {
   const DeviceGuard guard(device);
@@ -86,7 +86,7 @@ Status reach(int device, int other) {
   NVFP4_MOE_TRY(guard.status());
   const cudaError_t error = cudaDeviceEnablePeerAccess(other, 0);
   if (error == cudaErrorPeerAccessAlreadyEnabled)
-    cudaGetLastError();  // by somebody else in this process
+    cudaGetLastError();  // by other code in this process
   else
     NVFP4_MOE_TRY(
         check(error, ("cudaDeviceEnablePeerAccess to cuda:" + std::to_string(other)).c_str()));

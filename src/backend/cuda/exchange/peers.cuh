@@ -14,18 +14,19 @@ __device__ inline PeerControl* control_of(const PeerLink& link, int rank) {
   return reinterpret_cast<PeerControl*>(link.control.of_rank[rank]);
 }
 
-// CTAs that may wait for other ranks at once. More could fill the device and starve kernels of
-// other streams that a rank needs before it arrives. A larger grid is preceded by one warp that
-// waits until each rank's own kernel runs: the rest then needs nothing of this device.
+// Maximum number of CTAs that may wait for other ranks at once. More could fill the device and
+// starve kernels in other streams that a rank must run before it arrives. A larger grid is preceded
+// by one warp that waits until each rank's own kernel runs; after that, the grid's waits need
+// nothing more from this device.
 inline constexpr int64_t kWaitingCtas = 64;
 
-// After a stop nothing is waited for, and nothing is written to other ranks, which may be gone. It
-// is final, but threads of one CTA may see it at different times.
+// After a stop nothing is waited for, and nothing is written to other ranks, which may be gone. A
+// stop is final, but threads of one CTA may see it at different times.
 __device__ inline bool is_stopped(const PeerWait& wait) {
   return ptx::load_volatile(&wait.control->stop) != 0;
 }
-// The same before a write or a flag for another rank. If it is left out, the host learns that a run
-// is incomplete.
+// Checks is_stopped before a write or a flag for another rank. If true, it also reports to the host
+// that the run is incomplete.
 __device__ inline bool leaves_out(const PeerWait& wait) {
   if (!is_stopped(wait)) return false;
   ptx::store_volatile(&wait.host->stopped, 1);
@@ -33,11 +34,11 @@ __device__ inline bool leaves_out(const PeerWait& wait) {
 }
 
 // Polls until there() holds. Called by one thread. rank(): the rank that is waited for, called only
-// if it is late. False: it is late, or the host has stopped the run. From then on nothing is waited
-// for.
+// if it is late. False: it is late, or the host has stopped the run. After that nothing waits any
+// more.
 template <class Rank, class There>
 __device__ bool wait_for_rank(const PeerWait& wait, const Rank& rank, const There& there) {
-  constexpr int kQuickPolls = 64;  // before the clock and the stop word are read
+  constexpr int kQuickPolls = 64;  // before reading the clock and the stop word
   constexpr unsigned kPauseNs = 100;
   for (int poll = 0; poll < kQuickPolls; ++poll)
     if (there()) return true;
@@ -57,8 +58,9 @@ __device__ bool wait_for_rank(const PeerWait& wait, const Rank& rank, const Ther
   return true;
 }
 
-// The flag of the current run of all_to_all, written after a packet or a row. Fresh memory has no
-// run's flag. Read from L2, since kernels read it before they have waited for the preceding kernel.
+// The flag of the current run of all_to_all, written after a packet or a row. Fresh memory never
+// contains a run's flag. Read from L2, since kernels read it before they wait for the preceding
+// kernel.
 __device__ inline uint64_t word_from_l2(const uint64_t& word) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(&word));
 }

@@ -1,4 +1,4 @@
-// The kernels of DevicePeers, whose table peers.cpp has.
+// The kernels of DevicePeers. peers.cpp has their table.
 #pragma once
 
 #include "backend/device_peers.h"

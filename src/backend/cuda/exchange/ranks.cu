@@ -1,9 +1,9 @@
-// One rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count) fp32 ->
-// out (count) after it.
+// Steps of one rank of several: ids (T, k) -> slots (T, k) before the layer; parts (ranks, count)
+// fp32 -> out (count) after it.
 //
-// Each element is added by one thread in the order of the ranks, so that every rank, and every
-// transport, has the bits of the host's sum. Memory is the limit: a thread has 8 elements, of which
-// each part is read as two 16-byte words.
+// Each element is added by one thread in rank order, so every rank and every transport gets the
+// bits of the host's sum. Memory is the limit: a thread has 8 elements and reads each part as two
+// 16-byte words.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,8 +23,8 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kRankThreads = 256;
-constexpr int kRankElements = 8;       // of a thread
-constexpr unsigned kCheckCtas = 1024;  // a few on each multiprocessor
+constexpr int kRankElements = 8;       // per thread
+constexpr unsigned kCheckCtas = 1024;  // a few per multiprocessor
 
 unsigned ctas_of(int64_t threads) { return static_cast<unsigned>(ceil_div(threads, kRankThreads)); }
 
@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kRankThreads) sum_kernel(SumOfRanks call) {
   for (int i = 0; i < kRankElements; ++i) store_element<kOut>(call.out, first + i, sum[i]);
 }
 
-// Runs after the last collective, which may have ended because the host aborted it. The host sets
-// the word first. It is in the host's memory, far away: each CTA reads it once, and there are few
-// of them.
+// Runs after the last collective, which may have ended because the host aborted it; the host sets
+// the word first. The word is in host memory and slow to read, so each CTA reads it once, and there
+// are few CTAs.
 template <DType kType>
 __global__ void __launch_bounds__(kRankThreads) check_kernel(CheckSum call) {
   __shared__ bool failed;

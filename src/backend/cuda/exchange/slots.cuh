@@ -1,4 +1,4 @@
-// An id to one of its expert's slots (backend/device_exchange.h).
+// Maps an id to one of its expert's slots (backend/device_exchange.h).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 namespace nvfp4_moe::internal::cuda {
 
 inline constexpr int32_t kNoSlot = -1,
-                         // of ids that name nothing, and of those that are no expert's
+                         // kNoSlot: id -1; kNoExpert: an invalid id
     kNoExpert = -2;
 
 __device__ inline int64_t id_of(const SlotsOfIds& call, int64_t assignment) {
@@ -22,7 +22,7 @@ __device__ inline bool is_no_expert(const SlotsOfIds& call, int64_t id) {
   return id < -1 || id >= call.num_experts;
 }
 
-// The slot of a token's assignment k, written and counted.
+// The slot of a token's assignment k. Writes it and counts it.
 __device__ inline int32_t put_slot(const SlotsOfIds& call, int64_t token, int64_t k) {
   const int64_t assignment = token * call.top_k + k, id = id_of(call, assignment);
   int32_t slot = is_no_expert(call, id) ? kNoExpert : kNoSlot;

@@ -1,9 +1,10 @@
-// Packets to the operands of the expert rank's gemm1, and its rows to the offsets that packets ask
-// for (backend/device_exchange.h).
+// Packets to the operands of the expert rank's gemm1, and its rows to the offsets that packets
+// request (backend/device_exchange.h).
 //
-// A CTA has a packet. Codes and block scales become the operand that quantize would have made of
-// the token. Slots of other ranks and rows beyond their message are detected here. If there are few
-// packets, one more CTA reads all slots and routes them meanwhile. Memory is the limit.
+// Each CTA has one packet. It turns codes and block scales into the operand that quantize would
+// have made of the token, and detects slots of other ranks and rows beyond their message. If there
+// are few packets, an extra CTA reads all slots and routes them at the same time. Memory is the
+// limit.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/device.h"
@@ -24,7 +25,7 @@ namespace {
 
 struct TakeArgs {
   TakePackets call;
-  RowArgs rows;  // of the expert rank's hidden
+  RowArgs rows;  // for the expert rank's hidden
   int64_t packets;
 };
 
@@ -38,7 +39,7 @@ __device__ Vec8 vec8_of(uint32_t codes, uint32_t scale) {
   return {codes, make_uint4(operand[0], operand[1], operand[2], operand[3]), scale, false, false};
 }
 
-// A packet's activations to the expert rank's row.
+// Copies a packet's activations to the expert rank's row.
 template <ActivationFormat kFormat>
 __device__ void take_activations(const RowArgs& rows, const std::byte* packet, int64_t row) {
   const int64_t k = rows.k;
@@ -63,7 +64,7 @@ __device__ void take_activations(const RowArgs& rows, const std::byte* packet, i
   }
   if (threadIdx.x != 0) return;
   if constexpr (kFormat != ActivationFormat::kBf16) {
-    uint32_t scale = 0;  // at no address of its own alignment
+    uint32_t scale = 0;  // not aligned in the packet
 #pragma unroll
     for (int i = 0; i < 4; ++i) scale |= static_cast<uint32_t>(packet[values_end + i]) << 8 * i;
     rows.out.row_scale[row] = __uint_as_float(scale);
@@ -99,7 +100,7 @@ __device__ void check_headers(const TakePackets& call) {
             static_cast<unsigned long long>(most_of_all) << 32 | pair);
 }
 
-// The source rank of a packet, and where its message's rows begin and end among all.
+// The source rank of a packet, and the range of its message's rows among all rows.
 struct Source {
   int64_t rank, first_row, end_row;
   __device__ Source(const TakePackets& call, int64_t packet) {
@@ -121,9 +122,9 @@ struct Source {
 // A packet as its source rank has sent it.
 struct Received {
   const std::byte* at = nullptr;
-  const uint32_t* flag = nullptr;  // over peers
-  int64_t first_row = 0,
-          end_row = 0;  // of its rows among all, without peers; end_row: of its message's
+  const uint32_t* flag = nullptr;  // only with peer memory
+  // without peer memory: its first row among all, and the end of its message's rows
+  int64_t first_row = 0, end_row = 0;
 
   // Called by any thread. With peer memory the packet is complete only after came_over_peers
   // returns true.
@@ -157,7 +158,7 @@ struct Received {
   }
 };
 
-// How many slots a packet has, and whether all are this rank's, with rows inside their message.
+// Counts a packet's slots, and checks that all are this rank's, with rows inside their message.
 struct OwnSlots {
   const int32_t* slots;
   int32_t own = 0;
@@ -176,15 +177,15 @@ struct OwnSlots {
   }
 };
 
-// The packet's slots to the expert rank's batch, by every step-th thread from `lane` on. -1 for all
-// if it is wrong or late.
+// Copies the packet's slots to the expert rank's batch. Each of `step` threads copies every step-th
+// slot, starting at `lane`. All become -1 if the packet is wrong or late.
 __device__ void take_slots(const TakePackets& call, const Received& packet, const OwnSlots& slots,
                            bool came, int64_t index, int64_t lane, int64_t step) {
   const PacketFormat& layout = call.layout.packet;
   const int32_t first = static_cast<int32_t>(call.range.first),
                 end = first + static_cast<int32_t>(call.range.count);
   for (int64_t k = lane; k < layout.top_k; k += step) {
-    // Checked again at this read: with peer memory the source rank can still write here.
+    // Checked again at this read: with peer memory the source rank can still write to it.
     const int32_t slot = slots.slots[k];
     call.ids[index * layout.top_k + k] =
         slots.wrong || !came || slot < first || slot >= end ? -1 : slot;
@@ -195,14 +196,14 @@ __device__ void take_slots(const TakePackets& call, const Received& packet, cons
   if (call.peers.packet_stride == 0)
     call.first_rows[index] = static_cast<int32_t>(packet.first_row);
   if (came && !slots.wrong) return;
-  ptx::grid_dependency_wait();  // what begins the run has ended
+  ptx::grid_dependency_wait();  // the kernel that begins the run has ended
   atomicOr(call.failed, came ? kWrong : kPeerIsLate);
   if (came) atomicAdd(reinterpret_cast<unsigned long long*>(&call.report->wrong), 1ull);
 }
 
-// All slots of few packets to the expert rank's batch, one thread each, so that reads overlap.
-// Returns whether any packet is wrong or late; then take_slots has to do it. Called by a CTA; peer
-// memory only.
+// Copies all slots of few packets to the expert rank's batch, one per thread, so that reads
+// overlap. Returns whether any packet is wrong or late; then take_slots must do it. Called by a
+// CTA; peer memory only.
 __device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
   const PacketFormat& layout = call.layout.packet;
   const auto top_k = static_cast<int32_t>(layout.top_k),
@@ -223,10 +224,10 @@ __device__ bool take_all_slots(const TakePackets& call, int64_t packets) {
   return __syncthreads_or(slow) != 0;
 }
 
-// kRoutes: CTA 0 reads all slots and routes. It has the number of threads that route wants, in two
-// dimensions; the other CTAs use the first dimension. With peer memory only the packet's flag is
-// waited for: if the source ranks are faster than this one, the preceding kernel may still run.
-// gemm1, whose CTAs take every multiprocessor, begins only when all packets have arrived.
+// kRoutes: CTA 0 reads all slots and routes. It has the number of threads that route needs, in two
+// dimensions; the other CTAs use only the first dimension. With peer memory only the packet's flag
+// is waited for: if the source ranks are faster than this one, the preceding kernel may still run.
+// gemm1, whose CTAs occupy every multiprocessor, starts only when all packets have arrived.
 template <ActivationFormat kFormat, bool kRoutes>
 __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads, kRoutes ? 1 : 8)
     take_packets_kernel(TakeArgs args, const __grid_constant__ RouteArgs route) {
@@ -263,8 +264,8 @@ __global__ void __launch_bounds__(kRoutes ? kRouteLargeThreads : kPacketThreads,
   if (peers) ptx::grid_dependency_wait();
 }
 
-// Waits for the first packet of each source rank. The CTA that takes a late packet detects it
-// again, at once.
+// Waits for the first packet of each source rank. If a packet is late, the CTA that takes it
+// detects that again without delay.
 __global__ void __launch_bounds__(32)
     await_packets_kernel(const __grid_constant__ TakePackets call) {
   const auto source = static_cast<int>(threadIdx.x);
@@ -273,7 +274,8 @@ __global__ void __launch_bounds__(32)
     Received(call, call.peers.first_of_source[source])
         .came_over_peers(call, call.peers.first_of_source[source]);
   __syncwarp();
-  ptx::launch_dependents();  // their CTAs must not be the ones that wait
+  // only now, so that dependent CTAs do not occupy the device while they wait
+  ptx::launch_dependents();
   ptx::grid_dependency_wait();
 }
 

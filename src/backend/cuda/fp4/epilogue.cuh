@@ -1,16 +1,16 @@
-// The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to one step's output.
+// The epilogues of GEMMs on FP4 tensor cores: fp32 accumulators to a step's output.
 //
 //   gemm1   g = alpha_gate * dot, u = alpha_up * dot; the gated activation, the router weight under
-//           before_down, one rounding to bf16. Gate and up of a channel are weight rows r and r +
-//           8: both are in one lane. Without a gate relu2(u), and rows r and r + 8 are two channels
+//           before_down, one rounding to bf16. Gate and up of a channel are weight rows r and
+//           r + 8, both in one lane. Without a gate relu2(u), and rows r and r + 8 are two channels
 //   gemm2   alpha_down * dot, one rounding to row_format
 //
-// Each product has its bias added, if there is one. alpha = fl32(row scale * tensor scale). A
-// nonfinite row's scale is NaN, and so its outputs are.
+// Each dot product gets its bias, if there is one. alpha = fl32(row scale * tensor scale). The
+// scale of a nonfinite row is NaN, and so are its outputs.
 //
-// The intermediate leaves in bf16 also if its scale is fixed: whether a row has NaN or Inf, for
-// which it must not be quantized or counted, is known only once all of its channels are there, and
-// those come from many ctas. Requantize, the step that all GPUs share, sees whole rows.
+// The intermediate is stored in bf16 even if its scale is fixed. A row with NaN or Inf must not be
+// quantized or counted, but that is known only when all its channels are ready, and they come from
+// many ctas. Requantize, the step that all GPUs share, sees whole rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,7 +28,7 @@ namespace nvfp4_moe::internal::cuda::fp4 {
 
 struct SwigluEpilogue {
   const TensorScales* tensor_scales;  // (E)
-  const float* row_scale;             // (T); null of rows in bf16
+  const float* row_scale;             // (T); null for rows in bf16
   const float* router_weights;        // (T k) by assignment, or null: 1
   BiasTable bias_table;
   GatedActivation activation;
@@ -43,7 +43,7 @@ struct SwigluEpilogue {
   __device__ LaneBiases biases(int32_t expert, int32_t weight_row) const {
     return bias_table.of(expert, joined_channel(weight_row), channels);
   }
-  // gate, up: accumulators of weight row `weight_row` and 8 further.
+  // gate, up: accumulators of weight rows `weight_row` and `weight_row` + 8.
   __device__ void store(int64_t row, int32_t weight_row, float gate, float up,
                         const RowFactor& factor, const LaneBiases& bias) const {
     const int64_t channel = joined_channel(weight_row);
@@ -54,7 +54,7 @@ struct SwigluEpilogue {
   }
 };
 
-// Of rows in bf16, which have no scale: a nonfinite one's is NaN.
+// For rows in bf16, which have no scale: that of a nonfinite row is NaN, of others 1.
 struct Bf16SwigluEpilogue : SwigluEpilogue {
   const uint8_t* nonfinite;  // (T)
 
@@ -65,17 +65,17 @@ struct Bf16SwigluEpilogue : SwigluEpilogue {
   }
 };
 
-// A layer without a gate: weight rows are channels of up, whose alpha is a row's second factor.
+// For a layer without a gate: weight rows are channels of up, whose alpha is a row's second factor.
 // Gated: either of the above.
 template <class Gated>
 struct Relu2Epilogue : Gated {
   __device__ LaneBiases biases(int32_t expert, int32_t channel) const {
     return this->bias_table.of(expert, channel, this->channels);
   }
-  // first, second: accumulators of channels `channel` and 8 further.
+  // first, second: accumulators of channels `channel` and `channel` + 8.
   __device__ void store(int64_t row, int32_t channel, float first, float second,
                         const RowFactor& factor, const LaneBiases& bias) const {
-    if (channel >= this->channels) return;  // there are a multiple of 16
+    if (channel >= this->channels) return;  // the number of channels is a multiple of 16
     uint16_t* const to = this->out + row * this->channels + channel;
     to[0] = bf16_from_float(relu2(fmaf(first, factor.second, bias.first)) * factor.weight);
     to[8] = bf16_from_float(relu2(fmaf(second, factor.second, bias.second)) * factor.weight);
@@ -90,17 +90,17 @@ struct DownEpilogue {
   bool out_fp32;
   int64_t channels;  // H
 
-  // Rows of x are rows in expert order already.
+  // Rows of x are already rows in expert order.
   __device__ RowFactor factor(int32_t expert, int32_t row, int32_t) const {
     return {(row_scale != nullptr ? row_scale[row] : 1.0f) * tensor_scales[expert].down, 0, 1};
   }
   __device__ LaneBiases biases(int32_t expert, int32_t channel) const {
     return bias_table.of(expert, channel, channels);
   }
-  // first, second: accumulators of channels `channel` and 8 further.
+  // first, second: accumulators of channels `channel` and `channel` + 8.
   __device__ void store(int64_t row, int32_t channel, float first, float second,
                         const RowFactor& factor, const LaneBiases& bias) const {
-    if (channel >= channels) return;  // there are a multiple of 16
+    if (channel >= channels) return;  // the number of channels is a multiple of 16
     store_one(row * channels + channel, fmaf(first, factor.first, bias.first));
     store_one(row * channels + channel + 8, fmaf(second, factor.first, bias.second));
   }
@@ -122,9 +122,9 @@ __device__ LaneBiases lane_biases(const Epilogue& epilogue, const TileRows& rows
   return epilogue.biases(rows.expert, lane_weight_row(m_tile, group));
 }
 
-// A lane's four accumulators of a group of 16 weight rows and eight rows of activations to the
-// output. With r = lane / 4, q = lane % 4 they are (weight row r, row 2q), (r, 2q + 1), (r + 8,
-// 2q), (r + 8, 2q + 1): the d of mma.sync, and what tcgen05.ld gives in its shape 16x256b. biases:
+// Stores a lane's four accumulators of a group of 16 weight rows and eight rows of activations.
+// With r = lane / 4 and q = lane % 4 they are (weight row r, row 2q), (r, 2q + 1), (r + 8, 2q), (r
+// + 8, 2q + 1): the d of mma.sync, and what tcgen05.ld returns in its shape 16x256b. biases:
 // lane_biases of the group.
 template <class Epilogue>
 __device__ void store_fragment(const Epilogue& epilogue, const TileRows& rows,

@@ -1,12 +1,12 @@
-// gemm1_swiglu and gemm2 on FP4 tensor cores as steps: what they take from a layer, and the kernel
-// of the configuration that the run's plan names.
+// gemm1_swiglu and gemm2 on FP4 tensor cores as steps: derive the arguments from a layer, and
+// launch the kernel of the configuration in the run's plan.
 //
-//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles, or up's ->
+//   gemm1_swiglu   hidden (T, H) as FP4 operand, joined gate/up tiles (or up tiles) ->
 //                  part.intermediate.bf16 (R, I)
 //   gemm2          part.intermediate (R, I) as FP4 operand, down tiles -> part.rows_out (R, H) in
 //                  row_format
 //
-// GEMMs on rows in bf16, under bf16 activations, share all but the operand and the length of a
+// GEMMs on bf16 rows, for bf16 activations, share everything except the operand and the length of a
 // k-block.
 #pragma once
 
@@ -21,15 +21,15 @@
 
 namespace nvfp4_moe::internal::cuda::fp4 {
 
-// A backend's GEMMs on rows in FP4, or in bf16. kConfigs: their configurations; beside that type
-// stand min_saved_k_blocks and max_splits of one, in k-blocks of kFp4KBlock. TraitsOf<index>: its
-// constants, kThreads of a cta among them; SharedOf<Traits>: a cta's shared memory.
+// A backend's GEMMs on rows in FP4 or bf16. kConfigs: their configurations; its namespace also has
+// min_saved_k_blocks and max_splits of a configuration, in k-blocks of kFp4KBlock. TraitsOf<index>:
+// its constants, including a cta's kThreads. SharedOf<Traits>: a cta's shared memory.
 template <bool kFp4Rows, class ScratchOf, const auto& kConfigs, template <size_t> class TraitsOf,
           template <class> class SharedOf>
 struct GemmRoom {
   using Scratch = ScratchOf;
   static constexpr bool kFp4 = kFp4Rows;
-  // of a k-block: one stage of the pipeline
+  // k per k-block, which is one stage of the pipeline
   static constexpr int kBlockK = kFp4 ? kFp4KBlock : kTileK;
   static constexpr const auto& kGemmConfigs = kConfigs;
   template <size_t kIndex>
@@ -44,7 +44,7 @@ struct GemmRoom {
   }
 };
 
-// A part of a layer as a grouped GEMM sees it.
+// A part of a layer as a grouped GEMM.
 struct GemmPart {
   bool shared;
   PartLayout layout;
@@ -59,7 +59,7 @@ struct GemmPart {
   }
 };
 
-// All but weights and assignment_of_row. x: rows of k elements.
+// All arguments except weights and assignment_of_row. x: rows of k elements.
 template <class Room>
 GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmPart& of,
                    const GemmPlan& plan, const MatrixTiles& tiles, const std::byte* x, int64_t k) {
@@ -83,7 +83,7 @@ GemmArgs gemm_args(const StepContext& step, const PartBuffers& part, const GemmP
   return args;
 }
 
-// One launcher for each of the configurations, of the kernels that kKernels<index> names.
+// One launcher for each configuration, for the kernels that kKernels<index> names.
 template <class Epilogue>
 using Launcher = Status (*)(const GemmPlan& plan, void* stream, const GemmArgs& args,
                             const Epilogue& epilogue);
@@ -98,7 +98,7 @@ constexpr std::array<Launcher<Epilogue>, sizeof...(kIndices)> make_launchers(
   }...};
 }
 
-// Kernels: a struct of kName and kKernel<index>.
+// Kernels: a struct with kName and kKernel<index>.
 template <class Room, class Kernels, class Epilogue>
 Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args,
                    const Epilogue& epilogue) {
@@ -107,7 +107,7 @@ Status launch_gemm(const GemmPlan& plan, void* stream, const GemmArgs& args,
   return kLaunchers[static_cast<size_t>(plan.config)](plan, stream, args, epilogue);
 }
 
-// Kernels: of an epilogue.
+// Kernels: a template over the epilogue.
 template <class Room, template <class> class Kernels>
 Status gemm1_swiglu(const StepContext& step, const PartBuffers& part) {
   if (step.batch.tokens == 0) return {};

@@ -1,5 +1,5 @@
-// The parameters of GEMMs on FP4 tensor cores: a grouped GEMM's sides and where its rows of
-// activations come from.
+// The parameters of GEMMs on FP4 tensor cores: a grouped GEMM's sizes, and the source of its rows
+// of activations.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,21 @@ namespace nvfp4_moe::internal::cuda::fp4 {
 struct GemmArgs {
   const uint8_t* weights;   // packed tiles of expert 0, (m_tiles, k_tiles) x kTileBytes
   int64_t expert_stride;    // bytes
-  int32_t k_tiles;          // of 128 k
-  const std::byte* x;       // (tokens or rows, K) as fp4_operand.h has it
+  int32_t k_tiles;          // tiles of 128 k
+  const std::byte* x;       // (tokens or rows, K) in the layout of fp4_operand.h
   int64_t x_stride;         // bytes
   ScheduleParams schedule;  // in k-blocks of kFp4KBlock
   Divider by_top_k;
   const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
   RowTileList row_tiles;
-  float* partials;    // (2 ctas, 128, tile_n) of split tiles, in the accumulators' order
-  int32_t* arrivals;  // (ctas) of the splits of a tile; 0 before and after
-  bool after_route;   // route has ended when this kernel starts, and not just when it has waited
+  float* partials;    // (2 ctas, 128, tile_n) for split tiles, in the accumulators' order
+  int32_t* arrivals;  // (ctas) arrived splits per tile; 0 before and after
+  // route has ended when this kernel starts; otherwise only after grid_dependency_wait
+  bool after_route;
 };
 
-// A row's factors of its accumulators: alpha = fl32(row scale * tensor scale) of each tensor scale,
-// and the router's weight or 1.
+// The factors of a row's accumulators: alpha = fl32(row scale * tensor scale) for each tensor
+// scale, and the router's weight or 1.
 struct alignas(16) RowFactor {
   float first, second, weight;
 };

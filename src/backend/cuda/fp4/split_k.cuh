@@ -1,10 +1,10 @@
 // Split-K: partials of tiles that are split along K, the counters at which their splits arrive, and
 // the reduction by the cta that arrives last.
 //
-// A partial is fp32 accumulators in memory. Splits are added in the order of K, whichever cta does
-// it, so that the same launch gives the same bits.
+// A partial is fp32 accumulators in memory. Splits are added in the order of K, no matter which cta
+// reduces them, so that the same launch gives the same bits.
 //
-// Traits name the threads that have accumulators, the first kEpilogueThreads of a cta, and each
+// Traits define the threads that have accumulators, the first kEpilogueThreads of a cta, and each
 // warp's share of a tile: kWarpGroups groups of 16 weight rows from first_group() on, kWarpOctets
 // octets of rows from first_octet() on.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace nvfp4_moe::internal::cuda::fp4 {
 
-// Where a partial has four accumulators of a thread, of its group m and octet n: coalesced over the
-// threads.
+// The address in a partial of four accumulators of a thread, for its group m and octet n. Coalesced
+// over the threads.
 template <class Traits>
 __device__ float4* partial_address(const GemmArgs& args, int32_t partial, int m, int n) {
   constexpr int64_t kFloat4s = int64_t{kTileRows} * Traits::kTileN / 4;
@@ -32,8 +32,8 @@ __device__ void store_partial(const GemmArgs& args, int32_t partial, int m, int 
   *partial_address<Traits>(args, partial, m, n) = make_float4(of[0], of[1], of[2], of[3]);
 }
 
-// The splits of a tile, added, to the epilogue: each thread those accumulators that would be its
-// own.
+// Adds the splits of a tile and passes the result to the epilogue. Each thread reduces the
+// accumulators that it would hold itself.
 template <class Traits, class Epilogue>
 __device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue,
                             const TileSplits& splits, const TileRows& rows,
@@ -57,10 +57,10 @@ __device__ void reduce_tile(const GemmArgs& args, const Epilogue& epilogue,
   }
 }
 
-// After a cta's last work tile: it arrives at the split tiles that it has a split of, one or two,
-// and reduces those at which it is the last. All kEpilogueThreads. index: of the last work tile,
-// m_tiles[i]: the tile of weight rows of the one i before it; shared: the cta's shared memory,
-// where rows and factors of both are still there.
+// Runs after a cta's last work tile. The cta arrives at the one or two split tiles of which it has
+// a split, and reduces those at which it arrives last. Called by all kEpilogueThreads. index: the
+// last work tile. m_tiles[i]: the tile of weight rows of the work tile i before it. shared: the
+// cta's shared memory, in which rows and factors of both are still valid.
 template <class Traits, class Shared, class Epilogue>
 __device__ void reduce_split_tiles(Shared& shared, const GemmArgs& args, const Epilogue& epilogue,
                                    uint32_t index, const int32_t (&m_tiles)[2]) {

@@ -1,8 +1,8 @@
-// The biases of a layer's routed experts, as the epilogue of a grouped GEMM reads them.
+// The biases of a layer's routed experts, as read by the epilogue of a grouped GEMM.
 //
 // A lane's accumulators belong to two weight rows, r and r + 8: gate and up of one channel, or two
-// channels of down, and of up if there is no gate. So two numbers a lane are all the biases of
-// however many rows of activations.
+// channels of down, or of up if there is no gate. So a lane needs only two biases for any number of
+// rows of activations.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,27 +14,27 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Of a lane's two weight rows. -0 leaves whatever it is added to as it is, zeros with their sign:
-// if there are no biases, an epilogue adds that, and gives the bits that it would give without
-// adding.
+// The biases of a lane's two weight rows. Adding -0 leaves every value unchanged, including the
+// sign of zeros. So without biases the epilogue adds -0 and gives the same bits as without an
+// addition.
 struct LaneBiases {
   float first = -0.0f, second = -0.0f;
 };
 
 struct BiasTable {
-  const float* biases;    // of expert 0 and the first channel; null: none
-  int32_t expert_stride;  // in numbers
-  int32_t to_second;      // from the bias of a lane's first weight row to that of its second
+  const float* biases;    // of expert 0 and the first channel; null: no biases
+  int32_t expert_stride;  // in floats
+  int32_t to_second;  // distance from the bias of a lane's first weight row to that of its second
 
-  // Before a tile is multiplied, so that its biases are in L2 by the time that they are added, and
-  // no register holds them.
+  // Called before a tile is multiplied, so that its biases are in L2 when they are added, without
+  // holding registers.
   __device__ void prefetch(int32_t expert, uint32_t channel, int64_t channels) const {
     if (biases == nullptr || channel >= channels) return;
     const float* const at = address(expert, channel);
     ptx::prefetch_l2(at);
     ptx::prefetch_l2(at + to_second);
   }
-  // channel: of the first weight row. At and beyond `channels` neither row has a bias.
+  // channel: of the first weight row. From `channels` on neither row has a bias.
   __device__ LaneBiases of(int32_t expert, uint32_t channel, int64_t channels) const {
     if (biases == nullptr || channel >= channels) return {};
     const float* const at = address(expert, channel);
@@ -45,7 +45,7 @@ struct BiasTable {
   }
 };
 
-// Of a part's GEMMs. The shared expert has none.
+// The tables for a part's GEMMs. The shared expert has no biases.
 inline BiasTable bias_table(const PackedWeights& weights, const float* of_expert_0,
                             int64_t to_second) {
   return {of_expert_0, static_cast<int32_t>(biases_of_one(weights.config)),

@@ -1,4 +1,4 @@
-// The activation functions as gemm1's epilogue computes them: one formula for all that have a gate.
+// The activation functions in gemm1's epilogue: one formula for all functions with a gate.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,8 +35,8 @@ struct GatedActivation {
   __device__ static float within(float x, float most) {
     return ptx::max_nan(at_most(x, most), -most);
   }
-  // kPlain: no limits; the same bits. That exponent * gate is rounded is a change of g by half an
-  // ulp, which g's own bound holds many times.
+  // kPlain: no limits; same bits. Rounding exponent * gate changes g by half an ulp, which is far
+  // below g's own error bound.
   template <bool kPlain>
   __device__ float gated(float g, float u) const {
     const float gate = kPlain ? g : at_most(g, gate_limit);
@@ -46,7 +46,7 @@ struct GatedActivation {
   }
 };
 
-// relu(u)^2, of layers without a gate. NaN stays NaN, and nothing becomes -0.
+// relu(u)^2, for layers without a gate. NaN stays NaN, and no result is -0.
 __device__ inline float relu2(float u) {
   const float positive = ptx::max_nan(u, 0.0f);
   return positive * positive;

@@ -1,5 +1,5 @@
-// The pipeline of a persistent GEMM's cta: how many stages its shared memory has room for, where a
-// role stands in it, and how a warp arrives at its barriers.
+// The pipeline of a persistent GEMM's cta: the number of stages that fit into shared memory, a
+// role's position in the pipeline, and how a warp arrives at its barriers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// SharedOf<Traits, stages>: the shared memory of a cta with that many. As many stages as fit into
-// kBytes, kMost at most.
+// SharedOf<Traits, stages>: the shared memory of a cta with that many stages. Returns as many
+// stages as fit into kBytes, at most kMost.
 template <template <class, int> class SharedOf, class Traits, int kBytes, int kMost>
 constexpr int fitting_stages() {
   if constexpr (sizeof(SharedOf<Traits, kMost>) <= kBytes)
@@ -21,7 +21,7 @@ constexpr int fitting_stages() {
     return fitting_stages<SharedOf, Traits, kBytes, kMost - 1>();
 }
 
-// A stage, and the parity of the pipeline's round through all of them.
+// A stage, and the parity of the current round through all stages.
 template <int kStages>
 struct PipelineState {
   int stage = 0;
@@ -34,19 +34,19 @@ struct PipelineState {
   }
 };
 
-// What belongs to work tiles stands twice, for them by turns. The parity of the turn in which work
-// tile `index` has its half.
+// Per-work-tile state is double-buffered. Returns the parity of the round in which work tile
+// `index` uses its buffer.
 __device__ inline uint32_t turn_parity(uint32_t index) { return index / 2 & 1; }
 
-// A warp arrives once, by one lane. compute-sanitizer's racecheck checks lanes one by one and takes
-// that for the arrival of that lane alone, so that in a build for it every lane arrives.
+// A warp arrives once, by one lane. compute-sanitizer's racecheck checks lanes individually and
+// would count only that lane's arrival, so in a build for it every lane arrives.
 #ifdef NVFP4_MOE_RACECHECK
 inline constexpr int kArrivalsPerWarp = 32;
 #else
 inline constexpr int kArrivalsPerWarp = 1;
 #endif
 
-// One arrival for the whole warp, once all its lanes are there.
+// One arrival for the whole warp, after all its lanes.
 __device__ inline void arrive_as_warp(const uint64_t& mbarrier) {
   __syncwarp();
   if (threadIdx.x % 32 < kArrivalsPerWarp) ptx::mbarrier_arrive(ptx::shared_address(&mbarrier));

@@ -1,5 +1,5 @@
-// The tiles of rows that route has listed for a grouped GEMM, as a kernel reads them; of dense
-// rows, which have no list, they follow each other.
+// Reads the tiles of rows that route has listed for a grouped GEMM. Dense rows have no list; their
+// tiles are consecutive.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,12 +17,12 @@ struct TileRows {
 };
 
 struct RowTileList {
-  const RowTile* tiles;        // (count) by route; null: one expert, dense rows
+  const RowTile* tiles;        // (count) from route; null: one expert with dense rows
   const int32_t* count;        // (1)
-  const int64_t* row_offsets;  // (2) of dense rows
+  const int64_t* row_offsets;  // (2) for dense rows
 };
 
-// From L2: L1 may hold what was there before route.
+// Read from L2: L1 may hold values from before route.
 template <int kTileN>
 __device__ TileRows rows_of_tile(const RowTileList& list, int32_t n_tile) {
   if (list.tiles == nullptr) {

@@ -1,18 +1,18 @@
-// The scheduler of a GEMM's work: output tiles, dealt out to the ctas of a persistent launch as
-// work tiles.
+// The scheduler of a GEMM: divides output tiles among the ctas of a persistent launch, as work
+// tiles.
 //
-// An output tile is one tile of rows times one of weight rows, over the whole of K, which is
-// k_blocks of 128 k. With tiles = w * ctas + rest, every cta takes w whole tiles, and the rest is
-// split along K into equal runs of k-blocks, one a cta as long as a tile has few enough splits, so
+// An output tile is one tile of rows times one tile of weight rows, over all of K, which is
+// k_blocks of 128 k. With tiles = w * ctas + rest, every cta gets w whole tiles. The rest is split
+// along K into equal runs of k-blocks, one per cta if that does not give a tile too many splits, so
 // that every multiprocessor reads the same number of weight bytes. A split tile leaves fp32
 // partials, which the cta that arrives last adds in the order of K: the bits depend on the launch,
-// not on which cta that is. If splitting would save a cta few k-blocks, the rest is dealt out as
-// whole tiles too.
+// not on which cta that is. If splitting would save a cta only few k-blocks, the rest is dealt out
+// as whole tiles too.
 //
-// Whole tiles are dealt back and forth, 0 1 2, 2 1 0, 0 1 2: they come in the order of their width,
-// and so every cta gets as much of the wide ones.
+// Whole tiles are dealt back and forth (0 1 2, 2 1 0, 0 1 2): they are sorted by width, so every
+// cta gets an equal share of the wide ones.
 //
-// Everything here is arithmetic of values, the same on the host and on the device.
+// Everything here is value arithmetic, the same on the host and on the device.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// n / divisor for 0 <= n < 2^31 in three instructions. A division is forty, and a cta that has just
-// started waits for each of its instructions to be fetched.
+// n / divisor for 0 <= n < 2^31 in three instructions. A division takes forty, and a cta that has
+// just started waits for each of its instructions to be fetched.
 struct Divider {
   uint32_t multiplier, shift;  // multiplier 0: divisor 1
 
@@ -40,20 +40,20 @@ struct Divider {
   }
 };
 
-// Tiles of rows that take turns at one tile of weight rows.
+// The number of tiles of rows that are processed in sequence for one tile of weight rows.
 inline constexpr int32_t kRasterTiles = 8;
 
-// A launch's work as the host knows it: everything but the number of tiles of rows, which route
-// finds on the device.
+// A launch's work as far as the host knows it: everything except the number of tiles of rows, which
+// route determines on the device.
 struct ScheduleParams {
   int32_t m_tiles, k_blocks;  // tiles of weight rows; k-blocks of K
   int32_t ctas;
   bool split_k;
-  int32_t min_saved_k_blocks;  // that splitting must take from the longest run to be done
-  int32_t max_splits;          // of a tile, if there are ctas for more
-  int32_t min_split_k_blocks;  // of the longest of max_splits splits
+  int32_t min_saved_k_blocks;  // minimum that splitting must save of the longest run
+  int32_t max_splits;          // per tile, even if there are ctas for more
+  int32_t min_split_k_blocks;  // length of the longest of max_splits splits
   Divider by_ctas, by_k_blocks, by_raster,
-      by_max_splits;  // raster: output tiles of kRasterTiles tiles of rows
+      by_max_splits;  // raster: the output tiles of kRasterTiles tiles of rows
 
   ScheduleParams() = default;
   ScheduleParams(int32_t m_tiles_, int32_t k_blocks_, int32_t ctas_, bool split_k_,
@@ -78,8 +78,8 @@ struct OutputTile {
 struct WorkTile {
   OutputTile tile;
   int32_t first_k_block, k_blocks;
-  int32_t partial;  // index of the partial that its accumulators go to; -1: the work tile is a
-                    // whole output tile
+  // index of the partial for its accumulators; -1: the work tile is a whole output tile
+  int32_t partial;
 };
 // The splits of an output tile in the order of K: those of ctas first_cta, first_cta + 1, ...
 struct TileSplits {
@@ -94,10 +94,11 @@ struct TileSplits {
 struct Schedule {
   ScheduleParams params;
   int32_t n_tiles;
-  int32_t whole_tiles;      // output tiles that are not split
-  int32_t split_k_blocks;   // of all output tiles that are
-  int32_t split_ctas;       // that have a run of them
-  int32_t tail_multiplier;  // 2^kTailShift / the tiles of rows of the last raster, rounded up
+  int32_t whole_tiles;     // output tiles that are not split
+  int32_t split_k_blocks;  // in all split output tiles
+  int32_t split_ctas;      // that have a run of them
+  // 2^kTailShift / the number of tiles of rows in the last raster, rounded up
+  int32_t tail_multiplier;
 
   NVFP4_MOE_HOST_DEVICE Schedule(const ScheduleParams& params_, int32_t n_tiles_)
       : params(params_), n_tiles(n_tiles_) {
@@ -119,8 +120,8 @@ struct Schedule {
     tail_multiplier = tail == 0 ? 0 : ((1 << kTailShift) + tail - 1) / tail;
   }
 
-  // Up to kRasterTiles tiles of rows take turns at a tile of weight rows: those of one expert then
-  // find it in L2.
+  // Up to kRasterTiles tiles of rows are processed in sequence for a tile of weight rows, so those
+  // of one expert find it in L2.
   NVFP4_MOE_HOST_DEVICE OutputTile output_tile(int32_t index) const {
     const int32_t first = params.by_raster(index) * kRasterTiles;
     const bool full = n_tiles - first >= kRasterTiles;
@@ -130,8 +131,7 @@ struct Schedule {
     const auto m_tile = static_cast<int32_t>(int64_t{offset} * multiplier >> kTailShift);
     return {first + offset - m_tile * raster_tiles, m_tile};
   }
-  // The run of split k-blocks that is a cta's: [split_begin(c), split_begin(c + 1)); empty from
-  // split_ctas on.
+  // A cta's run of split k-blocks: [split_begin(c), split_begin(c + 1)); empty from split_ctas on.
   NVFP4_MOE_HOST_DEVICE int32_t split_begin(int32_t cta) const {
     if (split_ctas == params.ctas) return params.by_ctas(split_k_blocks * cta);
     return cta < split_ctas ? params.by_max_splits(params.k_blocks * cta) : split_k_blocks;
@@ -139,7 +139,7 @@ struct Schedule {
   NVFP4_MOE_HOST_DEVICE int32_t cta_of(int32_t split_k_block) const {
     return ((split_k_block + 1) * split_ctas - 1) / split_k_blocks;
   }
-  // A run is at most one tile long, so it touches two at most: two partials a cta.
+  // A run is at most one tile long, so it overlaps at most two tiles: two partials per cta.
   NVFP4_MOE_HOST_DEVICE int32_t partial_of(int32_t cta, int32_t split_tile) const {
     return 2 * cta + split_tile - params.by_k_blocks(split_begin(cta));
   }

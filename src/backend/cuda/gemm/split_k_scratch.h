@@ -1,5 +1,6 @@
-// What a backend keeps whose GEMMs split tiles along K, beside the layer's arrays: the CUDA
-// backends' common part, the accumulators of the splits, and the counters at which these arrive.
+// Scratch memory of a backend whose GEMMs split tiles along K, in addition to the layer's arrays:
+// the CUDA backends' common part, the accumulators of the splits, and the counters at which splits
+// arrive.
 #pragma once
 
 #include "backend/cuda/scratch.h"
@@ -10,8 +11,8 @@ namespace nvfp4_moe::internal::cuda {
 template <int kMaxCtas>
 struct SplitKScratch {
   Scratch common;
-  int32_t* arrivals = nullptr;  // (kMaxCtas), cleared by route and by the last to arrive
-  float* partials = nullptr;    // (2 kMaxCtas) x the plan's partial_bytes: two a cta
+  int32_t* arrivals = nullptr;  // (kMaxCtas) cleared by route and by the last cta to arrive
+  float* partials = nullptr;    // (2 kMaxCtas) x the plan's partial_bytes: two per cta
 
   SplitKScratch(const MoeConfig& config, const ExpertRange& range, const RunPlan& plan,
                 Arena& arena)
@@ -21,7 +22,7 @@ struct SplitKScratch {
         arena.take<float>("cuda.", "partials",
                           2 * kMaxCtas * plan.partial_bytes / static_cast<int64_t>(sizeof(float)));
   }
-  // Of a step: its arrays lie behind the layer's.
+  // For a step: its arrays follow the layer's.
   explicit SplitKScratch(const StepContext& step) : SplitKScratch(step, step.scratch) {}
 
   // Part of the interface of an Architecture (backend/cuda/layer.h).

@@ -1,5 +1,6 @@
-// How many codes of each magnitude lie under each block scale of a matrix, a thread a block: the
-// shift, and how many weights it rounds, are read off that on the host (core/fp8.h).
+// Counts how many codes of each magnitude occur under each block scale of a matrix, one thread per
+// block. The host derives the shift, and how many weights it rounds, from these counts
+// (core/fp8.h).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -18,9 +19,9 @@ constexpr int kFp8PackThreads = 256;
 constexpr int64_t kMostFp8PackCtas = 1024;
 constexpr int kCounters = sizeof(Fp8Histogram) / sizeof(uint64_t);
 constexpr int kMagnitudes = kCounters / 128;
-constexpr uint32_t kEach = 0x11111111u;  // nibble
+constexpr uint32_t kEach = 0x11111111u;  // 1 in each nibble
 
-// Bytes are read one by one: nothing is said of a source's alignment.
+// Reads byte by byte: a source need not be aligned.
 __global__ void __launch_bounds__(kFp8PackThreads)
     count_fp8_codes(Nvfp4View matrix, unsigned long long* histogram) {
   __shared__ uint32_t counters[kCounters];
@@ -37,8 +38,8 @@ __global__ void __launch_bounds__(kFp8PackThreads)
     for (uint32_t magnitude = 0; magnitude < kMagnitudes; ++magnitude) {
       uint32_t found = 0;
       for (uint32_t word : words) {
-        // The three low bits of a nibble are 0 if it matches; adding 7 carries into its fourth bit
-        // where it does not.
+        // A nibble's three low bits are 0 if it matches; otherwise adding 7 carries into its fourth
+        // bit.
         const uint32_t other = (word ^ (kEach * magnitude)) & (kEach * 7);
         found += 8 - __popc((other + kEach * 7) & (kEach * 8));
       }

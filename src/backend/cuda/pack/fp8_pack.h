@@ -1,5 +1,5 @@
-// What packing for activation_format fp8 adds: how weights that lie on a device become E4M3, and
-// each matrix's shift in the numbers that the GEMMs read.
+// Additional packing work for activation_format fp8: how weights on a device become E4M3, and
+// applying each matrix's shift to the numbers that the GEMMs read.
 #pragma once
 
 #include "backend/backend.h"
@@ -8,26 +8,26 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Device memory that measure_device_source works in; 16-byte aligned.
+// Device scratch memory for measure_device_source; 16-byte aligned.
 inline constexpr int64_t kFp8CountBytes = 3 * static_cast<int64_t>(sizeof(Fp8Histogram));
 
-// Of an expert on the device, whose block scales have been checked. Runs in source.stream, which it
-// waits for.
+// For an expert on the device whose block scales have been checked. Runs in source.stream and waits
+// for it.
 Result<Fp8ExpertWeights> measure_device_source(const ExpertSource& source, int device,
                                                std::byte* scratch);
 
-// Codes and block scales of an expert.
+// Bytes of an expert's codes and block scales.
 int64_t matrix_bytes(const ExpertSource& source);
-// Enqueues copies of an expert's matrices from the host to `memory` on the device, matrix_bytes()
-// of it; the copy's views.
+// Enqueues copies of an expert's matrices from the host to `memory` (matrix_bytes()) on the device.
+// Returns views of the copy.
 Result<ExpertSource> copy_to_device(const ExpertSource& source, void* stream, std::byte* memory);
 
-// The numbers of one expert on the device.
+// The numbers of one expert in device memory.
 struct DeviceScales {
   TensorScales scales;  // times 2^shift
   Fp8Shifts shifts;
 };
-// kUnsupported if 2^shift takes a tensor scale out of fp32's normal numbers: alpha would be rounded
+// kUnsupported if 2^shift moves a tensor scale out of fp32's normal range: alpha would be rounded
 // twice.
 Result<DeviceScales> device_scales(const TensorScales& scales, const Fp8ExpertWeights& fp8);
 

@@ -1,11 +1,11 @@
-// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments, and unpack, its
+// pack: checkpoint rows -> tiles in the order of the tensor cores' A fragments; unpack, its
 // inverse; and the kernels of tiles for bf16 products (packed_tile.h).
 //
-// Rows of the host travel as they are into staging memory, 128 packed rows of a whole K at least;
-// rows on the device are read where they lie. One thread then writes one lane's 16 bytes of codes,
-// and every fourth one the scales of its two rows. Rows and k beyond the matrix are code 0 under
-// scale 0. A block of scale 0 has codes 0 in the tiles: its own codes, if they are others, stay on
-// the host.
+// Host rows are copied unchanged into staging memory, at least 128 packed rows of a whole K at a
+// time. Rows on the device are read directly. Then one thread writes one lane's 16 bytes of codes,
+// and every fourth thread the scales of its two rows. Rows and k beyond the matrix get code 0 and
+// scale 0. A block with scale 0 gets codes 0 in the tiles; if its codes are not all 0, they are
+// kept on the host.
 // Long because packing and unpacking share their offsets.
 #include <algorithm>
 #include <cstring>
@@ -89,11 +89,11 @@ __global__ void unpack_tiles(const __grid_constant__ StagedRows staged, int64_t 
   }
 }
 
-// Packing from the host and unpacking run in the stream of their own thread, so that neither waits
-// for another thread's work.
+// Packing from the host, and unpacking, run in the calling thread's own stream, so that they do not
+// wait for other threads' work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
-// The matrices that share tiles: gate and up, or down alone, and up alone if there is no gate.
+// Matrices that share tiles: gate and up; or only down; or only up if there is no gate.
 struct Joined {
   MatrixTiles tiles;
   int projections;
@@ -102,15 +102,15 @@ struct Joined {
   int64_t rows_per_tile() const { return kTileRows / projections; }
 };
 
-constexpr int64_t kStagingBytes = 8 << 20;  // large enough that a copy's start costs little
+constexpr int64_t kStagingBytes = 8 << 20;  // large enough that the start of a copy costs little
 
-// Device memory that rows of the host go through, for rows of at most largest_k.
+// Bytes of device memory that host rows are staged in, for rows of at most largest_k.
 int64_t staging_bytes(int64_t largest_k) {
   return std::max(kStagingBytes, kTileRows * (largest_k / 16 * 9));
 }
 
-// body(first row, staged memory, vecs, their tiles) for every run of tiles that fits into staging.
-// tiles: of the joined matrices.
+// Calls body(first row, staged memory, vecs, their tiles) for every run of tiles that fits into
+// staging. tiles: of the joined matrices.
 template <class Body>
 Status for_each_run(const Buffer& memory, const Joined& joined, std::byte* joined_tiles,
                     const Body& body) {
@@ -149,7 +149,7 @@ Status launch_unpack(const StagedRows& rows, int64_t vecs, int64_t k_tiles, cons
   return check_launch("unpack_tiles");
 }
 
-// Rows on the device, where they lie.
+// Packs rows on the device directly.
 Status pack_device_rows(const TileFormat& format, const Joined& joined, std::byte* tiles,
                         const Nvfp4View* const (&views)[2], cudaStream_t stream) {
   SourceRows source{{}, joined.rows, joined.k, joined.projections};
@@ -160,7 +160,7 @@ Status pack_device_rows(const TileFormat& format, const Joined& joined, std::byt
                      joined.tiles.k_tiles, reinterpret_cast<uint8_t*>(tiles), stream);
 }
 
-// Rows of the host, a few tiles at a time through staging.
+// Packs host rows through staging, a few tiles at a time.
 Status pack_joined(const TileFormat& format, const Buffer& staging, const Joined& joined,
                    std::byte* joined_tiles, const Nvfp4View* const (&views)[2]) {
   return for_each_run(
@@ -211,7 +211,7 @@ Status unpack_joined(const TileFormat& format, const Buffer& staging, const Join
       });
 }
 
-// Codes that are not all 0 under a scale of 0, which no quantizer of this library writes.
+// Keeps nonzero codes under a scale of 0, which no quantizer of this library writes.
 void keep_zero_scale_codes(const Nvfp4View& view, int projection,
                            std::vector<ZeroScaleCodes>& kept) {
   for (int64_t row = 0; row < view.rows; ++row) {
@@ -230,9 +230,9 @@ struct PackedExpert {
   Joined gate_up, down;
   std::byte* gate_up_tiles;
   std::byte* down_tiles;
-  int64_t index;          // in the arrays that hold the shared expert last
+  int64_t index;          // into arrays whose last element is the shared expert's
   int64_t staging_bytes;  // for rows of either
-  size_t biases_offset;   // of all experts
+  size_t biases_offset;   // for all experts
   bool gated;
 
   PackedExpert(const PackedWeights& weights, int64_t expert) {
@@ -258,7 +258,7 @@ struct PackedExpert {
   }
 };
 
-// weights.staging of at least that many bytes.
+// Makes weights.staging at least that large.
 Status reserve_staging(PackedWeights& weights, int64_t size_bytes) {
   if (static_cast<int64_t>(weights.staging.size_bytes()) >= size_bytes) return {};
   weights.staging = {};
@@ -271,9 +271,9 @@ bool rounds_to_e4m3(const PackedWeights& weights) {
   return weights.config->activation_format == ActivationFormat::kFp8;
 }
 
-// An expert's data in addition to tiles, all of it of the host's memory: its tensor scales, biases
-// and, under fp8, how its weights become E4M3. `numbers`, what the GEMMs read of the first and the
-// last, lives until the stream has been waited for.
+// Stores an expert's data other than tiles, all from host memory: its tensor scales, biases and,
+// under fp8, how its weights become E4M3. `numbers` holds the values that the GEMMs read; it must
+// live until the stream has been synchronized.
 Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_expert,
                    const ExpertSource& source, const Fp8ExpertWeights& fp8, DeviceScales& numbers,
                    cudaStream_t stream) {
@@ -297,7 +297,7 @@ Status put_numbers(PackedWeights& weights, PackedExpert& packed, int64_t local_e
               &numbers.shifts, sizeof(numbers.shifts));
 }
 
-// The tiles of an expert whose matrices are on the device, and its numbers.
+// Packs the tiles of an expert whose matrices are on the device, and its numbers.
 Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedExpert& packed,
                       int64_t local_expert, const ExpertSource& source, const Fp8ExpertWeights& fp8,
                       DeviceScales& numbers) {
@@ -308,8 +308,8 @@ Status pack_on_device(const TileFormat& format, PackedWeights& weights, PackedEx
   return pack_device_rows(format, packed.down, packed.down_tiles, {&source.down, nullptr}, stream);
 }
 
-// Under fp8 the first tile needs the shifts of whole matrices. So the expert is copied whole and
-// measured there: one thread of the host would take several times as long as the copy.
+// Under fp8 the first tile needs the shifts of whole matrices. So the expert is copied to the
+// device and measured there: one host thread would take several times as long as the copy.
 Status pack_fp8_from_host(const TileFormat& format, PackedWeights& weights, PackedExpert& packed,
                           int64_t local_expert, const ExpertSource& source, DeviceScales& numbers) {
   NVFP4_MOE_TRY(reserve_staging(weights, kFp8CountBytes + matrix_bytes(source)));
@@ -321,7 +321,7 @@ Status pack_fp8_from_host(const TileFormat& format, PackedWeights& weights, Pack
   return pack_on_device(format, weights, packed, local_expert, copied, fp8, numbers);
 }
 
-// The expert, and what it keeps of codes under a scale of 0.
+// Packs the expert, and returns its nonzero codes under a scale of 0.
 Result<std::vector<ZeroScaleCodes>> pack_from_host(const TileFormat& format, PackedWeights& weights,
                                                    PackedExpert& packed, int64_t local_expert,
                                                    const ExpertSource& source) {
@@ -415,7 +415,7 @@ Status unpack_expert(const TileFormat& format, const PackedWeights& weights, int
   const DeviceGuard guard(weights.device);
   NVFP4_MOE_TRY(guard.status());
   const PackedExpert packed(weights, local_expert);
-  // Memory of its own: several threads may unpack one layer at once.
+  // Allocated here, since several threads may unpack one layer at once.
   const auto size_bytes = static_cast<size_t>(packed.staging_bytes);
   NVFP4_MOE_ASSIGN(const Buffer staging,
                    allocate(size_bytes, weights.device, "staging for unpacking"));

@@ -1,5 +1,5 @@
-// What the kernels that pack and unpack tiles share, whatever order the tiles' codes have: rows of
-// a checkpoint on the device, and which of them a thread takes.
+// Shared by kernels that pack and unpack tiles in any order of codes: rows of a checkpoint on the
+// device, and a thread's share of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Rows of one or two matrices of equal size, in device memory: staged ones, or a whole source.
+// Rows of one or two matrices of equal size, in device memory: staged rows, or a whole source.
 template <class Byte>
 struct DeviceRows {
   struct Matrix {
@@ -18,14 +18,14 @@ struct DeviceRows {
     Byte* scales;           // (rows, K/16)
     int64_t codes_stride;   // bytes
     int64_t scales_stride;  // bytes
-    int32_t shift;  // of the weights under fp8 (core/fp8.h), for tiles that hold it in their scales
+    int32_t shift;  // of the weights under fp8 (core/fp8.h), for tiles whose scales contain it
   };
   Matrix matrices[2];
   int64_t rows;  // of each
   int64_t k;
   int projections;  // 1: down, or up without a gate; 2: gate and up, joined in granules of 8
 
-  // Row m of their tiles: its projection and row, or row -1 if the matrix has none.
+  // Row m of their tiles: its projection and row, or row -1 if the matrix has no such row.
   __device__ JoinedRow at(int64_t m) const {
     JoinedRow found = projections == 2 ? joined_row(m) : JoinedRow{0, m};
     if (found.row >= rows) found.row = -1;

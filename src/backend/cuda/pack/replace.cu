@@ -1,9 +1,9 @@
-// Replacing an expert in the order of a stream (backend/device_replacement.h).
+// Replaces an expert in stream order (backend/device_replacement.h).
 //
-// A CUDA graph reads weights at fixed addresses, so the new expert has to come into the place of
-// the old one. One kernel copies all its parts there: between two kernels, another thread's replay
-// could begin. The staged expert is in memory of the device's pool, which is released in the order
-// of the stream: cudaFree would wait for the whole device.
+// A CUDA graph reads weights at fixed addresses, so the new expert must be copied over the old one.
+// One kernel copies all its parts: between two kernels, another thread's replay could start. The
+// staged expert is in memory of the device's pool, which is freed in stream order; cudaFree would
+// wait for the whole device.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -21,12 +21,12 @@
 namespace nvfp4_moe::internal::cuda {
 namespace {
 
-// As pack.cu's: waits for no other thread's work.
+// See pack.cu: does not wait for other threads' work.
 const cudaStream_t kStream = cudaStreamPerThread;
 
 constexpr int kPutThreads = 256;
 constexpr int64_t kMostPutCtas = 1024;
-constexpr int kPutLoads = 4;  // of 16 bytes, in flight together
+constexpr int kPutLoads = 4;  // 16-byte loads in flight together
 
 struct PutWords {
   const uint32_t* from = nullptr;
@@ -56,13 +56,13 @@ __global__ void __launch_bounds__(kPutThreads)
 #pragma unroll
   for (const PutWords& words : parts.numbers)
     for (int64_t at = first; at < words.count; at += stride) words.to[at] = words.from[at];
-  // The kernels of a run start early (launch.cuh) and its GEMM loads weights before it waits for
-  // other kernels. It can then read them as soon as the CTAs of this kernel have ended, so each
+  // The kernels of a run start early (launch.cuh), and its GEMM loads weights before it waits for
+  // other kernels. It can read them as soon as the CTAs of this kernel have ended, so each CTA
   // makes its stores visible to the device before that.
   __threadfence();
 }
 
-// The parts of the only expert of `staged`, and their places in the layer.
+// The parts of the only expert of `staged`, and their addresses in the layer.
 ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert,
                      const PackedWeights& staged) {
   const PackedLayout from(staged.config, staged.range), to(weights.config, weights.range);
@@ -89,7 +89,7 @@ ExpertParts parts_of(const PackedWeights& weights, int64_t local_expert,
   return parts;
 }
 
-// Memory of the device's pool, there for every stream; given back in the order of `release_in`.
+// Memory of the device's pool, usable in every stream, and freed in the order of `release_in`.
 Result<Buffer> allocate_pooled(size_t size_bytes, int device, const char* purpose,
                                std::shared_ptr<void*> release_in) {
   void* data = nullptr;
@@ -121,7 +121,7 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
   NVFP4_MOE_TRY(guard.status());
   const OutsideCaptures outside;
   cudaFuncAttributes
-      attributes{};  // CUDA loads the kernel here, and not while runs wait for its launch
+      attributes{};  // makes CUDA load the kernel now, not while runs wait for its launch
   NVFP4_MOE_TRY(check(cudaFuncGetAttributes(&attributes, put_expert), "put_expert"));
   const bool shared = local_expert == kSharedExpert;
   const int64_t only = shared ? kSharedExpert : 0;
@@ -145,7 +145,7 @@ Result<StagedExpert> stage(const PackedWeights& weights, int64_t local_expert,
   return Result<StagedExpert>(std::move(staged));
 }
 
-// An event that is dropped once it is reached: the layer's memory goes after it.
+// An event whose deleter waits for it; it is destroyed before the layer's memory.
 Result<ReplacementEvent> make_event(int device) {
   cudaEvent_t event = nullptr;
   NVFP4_MOE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "replace: event"));

@@ -5,7 +5,7 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Device memory that pack_expert takes for rows of the host, if weights.staging has less.
+// Device memory that pack_expert allocates for host rows if weights.staging is smaller.
 int64_t expert_staging_bytes(const PackedWeights& weights, int64_t local_expert);
 
 }  // namespace nvfp4_moe::internal::cuda

@@ -1,8 +1,8 @@
-// The check of block scales on the device that holds them: a thread a block, over gate, up and
-// down. What it found is read back once: the first illegal scale of each matrix, and how many
-// blocks of scale 0 hold codes. Those codes follow if there are any, which no quantizer of this
-// library writes; if they outnumber the scratch memory, a second pass puts them into memory of
-// their own.
+// Checks block scales on the device that holds them, one thread per block, over gate, up and down.
+// One report is read back: the first invalid scale of each matrix, and how many blocks with scale 0
+// have nonzero codes. If there are any (no quantizer of this library writes them), these codes are
+// read too. If they exceed the scratch memory, a second pass writes them to separately allocated
+// memory.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,20 +24,20 @@ constexpr const char* kNames[kMatrices] = {"gate", "up", "down"};
 
 struct Found {
   int64_t block;   // row * (cols / 16) + block of the row
-  uint64_t codes;  // its 8 bytes, as they lie in memory
+  uint64_t codes;  // its 8 bytes, as in memory
   int64_t projection;
 };
 struct Report {
-  unsigned long long illegal[kMatrices];  // of the first illegal scale: (row * (cols / 16) + block)
-                                          // << 8 | its byte
-  unsigned int found;  // blocks of scale 0 with codes, also those beyond the capacity
+  // of the first invalid scale: (row * (cols / 16) + block) << 8 | its byte
+  unsigned long long illegal[kMatrices];
+  unsigned int found;  // blocks with scale 0 and nonzero codes, including those beyond the capacity
 };
 constexpr unsigned long long kNone = ~0ull;
 constexpr int64_t kFoundOffset = 64;
 constexpr unsigned kCapacity = (kSourceCheckBytes - kFoundOffset) / sizeof(Found);
 static_assert(sizeof(Report) <= kFoundOffset);
 
-// Bytes are read one by one: nothing is said of a source's alignment.
+// Reads byte by byte: a source need not be aligned.
 __global__ void __launch_bounds__(kCheckThreads)
     check_blocks(Nvfp4View matrix, int projection, Report* report, Found* found,
                  unsigned capacity) {
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kCheckThreads)
   }
 }
 
-// One pass over the three matrices. found: capacity of them.
+// One pass over the three matrices. found: (capacity).
 Result<Report> check_all(const ExpertSource& source, Report* report, Found* found,
                          unsigned capacity) {
   const auto stream = static_cast<cudaStream_t>(source.stream);

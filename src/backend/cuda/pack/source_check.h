@@ -8,12 +8,12 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Device memory that check_device_source works in; 16-byte aligned.
+// Device scratch memory for check_device_source; 16-byte aligned.
 inline constexpr int64_t kSourceCheckBytes = 32 << 10;
 
-// The codes that blocks of scale 0 hold where they are not all 0, in the order of projections and
-// blocks. kInvalidArgument if an array is not in the memory of `device`, kBadInput with the words
-// of illegal_block_scale. Runs in source.stream, which it waits for; reads no array on the host.
+// Returns the codes of blocks with scale 0 that are not all 0, ordered by projection and block.
+// kInvalidArgument if an array is not in the memory of `device`; kBadInput with the message of
+// illegal_block_scale. Runs in source.stream and waits for it; reads no array on the host.
 Result<std::vector<ZeroScaleCodes>> check_device_source(const ExpertSource& source, int device,
                                                         std::byte* scratch);
 

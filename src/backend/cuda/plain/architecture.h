@@ -1,5 +1,5 @@
 // The plain GEMMs as an architecture: bf16 operands on mma.sync m16n8k16, which every GPU from
-// sm_80 up has. The whole of the backend `cuda`, and what sm120 multiplies bf16 activations with.
+// sm_80 on has. They are the whole backend `cuda`, and sm120 uses them for bf16 activations.
 #pragma once
 
 #include "backend/cuda/layer.h"

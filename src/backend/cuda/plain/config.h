@@ -1,5 +1,5 @@
-// The compiled tile shapes of the plain GEMMs, and which of them a run takes: the smallest that
-// holds an expert's average share. A row's bits do not depend on it.
+// The compiled tile shapes of the plain GEMMs. A run uses the smallest that holds an
+// expert's average number of rows. A row's bits do not depend on it.
 #pragma once
 
 #include <array>

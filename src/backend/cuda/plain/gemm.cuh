@@ -1,12 +1,12 @@
-// The grouped GEMM of plain tensor cores, mma.sync m16n8k16, for every GPU from sm_80 up: a tile is
-// 128 packed weight rows times tile_n rows of activations over the whole of K.
+// The grouped GEMM on plain tensor cores, mma.sync m16n8k16, for every GPU from sm_80 on: a tile is
+// 128 packed weight rows times tile_n rows of activations over all of K.
 //
-// Weights are the A operand: each of eight warps owns 16 of the tile's weight rows, loads them 16
-// bytes a lane, coalesced and some stages ahead, and dequantizes them to bf16 in registers
-// (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the E4M3 that the contract makes of it, which
-// bf16 holds exactly, so that all rounding is that of the fp32 accumulators. Activations are the B
-// operand, gathered row by row into shared memory, 64 k a stage; 16-byte vectors of a row lie at
-// vector ^ (row % 8), so that ldmatrix has no bank conflict. A row's accumulators depend on no
+// Weights are the A operand. Each of eight warps owns 16 of the tile's weight rows, loads them 16
+// bytes per lane, coalesced and some stages ahead, and dequantizes them to bf16 in registers
+// (packed_tile.h): exactly e2m1 * e4m3, or under fp8 the E4M3 value that the contract defines,
+// which bf16 holds exactly. So only the fp32 accumulators round. Activations are the B operand,
+// gathered row by row into shared memory, 64 k per stage; 16-byte vectors of a row are stored at
+// vector ^ (row % 8), so that ldmatrix has no bank conflicts. A row's accumulators depend on no
 // other row.
 #pragma once
 
@@ -25,7 +25,7 @@
 namespace nvfp4_moe::internal::cuda::plain {
 
 inline constexpr int kGemmThreads = 32 * kGroups;
-inline constexpr int kStageK = 64;  // k of a stage: one lane's 16 bytes
+inline constexpr int kStageK = 64;  // k per stage: one lane's 16 bytes
 inline constexpr int kStages = 4;
 
 // A grouped GEMM's operands.
@@ -33,19 +33,19 @@ struct GemmArgs {
   const uint8_t* weights;  // tiles of expert 0
   int64_t expert_stride;   // bytes
   int64_t k_tiles;
-  int64_t k;                         // columns of x; the weights' padding beyond is 0
+  int64_t k;                         // columns of x; the weights' padding beyond it is 0
   const uint16_t* x;                 // (tokens or rows, K) bf16
   const int32_t* assignment_of_row;  // (R): row of x = assignment / top_k; null: the row itself
   int64_t top_k;
-  const int64_t* row_offsets;  // (2) of dense rows
-  const RowTile* tiles;        // null: one expert, dense rows
+  const int64_t* row_offsets;  // (2) for dense rows
+  const RowTile* tiles;        // null: one expert with dense rows
   const int32_t* tile_count;
 };
 
-// The rows that this CTA works on.
+// The rows that this CTA processes.
 struct CtaRows {
   int64_t expert = 0, first = 0;
-  int count = 0;  // 0: none
+  int count = 0;  // 0: no rows
 };
 template <int kTileN>
 __device__ CtaRows rows_of_cta(const GemmArgs& args) {
@@ -63,8 +63,8 @@ __device__ inline int64_t source_row(const GemmArgs& args, int64_t row) {
   return args.assignment_of_row == nullptr ? row : args.assignment_of_row[row] / args.top_k;
 }
 
-// What makes bf16 of the scales of weight rows r and r + 8 of a fragment. kE4m3: weights are
-// rounded to E4M3, and the scales are divided by the 2^shift of either row's matrix.
+// Converts the scales of weight rows r and r + 8 of a fragment to bf16. kE4m3: weights are rounded
+// to E4M3, and the scales are divided by the 2^shift of each row's matrix.
 template <bool kE4m3>
 struct WeightScales {
   static constexpr uint32_t offset = 0x3A803A80u;
@@ -82,20 +82,20 @@ struct WeightScales<true> {
   }
 };
 
-// Pairs of bf16 of at most 6 significant bits and 448, rounded to E4M3, ties to even: adding and
-// subtracting a number whose last place is E4M3's, an eighth of the value's power of two, or of
-// 2^-6 for smaller values.
+// Rounds pairs of bf16, with at most 6 significant bits and at most 448, to E4M3, ties to even:
+// adds and subtracts a number whose ulp is E4M3's, which is an eighth of the value's power of two,
+// or of 2^-6 for smaller values.
 __device__ inline uint32_t round_to_e4m3(uint32_t pair) {
   const uint32_t exponents = __vmaxu2(pair & 0x7F807F80u, 0x3C803C80u);
-  const uint32_t by = exponents + 0x02400240u;  // 1.5 * 2^4 times as much
+  const uint32_t by = exponents + 0x02400240u;  // 1.5 * 2^4 times the power of two
   return add_bf16x2(add_bf16x2(pair, by), by ^ 0x80008000u);
 }
 
-// Eight codes of one k16 step as the A fragment, with the scales of an even or odd step.
+// Converts eight codes of one k16 step to the A fragment, with the scales of an even or odd step.
 template <bool kE4m3>
 __device__ void dequantize(uint32_t codes, uint32_t scale_word, bool odd,
                            const WeightScales<kE4m3>& weight_scales, uint32_t (&a)[4]) {
-  constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // lifts e2m1 2^-126 to e2m1
+  constexpr uint32_t kTwoTo126 = 0x7E807E80u;  // scales e2m1 2^-126 to e2m1
   const uint32_t scales = (scales_of_step(scale_word, odd) & kScalesMask) + weight_scales.offset;
   const uint32_t scale_of_row[2] = {__byte_perm(scales, 0, 0x1010), __byte_perm(scales, 0, 0x3232)};
   const CodePairs pairs = code_pairs(codes);
@@ -111,7 +111,7 @@ struct StageWeights {
   uint4 codes;
   uint2 scales;
 };
-// tiles: of the CTA's expert and tile of weight rows. Zeros at and beyond `stages`.
+// tiles: of the CTA's expert and tile of weight rows. Zeros from `stages` on.
 __device__ inline StageWeights load_weights(const uint8_t* tiles, int64_t stage, int64_t stages) {
   if (stage >= stages) return {};
   const int lane = static_cast<int>(threadIdx.x % 32), group = static_cast<int>(threadIdx.x / 32);
@@ -121,8 +121,8 @@ __device__ inline StageWeights load_weights(const uint8_t* tiles, int64_t stage,
           *reinterpret_cast<const uint2*>(tile + scale_offset(group, half, lane / 4))};
 }
 
-// Begins to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16); sources (kTileN):
-// where each row is read. Rows beyond the CTA's, and k beyond K, are zeros.
+// Starts to copy a stage of the CTA's rows to shared memory (kTileN x 64 bf16). sources (kTileN):
+// the row of x for each row. Rows beyond the CTA's, and k beyond K, become zeros.
 template <int kTileN>
 __device__ void copy_rows(const GemmArgs& args, int count, const int64_t* sources, int64_t stage,
                           uint32_t to) {
@@ -143,7 +143,7 @@ struct Accumulators {
   float at[kTileN / 8][4];  // (8 rows, d of mma_bf16)
 };
 
-// Where a lane's accumulators lie: weight rows `row` and row + 8 of group `group`, rows of
+// The position of a lane's accumulators: weight rows `row` and row + 8 of group `group`, rows of
 // activations `n` and n + 1 of each eight.
 struct Fragment {
   int group = static_cast<int>(threadIdx.x / 32);
@@ -151,7 +151,7 @@ struct Fragment {
   int n = static_cast<int>(threadIdx.x % 4 * 2);
 };
 
-// accumulators = weight rows of the tile times the CTA's rows. All threads.
+// accumulators = weight rows of the tile times the CTA's rows. Called by all threads.
 template <int kTileN, bool kE4m3>
 __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weight_tile,
                          const WeightScales<kE4m3>& weight_scales,
@@ -186,8 +186,9 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
       const int64_t stage = first + buffer;
       if (stage >= stages) break;
       ptx::cp_async_wait_group<kStages - 2>();
-      __syncthreads();  // the stage is there for all, and all are done with the buffer that is
-                        // filled next
+      // the stage is visible to all threads, and all have finished with the buffer that is filled
+      // next
+      __syncthreads();
       copy_rows<kTileN>(args, rows.count, sources, stage + kStages - 1,
                         address((buffer + kStages - 1) % kStages));
       const StageWeights now = weights[buffer];
@@ -215,12 +216,12 @@ __device__ void multiply(const GemmArgs& args, const CtaRows& rows, int64_t weig
   ptx::cp_async_wait_group<0>();
 }
 
-// What both GEMMs of a part take alike: the part's tiles of rows, and the grid: tiles of weight
-// rows along y, tiles of rows along x, so that CTAs that run together share weights.
+// Shared by both GEMMs of a part: the part's tiles of rows, and the grid. Tiles of weight rows are
+// along y, tiles of rows along x, so that CTAs that run together share weights.
 struct PartTiles {
   bool shared;
   PartLayout layout;
-  int64_t tiles;  // of rows, at most
+  int64_t tiles;  // upper bound of tiles of rows
 
   PartTiles(const StepContext& step, const PartBuffers& part, int tile_n)
       : shared(&part == &step.buffers.shared) {
@@ -235,7 +236,7 @@ struct PartTiles {
   }
 };
 
-// body of the tile's rows and of whether weights are rounded to E4M3, as template arguments.
+// Calls body with the tile's rows, and whether weights are rounded to E4M3, as template arguments.
 template <class Body>
 Status with_config(const StepContext& step, int tile_n, const Body& body) {
   const bool small = tile_n == kSmallTileN;
@@ -246,7 +247,7 @@ Status with_config(const StepContext& step, int tile_n, const Body& body) {
                : body.template operator()<kLargeTileN, false>();
 }
 
-// All but weights, x, k and where rows are read.
+// All arguments except weights, x, k and assignment_of_row.
 inline GemmArgs gemm_args(const PartBuffers& part, const PartTiles& tiles, const Scratch& scratch) {
   GemmArgs args{};
   args.expert_stride = tiles.layout.expert_stride;

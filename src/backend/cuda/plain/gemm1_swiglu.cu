@@ -1,10 +1,10 @@
-// gemm1_swiglu: hidden (T, H), joined gate/up tiles, or up's without a gate ->
+// gemm1_swiglu: hidden (T, H) and joined gate/up tiles (or up tiles, without a gate) ->
 // part.intermediate.bf16 (R, I).
 //
-// g = alpha_gate * dot, u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), and
-// their biases if there are any; the activation function, the router weight under before_down, one
-// rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a fragment, so that
-// one lane has both accumulators. Rows of a nonfinite token are NaN: their alpha is.
+// g = alpha_gate * dot and u = alpha_up * dot in fp32, alpha = fl32(row scale * tensor scale), plus
+// their biases if there are any. Then the activation function, the router weight under before_down,
+// and one rounding to bf16. Gate and up of one channel are weight rows r and r + 8 of a fragment,
+// so one lane has both accumulators. Rows of a nonfinite token are NaN, because their alpha is.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
@@ -37,19 +37,19 @@ struct RowFactors {
   float gate, up, weight;
 };
 
-// e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not be a
-// host's.
+// e^x within two ulps: gemm1 agrees with the reference within a bound, and its bits need not match
+// a host's.
 struct FastExp {
   NVFP4_MOE_HOST_DEVICE float operator()(float x) const { return expf(x); }
 };
 
-// kGated: weight rows r and r + 8 are gate and up of one channel; else two channels of up, through
-// relu2.
+// kGated: weight rows r and r + 8 are gate and up of one channel; otherwise two channels of up,
+// which go through relu2.
 template <int kTileN, bool kE4m3, bool kGated>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args args) {
   __shared__ RowFactors factors[kTileN];
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
+  ptx::launch_dependents();  // not earlier: later kernels rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) gemm1_swiglu_kernel(Gemm1Args
                   args.router_weights != nullptr
                       ? args.router_weights[args.gemm.assignment_of_row[rows.first + i]]
                       : 1.0f};
-  }  // multiply's barriers come before they are read
+  }  // multiply's barriers make them visible before they are read
 
   const Fragment fragment;
   const int64_t channel =

@@ -1,8 +1,8 @@
 // gemm2: part.intermediate (R, I), down tiles -> part.rows_out (R, H) in row_format.
 //
-// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), the bias if there is one,
-// then row_format. A nonfinite row is NaN: its alpha is. Under bf16 the intermediate itself is the
-// operand, NaN and Inf included.
+// row = alpha_down * dot in fp32, alpha = fl32(row scale * tensor scale), plus the bias if there is
+// one, then converted to row_format. A nonfinite row is NaN, because its alpha is. Under bf16 the
+// intermediate itself is the operand, including NaN and Inf.
 #include <cuda_runtime.h>
 
 #include "backend/cuda/device/launch.cuh"
@@ -30,14 +30,14 @@ template <int kTileN, bool kE4m3, DType kRow>
 __global__ void __launch_bounds__(kGemmThreads, 1) gemm2_kernel(Gemm2Args args) {
   __shared__ float alphas[kTileN];
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what comes after this kernel may rely on route
+  ptx::launch_dependents();  // not earlier: later kernels rely on route
   const CtaRows rows = rows_of_cta<kTileN>(args.gemm);
   if (rows.count <= 0) return;
   for (int i = static_cast<int>(threadIdx.x); i < rows.count; i += kGemmThreads) {
     const double row_scale =
         args.row_scale != nullptr ? double{args.row_scale[rows.first + i]} : 1.0;
     alphas[i] = static_cast<float>(row_scale * double{args.tensor_scales[rows.expert].down});
-  }  // multiply's barriers come before they are read
+  }  // multiply's barriers make them visible before they are read
 
   const Fragment fragment;
   const int64_t channel =
@@ -79,7 +79,7 @@ Status gemm2(const StepContext& step, const PartBuffers& part) {
   args.gemm.x = bf16_rows(intermediate_rows(step, part));
   args.tensor_scales = tensor_scales(step.weights, tiles.shared);
   args.shifts = fp8_shifts(step.weights, tiles.shared);
-  args.row_scale = part.intermediate.row_scale;  // null under bf16, but for a linear
+  args.row_scale = part.intermediate.row_scale;  // null under bf16, except in a linear
   args.biases = down_biases(step.weights, tiles.shared);
   args.out = part.rows_out;
   args.hidden = config->hidden_size;

@@ -1,5 +1,5 @@
-// Arithmetic whose PTX instruction is chosen for its rounding, its treatment of NaN or its cost,
-// where C++ gives another.
+// Arithmetic with a specific PTX instruction, chosen for its rounding, its treatment of NaN or its
+// cost. The compiler would choose another one.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -42,7 +42,7 @@ __device__ inline uint16_t e4m3x2(float low, float high) {
   return pair;
 }
 
-// lop3: (x & kMask) | y as one instruction; the compiler makes two where y is a constant.
+// lop3: (x & kMask) | y as one instruction; the compiler emits two if y is a constant.
 template <uint32_t kMask>
 __device__ inline uint32_t lop3_and_or(uint32_t x, uint32_t y) {
   uint32_t result;

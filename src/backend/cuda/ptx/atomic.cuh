@@ -7,9 +7,9 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// atom.acq_rel.gpu.global.add of 1; returns the value before. What this thread wrote before (and
-// what it has seen of its cta's writes through a barrier) is visible to whoever adds later, and
-// what earlier ones wrote is visible to this thread.
+// atom.acq_rel.gpu.global.add of 1; returns the value before. Earlier writes of this thread (and
+// writes of its cta that it has observed through a barrier) are visible to threads that add later;
+// writes of earlier ones are visible to this thread.
 __device__ inline int32_t atomic_increment_acq_rel(int32_t* counter) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"

@@ -1,7 +1,8 @@
-// cp.async: copies of 16 or 4 bytes a thread from global to shared memory, past L1.
+// cp.async: copies of 16 or 4 bytes per thread from global to shared memory; 16-byte ones bypass
+// L1.
 //
 // They write through the generic proxy: a reader of the asynchronous proxy, such as wgmma, needs
-// fence.proxy.async after it has seen them complete.
+// fence.proxy.async after the copies have completed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,31 +29,32 @@ __device__ inline void cp_async_16_or_zeros(uint32_t to, const void* from, bool 
                : "memory");
 }
 
-// cp.async.cg of 16 bytes, past L1. Both addresses are multiples of 16.
+// cp.async.cg of 16 bytes, bypassing L1. Both addresses are multiples of 16.
 __device__ inline void cp_async_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
-// cp.async.ca of 4 bytes, through L1, the one way for so few. Both addresses are multiples of 4.
+// cp.async.ca of 4 bytes, through L1; there is no other variant of this size. Both addresses are
+// multiples of 4.
 __device__ inline void cp_async_4(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to),
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
 
-// cp.async.commit_group: this thread's copies since the last one are a group.
+// cp.async.commit_group: groups this thread's copies since the last commit.
 __device__ inline void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// cp.async.wait_group: until at most kPending of this thread's latest groups are not there yet.
+// cp.async.wait_group: waits until at most kPending of this thread's latest groups are incomplete.
 template <int kPending>
 __device__ inline void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// cp.async.mbarrier.arrive.noinc: one of the arrivals that mbarrier.init counted, made once all
-// cp.async of this thread so far have completed. The thread does not wait.
+// cp.async.mbarrier.arrive.noinc: makes one of the arrivals that mbarrier.init counted, when all
+// earlier cp.async of this thread have completed. The thread does not wait.
 __device__ inline void cp_async_mbarrier_arrive_noinc(uint32_t mbarrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(mbarrier) : "memory");
 }

@@ -1,13 +1,13 @@
-// Fences between the generic proxy, through which ordinary instructions access memory, and the
-// asynchronous one, through which TMA and wgmma do.
+// Fences between the generic proxy, which ordinary instructions use to access memory, and the
+// asynchronous proxy, which TMA and wgmma use.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// fence.proxy.async.shared::cta: what this thread has written to shared memory, or has seen
-// written, comes before accesses of the asynchronous proxy that it issues or releases afterwards.
+// fence.proxy.async.shared::cta: orders this thread's writes to shared memory, and those that it
+// has observed, before accesses of the asynchronous proxy that it issues or releases afterwards.
 __device__ inline void fence_proxy_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -1,10 +1,10 @@
 // mbarrier: barriers in shared memory that count arrivals of threads and bytes of asynchronous
 // copies.
 //
-// A barrier is 8 bytes at an address of shared memory that is a multiple of 8. A phase completes
-// once as many arrivals as mbarrier.init named have come and all expected bytes are there; the next
-// one then begins. Phases alternate between parity 0 and 1, beginning with 0, so that a wait for
-// parity 1 of a new barrier returns at once.
+// A barrier is 8 bytes of shared memory, 8-byte aligned. A phase completes after the number of
+// arrivals given to mbarrier.init and all expected bytes; then the next phase begins. Phases
+// alternate between parity 0 and 1, beginning with 0, so a wait for parity 1 of a new barrier
+// returns immediately.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,13 +13,13 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// mbarrier.init. One thread, before anybody else uses the barrier.
+// mbarrier.init. Called by one thread, before any other use of the barrier.
 __device__ inline void mbarrier_init(uint32_t mbarrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(mbarrier), "r"(arrivals) : "memory");
 }
 
-// mbarrier.arrive.expect_tx: one arrival, and the phase also waits for that many bytes of bulk
-// copies. Releases what the thread wrote before to whoever sees the phase complete.
+// mbarrier.arrive.expect_tx: one arrival; the phase also waits for that many bytes of bulk copies.
+// Releases this thread's earlier writes to threads that see the phase complete.
 __device__ inline void mbarrier_arrive_expect_tx(uint32_t mbarrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes)
                : "memory");
@@ -40,8 +40,8 @@ __device__ inline void mbarrier_arrive_if(uint32_t mbarrier, bool predicate) {
       : "memory");
 }
 
-// mbarrier.try_wait.parity, until the phase of that parity has completed. Acquires at cta scope
-// what was written before the arrivals, and makes the bytes of completed bulk copies visible to
+// mbarrier.try_wait.parity, repeated until the phase of that parity has completed. Acquires at cta
+// scope the writes before the arrivals, and makes the bytes of completed bulk copies visible to
 // ordinary reads.
 __device__ inline void mbarrier_wait(uint32_t mbarrier, uint32_t parity) {
   uint32_t done = 0;

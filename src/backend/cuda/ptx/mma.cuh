@@ -1,4 +1,4 @@
-// sm_80's tensor core product of bf16, its fragment load, and arithmetic on pairs of bf16.
+// sm_80's bf16 tensor core product, its fragment load, and arithmetic on pairs of bf16.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,7 +18,7 @@ __device__ inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l%8 of matrix l/8.
+// Four 8x8 matrices of 16-bit elements; lane l passes the address of row l%8 of matrix l/8.
 __device__ inline void load_matrices(uint32_t (&out)[4], uint32_t shared_address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])

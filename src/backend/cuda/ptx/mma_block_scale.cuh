@@ -1,5 +1,5 @@
-// mma.sync with block scales: FP4 operands and their E4M3 scales straight into the tensor core. In
-// the instruction sets of sm_120a and the family 120f only.
+// mma.sync with block scales: FP4 operands and their E4M3 scales go directly into the tensor core.
+// Only in the instruction sets of sm_120a and the family 120f.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,14 +9,14 @@
 namespace nvfp4_moe::internal::cuda::ptx {
 
 // mma.sync.m16n8k64 kind::mxf4nvf4 scale_vec::4X: d += a b, e2m1 in, an E4M3 scale for each 16 k of
-// a row of a and of a column of b, fp32 accumulators. With r = lane / 4, q = lane % 4, eight k a
+// a row of a and of a column of b, fp32 accumulators. With r = lane / 4, q = lane % 4, eight k per
 // register:
 //   a = (r, k 8q), (r + 8, k 8q), (r, k 32 + 8q), (r + 8, k 32 + 8q)
 //   scales_a: four of row r in lane 4r, of r + 8 in 4r + 1
 //   b0, b1 = (k 8q, n r), (k 32 + 8q, n r)
 //   scales_b: four of column r in lane 4r
 //   d as of m16n8k16: (r, n 2q), (r, n 2q + 1), (r + 8, n 2q), (r + 8, n 2q + 1)
-// The selectors of bytes and lanes are 0.
+// The byte and lane selectors are 0.
 __device__ inline void mma_fp4(float (&d)[4], const uint4& a, uint32_t b0, uint32_t b1,
                                uint32_t scales_a, uint32_t scales_b) {
   constexpr uint16_t kFirst = 0;

@@ -1,11 +1,11 @@
-// bar.sync: the 16 hardware barriers of a cta, for some of its warps. Barrier 0 is __syncthreads's.
+// bar.sync: the 16 hardware barriers of a cta, for some of its warps. __syncthreads uses barrier 0.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// bar.sync of kThreads threads, whole warps; index 1 to 15. Orders their accesses to memory as
+// bar.sync of kThreads threads (whole warps); index 1 to 15. Orders their memory accesses as
 // __syncthreads does.
 template <int kThreads>
 __device__ inline void named_barrier_sync(int index) {

@@ -1,4 +1,4 @@
-// prefetch: asks for bytes of global memory to be in L2, and waits for nothing.
+// prefetch: requests bytes of global memory into L2, without waiting.
 #pragma once
 
 #include <cuda_runtime.h>

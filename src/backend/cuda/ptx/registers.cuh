@@ -8,8 +8,8 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// The compiler takes the values as changed here: it moves no reads or writes of them across, and
-// does not compute them again from what they were made of.
+// Makes the compiler treat the values as changed here: it moves no reads or writes of them across
+// this point, and does not recompute them from their inputs.
 template <int kCount>
 __device__ inline void pin(uint32_t (&values)[kCount]) {
 #pragma unroll
@@ -26,10 +26,10 @@ __device__ inline uint64_t pinned(uint64_t value) {
   return value;
 }
 
-// The compiler moves no access to memory across.
+// The compiler moves no memory access across it.
 __device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
 
-// Reads one word of each 64 bytes of a kernel's parameters, which brings them into the constant
+// Reads one word of each 64 bytes of a kernel's parameters, which loads them into the constant
 // cache.
 template <class Parameters>
 __device__ inline void prefetch_parameters(const Parameters& parameters) {
@@ -39,8 +39,8 @@ __device__ inline void prefetch_parameters(const Parameters& parameters) {
         *reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(&parameters) + at)));
 }
 
-// mov of %tid.x. Volatile, unlike threadIdx.x, so that what is computed from it before this point
-// is not kept in registers until after it.
+// mov of %tid.x. Volatile, unlike threadIdx.x, so that values derived from it are not kept in
+// registers from before this point.
 __device__ inline int read_tid_x() {
   uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

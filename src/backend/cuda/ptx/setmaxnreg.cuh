@@ -1,5 +1,4 @@
-// setmaxnreg: registers of a thread, moved between the warpgroups of a cta. All warps of a
-// warpgroup execute it.
+// setmaxnreg: moves registers between the warpgroups of a cta. All warps of a warpgroup execute it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +10,7 @@ template <int kRegisters>
 __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
-// setmaxnreg.dec: gives those above kRegisters back to the pool.
+// setmaxnreg.dec: returns registers above kRegisters to the pool.
 template <int kRegisters>
 __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

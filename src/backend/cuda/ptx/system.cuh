@@ -1,5 +1,5 @@
-// Accesses that another device or the host takes part in, at the scope of the system, and the clock
-// that a wait for them is measured with.
+// System-scope accesses, shared with another device or the host, and the clock that limits waits
+// for them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,8 +10,8 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// fence.acq_rel.sys: what this thread has written, or has seen of others through a barrier, comes
-// before what it writes afterwards, for whoever in the system sees that.
+// fence.acq_rel.sys: orders earlier writes of this thread, and writes that it has observed through
+// a barrier, before its later writes, for all observers in the system.
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // ld.acquire.sys, st.release.sys.
@@ -32,8 +32,8 @@ __device__ inline void store_release_system(uint64_t* to, uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
 }
 
-// ld.volatile, st.volatile: words that another device or the host reads and writes meanwhile, in no
-// order with others.
+// ld.volatile, st.volatile: words that another device or the host accesses concurrently, not
+// ordered with other accesses.
 __device__ inline uint32_t load_volatile(const uint32_t* from) {
   uint32_t value;
   asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
@@ -43,7 +43,7 @@ __device__ inline void store_volatile(uint32_t* to, uint32_t value) {
   asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-// A pair is written and read as one vector, of which each 8 bytes are seen together.
+// A pair is written and read as one vector; each 8 bytes are always seen together.
 __device__ inline void store_pair(PairWithFlags* to, float first, float second, uint32_t flag) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to),
                "r"(__float_as_uint(first)), "r"(flag), "r"(__float_as_uint(second)), "r"(flag)
@@ -58,7 +58,7 @@ __device__ inline PairWithFlags load_pair(const PairWithFlags* from) {
   return {__uint_as_float(first), first_flag, __uint_as_float(second), second_flag};
 }
 
-// %globaltimer: nanoseconds.
+// %globaltimer, in nanoseconds.
 __device__ inline uint64_t global_timer() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");

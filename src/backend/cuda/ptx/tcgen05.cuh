@@ -1,11 +1,11 @@
-// tcgen05: products of the tensor cores of compute capability 10.x, whose accumulators and block
-// scales lie in tensor memory: 128 lanes of 512 columns of 32 bits. In the instruction sets of
-// sm_100a, sm_103a and the family 100f only.
+// tcgen05: tensor core products of compute capability 10.x. Accumulators and block scales are in
+// tensor memory: 128 lanes of 512 columns of 32 bits. Only in the instruction sets of sm_100a,
+// sm_103a and the family 100f.
 //
-// mma, cp and commit are asynchronous, issued by one thread. A product reads what copies of the
-// same thread before it have written to tensor memory, and products of one thread are done in their
-// order. An address of tensor memory has the lane in its upper half and the column in the lower
-// one. A warp reaches lanes 32 (w % 4) and the 31 that follow.
+// mma, cp and commit are asynchronous and issued by one thread. A product sees the tensor memory
+// writes of earlier copies of the same thread, and products of one thread execute in order. A
+// tensor memory address has the lane in its upper half and the column in its lower half. Warp w can
+// access only the 32 lanes from 32 (w % 4) on.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,8 +14,8 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// elect.sync: true in one lane of a whole warp. The compiler then knows that what follows is one
-// thread's.
+// elect.sync: true in one lane of a whole warp. It tells the compiler that the code after it runs
+// in one thread.
 __device__ inline bool elect_one() {
   uint32_t elected;
   asm volatile("{\n\t.reg .pred p;\n\telect.sync _|p, 0xffffffff;\n\tselp.u32 %0, 1, 0, p;\n\t}"
@@ -23,8 +23,8 @@ __device__ inline bool elect_one() {
   return elected != 0;
 }
 
-// tcgen05.alloc: waits for that many free columns, a power of two from 32 on, and leaves the first
-// one's address in shared memory. A whole warp, which also deallocates them.
+// tcgen05.alloc: waits for that many free columns (a power of two from 32 on) and writes the first
+// one's address to shared memory. Executed by a whole warp, which also deallocates them.
 template <int kColumns>
 __device__ inline void tcgen05_alloc(uint32_t result) {
   static_assert(kColumns >= 32 && kColumns <= 512 && (kColumns & (kColumns - 1)) == 0);
@@ -39,8 +39,8 @@ __device__ inline void tcgen05_dealloc(uint32_t columns) {
                : "memory");
 }
 
-// tcgen05.fence: what this thread has issued, or has waited for, comes before the barrier that
-// follows; and what comes after the barrier that has been waited for is not issued before it.
+// tcgen05.fence: before_thread_sync orders what this thread has issued or waited for before a
+// following barrier; after_thread_sync keeps later operations from being issued before the barrier.
 __device__ inline void tcgen05_fence_before_thread_sync() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -48,10 +48,11 @@ __device__ inline void tcgen05_fence_after_thread_sync() {
   asm volatile("tcgen05.fence::after_thread_sync;" ::: "memory");
 }
 
-// How rows of an operand lie in shared memory, K-major: in which swizzle, and so how long a row is.
+// The layout of an operand's rows in shared memory, K-major: the swizzle, which determines the
+// length of a row.
 enum class Swizzle : uint32_t { kNone = 0, k128B = 2, k64B = 4 };
-// The descriptor of an operand, or of the source of a copy, at an address that is a multiple of 16:
-// eight rows lie together, the next eight stride_bytes further.
+// The descriptor of an operand, or of the source of a copy, at a 16-byte aligned address: eight
+// rows are contiguous, the next eight are stride_bytes further.
 __device__ inline uint64_t tcgen05_descriptor(uint32_t address, uint32_t stride_bytes,
                                               Swizzle swizzle) {
   constexpr uint64_t kVersion = uint64_t{1} << 46;
@@ -59,8 +60,8 @@ __device__ inline uint64_t tcgen05_descriptor(uint32_t address, uint32_t stride_
          (address & 0x3FFFF) / 16;
 }
 
-// tcgen05.cp.32x128b.warpx4: 512 bytes of shared memory, 16 of each of 32 rows, into four columns,
-// the same in each of the four groups of 32 lanes: where products read block scales.
+// tcgen05.cp.32x128b.warpx4: copies 512 bytes of shared memory, 16 for each of 32 rows, into four
+// columns, replicated in each of the four groups of 32 lanes. Products read block scales there.
 __device__ inline void tcgen05_copy_scales(uint32_t to, uint64_t from) {
   asm volatile("tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;" ::"r"(to), "l"(from) : "memory");
 }
@@ -71,9 +72,9 @@ __device__ inline uint32_t tcgen05_fp4_kind(int n) {
   constexpr uint32_t kE2m1A = 1u << 7, kE2m1B = 1u << 10, kM128 = 1u << 27;
   return kE2m1A | kE2m1B | kM128 | static_cast<uint32_t>(n / 8) << 17;
 }
-// tcgen05.mma kind::mxf4nvf4 block16: d (128, n) += a (128, 64) b (n, 64), or without what d has
-// been. scales_a, scales_b: four columns each, row r's scales of its four blocks in lane r % 32 of
-// column r / 32; of more than 128 rows, eight.
+// tcgen05.mma kind::mxf4nvf4 block16: d (128, n) += a (128, 64) b (n, 64); without `accumulate`, =.
+// scales_a, scales_b: four columns each; row r's scales of its four blocks are in lane r % 32 of
+// column r / 32. More than 128 rows use eight columns.
 __device__ inline void tcgen05_mma_fp4(uint32_t d, uint64_t a, uint64_t b, uint32_t kind,
                                        uint32_t scales_a, uint32_t scales_b, bool accumulate) {
   asm volatile(
@@ -85,13 +86,13 @@ __device__ inline void tcgen05_mma_fp4(uint32_t d, uint64_t a, uint64_t b, uint3
       : "memory");
 }
 
-// The instruction descriptor of bf16 operands, fp32 accumulators: m 128, n a multiple of 16 up to
-// 256.
+// The instruction descriptor of bf16 operands with fp32 accumulators: m 128, n a multiple of 16 up
+// to 256.
 __device__ inline uint32_t tcgen05_bf16_kind(int n) {
   constexpr uint32_t kF32D = 1u << 4, kBf16A = 1u << 7, kBf16B = 1u << 10, kM128 = 8u << 24;
   return kF32D | kBf16A | kBf16B | kM128 | static_cast<uint32_t>(n / 8) << 17;
 }
-// tcgen05.mma kind::f16: d (128, n) += a (128, 16) b (n, 16), or without what d has been.
+// tcgen05.mma kind::f16: d (128, n) += a (128, 16) b (n, 16); without `accumulate`, =.
 __device__ inline void tcgen05_mma_bf16(uint32_t d, uint64_t a, uint64_t b, uint32_t kind,
                                         bool accumulate) {
   asm volatile(
@@ -101,7 +102,7 @@ __device__ inline void tcgen05_mma_bf16(uint32_t d, uint64_t a, uint64_t b, uint
       : "memory");
 }
 
-// tcgen05.commit: one arrival at an mbarrier of this cta once all copies and products that this
+// tcgen05.commit: one arrival at an mbarrier of this cta when all copies and products that this
 // thread has issued are done. Implies fence::before_thread_sync.
 __device__ inline void tcgen05_commit(uint32_t mbarrier) {
   asm volatile(
@@ -109,9 +110,9 @@ __device__ inline void tcgen05_commit(uint32_t mbarrier) {
       : "memory");
 }
 
-// tcgen05.ld.16x256b: of 16 lanes from the address's on and 8 kCount columns, four values of each
-// eight: with r = lane / 4, q = lane % 4 (lane r, column 2q), (r, 2q + 1), (r + 8, 2q), (r + 8, 2q
-// + 1). They are there after tcgen05_wait_load.
+// tcgen05.ld.16x256b: from 16 lanes starting at the address's lane and 8 kCount columns, loads four
+// values per eight columns: with r = lane / 4, q = lane % 4 (lane r, column 2q), (r, 2q + 1), (r +
+// 8, 2q), (r + 8, 2q + 1). They are valid after tcgen05_wait_load.
 __device__ inline void tcgen05_load_16x256b(uint32_t (&to)[4], uint32_t from) {
   asm volatile("tcgen05.ld.sync.aligned.16x256b.x1.b32 {%0,%1,%2,%3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -126,8 +127,8 @@ __device__ inline void tcgen05_load_16x256b(uint32_t (&to)[16], uint32_t from) {
         "=r"(to[13]), "=r"(to[14]), "=r"(to[15])
       : "r"(from));
 }
-// tcgen05.wait::ld: the registers of all loads of this thread are there. Whoever reads them pins
-// them after it.
+// tcgen05.wait::ld: the registers of all loads of this thread are valid. The reader must pin them
+// after it.
 __device__ inline void tcgen05_wait_load() {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
 }

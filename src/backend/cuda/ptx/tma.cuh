@@ -1,6 +1,6 @@
 // The Tensor Memory Accelerator: bulk and tensor copies from global to shared memory that one
-// thread issues, and the cache policies that they take. All of them complete on an mbarrier with
-// the bytes that they wrote.
+// thread issues, and their cache policies. All complete on an mbarrier with the number of bytes
+// written.
 #pragma once
 
 #include <cuda.h>
@@ -10,22 +10,22 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// createpolicy.fractional.L2::evict_first: for what is read once, so that it does not push other
-// data out of L2.
+// createpolicy.fractional.L2::evict_first: for data that is read once, so that it does not evict
+// other data from L2.
 __device__ inline uint64_t create_policy_evict_first() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// createpolicy.fractional.L2::evict_normal: for what other ctas read soon.
+// createpolicy.fractional.L2::evict_normal: for data that other ctas read soon.
 __device__ inline uint64_t create_policy_evict_normal() {
   uint64_t policy;
   asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-// cp.async.bulk.shared::cluster.global with a cache hint. bytes and both addresses are multiples
-// of 16.
+// cp.async.bulk.shared::cluster.global with a cache hint. bytes and both addresses are multiples of
+// 16.
 __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, uint32_t mbarrier,
                                  uint64_t policy) {
   asm volatile(
@@ -35,9 +35,9 @@ __device__ inline void copy_bulk(uint32_t to, const void* from, uint32_t bytes, 
       : "memory");
 }
 
-// cp.async.bulk.tensor.2d: a tile of a tensor from the element at (x, y) on, x the contiguous
-// dimension. Elements outside the tensor are zeros. The barrier receives the whole tile's bytes,
-// those outside included.
+// cp.async.bulk.tensor.2d: copies a tile of a tensor, starting at element (x, y); x is the
+// contiguous dimension. Elements outside the tensor become zeros. The barrier receives the whole
+// tile's bytes, including those.
 __device__ inline void copy_tensor_2d(uint32_t to, const CUtensorMap& map, int32_t x, int32_t y,
                                       uint32_t mbarrier) {
   asm volatile(

@@ -1,8 +1,8 @@
 // wgmma with A in registers: the product of one warpgroup, and the fence, commit and wait around
 // it.
 //
-// wgmma        d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16
-// wgmma_e4m3   d (64, N) fp32 += a (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32
+// wgmma        d (64, N) fp32 += a (64, 16) bf16 * b (16, N) bf16 wgmma_e4m3   d (64, N) fp32 += a
+// (64, 32) E4M3 * b (32, N) E4M3, added with fewer bits than fp32
 //              has (docs/explanation/numerics.md)
 //
 // Warp w of the warpgroup holds rows 16w + r and 16w + r + 8, with r = lane / 4 and c = lane % 4:
@@ -11,12 +11,12 @@
 //   a, E4M3  = (r, 4c..), (r + 8, 4c..), (r, 4c + 16..), (r + 8, 4c + 16..)      four k each
 //   d[4j..]  = (r, n 8j + 2c), (r, n 8j + 2c + 1), (r + 8, n 8j + 2c), (r + 8, n 8j + 2c + 1)
 //
-// b lies in shared memory K-major: N rows of 128 bytes (64 k in bf16, 128 in E4M3) in the 128-byte
+// b is in shared memory, K-major: N rows of 128 bytes (64 k in bf16, 128 in E4M3) in the 128-byte
 // swizzle.
 //
-// The instruction names every accumulator register as an operand of its own, so that its text
-// differs with N. The macros below write the texts; a template could not, since an asm string is no
-// expression of template arguments.
+// The instruction has every accumulator register as a separate operand, so its text differs with N.
+// The macros below generate the texts; a template cannot, since an asm string is not an expression
+// of template arguments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,22 +25,21 @@
 
 namespace nvfp4_moe::internal::cuda::ptx {
 
-// wgmma.fence: registers of a and d that were written before may be read by wgmma issued after it.
+// wgmma.fence: wgmma issued after it may read registers of a and d that were written before.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // wgmma.commit_group: closes the group of the products issued so far.
 __device__ inline void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// wgmma.wait_group: at most kPending of the latest groups still run. The registers and the shared
-// memory of the others are free, and their d is there.
+// wgmma.wait_group: waits until at most kPending of the latest groups still run. The registers and
+// shared memory of the others are free, and their d is valid.
 template <int kPending>
 __device__ inline void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The matrix descriptor of b at an address of shared memory, a multiple of 1024, K-major in the
-// 128-byte swizzle. One wgmma further along K are 2 more: 32 bytes, which the descriptor counts
-// by 16.
+// The matrix descriptor of b, at a shared memory address that is a multiple of 1024, K-major in the
+// 128-byte swizzle. Add 2 for the next wgmma along K: 32 bytes, counted in 16 bytes.
 __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
   constexpr uint64_t kStrideOf8Rows = uint64_t{1024 / 16} << 32, kLeading = uint64_t{1} << 16,
                      kSwizzle128 = 1ull << 62;
@@ -48,8 +47,8 @@ __device__ inline uint64_t wgmma_descriptor_128b(uint32_t address) {
 }
 
 // clang-format off
-// One overload for each N = 8 q, by the size of d. Operands stand in fours: d's are fours 0 .. q - 1, a is four q, and
-// the descriptor is the first operand of four q + 1.
+// One overload for each N = 8 q, selected by the size of d. Operands are numbered in fours: d is
+// fours 0 .. q - 1, a is four q, and the descriptor is the first operand of four q + 1.
 #define NVFP4_MOE_FOUR_0 "%0, %1, %2, %3"
 #define NVFP4_MOE_FOUR_1 "%4, %5, %6, %7"
 #define NVFP4_MOE_FOUR_2 "%8, %9, %10, %11"

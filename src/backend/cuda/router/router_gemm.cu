@@ -1,7 +1,7 @@
-// A router's GEMM for few tokens: hidden (T, H) times weight (E, H) -> logits (T, E), in one
-// kernel; a CTA takes an expert and up to 8 tokens. It is bound by latency, not by bytes: every
-// read of a row is requested before the first is used, and the weights' before the kernel waits for
-// the one that makes hidden.
+// A router's GEMM for small batches: hidden (T, H) times weight (E, H) -> logits (T, E), in one
+// kernel. A CTA handles one expert and up to 8 tokens. It is bound by latency, not by bytes: all
+// reads of a row are issued before the first value is used, and the weights' reads before the
+// kernel waits for the one that writes hidden.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kGemmThreads = kRouterAccumulators / kRouterVector, kWarps = kGemmThreads / 32;
-constexpr int kMostTokens = 8;  // of a CTA
+constexpr int kMostTokens = 8;  // per CTA
 constexpr int kVectors = 8;     // of a row that a thread holds at once: H up to 8192 in one pass
 
 __device__ uint4 vector_of(const void* row, int64_t vector, int64_t vectors) {
@@ -37,7 +37,7 @@ __device__ void add_products(float (&accumulators)[kRouterVector], const uint4& 
   }
 }
 
-// The sum of a warp's accumulators, in every lane.
+// The total of a warp's accumulators, in every lane.
 __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
 #pragma unroll
   for (int apart = kRouterVector / 2; apart > 0; apart /= 2)
@@ -49,8 +49,9 @@ __device__ float warp_sum(float (&accumulators)[kRouterVector]) {
   return sum;
 }
 
-// grid: (E, groups of kTokens tokens). One cta a multiprocessor is enough: left to itself ptxas
-// saves registers by loading into those that it has just used, so that reads wait for each other.
+// grid: (E, groups of kTokens tokens). One cta per multiprocessor is enough. Without that bound
+// ptxas saves registers by loading into ones that it has just used, which makes reads wait for each
+// other.
 template <int kTokens>
 __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const RouterGemm call) {
   // vectors of each token's row that are requested together
@@ -66,8 +67,7 @@ __global__ void __launch_bounds__(kGemmThreads, 1) router_gemm_kernel(const Rout
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) w[i] = vector_of(weight, thread + i * kGemmThreads, vectors);
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what follows may rely on what was there before this
-                             // kernel
+  ptx::launch_dependents();  // not earlier: later kernels may rely on what preceded this kernel
 
   float accumulators[kTokens][kRouterVector] = {};
 #pragma unroll 1
@@ -122,7 +122,7 @@ Status launch_router_gemm(const RouterGemm& call, void* stream) {
 }  // namespace
 
 Status router_gemm(int device, const RouterGemm& call, void* stream) {
-  constexpr int64_t kMost = int64_t{65535} * kMostTokens;  // of a grid along y
+  constexpr int64_t kMost = int64_t{65535} * kMostTokens;  // limit of a grid along y
   if (call.tokens == 0) return {};
   if (call.tokens > kMost)
     return invalid_argument("tokens: expected at most " + std::to_string(kMost) + ", got " +

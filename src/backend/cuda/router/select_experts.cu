@@ -1,5 +1,5 @@
-// A router's selection: logits (T, E) -> topk_ids (T, k) and topk_weights (T, k), in one kernel; a
-// warp takes a token.
+// A router's selection: logits (T, E) -> topk_ids (T, k) and topk_weights (T, k), in one kernel
+// with one warp per token.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -20,8 +20,7 @@ template <int kPerLane>
 __global__ void __launch_bounds__(32 * kWarps)
     select_experts_kernel(const SelectExperts call, bool vectors) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: what follows may rely on what was there before this
-                             // kernel
+  ptx::launch_dependents();  // not earlier: later kernels may rely on what preceded this kernel
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token < call.tokens) select_token<kPerLane>(call, token, vectors);
 }
@@ -36,7 +35,7 @@ Status launch_select_experts(const SelectExperts& call, void* stream) {
 }  // namespace
 
 Status select_experts(int device, const SelectExperts& call, void* stream) {
-  constexpr int64_t kMostTokens = ((int64_t{1} << 31) - 1) * kWarps;  // of a grid along x
+  constexpr int64_t kMostTokens = ((int64_t{1} << 31) - 1) * kWarps;  // limit of a grid along x
   if (call.tokens == 0) return {};
   if (call.tokens > kMostTokens)
     return invalid_argument("tokens: expected at most " + std::to_string(kMostTokens) + ", got " +

@@ -1,11 +1,11 @@
-// How a warp selects a token's experts, for the kernel of its own (select_experts.cu) and for those
-// that route.
+// Selects a token's experts in one warp, for the separate kernel (select_experts.cu) and for
+// kernels that route.
 //
-// A lane has E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers that
-// order as the scores do (core/router_score.h). Each of k rounds takes the largest key of the warp,
-// and of equal ones that of the lowest lane, which is the lowest expert; then lane i weighs the
-// i-th expert. Scores of all experts are formed only where a bias, pairs of a group or the softmax
-// of all experts ask for them, and then lane i reads the logit of its expert again.
+// A lane has E / 32 neighbouring experts, at most 32, as keys in registers: unsigned integers in
+// the order of the scores (core/router_score.h). Each of k rounds takes the largest key of the
+// warp; ties go to the lowest lane, which has the lowest expert. Then lane i computes the weight of
+// the i-th expert. Scores of all experts are computed only if a bias, pairs of a group or the
+// softmax over all experts needs them; then lane i reads the logit of its expert again.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ NVFP4_MOE_HOST_DEVICE constexpr int element_bytes(DType dtype) {
   return dtype == DType::kF32 ? 4 : 2;
 }
 
-// From L2, as ids are (small_batch.cuh).
+// Reads from L2, as for ids (small_batch.cuh).
 template <DType kType>
 __device__ float load_logit_from_l2(const void* row, int i) {
   if constexpr (kType == DType::kF32) return __ldcg(static_cast<const float*>(row) + i);
@@ -35,7 +35,8 @@ __device__ float load_logit_from_l2(const void* row, int i) {
   return kType == DType::kF16 ? __half2float(__ushort_as_half(bits)) : bf16_to_float(bits);
 }
 
-// kCount logits from `first` on. vectors: the row is aligned to what they take, up to 16 bytes.
+// Loads kCount logits from `first` on. vectors: the row is aligned for vector loads, up to 16
+// bytes.
 template <DType kType, int kCount>
 __device__ void load_logits(const void* row, int first, int experts, bool vectors,
                             float (&x)[kCount]) {
@@ -83,7 +84,7 @@ __device__ inline int64_t load_index(const void* indices, DType dtype, int64_t i
                               : static_cast<const int32_t*>(indices)[i];
 }
 
-// The lowest lane of those with the largest key.
+// The lowest lane among those with the largest key.
 __device__ inline int best_lane(uint32_t key, uint32_t& largest) {
   largest = __reduce_max_sync(kAllLanes, key);
   return __ffs(static_cast<int>(__ballot_sync(kAllLanes, key == largest))) - 1;
@@ -91,8 +92,8 @@ __device__ inline int best_lane(uint32_t key, uint32_t& largest) {
 
 // A lane's state of its token after the experts are chosen.
 struct Selected {
-  int expert = -1;           // lane i: the i-th; -1 if there is none
-  uint32_t key = 0;          // the one that it was chosen by
+  int expert = -1;           // lane i: the i-th expert; -1 if there is none
+  uint32_t key = 0;          // the key by which it was chosen
   bool nonfinite = false;    // a selection score is NaN
   double denominator = 0.0;  // of softmax over all experts
   float largest = 0.0f;      // the largest logit
@@ -101,7 +102,7 @@ struct Selected {
 template <int kPerLane>
 struct LaneKeys {
   uint32_t keys[kPerLane];
-  int first, experts;  // of this lane, of all
+  int first, experts;  // of this lane; of all lanes
 
   __device__ bool is_expert(int i) const { return first + i < experts; }
 
@@ -148,9 +149,9 @@ struct LaneKeys {
     selected.denominator = sum;
   }
 
-  // Logit keys to those of the selection scores.
+  // Converts logit keys to keys of the selection scores.
   __device__ void to_scores(Scoring scoring, const float* bias, const Selected& selected) {
-    const double inverse = 1.0 / selected.denominator;  // softmax alone reads it
+    const double inverse = 1.0 / selected.denominator;  // only used for softmax
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
       if (!is_expert(i)) continue;
@@ -178,11 +179,11 @@ struct LaneKeys {
     return key_of(value_of(of_warp) +
                   value_of(__reduce_max_sync(kAllLanes, owns ? second : largest)));
   }
-  // Removes the experts of all groups but the best.
+  // Removes the experts of all groups except the best.
   __device__ void keep_groups(const RouterConfig& config) {
     const int lane = threadIdx.x % 32;
     const int groups = static_cast<int>(config.num_expert_group), size = experts / groups;
-    uint32_t of_lane = kRemovedKey;  // of group `lane`
+    uint32_t of_lane = kRemovedKey;  // key of group `lane`
     for (int g = 0; g < groups; ++g) {
       const uint32_t key = group_key(config.group_score, g * size, (g + 1) * size);
       if (lane == g) of_lane = key;
@@ -259,7 +260,7 @@ __device__ inline Selected look_up(const SelectExperts& call, int64_t t) {
   return selected;
 }
 
-// kByLogits: what the experts were chosen by are their logits' keys.
+// kByLogits: experts were chosen by the keys of their logits.
 template <bool kByLogits>
 __device__ float weigh(const SelectExperts& call, const void* row, const Selected& selected) {
   const RouterConfig& config = call.config;
@@ -297,8 +298,8 @@ inline bool reads_vectors(const SelectExperts& call, int per_lane) {
          call.logits_stride * element % vector_bytes == 0;
 }
 
-// A token's experts and weights into the call's arrays, by one warp. kPerLane 0: experts come from
-// the table.
+// Writes a token's experts and weights to the call's arrays. Called by one warp. kPerLane 0:
+// experts come from the table.
 template <int kPerLane>
 __device__ void select_token(const SelectExperts& call, int64_t token, bool vectors) {
   const int lane = threadIdx.x % 32;
@@ -310,7 +311,7 @@ __device__ void select_token(const SelectExperts& call, int64_t token, bool vect
     selected = select<kPerLane>(call, row, vectors);
 #if __CUDA_ARCH__ < 1200
   const bool by_logits = kPerLane > 0 && !call.config.selects_by_score();
-#else  // for both ways ptxas 13.0 takes room on the stack: logits are read again there
+#else  // with both variants ptxas 13.0 would use the stack, so logits are read again
   const bool by_logits = false;
 #endif
   const float weight =

@@ -1,14 +1,14 @@
 // combine: rows_out (R, H), topk_weights (T, k) -> out (T, H).
 //
 // acc = fma(weight, row, acc) in fp32, from 0, in increasing k over the assignments that have a
-// row; acc + row under before_down. Then the shared expert's row, then one rounding to out's type.
-// A token without any row gives zeros. The order is fixed, so the bits are those of every other
-// backend.
+// row; acc + row under before_down. Then the shared expert's row is added, and the result is
+// rounded once to out's type. A token without rows gives zeros. The order is fixed, so the bits are
+// those of every other backend.
 //
-// Counted on the way: router weights of rows that are not finite, and elements of out. If the plan
-// says so, additional CTAs of the same kernel count what no step before has counted. Where rows
-// come from other ranks, a token's CTAs wait for those of its own, and write NaN if the run has
-// failed.
+// The kernel also counts nonfinite router weights of rows, and nonfinite elements of out. If the
+// plan requests it, extra CTAs of the same kernel add up counts that no earlier step has. If rows
+// come from other ranks, a token's CTAs wait for the rows of that token, and write NaN if the run
+// has failed.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -25,11 +25,11 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kTokenThreads = kCombineThreads;
-constexpr int kAssignmentsAtOnce = 8;  // whose rows are read at once
-// Up to here each reads a word of the host's memory, which takes about as long as its rows; of
-// more, a kernel does it for all.
+constexpr int kAssignmentsAtOnce = 8;  // rows that a thread reads at once
+// Up to this many CTAs each read the host's failure word, which takes about as long as reading
+// their rows. For more CTAs a separate kernel reads it once.
 constexpr int64_t kCtasThatAskTheHost = 512;
-// A device calls no constexpr function of the host, but has its result.
+// A device cannot call a constexpr function of the host, but can use its result.
 template <DType kOut>
 constexpr uint32_t kOverflowBits = overflow_bits(kOut);
 
@@ -41,16 +41,16 @@ struct CombineArgs {
   const float* shared_weights;       // (T), or null
   void* out;                         // (T, H)
   int64_t tokens, top_k, hidden;
-  bool weigh;  // else the rows have their weights in them already
+  bool weigh;  // false: the rows are already weighted
 };
 
-// Arguments of the CTAs beyond those of the tokens, which add up counts.
+// Arguments of the extra CTAs, which add up counts.
 struct CountArgs {
   RunStatus* status;
-  const RowCounts* token_counts;  // (T) of quantize, or null
+  const RowCounts* token_counts;  // (T) from quantize, or null
   struct Intermediate {
     const uint16_t* bf16;      // (R, k), or null
-    const uint8_t* flags;      // (R) 1 if the row is nonfinite; null: the values are searched
+    const uint8_t* flags;      // (R) 1 if the row is nonfinite; null: read the values
     const int64_t* row_count;  // R
     int64_t k;
   } parts[2];
@@ -62,19 +62,19 @@ __device__ void add(uint64_t& counter, uint64_t value) {
               static_cast<unsigned long long>(value));
 }
 
-// Not from L1, which may hold older values: this kernel has not waited yet.
+// Reads from L2, since L1 may hold older values: this kernel has not waited yet.
 __device__ RowCounts from_l2(const RowCounts* counts) {
   const auto* const halves = reinterpret_cast<const ulonglong2*>(counts);
   const ulonglong2 first = __ldcg(halves), second = __ldcg(halves + 1);
   return {first.x, first.y, second.x, second.y};
 }
 
-// A warp takes a row, or the flags of 32 rows; with a small number of tokens a CTA takes a row, so
-// that a long one is read at once. One warp of all adds up quantize's counts. What route and
-// quantize left is there before this kernel waits: see combine_tokens.
+// A warp takes a row, or the flags of 32 rows. With few tokens a CTA takes a row, so that a long
+// row is read at once. One warp adds up quantize's counts. The results of route and quantize are
+// complete before this kernel waits: see combine_tokens.
 template <bool kSmall>
 __device__ void count(const CountArgs& args, int64_t tokens, int64_t cta, int64_t ctas) {
-  constexpr int kReaders = kSmall ? kTokenThreads : 32;  // of a row
+  constexpr int kReaders = kSmall ? kTokenThreads : 32;  // threads per row
   const int lane = static_cast<int>(threadIdx.x % 32),
             reader = static_cast<int>(threadIdx.x) % kReaders;
   const int64_t warp = cta * (kTokenThreads / 32) + threadIdx.x / 32,
@@ -157,8 +157,8 @@ __device__ void count_outputs(uint64_t& counter, const float (&values)[kChannels
   add(counter, nonfinite);
 }
 
-// A thread's channels of a row, kept as they are read, so that all reads may be in flight before
-// the first sum needs one.
+// A thread's channels of a row, kept in the stored format, so that all reads can be in flight
+// before the first value is needed.
 template <DType kRow, int kChannels>
 struct Channels {
   static constexpr int kBytes = kChannels * (kRow == DType::kF32 ? 4 : 2);
@@ -174,7 +174,7 @@ struct Channels {
   __device__ float value(int channel) const { return load_element<kRow>(vectors, channel); }
 };
 
-// Some assignments of a token: the row of each, or -1, and its weight.
+// Up to kAssignmentsAtOnce assignments of a token: the row of each, or -1, and its weight.
 struct Assignments {
   int32_t rows[kAssignmentsAtOnce];
   float weights[kAssignmentsAtOnce];
@@ -197,8 +197,8 @@ struct Assignments {
   }
 };
 
-// A CTA takes a token and kTokenThreads * kChannels channels at a time, of which it does every
-// gridDim.y-th. kAwaited: rows come from other ranks.
+// A CTA takes a token. It handles kTokenThreads * kChannels channels at a time, every gridDim.y-th
+// such group. kAwaited: rows come from other ranks.
 template <DType kRow, DType kOut, int kChannels, bool kAwaited>
 __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     combine_tokens(CombineArgs args, const __grid_constant__ CountArgs counts,
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     return;
   }
   const int64_t token = blockIdx.x;
-  // Route has ended before gemm1 lets any kernel start.
+  // route has ended before gemm1 lets any kernel start.
   Assignments assignments(args, token, 0);
   if (!kAwaited || awaited.flags == nullptr || args.shared_rows != nullptr)
     ptx::grid_dependency_wait();
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
     float acc[kChannels] = {};
     for (int64_t first = 0; first < args.top_k; first += kAssignmentsAtOnce) {
       if (args.top_k > kAssignmentsAtOnce) assignments = Assignments(args, token, first);
-      if (channel == 0) count_weights(assignments.nonfinite_weights());  // once a token
+      if (channel == 0) count_weights(assignments.nonfinite_weights());  // once per token
       Channels<kRow, kChannels> read[kAssignmentsAtOnce];
 #pragma unroll
       for (int i = 0; i < kAssignmentsAtOnce; ++i)
@@ -271,8 +271,9 @@ __global__ void __launch_bounds__(kTokenThreads, kAwaited ? 3 : 0)
   if (kAwaited) ptx::grid_dependency_wait();
 }
 
-// Until each rank's last CTA has said that it takes part, behind all of those that send rows. What
-// is late is found again, at once, by the token's CTA.
+// Waits until every rank's push_rows has reported `taken`. The CTA that reports it is the last of
+// its grid, so all CTAs that send rows have started by then. If a rank is late, the token's CTA
+// detects that again without delay.
 __global__ void __launch_bounds__(32)
     await_rows_kernel(const __grid_constant__ AwaitedRows awaited) {
   const auto rank = static_cast<int>(threadIdx.x);
@@ -284,11 +285,12 @@ __global__ void __launch_bounds__(32)
         [&] { return ptx::load_acquire_system(&own->taken[rank]) >= dispatch; });
   }
   __syncwarp();
-  ptx::launch_dependents();  // whose CTAs are not to wait in its place
+  // only now, so that dependent CTAs do not occupy the device while they wait
+  ptx::launch_dependents();
   ptx::grid_dependency_wait();
 }
 
-// The host's word to the run's own, for a combine of many CTAs.
+// Copies the host's failure word to the run's, for a combine with many CTAs.
 __global__ void __launch_bounds__(32)
     take_link_failure_kernel(const __grid_constant__ AwaitedRows awaited) {
   ptx::grid_dependency_wait();

@@ -1,6 +1,6 @@
-// The format functions on arrays of a device: the operations of core/quantize.cpp,
-// core/dequantize.cpp and core/activation.cpp in their order, in fp32 and double without
-// contraction, so that every byte is the host's.
+// The format functions on arrays in device memory: the operations of core/quantize.cpp,
+// core/dequantize.cpp and core/activation.cpp in the same order, in fp32 and double without
+// contraction, so that every byte equals the host's.
 // Long because every format function has a kernel here.
 #include <cuda_runtime.h>
 
@@ -35,8 +35,8 @@ __device__ void store_block(uint8_t* codes, uint8_t* block_scales, int64_t block
   reinterpret_cast<uint64_t*>(codes)[block] = packed;
 }
 
-// The largest magnitude of a row as bits, by a whole CTA of kRowThreads. at(i, x): 16 elements from
-// element i on.
+// The largest magnitude of a row, as bits. Called by a whole CTA of kRowThreads. at(i, x): loads
+// the 16 elements from element i on.
 template <class At>
 __device__ uint32_t block_magnitude(int64_t count, const At& at) {
   __shared__ uint32_t warps[kRowWarps];
@@ -66,7 +66,7 @@ __device__ void quantize_activations(const float (&x)[kBlock], const Rule& rule,
   store_block(codes, block_scales, block, packed, byte);
 }
 
-// One row of activations: its codes and block scales, which are all 0 if the row is nonfinite.
+// Quantizes one row of activations. Its codes and block scales are all 0 if the row is nonfinite.
 // Returns whether it is.
 template <class At>
 __device__ bool quantize_row_of(int64_t count, const At& at, RowScalePolicy policy, float scale,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kRowThreads)
     call.scales[row] = finite ? used : __uint_as_float(kNanBits);
   else if (!finite)
     *call.scales = __uint_as_float(
-        kNanBits);  // it holds a number before; every CTA that writes here writes this
+        kNanBits);  // replaces a valid scale; all CTAs that write write the same value
 }
 
 __global__ void format_set_scale(float* scale, float value) { *scale = value; }
@@ -182,7 +182,7 @@ struct WeightBlock {
     }
     return sum;
   }
-  // The best of the E4M3 neighbours of amax/6 and amax/4; the nearest one of amax/6 if none is
+  // The best of the E4M3 neighbours of amax/6 and amax/4; the one nearest to amax/6 if no other is
   // strictly better.
   __device__ uint32_t search(float amax) const {
     const double six_s = 6.0 * tensor_scale;
@@ -206,7 +206,7 @@ struct WeightBlock {
   }
 };
 
-// A thread takes a block of 16; *scales is the tensor scale.
+// One thread per block of 16; *scales is the tensor scale.
 template <DType kType>
 __global__ void __launch_bounds__(kFormatThreads) format_quantize_weights(DeviceQuantize call) {
   const int64_t block = int64_t{blockIdx.x} * kFormatThreads + threadIdx.x;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kFormatThreads) format_quantize_weights(Device
 
 // ---- dequantize
 
-// x as a float from which one more rounding, to bf16 or fp16, is the one rounding of x.
+// Rounds x to a float such that a second rounding, to bf16 or fp16, gives the correctly rounded x.
 __device__ float round_to_odd(double x) {
   const float toward_zero = __double2float_rz(x);
   return double{toward_zero} == x ? toward_zero
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kRowThreads) format_swiglu_quantize(DeviceSwig
 
 // ---- the 128x4 layout
 
-// A thread takes four bytes of a padded row.
+// One thread per four bytes of a padded row.
 __global__ void __launch_bounds__(kFormatThreads)
     format_swizzle(const uint8_t* linear, int64_t matrices, int64_t rows, int64_t cols,
                    uint8_t* swizzled) {
@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(kFormatThreads)
 
 // ---- launches
 
-// body(std::integral_constant<DType>) of an activation dtype.
+// Calls body with the dtype as a compile-time constant.
 template <class Body>
 void with_dtype(DType dtype, const Body& body) {
   if (dtype == DType::kF32) return body(std::integral_constant<DType, DType::kF32>{});

@@ -1,7 +1,7 @@
 // The number formats of the contract on the device: one rounding each, to nearest even, as in
 // core/float_formats.h.
 //
-// Compiled with -fmad=false: the roundings are those that the text names.
+// Compiled with -fmad=false, so that only the roundings written in the code take place.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,12 +25,12 @@ __device__ inline uint16_t bf16_from_float(float x) {
   return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 
-// The byte of x >= 0, saturated at 448.
+// The E4M3 byte of x >= 0, saturated at 448.
 __device__ inline uint32_t e4m3_from_float(float x) {
   const uint32_t bits = __float_as_uint(x);
   if (bits >= 0x43E00000u) return 0x7E;  // 448 and above
-  // Below 2^-6 an addition rounds to multiples of 2^-9; 8 of them are byte 0x08, the least normal
-  // one.
+  // Below 2^-6 the addition rounds to multiples of 2^-9. Eight of them give byte 0x08, the smallest
+  // normal number.
   if (bits < 0x3C800000u) return __float_as_uint(x * 0x1p9f + 0x1p23f) - 0x4B000000u;
   return ((bits + 0x7FFFFu + ((bits >> 20) & 1u)) >> 20) - ((127u - 7u) << 3);
 }
@@ -39,8 +39,8 @@ __device__ inline float e4m3_to_float(uint32_t byte) {
   return __uint_as_float((byte + ((127u - 7u) << 3)) << 20);
 }
 
-// Where one e2m1 value ends and the next begins, times `scale`: numbers of 4 significant bits, so
-// that all are exact. Ties go to the even code.
+// The boundaries between adjacent e2m1 values, times `scale`. `scale` has at most 4 significant
+// bits, so all are exact. Ties go to the even code.
 struct E2m1Boundaries {
   float at[7];
   __device__ explicit E2m1Boundaries(float scale)
@@ -63,15 +63,15 @@ __device__ inline float e2m1_to_float(uint32_t code) {
   return (code & 8) != 0 ? -value : value;
 }
 
-// Element i of an array of an activation dtype; exact.
+// Element i of an array of an activation dtype, converted exactly.
 template <DType kType>
 __device__ inline float load_element(const void* data, int64_t i) {
   if constexpr (kType == DType::kF32) return static_cast<const float*>(data)[i];
   if constexpr (kType == DType::kF16) return __half2float(static_cast<const __half*>(data)[i]);
   return bf16_to_float(static_cast<const uint16_t*>(data)[i]);
 }
-// Elements [first, first + kCount) of an array that is aligned to 16 bytes; kCount 4, 8 or 16,
-// first a multiple of it.
+// Elements [first, first + kCount) of a 16-byte aligned array; kCount is 4, 8 or 16, and first a
+// multiple of it.
 template <DType kType, int kCount>
 __device__ inline void load_aligned(const void* data, int64_t first, float (&x)[kCount]) {
   constexpr int kBytes = kCount * (kType == DType::kF32 ? 4 : 2), kVector = kBytes < 16 ? 8 : 16;
@@ -97,7 +97,7 @@ __device__ inline void load_aligned(const void* data, int64_t first, float (&x)[
     }
   }
 }
-// The same of an array of which only the elements are aligned.
+// The same for an array in which only elements are aligned.
 template <DType kType, int kCount>
 __device__ inline void load_elements(const void* data, int64_t first, float (&x)[kCount]) {
   if (reinterpret_cast<uintptr_t>(data) % 16 == 0) return load_aligned<kType>(data, first, x);
@@ -115,7 +115,7 @@ __device__ inline void store_element(void* data, int64_t i, float x) {
     static_cast<uint16_t*>(data)[i] = bf16_from_float(x);
 }
 
-// go(a constant of the dtype): out's dtype as a template argument.
+// Calls go with out's dtype as a compile-time constant.
 template <class Launch>
 Status with_dtype(DType dtype, const Launch& go) {
   switch (dtype) {

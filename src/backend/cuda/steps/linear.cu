@@ -1,14 +1,13 @@
-// A dense linear as two steps of a layer. To quantize, x is the hidden of a layer whose tokens all
-// have rows; to gemm2, the quantized rows are the intermediate of a layer with nothing but a shared
-// expert, of which there is nothing but `down`:
+// A dense linear, run as two steps of a layer. For quantize, x is the hidden of a layer in which
+// every token has a row. For gemm2, the quantized rows are the intermediate of a layer that has
+// only a shared expert, of which only `down` exists:
 //
 //   packed: tensor scales and shifts of one expert (256 bytes) | tiles of down (rows, cols)
 //
-// The layer is one of bf16 activations either way: the operand (operand.h) is there already, and a
-// row's scale, NaN if the row is nonfinite, comes with it. gemm2 writes y itself if it can: bf16 or
-// fp32, aligned, and as many features as a layer may have hidden channels, which are multiples
-// of 16. Else it writes fp32 into the workspace, some tokens at a time, and a last kernel rounds
-// them.
+// The second layer always has bf16 activations: its operand (operand.h) already exists, and comes
+// with row scales, NaN if the row is nonfinite. gemm2 writes y directly if y is bf16 or fp32,
+// aligned, and its number of features is a valid hidden size (a multiple of 16). Otherwise it
+// writes fp32 into the workspace, kStagedTokens tokens at a time, and a last kernel rounds them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -28,13 +27,14 @@ namespace nvfp4_moe::internal::cuda {
 namespace {
 
 constexpr int kLinearThreads = 256;
-constexpr int64_t kTilesOffset = 256;  // where PackedLayout of no routed expert has the shared one
-constexpr int64_t kStagedTokens = 1024;  // of y in fp32
+// offset of the shared expert in a PackedLayout without routed experts
+constexpr int64_t kTilesOffset = 256;
+constexpr int64_t kStagedTokens = 1024;  // rows of y in fp32
 constexpr ExpertRange kNoExperts{0, 0};
 
 int64_t channels_of(int64_t rows) { return ceil_div(rows, 16) * 16; }
 
-// x to the layer that quantizes it: cols channels.
+// The layer that quantizes x: cols channels.
 Result<MoeConfig> x_config(const LinearWeights& weights) {
   MoeOptions options;
   options.num_experts = options.top_k = 1;
@@ -45,7 +45,7 @@ Result<MoeConfig> x_config(const LinearWeights& weights) {
   options.activation_scale = weights.activation_scale;
   return MoeConfig::make(options);
 }
-// The quantized rows to the layer that multiplies them.
+// The layer that multiplies the quantized rows.
 Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_format) {
   MoeOptions options;
   options.num_experts = options.top_k = 1;
@@ -57,9 +57,9 @@ Result<MoeConfig> product_config(const LinearWeights& weights, RowFormat row_for
   return MoeConfig::make(options);
 }
 
-// What a checkpoint says of x, so that the layer finds the linear's own number again. Under fp8 and
-// static that one is a power of two s already, the least with 2688 input_scale <= 448 s: s / 8
-// gives it, 2688 / 8 being 336.
+// The checkpoint scale from which a layer derives the linear's own scale. Under fp8 and static,
+// that is already a power of two s, the smallest with 2688 input_scale <= 448 s. s / 8 gives it,
+// since 2688 / 8 is 336.
 float checkpoint_scale(const LinearWeights& weights) {
   const bool power_of_two = weights.activation_scale == ActivationScale::kStatic;
   return weights.activation_format == ActivationFormat::kFp8 && power_of_two
@@ -69,13 +69,13 @@ float checkpoint_scale(const LinearWeights& weights) {
 
 // The workspace. T tokens, K cols.
 struct LinearArrays {
-  int64_t* row_offsets = nullptr;  // (2) 0, tokens of the product
+  int64_t* row_offsets = nullptr;  // (2) 0 and the tokens of the product
   RunStatus* status = nullptr;
   ActivationBuffers rows;        // (T, K)
   float* row_scale = nullptr;    // (T)
   std::byte* operand = nullptr;  // (T, K): rows of operand_row_bytes
   float* staged = nullptr;       // (min(T, kStagedTokens), channels)
-  Arena scratch;                 // of quantize's and gemm2's steps, which come one after the other
+  Arena scratch;                 // for the steps quantize and gemm2, which run one after the other
 
   LinearArrays(const LinearWeights& weights, const RunPlan& run, size_t scratch_bytes,
                Arena& arena) {
@@ -103,7 +103,7 @@ struct LinearArrays {
   }
 };
 
-// Before a product of that many rows.
+// Runs before a product of that many rows.
 __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleared,
                              int32_t cleared_count) {
   if (threadIdx.x == 0) row_offsets[0] = 0, row_offsets[1] = rows;
@@ -111,14 +111,14 @@ __global__ void linear_begin(int64_t* row_offsets, int64_t rows, int32_t* cleare
     cleared[i] = 0;
 }
 
-// The scales of bf16 rows: 1, NaN if the row is nonfinite.
+// The scales of bf16 rows: 1, or NaN if the row is nonfinite.
 __global__ void __launch_bounds__(kLinearThreads)
     linear_flags(const uint8_t* nonfinite, int64_t rows, float* row_scale) {
   const int64_t row = int64_t{blockIdx.x} * kLinearThreads + threadIdx.x;
   if (row < rows) row_scale[row] = nonfinite[row] != 0 ? __uint_as_float(0x7FC00000u) : 1.0f;
 }
 
-// (tokens, channels) fp32 to (tokens, features), each rounded once.
+// (tokens, channels) fp32 to (tokens, features), each value rounded once.
 template <DType kType>
 __global__ void __launch_bounds__(kLinearThreads)
     linear_store(const float* staged, int64_t tokens, int64_t channels, int64_t features,
@@ -148,11 +148,11 @@ Status store(const LinearBatch& batch, int64_t first, int64_t count, int64_t cha
   return check_launch("linear_store");
 }
 
-// Both halves of a linear of that many tokens.
+// Both layers of a linear with that many tokens.
 struct Linear {
   MoeConfig row, product;
 
-  // linear_pack has made both configs once.
+  // linear_pack has already made both configs successfully.
   Linear(const LinearWeights& weights, RowFormat row_format)
       : row(*x_config(weights)), product(*product_config(weights, row_format)) {}
   RunPlan plan(const Architecture& architecture, const LinearWeights& weights,
@@ -221,7 +221,7 @@ Status linear_run(const Architecture& architecture, const LinearWeights& weights
   auto* const stream = static_cast<cudaStream_t>(context.stream);
   NVFP4_MOE_TRY(check(cudaMemsetAsync(arrays.status, 0, sizeof(RunStatus), stream), "linear"));
 
-  {  // Quantize finds its operand first in its scratch.
+  {  // quantize expects its operand at the start of its scratch.
     const PackedWeights nothing{linear.row, kNoExperts, LayerScales{checkpoint_scale(weights), {}},
                                 {},         {},         weights.device};
     LayerBuffers buffers;

@@ -1,6 +1,6 @@
-// route and quantize as one kernel: CTA 0 routes, and there is one more CTA for each token. A
-// token's CTA finds out by itself whether the token has a row, and leaves its counts beside the
-// status, which CTA 0 clears meanwhile.
+// route and quantize as one kernel: CTA 0 routes, and each token has one more CTA. A token's CTA
+// finds out itself whether the token has a row. It writes its counts to a separate array, since CTA
+// 0 clears the status at the same time.
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
@@ -15,15 +15,15 @@ namespace {
 // The work on a token's activations.
 enum class RowWork { kRound, kQuantize, kQuantizeVec8 };
 
-// Vec: the format that rows are quantized to. CTAs of (threads that a row takes) x (as many of
-// these as route wants); a row is done by the first of them.
+// Vec: the format that rows are quantized to. CTAs have two dimensions: the threads that a row
+// needs, and enough of these for route. Only the first of the second dimension works on a row.
 template <DType kType, RowWork kWork, class Vec>
 __global__ void __launch_bounds__(kRouteLargeThreads, 1)
     route_and_quantize_kernel(RouteArgs route, RowArgs rows, RowCounts* token_counts) {
   extern __shared__ uint4 route_shared[];
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // not before: sm90's gemm1 reads what the batch points at as soon as
-                             // it starts
+  // not earlier: sm90's gemm1 reads the batch's arrays as soon as it starts
+  ptx::launch_dependents();
   if (blockIdx.x == 0) {
     route_by_one_cta(route, route_shared);
     return;

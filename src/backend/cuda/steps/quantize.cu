@@ -1,4 +1,4 @@
-// quantize's and requantize's kernels and their launches.
+// The kernels of quantize and requantize, and their launches.
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
@@ -13,24 +13,24 @@ namespace {
 template <class Vec, DType kType>
 __global__ void __launch_bounds__(kRowThreads) quantize_any_type(RowArgs args) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  ptx::launch_dependents();  // not earlier: gemm1 relies on route as soon as it starts
   quantize_row<kType, Vec>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) quantize_vec8_cta(RowArgs args) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  ptx::launch_dependents();  // not earlier: gemm1 relies on route as soon as it starts
   if (wanted(args, blockIdx.x))
     quantize_vec8_row<Vec>(args, blockIdx.x, load_vec8(args, blockIdx.x, threadIdx.x));
   else
     expect_row(args, blockIdx.x, false, ThreadGroup::cta());
 }
-// The same by a warp for each token.
+// The same with one warp per token.
 template <class Vec>
 __global__ void __launch_bounds__(kWarpRowThreads, 4)
     quantize_vec8_warp(RowArgs args, int64_t tokens) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  ptx::launch_dependents();  // not earlier: gemm1 relies on route as soon as it starts
   const int64_t token = (int64_t{blockIdx.x} * kWarpRowThreads + threadIdx.x) / 32;
   if (token >= tokens) return;
   const ThreadGroup group = ThreadGroup::warp();
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4)
   else
     expect_row(args, token, false, group);
 }
-// For rows, of which there may be far fewer than the bound: a CTA takes every gridDim.x-th one and
-// reads one ahead.
+// Requantizes rows, of which there may be far fewer than the bound. A CTA takes every gridDim.x-th
+// row and loads one row ahead.
 template <class Vec>
 __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args) {
   ptx::launch_dependents();
@@ -57,13 +57,13 @@ __global__ void __launch_bounds__(kVec8Threads) requantize_vec8_cta(RowArgs args
     const uint4 ahead = next < rows ? load_vec8(args, next, threadIdx.x) : first;
     quantize_vec8_row<Vec>(args, row, first);
     if (next >= rows) return;
-    __syncthreads();  // the next row's magnitudes go to the same shared array
+    __syncthreads();  // the next row uses the same shared array
     row = next;
     first = ahead;
   }
 }
-// The same by a warp for each row: the next row's first vec8 is on its way while the warp works on
-// this one.
+// The same with one warp per row. The next row's first vec8 is loaded while the warp works on this
+// one.
 template <class Vec>
 __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowArgs args) {
   ptx::launch_dependents();
@@ -84,12 +84,12 @@ __global__ void __launch_bounds__(kWarpRowThreads, 4) requantize_vec8_warp(RowAr
 template <DType kType>
 __global__ void __launch_bounds__(kRowThreads) round_rows(RowArgs args) {
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  ptx::launch_dependents();  // not earlier: gemm1 relies on route as soon as it starts
   round_row<kType>(args, blockIdx.x, wanted(args, blockIdx.x));
 }
 
-// The intermediate under bf16 is multiplied as it is, so that `nonfinite` stays 0: a NaN reaches
-// the accumulators by itself.
+// Under bf16 the intermediate is multiplied as it is, so `nonfinite` stays 0: a NaN reaches the
+// accumulators anyway.
 __global__ void __launch_bounds__(kRowThreads) count_nonfinite_rows(RowArgs args) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();

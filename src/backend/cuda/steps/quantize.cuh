@@ -1,20 +1,20 @@
-// quantize and requantize: rows of activations to what the GEMMs multiply.
+// quantize and requantize: convert rows of activations to GEMM operands.
 //
 //   nvfp4   codes (rows, K/2), block scales (rows, K/16), row scales (rows), and the operand (rows,
-//           K): e2m1 * e4m3 in bf16, exactly, for tensor cores without FP4; for those with it codes
-//           and scales once more (fp4_operand.h)
+//           K): e2m1 * e4m3 in bf16, exact, for tensor cores without FP4; for those with FP4 the
+//           codes and scales in another order (fp4_operand.h)
 //   fp8     E4M3 codes (rows, K), row scales (rows), and the operand: their values in bf16, or the
 //           codes in another order (fp8_operand.h)
-//   bf16    hidden rounded once; of the intermediate, which is bf16 already, only nonfinite rows
-//           are counted
+//   bf16    hidden rounded once; the intermediate is bf16 already, so only its nonfinite rows are
+//           counted
 //
-// Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row; a bf16
-// row whose scale is a power of two goes by vec8 (quantize_vec8.cuh, quantize_e4m3.cuh) and is read
-// once if the CTA has enough threads. The formulas, in this order of fp32 operations, are
-// docs/explanation/numerics.md section 3 and docs/explanation/format.md. A nonfinite row gets flag
-// 1, codes, scales and operands of 0, and a NaN row scale. Only tokens that have a row in expert
-// order are read: what belongs to another one stays as it is, with flag 0. Counters are
-// accumulators of integers, so that their order does not show.
+// Rows are tokens in quantize, and rows in expert order in requantize. A CTA takes a row. A bf16
+// row whose scale is a power of two is processed by vec8 (quantize_vec8.cuh, quantize_e4m3.cuh),
+// and read only once if the CTA has enough threads. The formulas, in this order of fp32 operations,
+// are in docs/explanation/numerics.md section 3 and docs/explanation/format.md. A nonfinite row
+// gets flag 1, zero codes, scales and operands, and a NaN row scale. Tokens without a row in expert
+// order are not read: their arrays stay unchanged, with flag 0. Counters are integers, so their
+// order does not matter.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,11 +29,11 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// Both of NVFP4's rules give an element's scaled magnitude, and what the boundaries between e2m1's
-// values are multiplied by to be compared with it. The formula of a power of two is e2m1(x *
-// inverse / v); a boundary times v is exact, so that comparing with it decides as the rounded
-// quotient does: the nearest floats to a boundary t v lie 2^-24 of it away or more, and their
-// quotients by v are further from t than rounding reaches.
+// The NVFP4 rules give a factor for an element's magnitude, and a factor for the boundaries between
+// e2m1 values to compare it with. The formula for a power of two is e2m1(x * inverse / v). A
+// boundary t times v is exact, so comparing with it decides as the rounded quotient does: floats
+// near t v differ from it by at least 2^-24 of it, and their quotients by v are further from t than
+// rounding reaches.
 struct PowerOfTwoRule {
   float inverse;
   __device__ float scale_of(float amax) const { return (amax * inverse) * (1.0f / 6.0f); }
@@ -87,7 +87,7 @@ __device__ void quantize_block(const float (&x)[kBlock], const Rule& rule, const
   }
 }
 
-// The same to E4M3.
+// The same for E4M3.
 __device__ inline void quantize_block(const float (&x)[kBlock], const E4m3Rule& rule,
                                       const RowArgs& args, int64_t row, int64_t block,
                                       BlockCounts& counts) {
@@ -124,7 +124,7 @@ __device__ void quantize_blocks(const RowArgs& args, int64_t row, const Rule& ru
   add(args.counters.zeroed, counts.zeroed);
 }
 
-// kCodes: whether codes and block scales are wanted beside the operand.
+// kCodes: whether codes and block scales are needed in addition to the operand.
 template <class Vec, bool kCodes, class OperandTo>
 __device__ void quantize_vec8s(const RowArgs& args, int64_t row, uint4 x, float inverse,
                                const OperandTo& operand, ThreadGroup group) {
@@ -154,8 +154,8 @@ __device__ inline void count_once(uint64_t* counter, uint64_t value, ThreadGroup
   if (group.rank == 0) atomicAdd(reinterpret_cast<unsigned long long*>(counter), value);
 }
 
-// What a row's largest magnitude decides: its scale, or that the row is nonfinite, for which it
-// returns false.
+// Decides from a row's largest magnitude: stores the row's scale and returns true, or flags a
+// nonfinite row and returns false.
 template <class Vec, class OperandTo>
 __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const OperandTo& operand,
                           ThreadGroup group) {
@@ -183,14 +183,14 @@ __device__ bool begin_row(const RowArgs& args, int64_t row, uint32_t amax, const
 __device__ inline void expect_row(const RowArgs& args, int64_t row, bool has_row,
                                   ThreadGroup group) {
   if (group.rank == 0 && (has_row || args.row_count == nullptr)) args.out.nonfinite[row] = 0;
-  // Blocks of all rows are counted at once, less those of nonfinite rows, since one atomic a row
-  // would be serialized.
+  // Counts the blocks of all rows at once, since one atomic per row would serialize. begin_row
+  // subtracts those of nonfinite rows.
   if (args.row_count != nullptr && row == 0)
     count_once(args.counters.blocks, static_cast<uint64_t>(*args.row_count * (args.k / kBlock)),
                group);
 }
 
-// The row of a CTA, to NVFP4 or E4M3.
+// Quantizes the row of a CTA to NVFP4 or E4M3.
 template <DType kType, class Vec>
 __device__ void quantize_row(const RowArgs& args, int64_t row, bool has_row) {
   expect_row(args, row, has_row, ThreadGroup::cta());
@@ -215,7 +215,7 @@ __device__ void quantize_scaled_vec8_row(const RowArgs& args, int64_t row, uint3
   else
     quantize_vec8s<Vec, false>(args, row, first, inverse, operand, group);
 }
-// The same by vec8, for a row that is known to be wanted; first: the thread's first vec8.
+// The same by vec8, for a row that is needed; first: the thread's first vec8.
 template <class Vec, class OperandTo>
 __device__ void quantize_vec8_row(const RowArgs& args, int64_t row, const uint4& first,
                                   const OperandTo& operand) {
@@ -238,7 +238,7 @@ __device__ void quantize_vec8_row_by_warp(const RowArgs& args, int64_t row, cons
   quantize_scaled_vec8_row<Vec>(args, row, amax, first, operand, group);
 }
 
-// The row of a CTA, of hidden, rounded to bf16 for the tensor cores, and whether it is nonfinite.
+// Rounds a CTA's row of hidden to bf16 for the tensor cores, and flags it if it is nonfinite.
 template <DType kType>
 __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
   if (threadIdx.x == 0) args.out.nonfinite[row] = 0;
@@ -263,7 +263,7 @@ __device__ void round_row(const RowArgs& args, int64_t row, bool has_row) {
   count_once(args.counters.nonfinite, 1, ThreadGroup::cta());
 }
 
-// Which of the two formats quantizes.
+// Whether rows are quantized to fp8, not NVFP4.
 inline bool is_fp8(const StepContext& step) {
   return step.weights.config->activation_format == ActivationFormat::kFp8;
 }
@@ -289,12 +289,13 @@ inline RowArgs hidden_args(const StepContext& step, const PartBuffers& part) {
   args.operand_kind = step.plan->operand;
   args.counters = {&status.nonfinite_tokens, &status.hidden_blocks, &status.hidden_saturated,
                    &status.hidden_zeroed};
-  // A token counts once: by the shared expert's hidden, and by `weigh` what that does not see.
+  // A token counts once: through the shared expert's hidden, and in `weigh` for tokens that this
+  // misses.
   if (weighed && step.buffers.shared.experts > 0) args.counters.nonfinite = scratch.discarded_count;
   return args;
 }
 
-// The same of requantize: the rows of a part's intermediate.
+// The same for requantize: the rows of a part's intermediate.
 inline RowArgs intermediate_args(const StepContext& step, const PartBuffers& part) {
   const MoeConfig& config = step.weights.config;
   RunStatus& status = *step.buffers.status;

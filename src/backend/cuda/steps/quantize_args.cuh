@@ -1,5 +1,5 @@
-// What the kernels that quantize rows of activations share: their arguments, the rule of a row's
-// scale, who works on a row together, and where its operand goes.
+// Shared by the kernels that quantize rows of activations: their arguments, the rule for a row's
+// scale, reductions over the threads of a row, and the layout of its operand.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,8 +23,8 @@ inline constexpr int kBlock = 16;
 enum class RowScalePolicy : int { kDynamic, kPowerOfTwo, kCompat };
 
 inline constexpr uint32_t kNvfp4RangeBits = 0x45280000u;  // 2688
-// Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: as
-// fp32's bits.
+// Exponent of the smallest power of two s with amax <= range s; 0 for a row of zeros. range: fp32
+// bits.
 __device__ inline int dynamic_exponent(uint32_t amax, uint32_t range) {
   if (amax == 0) return 0;
   const int exponent = static_cast<int>(amax >> 23) - static_cast<int>(range >> 23) +
@@ -36,12 +36,12 @@ __device__ inline float power_of_two(int exponent) {  // -126 .. 127
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// The scale of a row and its inverse, given the row's largest magnitude as the bits of a finite
-// float.
+// The scale of a row and its inverse, from the row's largest magnitude, given as the bits of a
+// finite float.
 struct RowScaleRule {
   bool dynamic;
-  uint32_t range;        // what a row scale of 1 holds, as fp32's bits
-  float scale, inverse;  // of every row, unless dynamic
+  uint32_t range;        // largest magnitude under a row scale of 1, as fp32 bits
+  float scale, inverse;  // for every row, unless dynamic
 
   RowScaleRule() = default;
   RowScaleRule(RowScalePolicy policy, ActivationFormat format, float scale_)
@@ -69,14 +69,14 @@ struct RowArgs {
   int64_t k;
   RowScalePolicy policy;
   RowScaleRule rule;
-  ActivationBuffers out;  // codes, fp8 null: neither codes nor block scales are wanted
+  ActivationBuffers out;  // codes, fp8 null: neither codes nor block scales are needed
   std::byte* operand;     // (rows, K): rows of operand_row_bytes
   Operand operand_kind;
   Counters counters;
-  const int32_t* row_of_assignment;  // (T, top_k): rows are tokens, some without a row in expert
-                                     // order; null: all have one
+  // (T, top_k): rows are tokens, some without a row in expert order; null: all have one
+  const int32_t* row_of_assignment;
   int64_t top_k;
-  const int64_t* row_count;  // how many rows of x are there; null: as many as CTAs
+  const int64_t* row_count;  // (1) number of rows of x; null: one per CTA
 };
 
 __device__ inline void add(uint64_t* counter, unsigned value) {
@@ -104,7 +104,7 @@ __device__ inline uint32_t cta_magnitude(uint32_t magnitude) {
   return magnitude;
 }
 
-// max |x| of the row as bits: finite < Inf < NaN. By the whole CTA.
+// max |x| of the row as bits: finite < Inf < NaN. Called by the whole CTA.
 template <DType kType>
 __device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   uint32_t magnitude = 0;
@@ -117,13 +117,12 @@ __device__ uint32_t row_magnitude(const RowArgs& args, int64_t first) {
   return cta_magnitude(magnitude);
 }
 
-// A row by vec8: those of one thread lie a group's size apart, and its first one stays in
-// registers.
+// Loads vec8 i of a row. A thread's vec8s are group.size apart; the first one stays in registers.
 __device__ inline uint4 load_vec8(const RowArgs& args, int64_t row, int64_t i) {
   if (i >= args.k / 8) return make_uint4(0, 0, 0, 0);
   return __ldcg(static_cast<const uint4*>(args.x) + row * (args.k / 8) + i);
 }
-// The largest magnitude of one thread's elements, as fp32's bits.
+// The largest magnitude of one thread's elements, as fp32 bits.
 __device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, const uint4& first,
                                           ThreadGroup group) {
   uint32_t magnitudes = larger_magnitudes(first);
@@ -133,14 +132,14 @@ __device__ inline uint32_t vec8_magnitude(const RowArgs& args, int64_t row, cons
   return larger_half(magnitudes);
 }
 
-// Only these have tensor cores for FP4; for others that branch is not compiled.
+// Only these architectures have FP4 tensor cores; for others that branch is not compiled.
 #if __CUDA_ARCH__ >= 1000
 inline constexpr bool kHasFp4Operands = true;
 #else
 inline constexpr bool kHasFp4Operands = false;
 #endif
 
-// Vec8 i of a row's operand.
+// Writes vec8 i of a row's operand.
 __device__ inline void put_e4m3(std::byte* row, Operand kind, int64_t i, const E4m3Vec8& vec8) {
   if (kind == Operand::kE4m3) {
     std::byte* const to = row + fp8_vec8_offset(i);
@@ -151,21 +150,21 @@ __device__ inline void put_e4m3(std::byte* row, Operand kind, int64_t i, const E
     reinterpret_cast<uint4*>(row)[i] = make_uint4(low.x, low.y, high.x, high.y);
   }
 }
-// Where the operand of a row goes, by vec8s of a format.
+// Writes the operand of a row, in vec8s of a format.
 template <class Vec>
 struct OperandRow {
-  // Whether rows may have padding: NVFP4's if there are tensor cores for FP4.
+  // Whether rows may have padding: for NVFP4 only with FP4 tensor cores.
   static constexpr bool kMayPad = kHasFp4Operands || std::is_same_v<Vec, E4m3Vec8>;
   std::byte* row;
   Operand kind;
-  int64_t vec8s;  // padding included
+  int64_t vec8s;  // including padding
   __device__ OperandRow(const RowArgs& args, int64_t index)
       : row(args.operand),
         kind(kMayPad ? args.operand_kind : Operand::kBf16),
         vec8s(operand_row_vec8s(kind, args.k)) {
     row += index * operand_row_bytes(kind, args.k);
   }
-  // Whether a vec8 beyond the row's elements is there.
+  // Whether vec8 i is in the padding, beyond the row's elements.
   __device__ bool pads(int64_t i) const { return kMayPad && i < vec8s; }
   __device__ void put(int64_t i, const E4m3Vec8& vec8) const { put_e4m3(row, kind, i, vec8); }
   __device__ void put(int64_t i, const Vec8& vec8) const {
@@ -178,7 +177,7 @@ struct OperandRow {
   }
 };
 
-// The arrays of the contract, if they are wanted: vec8 i of a row.
+// Writes vec8 i of a row to the arrays of the contract, if they are needed.
 __device__ inline bool wants_codes(const RowArgs& args) {
   return args.out.codes != nullptr || args.out.fp8 != nullptr;
 }

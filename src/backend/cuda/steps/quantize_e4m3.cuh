@@ -1,5 +1,5 @@
-// Eight elements to E4M3 under a row scale s that is a power of two: x / s is exact, or far below
-// every boundary, so that one conversion rounds once. sm_89 and later have an instruction for it;
+// Converts eight elements to E4M3 under a row scale s that is a power of two. x / s is exact or far
+// below every boundary, so one conversion rounds once. sm_89 and later have an instruction for it;
 // the bits are those of e4m3_from_float.
 #pragma once
 
@@ -15,19 +15,19 @@ namespace nvfp4_moe::internal::cuda {
 
 // Half of a block of 16.
 struct E4m3Vec8 {
-  uint32_t codes[2];  // of elements 0..3 and 4..7, the first in the low byte
-  // Of the whole block of 16:
+  uint32_t codes[2];  // elements 0..3 and 4..7, the first in the low byte
+  // For the whole block of 16:
   bool saturated, zeroed;
 
-  // x: finite. inverse = 1 / s. amax: the largest magnitude of the block of 16, as fp32's bits.
+  // x: finite. inverse = 1 / s. amax: the largest magnitude of the block of 16, as fp32 bits.
   __device__ static E4m3Vec8 of(const float (&x)[8], float inverse, uint32_t amax);
-  // The same of eight bf16.
+  // The same for eight bf16.
   __device__ static E4m3Vec8 of(const uint4& x, float inverse, uint32_t amax);
-  // The same by a whole warp: the other half of a block belongs to the neighbouring lane.
+  // The same, called by a whole warp: the neighbouring lane has the other half of a block.
   __device__ static E4m3Vec8 of(const uint4& x, float inverse);
 };
 
-// The bytes of low and high, signs of zero included: in bits 0..7 and 8..15.
+// The bytes of low and high, with signs of zero, in bits 0..7 and 8..15.
 __device__ inline uint32_t e4m3_pair(float low, float high) {
 #if __CUDA_ARCH__ >= 890
   return ptx::e4m3x2(low, high);
@@ -47,7 +47,7 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const float (&x)[8], float inverse, uint
                     e4m3_pair(x[4 * i + 2] * inverse, x[4 * i + 3] * inverse) << 16;
   const float largest = __uint_as_float(amax) * inverse;
   vec8.saturated = largest > 448;
-  // half of the least E4M3, a tie, goes to the even 0
+  // half of the smallest E4M3 is a tie, which goes to the even 0
   vec8.zeroed = amax != 0 && largest <= 0x1p-10f;
   return vec8;
 }
@@ -67,13 +67,13 @@ __device__ inline E4m3Vec8 E4m3Vec8::of(const uint4& x, float inverse) {
   return of(x, inverse, larger_half(magnitudes));
 }
 
-// The value of an E4M3 byte (no NaN) in bf16, exactly.
+// The value of an E4M3 byte (not NaN) in bf16, exact.
 __device__ inline uint32_t bf16_from_e4m3(uint32_t byte) {
-  // subnormals of both formats included
+  // also exact for subnormals of both formats
   const float value = __uint_as_float((byte & 0x7Fu) << 20) * 0x1p120f;
   return __float_as_uint(value) >> 16 | (byte & 0x80u) << 8;
 }
-// Four of them.
+// The same for four bytes.
 __device__ inline uint2 bf16_from_e4m3x4(uint32_t codes) {
   const auto pair = [&](int i) {
     return bf16_from_e4m3(codes >> 8 * i & 0xFFu) | bf16_from_e4m3(codes >> (8 * i + 8) & 0xFFu)

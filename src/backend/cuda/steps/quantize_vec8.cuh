@@ -1,9 +1,9 @@
-// Eight bf16 elements to NVFP4, if the row's scale s is a power of two.
+// Converts eight bf16 elements to NVFP4, if the row's scale s is a power of two.
 //
 // y = x / s is exact or far below every boundary. The quotient t of y and the block's e4m3 is
-// rounded to e2m1 by adding and subtracting a number whose last place is e2m1's at t. t is right to
-// the last bit where it lies on a boundary between two values of e2m1, and elsewhere it is 2^-15 of
-// a boundary away or more, so that the codes are those of quantize_block.
+// rounded to e2m1 by adding and subtracting a number whose ulp is e2m1's at t. If t is on a
+// boundary between two e2m1 values it is computed exactly; otherwise it is at least 2^-15 of a
+// boundary away. So the codes are those of quantize_block.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,12 +18,11 @@ namespace nvfp4_moe::internal::cuda {
 struct Vec8 {
   uint32_t codes;  // 4 bits each
   uint4 operand;   // e2m1 * e4m3 in bf16
-  // Of the whole block of 16:
+  // For the whole block of 16:
   uint32_t scale;  // the e4m3 byte
   bool saturated, zeroed;
 
-  // inverse = 1 / s. A whole warp calls it: the other half of a block belongs to the neighbouring
-  // lane.
+  // inverse = 1 / s. Called by a whole warp: the neighbouring lane has the other half of a block.
   __device__ static Vec8 of(const uint4& x, float inverse);
 };
 
@@ -32,13 +31,13 @@ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
                                          reinterpret_cast<const __nv_bfloat162&>(b));
   return reinterpret_cast<const uint32_t&>(product);
 }
-// The larger one of each two of eight magnitudes, as two halves.
+// Reduces eight magnitudes to two halves, each the larger of its four.
 __device__ inline uint32_t larger_magnitudes(const uint4& x) {
   constexpr uint32_t kMagnitudes = 0x7FFF7FFFu;
   return __vmaxu2(__vmaxu2(x.x & kMagnitudes, x.y & kMagnitudes),
                   __vmaxu2(x.z & kMagnitudes, x.w & kMagnitudes));
 }
-// The larger of two magnitudes in bf16, as fp32's bits.
+// The larger of two bf16 magnitudes, as fp32 bits.
 __device__ inline uint32_t larger_half(uint32_t pair) {
   return max(pair << 16, pair & 0xFFFF0000u);
 }
@@ -50,17 +49,17 @@ __device__ inline float near_inverse(float v) {
   return inverse;
 }
 
-// A magnitude t as e2m1's nearest, ties to the even code.
+// The e2m1 value nearest to a magnitude t, ties to the even code.
 struct NearestE2m1 {
   float value;
   uint32_t code;
 
-  // y / v, given inverse near 1 / v; 0 if it is 0.
+  // t = |y| / v, with inverse near 1 / v; 0 if inverse is 0.
   __device__ NearestE2m1(float y, float v, float inverse) {
     const float near = fabsf(y) * inverse;
     const float t = fminf(fmaf(fmaf(-near, v, fabsf(y)), inverse, near), 6.0f);
     const uint32_t exponent = max(__float_as_uint(t) & 0x7F800000u, 0x3F800000u);
-    // 1.5 2^22 times as much: its ulp is half of 2^exponent
+    // 1.5 * 2^22 * 2^exponent: its ulp is half of 2^exponent
     const uint32_t offset = exponent + 0x0B400000u;
     const float sum = t + __uint_as_float(offset);
     value = sum - __uint_as_float(offset);

@@ -1,4 +1,4 @@
-// route's kernels and their launches.
+// The kernels of route, and their launches.
 #include <algorithm>
 
 #include "backend/cuda/device/launch.cuh"
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kRouteLargeThreads) route_one_cta(RouteArgs ar
   route_by_one_cta(args, route_shared);
 }
 
-// Rows of each expert in a CTA's slice, in any order.
+// Counts the rows of each expert in a CTA's slice, in any order.
 __global__ void __launch_bounds__(kRouteSlice) route_count(RouteArgs args, int32_t* slice_counts) {
   extern __shared__ int32_t counts[];  // (E)
   ptx::launch_dependents();
@@ -33,15 +33,15 @@ __global__ void __launch_bounds__(kRouteSlice) route_count(RouteArgs args, int32
   if (thread == 0) args.slice_bad_ids[slice] = static_cast<uint32_t>(bad_ids);
 }
 
-// scan and scatter in one, for a small number of slices and experts: each CTA adds up all slices'
-// counts for itself and scatters its slice by bits, and one more CTA lists the tiles.
+// scan and scatter in one kernel, for few slices and experts. Each CTA adds up all slices' counts
+// and scatters its own slice with bit masks; one extra CTA lists the tiles.
 struct ScatterBits {
   static constexpr int32_t kSegments = kSliceSegments;
   uint4* masks;     // (kSegments, E)
   int32_t* firsts;  // (kSegments, E) first rows
   int32_t* totals;  // (E) rows
-  int32_t* starts;  // (E) rows of earlier slices, then first rows in the slice
-  TileKey* keys;    // (E), of the CTA that has no slice, in the memory of masks
+  int32_t* starts;  // (E) rows of earlier slices, then first rows in this slice
+  TileKey* keys;    // (E) for the extra CTA, in the memory of masks
   __device__ ScatterBits(uint4* shared, int64_t experts)
       : masks(shared),
         firsts(reinterpret_cast<int32_t*>(masks + kSegments * experts)),
@@ -50,13 +50,13 @@ struct ScatterBits {
         keys(reinterpret_cast<TileKey*>(shared)) {}
 };
 
-// totals and starts += a thread's share of all slices' counts. All warps call it: each takes some
-// slices of some experts.
+// Adds a thread's share of all slices' counts to totals and starts. Called by all warps: each takes
+// some slices of some experts.
 __device__ void add_counts(const RouteArgs& args, const int32_t* slice_counts, int32_t slice,
                            const ScatterBits& bits) {
   constexpr int32_t kWarps = kRouteSlice / 32;
   const int32_t count = static_cast<int32_t>(args.count), groups = (count + 31) / 32;
-  const int32_t shares = groups < kWarps ? kWarps / groups : 1;  // of one group's slices
+  const int32_t shares = groups < kWarps ? kWarps / groups : 1;  // of the slices of one group
   const int32_t warp = static_cast<int32_t>(threadIdx.x / 32), share = warp / groups;
   if (shares > 1 && share >= shares) return;
   for (int32_t group = shares > 1 ? warp % groups : warp; group < groups; group += kWarps) {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kRouteSlice)
   const bool lists = slice == args.slices;
   const int64_t assignment = int64_t{slice} * kRouteSlice + thread;
   uint32_t bad = 0;
-  // beyond all of them where it lists
+  // beyond all assignments in the CTA that lists tiles
   const int expert = local_expert(args, assignment, args.assignments, bad);
   for (int32_t i = thread; i < ScatterBits::kSegments * count; i += kRouteSlice)
     bits.masks[i] = uint4{};
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kRouteSlice)
   args.row_of_assignment[assignment] = row;
 }
 
-// Any number of slices and experts: counts become first rows, and each warp scatters its part of a
-// slice.
+// For any number of slices and experts: counts become first rows, and each warp scatters its part
+// of a slice.
 __global__ void route_scan(RouteArgs args, int32_t* slice_counts) {
   ptx::launch_dependents();
   ptx::grid_dependency_wait();

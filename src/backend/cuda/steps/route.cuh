@@ -1,5 +1,4 @@
-// route: expert ids -> the rows of each local expert, and the tiles of rows that the GEMMs work
-// through.
+// route: expert ids -> the rows of each local expert, and the row tiles that the GEMMs process.
 //
 // Long because the ways of one sort share its arguments, its scan and its bit masks.
 //
@@ -10,11 +9,11 @@
 //   scan      row_offsets over the experts, tiles; the first row of an expert in a slice
 //   scatter   an assignment's row = that + the earlier assignments of its expert in the slice
 //
-// Up to 32 assignments are sorted by one warp, whose lanes ask each other. For more, the number of
-// earlier assignments is a count of bits: an expert's assignments are a mask in shared memory. Up
-// to kOneCtaAssignments belong to one CTA; above, each CTA has a slice of them (route.cu). If the
-// experts' masks do not fit, each warp sorts a part with counters of its own, so that they need no
-// atomics and the order is that of the assignments.
+// Up to 32 assignments are sorted by one warp with shuffles. For more, each expert's assignments
+// are a bit mask in shared memory, and the number of earlier assignments is a popcount. One CTA
+// handles up to kOneCtaAssignments; above that, each CTA has a slice (route.cu). If the masks do
+// not fit into shared memory, each warp sorts a part with its own counters, which needs no atomics
+// and keeps the order of the assignments.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,17 +29,16 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// A thread's number in a CTA that routes, which route_and_quantize makes two-dimensional.
+// A thread's index in a CTA that routes; route_and_quantize makes such CTAs two-dimensional.
 __device__ inline int32_t thread_of_cta() {
   return static_cast<int32_t>(threadIdx.y * blockDim.x + threadIdx.x);
 }
 __device__ inline int32_t threads_of_cta() { return static_cast<int32_t>(blockDim.x * blockDim.y); }
 
 struct RouteArgs : AssignmentIds {
-  int64_t slice;  // assignments of one slice
+  int64_t slice;  // assignments per slice
   int32_t slices;
-  int32_t segments;  // of 128 assignments, of experts' masks, a bit for each; 0: one CTA sorts by
-                     // slices
+  int32_t segments;  // of 128 assignments each, in the experts' masks; 0: one CTA sorts by slices
   RunStatus* status;
   int32_t* row_of_assignment;  // (assignments)
   int32_t* assignment_of_row;  // (R)
@@ -49,18 +47,18 @@ struct RouteArgs : AssignmentIds {
   bool even_tiles, widest_first;
   RowTile* tiles;
   int32_t* tile_count;
-  int32_t wide_tile_n;          // 0: there is one kind of tiles
-  int64_t max_narrow_rows;      // with more rows in all the list is one of wide tiles
-  int32_t* lists_wide;          // (1) whether it is, or null
+  int32_t wide_tile_n;          // 0: all tiles have the same width
+  int64_t max_narrow_rows;      // with more rows in total, the list has wide tiles
+  int32_t* lists_wide;          // (1) whether the list has wide tiles, or null
   int64_t* shared_row_offsets;  // (2), or null
   int64_t tokens, top_k;
-  uint32_t* slice_bad_ids;  // (slices); unused by one CTA
+  uint32_t* slice_bad_ids;  // (slices); unused by a single CTA
   int32_t* cleared;         // (cleared_count), or null
   int32_t cleared_count;
 };
 
-// body(assignment, local expert, lanes of this group with the same expert), for a slice in order;
-// by one warp.
+// Calls body(assignment, local expert, lanes of this group with the same expert, bad, end) for a
+// slice, in order. Called by one warp.
 template <class Body>
 __device__ void for_each_group(const RouteArgs& args, int64_t slice, const Body& body) {
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -74,7 +72,8 @@ __device__ void for_each_group(const RouteArgs& args, int64_t slice, const Body&
   }
 }
 
-// counts (E): rows of each expert in the slice. Returns the number of its bad ids. By one warp.
+// counts (E): rows of each expert in the slice. Returns the number of its invalid ids. Called by
+// one warp.
 __device__ inline unsigned count_slice(const RouteArgs& args, int64_t slice, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
 #pragma unroll 1
@@ -88,8 +87,8 @@ __device__ inline unsigned count_slice(const RouteArgs& args, int64_t slice, int
   return __reduce_add_sync(kAllLanes, bad_ids);
 }
 
-// row_of_assignment and assignment_of_row of the slice; counts (E) are the next row of each expert.
-// By one warp.
+// Writes row_of_assignment and assignment_of_row of the slice. counts (E): next row of each expert.
+// Called by one warp.
 __device__ inline void scatter_slice(const RouteArgs& args, int64_t slice, int32_t* counts) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   for_each_group(args, slice,
@@ -109,7 +108,7 @@ struct Totals {
   int32_t rows = 0, tiles = 0;
 };
 
-// Exclusive accumulators over the CTA's threads; total is that of all. warp_totals: (32) shared.
+// Exclusive prefix totals over the CTA's threads; total is that of all. warp_totals: (32) shared.
 __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& total) {
   const int lane = static_cast<int>(threadIdx.x % 32), warp = thread_of_cta() / 32,
             warps = threads_of_cta() / 32;
@@ -134,9 +133,9 @@ __device__ inline Totals cta_exclusive(Totals own, Totals* warp_totals, Totals& 
   return {before.rows + sum.rows - own.rows, before.tiles + sum.tiles - own.tiles};
 }
 
-// Where an expert stands in the list of tiles, and how many tiles it has.
+// Sort key of an expert in the list of tiles, and its number of tiles.
 struct alignas(8) TileKey {
-  uint32_t order;  // larger: earlier; rows of its tiles, then the expert
+  uint32_t order;  // larger keys first: rows of its tiles, then smaller experts first
   int32_t tiles;
 
   TileKey() = default;
@@ -152,8 +151,8 @@ __device__ inline int32_t tiles_before(const TileKey* keys, int32_t count, uint3
   return tiles;
 }
 
-// Lists wide tiles in the place of those that were listed, the widest first; returns how many.
-// row_offsets (E + 1) and keys (E) are there. By one CTA.
+// Replaces the list by one of wide tiles, widest first, and returns their number. row_offsets (E +
+// 1) and keys (E) must be written. Called by one CTA.
 __device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) {
   const auto count = static_cast<int32_t>(args.count);
   const auto rows_of = [&](int32_t e) {
@@ -177,9 +176,9 @@ __device__ inline int32_t list_wide_tiles(const RouteArgs& args, TileKey* keys) 
   return tiles;
 }
 
-// row_offsets, tiles and all that is of no single assignment. rows_of(e) is called once for each
-// expert, and then start_at(e, its first row). bad_ids (slices). keys: (E) shared, under
-// widest_first and if tiles may be wide. Returns the number of all rows. By one CTA.
+// Writes row_offsets, tiles and all that does not belong to a single assignment. Calls rows_of(e)
+// once for each expert, then start_at(e, its first row). bad_ids (slices). keys: (E) shared, if
+// widest_first or if tiles may be wide. Returns the total number of rows. Called by one CTA.
 template <class RowsOf, class StartAt>
 __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey* keys,
                         const RowsOf& rows_of, const StartAt& start_at) {
@@ -245,7 +244,7 @@ __device__ int32_t scan(const RouteArgs& args, const uint32_t* bad_ids, TileKey*
   return before.rows;
 }
 
-// counts (slices, E): rows in the slice -> first row of the expert in the slice. By one CTA.
+// counts (slices, E): rows in the slice -> first row of the expert in the slice. Called by one CTA.
 __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const uint32_t* bad_ids,
                                    TileKey* keys) {
   constexpr int kAtOnce = 8;  // slices whose counts are read at once
@@ -271,10 +270,10 @@ __device__ inline void scan_counts(const RouteArgs& args, int32_t* counts, const
   });
 }
 
-// The whole step by one CTA. masks (segments, E): the assignments of each expert as bits, 128 at a
-// time, so that an assignment's rank among its expert's is a count of bits; before (segments, E):
-// the expert's rows of earlier segments; starts (E): first rows; keys (E) if tiles are sorted;
-// order (assignments): assignment_of_row, to be written as a whole.
+// Shared memory for the whole step in one CTA. masks (segments, E): the assignments of each expert
+// as bits, 128 per segment, so that an assignment's rank within its expert is a popcount; before
+// (segments, E): the expert's rows in earlier segments; starts (E): first rows; keys (E), if tiles
+// are sorted; order (assignments): assignment_of_row, staged for a coalesced write.
 struct RouteBits {
   uint4* masks;
   TileKey* keys;
@@ -292,10 +291,10 @@ struct RouteBits {
 __device__ inline int32_t count_bits(const uint4& mask) {
   return __popc(mask.x) + __popc(mask.y) + __popc(mask.z) + __popc(mask.w);
 }
-// Of the bits of a segment's mask, those of assignments before this one.
+// Counts the bits of a segment's mask for assignments before this one.
 __device__ inline int32_t count_bits_before(const uint4& mask, int32_t assignment) {
   const int32_t word = assignment / 32 % 4;
-  const uint32_t own = (1u << assignment % 32) - 1;  // of the assignment's own word
+  const uint32_t own = (1u << assignment % 32) - 1;  // for the assignment's own word
   return __popc(mask.x & (word > 0 ? ~0u : own)) +
          __popc(mask.y & (word > 1    ? ~0u
                           : word == 1 ? own
@@ -312,8 +311,8 @@ __device__ inline void set_bit(uint4* masks, int32_t experts, int32_t assignment
   atomicOr(words + assignment / 32 % 4, 1u << assignment % 32);
 }
 
-// The local experts of a thread's assignments, or -1; all ids are read at once. bad: counts the ids
-// of no expert.
+// The local experts of a thread's assignments, or -1; all ids are read at once. bad: counts invalid
+// ids.
 template <int kPer>
 __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32_t& bad) {
   int64_t ids[kPer];
@@ -325,7 +324,7 @@ __device__ void read_experts(const RouteArgs& args, int (&experts)[kPer], uint32
   for (int i = 0; i < kPer; ++i) experts[i] = local_expert(args, ids[i], bad);
 }
 
-// kPer: assignments of a thread, at most.
+// kPer: maximum assignments per thread.
 template <int kPer>
 __device__ void route_by_bits(const RouteArgs& args, void* shared) {
   __shared__ uint32_t bad_ids;
@@ -383,8 +382,8 @@ __device__ void route_by_bits(const RouteArgs& args, void* shared) {
     args.assignment_of_row[row] = bits.order[row];
 }
 
-// The whole step by one CTA, for up to 32 assignments. Every warp does the same; experts are dealt
-// out to threads.
+// The whole step in one CTA, for up to 32 assignments. Every warp computes the same batch; experts
+// are divided among threads.
 __device__ inline void route_small_batch(const RouteArgs& args) {
   const SmallBatch own(args, args.tile_n);
   const int lane = SmallBatch::lane();
@@ -422,8 +421,8 @@ __device__ inline void route_small_batch(const RouteArgs& args) {
   }
 }
 
-// The whole step by one CTA, a slice for each warp if the masks do not fit. shared: aligned to 16
-// bytes.
+// The whole step in one CTA; if the masks do not fit, each warp has a slice. shared: 16-byte
+// aligned.
 __device__ inline void route_by_one_cta(const RouteArgs& args, void* shared) {
   if (args.assignments <= kSmallBatch) return route_small_batch(args);
   if (args.segments > 0)

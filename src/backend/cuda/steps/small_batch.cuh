@@ -1,4 +1,4 @@
-// The assignments of a batch, and what one warp knows at once of up to 32 of them.
+// The assignments of a batch, and routing of up to 32 of them in one warp.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -29,14 +29,15 @@ inline AssignmentIds assignment_ids(const StepContext& step) {
           step.weights.range.count};
 }
 
-// From L2: a kernel may read ids before the kernel that wrote them is known to have ended (sm90's
-// gemm1).
+// Read from L2: a kernel may read ids before the kernel that wrote them is known to have ended
+// (sm90's gemm1).
 __device__ inline int64_t global_id(const AssignmentIds& args, int64_t assignment) {
   return args.wide_ids ? __ldcg(static_cast<const long long*>(args.ids) + assignment)
                        : __ldcg(static_cast<const int32_t*>(args.ids) + assignment);
 }
 
-// The local expert of an id, or -1: none, another rank's, or no expert at all, which `bad` counts.
+// The local expert of an id, or -1: no expert, another rank's, or an invalid id, which `bad`
+// counts.
 __device__ inline int local_expert(const AssignmentIds& args, int64_t id, uint32_t& bad) {
   const bool no_expert = id < -1 || id >= args.num_experts;
   bad += no_expert;
@@ -44,13 +45,13 @@ __device__ inline int local_expert(const AssignmentIds& args, int64_t id, uint32
              ? static_cast<int>(id - args.first)
              : -1;
 }
-// The same of an assignment below `end`; none beyond.
+// The same for an assignment below `end`; -1 beyond.
 __device__ inline int local_expert(const AssignmentIds& args, int64_t assignment, int64_t end,
                                    uint32_t& bad) {
   return assignment < end ? local_expert(args, global_id(args, assignment), bad) : -1;
 }
 
-// The tiles of one expert's rows, step each, from first_tile on.
+// Writes the tiles of one expert's rows, `step` rows each, from first_tile on.
 __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row, int32_t rows,
                                   int32_t step, int32_t first_tile, int32_t tiles) {
 #pragma unroll 1
@@ -58,15 +59,15 @@ __device__ inline void list_tiles(RowTile* to, int32_t expert, int32_t first_row
     to[first_tile + t] = {expert, first_row + t * step, min(step, rows - t * step)};
 }
 
-// Up to 32 assignments, a lane each, routed by one warp: each lane knows its own, and the others'
-// by shuffles.
+// Up to 32 assignments, one per lane, routed by one warp. Lanes read each other's assignments by
+// shuffles.
 struct SmallBatch {
   int expert;                                 // of this lane's assignment, or -1
-  uint32_t bad = 0;                           // 1: its id is no expert's
+  uint32_t bad = 0;                           // 1: its id is invalid
   unsigned same;                              // lanes with the same expert
-  bool first;                                 // of its expert: this lane lists its tiles
-  int32_t tiles;                              // of its expert where first, else 0
-  int32_t rows_before = 0, tiles_before = 0;  // of smaller experts
+  bool first;                                 // in its expert: this lane lists the expert's tiles
+  int32_t tiles;                              // of its expert if first, else 0
+  int32_t rows_before = 0, tiles_before = 0;  // of experts with a smaller index
   int32_t all_tiles = 0;
 
   __device__ SmallBatch(const AssignmentIds& args, int tile_n) {
@@ -91,7 +92,7 @@ struct SmallBatch {
     return expert >= 0 ? rows_before + __popc(same & ((1u << lane()) - 1)) : -1;
   }
   __device__ int32_t all_rows() const { return __popc(__ballot_sync(kAllLanes, expert >= 0)); }
-  // The tiles of this lane's expert, if it is the one that lists them.
+  // Lists the tiles of this lane's expert, if `first`.
   __device__ void list(RowTile* to, int tile_n, bool even_tiles) const {
     if (!first) return;
     list_tiles(to, expert, rows_before, rows(),

@@ -5,8 +5,8 @@
 
 namespace nvfp4_moe::internal::cuda {
 
-// A CTA, or, if there are many rows, a warp, which waits for no other one; of a CTA of two
-// dimensions the first one.
+// Either a CTA or, if there are many rows, a warp, which waits for no other warp. In a
+// two-dimensional CTA, the threads of the first dimension.
 struct ThreadGroup {
   int rank, size;
   __device__ static ThreadGroup cta() {

@@ -1,8 +1,7 @@
-// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), all of hidden's dtype but the
-// weights.
+// weigh: hidden (T, H), topk_weights (T) -> weighted_hidden (T, H), in hidden's dtype.
 //
-// Both factors are numbers of hidden's dtype and the product is rounded once to it: what quantize
-// then takes is as if it were hidden. A CTA a token; only tokens that have a row are read and
+// The weight is rounded to hidden's dtype, and the product is rounded once to it, so quantize can
+// take the result like any hidden. One CTA per token; only tokens that have a row are read and
 // written.
 #include "backend/cuda/device/launch.cuh"
 #include "backend/cuda/ptx/pdl.cuh"
@@ -17,11 +16,11 @@ namespace {
 struct WeighArgs {
   const void* hidden;                // (T, k)
   const float* weights;              // (T)
-  const int32_t* row_of_assignment;  // (T), -1: none
-  void* weighted;                    // (T, k), aligned to 16 bytes
+  const int32_t* row_of_assignment;  // (T), -1: no row
+  void* weighted;                    // (T, k), 16-byte aligned
   int64_t k;
-  uint64_t* nonfinite_tokens;  // += tokens whose product is not finite and whose hidden is; or null
-  uint64_t* discarded_count;   // = 0, if nonfinite_tokens is not null
+  uint64_t* nonfinite_tokens;  // += tokens whose product is not finite although hidden is; or null
+  uint64_t* discarded_count;   // set to 0, if nonfinite_tokens is not null
 };
 
 template <DType kType>
@@ -29,7 +28,7 @@ __global__ void __launch_bounds__(kRowThreads) weigh_rows(WeighArgs args) {
   constexpr int kCount = 8, kBytes = kCount * (kType == DType::kF32 ? 4 : 2),
                 kVectors = kBytes / 16;
   ptx::grid_dependency_wait();
-  ptx::launch_dependents();  // gemm1 may rely on route as soon as it starts
+  ptx::launch_dependents();  // not earlier: gemm1 relies on route as soon as it starts
   const int64_t token = blockIdx.x;
   if (token == 0 && threadIdx.x == 0 && args.nonfinite_tokens != nullptr) *args.discarded_count = 0;
   if (args.row_of_assignment[token] < 0) return;

@@ -1,5 +1,5 @@
-// Both GEMMs in tiles of 512 weight rows by up to 8 rows of activations, or if the rank has many
-// rows in wide ones.
+// Both GEMMs in tiles of 512 weight rows by up to 8 rows of activations, or in wide tiles if the
+// rank has many rows.
 #include "backend/sm90/kernel_entry.cuh"
 
 namespace nvfp4_moe::internal::sm90 {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the table of docs/how-to/quantize.md from the JSON of bench/quantize_quality.py; a test compares them.
+"""Makes the table of docs/benchmarks.md from the JSON of bench/quantize_quality.py; a test compares them.
 
 bench/quantize_quality_table.py bench/results/quantize-quality-cpu-ac116c0.json
 """

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/console/html_page.h"
 #include "cli/console/progress_bar.h"
 #include "cli/console/table.h"
 #include "core/executor.h"
@@ -48,8 +49,12 @@ class Report {
   void fail(const std::string& what);
   bool failed() const { return !failures_.empty(); }
 
+  // From here on the report is also a page (--html), which finish() writes to `path` unless the
+  // verb has failed with an error.
+  void begin_page(const std::string& path);
+
   // Prints what is left (repro line, JSON, error) and returns the exit code.
-  int finish(const Status& status);
+  int finish(const Status& verb_status);
 
  private:
   std::string verb_;
@@ -58,6 +63,8 @@ class Report {
   Json json_;
   std::vector<std::string> failures_;
   std::unique_ptr<Executor> executor_;
+  std::optional<HtmlPage> page_;
+  std::string page_path_;
 };
 
 // The one line on stderr.

@@ -1,10 +1,12 @@
 // Options that name a file to write: refused before any work if the file cannot be written, or is
-// an input.
+// an input. --html FILE is one of several verbs.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
+#include "cli/console/report.h"
 #include "core/status.h"
 
 namespace nvfp4_moe::internal::cli {
@@ -16,9 +18,17 @@ struct NamedFile {
 };
 
 // Where the option's bytes go: `path`, or where it leads as a symbolic link (io/output_file.h says
-// what is refused). No file of `others` may be the same one, by whatever name, and none that lies
-// in the folder `model`.
+// what is refused). No file of `others` may be the same one, by whatever name, and none of `model`: in
+// that folder, or that file and the model's others in its folder.
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model);
+
+// --html FILE, which is empty if it is not given.
+void add_html(CLI::App& verb, std::string& path);
+// As checked_output, for all `models`; empty if no page is asked for.
+Result<std::string> checked_page(const std::string& path, const std::string& input,
+                                 const std::vector<std::string>& models);
+// Adds the host to the JSON and, if a page is asked for, begins it.
+void begin_page(const std::string& checked_path, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -26,9 +26,11 @@ figure{margin:1.2rem 0;padding:1rem;border:1px solid var(--grid);border-radius:8
 .legend span{margin-right:1.2rem;font-size:13px;white-space:nowrap}
 .legend i{display:inline-block;width:11px;height:11px;border-radius:2px;margin-right:6px}
 svg{display:block;margin-top:.6rem}svg text{font-size:12px;fill:var(--ink)}
-svg .soft{fill:var(--soft)}.grid{stroke:var(--grid);fill:none}.track{fill:var(--cell)}
+svg .soft{fill:var(--soft)}svg .over{pointer-events:none}
+.grid{stroke:var(--grid)}.track{fill:var(--cell)}
 .none{fill:var(--cell);background:var(--cell)}.error{fill:var(--bad);background:var(--bad)}
-.warn{fill:var(--warn);background:var(--warn)}.ring{fill:none;stroke:var(--ink);stroke-width:2}
+.warn{fill:var(--warn);background:var(--warn)}.ring{fill:none;stroke:var(--ink);stroke-width:2;
+pointer-events:none}
 .path{fill:none;stroke-width:2}.dash{stroke-dasharray:5 4}
 .s0{fill:var(--s0);stroke:var(--s0);background:var(--s0)}
 .s1{fill:var(--s1);stroke:var(--s1);background:var(--s1)}

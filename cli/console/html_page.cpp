@@ -76,8 +76,10 @@ std::string embedded(const Json& report) {
 }
 
 const char* class_of(Style style) {
-  return style == Style::kGood ? "good" : style == Style::kWarning ? "warning"
-         : style == Style::kBad ? "bad" : "";
+  return style == Style::kGood      ? "good"
+         : style == Style::kWarning ? "warning"
+         : style == Style::kBad     ? "bad"
+                                    : "";
 }
 
 std::string state_of(const Json& report) {
@@ -112,10 +114,12 @@ void HtmlPage::table(const Table& table) {
     body_ += "</tr>\n";
   };
   body_ += "<div class=\"scroll\"><table>\n";
-  row("th", [&](size_t c) { return table.columns()[c].title; },
+  row(
+      "th", [&](size_t c) { return table.columns()[c].title; },
       [](size_t) { return Style::kPlain; });
   for (const std::vector<Cell>& cells : table.rows())
-    row("td", [&](size_t c) { return cells[c].text; }, [&](size_t c) { return cells[c].style; });
+    row(
+        "td", [&](size_t c) { return cells[c].text; }, [&](size_t c) { return cells[c].style; });
   body_ += "</table></div>\n";
 }
 
@@ -125,20 +129,21 @@ std::string HtmlPage::text(const Json& report) const {
   const std::string subject = escaped((path.is_string() ? path : report["layer"]).text());
   const Json& host = report["host"];
   return fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
-      "style-src 'unsafe-inline'; script-src 'sha256-{}'; base-uri 'none'; form-action 'none'\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width\">\n"
-      "<title>{} {} - nvfp4-moe</title>\n<style>{}</style>\n</head>\n<body>\n"
-      "<header>\n<h1>{} {}</h1>\n{}<p><code>{}</code></p>\n"
-      "<p>nvfp4-moe {} on {}, {} threads</p>\n</header>\n",
-      kPageScriptHash, verb, subject, kStyle, verb, subject, state_of(report),
-      escaped(report["repro"].text()), escaped(report["version"].text()),
-      escaped(host["cpu"].text()), host["available_threads"].get<int64_t>()) +
-      "<main id=\"pictures\"></main>\n<noscript><p class=\"note\">The pictures need JavaScript; "
-      "the tables have the same numbers.</p></noscript>\n<section>\n" +
-      body_ + "</section>\n<script type=\"application/json\" id=\"report\">" + embedded(report) +
-      "</script>\n<script>" + std::string(kPageScript) + "</script>\n</body>\n</html>\n";
+             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+             "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+             "style-src 'unsafe-inline'; script-src 'sha256-{}'; base-uri 'none'; form-action "
+             "'none'\">\n"
+             "<meta name=\"viewport\" content=\"width=device-width\">\n"
+             "<title>{} {} - nvfp4-moe</title>\n<style>{}</style>\n</head>\n<body>\n"
+             "<header>\n<h1>{} {}</h1>\n{}<p><code>{}</code></p>\n"
+             "<p>nvfp4-moe {} on {}, {} threads</p>\n</header>\n",
+             kPageScriptHash, verb, subject, kStyle, verb, subject, state_of(report),
+             escaped(report["repro"].text()), escaped(report["version"].text()),
+             escaped(host["cpu"].text()), host["available_threads"].get<int64_t>()) +
+         "<main id=\"pictures\"></main>\n<noscript><p class=\"note\">The pictures need JavaScript; "
+         "the tables have the same numbers.</p></noscript>\n<section>\n" +
+         body_ + "</section>\n<script type=\"application/json\" id=\"report\">" + embedded(report) +
+         "</script>\n<script>" + std::string(kPageScript) + "</script>\n</body>\n</html>\n";
 }
 
 }  // namespace nvfp4_moe::internal::cli

@@ -25,6 +25,7 @@ const sum = (rows, key) => rows.reduce((all, row) => all + row[key], 0);
 const unique = values => [...new Set(values)];
 const ascending = values => unique(values).sort((a, b) => a - b);
 const upTo = count => [...Array(count).keys()];
+const plural = (count, word) => `${count} ${word}${count === 1 ? '' : 's'}`;
 const percent = v => (100 * v).toFixed(v > 0 && v < 0.0995 ? 1 : 0) + ' %';
 const number = v => typeof v === 'number' ? v : Infinity;  // JSON has no others
 function short(v) {
@@ -77,13 +78,14 @@ function bars(canvas, rows, most) {
 
 // A heat map. at(row, column): {kind, share: 0 to 1, how strong the colour is, tip, text, ring}.
 function heat(canvas, rows, columns, at) {
-  const left = 16 + 6.6 * Math.max(...rows.map(row => row.length));
+  const left = 24 + 6.6 * Math.max(...rows.map(row => row.length));
   const high = rows.length > 24 ? 12 : 22;
   const wide = Math.max(4, Math.min(64, (width - left) / columns.length)), gap = wide > 8 ? 1 : 0.5;
   const svg = canvas(Math.max(width, left + wide * columns.length), rows.length * high + 22);
-  const every = Math.ceil(34 / wide);
+  const every = [1, 2, 4, 8, 16].find(count => count * wide >= 34) || 16;
   columns.forEach((name, c) => {
-    if (c % every === 0) label(svg, left + wide * (c + 0.5), 12, 'middle', String(name));
+    if (name === 'all') label(svg, left + wide - 3, 12, 'end', name);
+    else if (name % every === 0) label(svg, left + wide * (c + 0.5), 12, 'middle', String(name));
   });
   rows.forEach((name, r) => {
     const y = 20 + r * high;
@@ -106,17 +108,18 @@ function heat(canvas, rows, columns, at) {
 function plot(canvas, series, xs, title) {
   const left = 70, top = 12, high = 260, room = width - left - 20;
   const svg = canvas(width, top + high + 44);
-  const logs = series.flatMap(s => s.points).map(p => p.y).filter(v => v > 0 && isFinite(v))
-      .map(Math.log10);
-  const low = logs.length ? Math.floor(Math.min(...logs) - 0.05) : -1;
+  const ys = series.flatMap(s => s.points).map(p => p.y), zero = ys.some(y => !(y > 0));
+  const logs = ys.filter(y => y > 0 && isFinite(y)).map(Math.log10);
+  const low = logs.length ? Math.floor(Math.min(...logs) - 0.05) - zero : -1;
   const end = logs.length ? Math.ceil(Math.max(...logs) + 0.05) : 0;
   const xOf = x => left + room * (xs.indexOf(x) + 0.5) / xs.length;
   const yOf = v => top + high * Math.max(0, v > 0 ? (end - Math.log10(v)) / (end - low) : 1);
   for (let e = low; e <= end; e += Math.ceil((end - low) / 8)) {
-    for (const digit of end - low < 3 && e < end ? [1, 2, 5] : [1]) {
+    const axis = zero && e === low;
+    for (const digit of end - low < 4 && e < end && !axis ? [1, 2, 5] : [1]) {
       const y = yOf(digit * 10 ** e);
       add(svg, 'line', {class: 'grid', x1: left, x2: left + room, y1: y, y2: y});
-      label(svg, left - 8, y + 4, 'end', short(digit * 10 ** e));
+      label(svg, left - 8, y + 4, 'end', axis ? '0' : short(digit * 10 ** e));
     }
   }
   const every = Math.ceil(40 * xs.length / room);
@@ -143,8 +146,8 @@ function inspect() {
   if (fit.length) parts.push(['not routed experts', fit[0].other_bytes]);
   const rest = fit.length ? read.length ? 'rest of the experts' : 'routed experts' : 'other';
   parts.push([rest, all - sum(parts, 1)]);
-  bars(figure('parts', 'Bytes by part',
-              bytes(all) + ' in all; codes and block scales of the layers that were read.'),
+  bars(figure('parts', 'Bytes by part', bytes(all) + ' in all' + (read.length ?
+              '; codes and block scales of the layers that were read.' : '.')),
        parts.map(([name, value], i) => ({
          label: name, text: bytes(value) + ', ' + percent(value / all),
          parts: [{value, kind: 's' + i, tip: value + ' bytes'}]})), all);
@@ -158,7 +161,8 @@ function inspect() {
   heat(figure('experts', 'Findings by layer and expert',
               'Column "all" has findings of a whole layer; one that stands for several is at the ' +
               `first expert that has it. Of the whole model: ${report.findings.length -
-              found.length} more.`,
+              found.length} more.` + (read.length || report.format === 'float' ? '' :
+              ' The scales were not read.'),
               [['error', 'error'], ['warn', 'warning'], ['s0', 'note'], ['none', 'no finding']]),
        layers.map(layer => 'layer ' + layer), columns, (r, c) => {
          const own = at[[layers[r], columns[c]]] || [];
@@ -178,7 +182,7 @@ function inspect() {
                 report.fit_max_tokens + ' tokens; without KV cache and other activations.',
                 of.map(([, name], i) => ['s' + i, name])),
          fit.map(row => ({
-           label: row.ranks + (row.ranks > 1 ? ' GPUs' : ' GPU'),
+           label: plural(row.ranks, 'GPU'),
            text: `${bytes(row.total_bytes)}, fits ${memories(row)} GB`,
            parts: of.map(([key, name], i) => (
                {value: row[key], kind: 's' + i, tip: name + ': ' + bytes(row[key])}))})));
@@ -257,7 +261,7 @@ function bench() {
   if (report.ranks) {
     for (const count of tokens) {
       const rows = timed.filter(t => t.tokens === count);
-      bars(figure('times-' + count, `Time of a layer, ${count} tokens`,
+      bars(figure('times-' + count, `Time of a layer, ${plural(count, 'token')}`,
                   `Over ${report.ranks} ranks: the slowest counts.`,
                   [['s4', 'one rank'], ['s0', 'all ranks']]),
            rows.map(t => ({
@@ -271,7 +275,7 @@ function bench() {
     const curves = (key, curve) => names.map(own => timed.filter(t => name(t) === own))
         .map(rows => ({kind: kind(rows[0]), curve, points: rows.map(t => (
             {x: t.tokens, y: t[key],
-             tip: `${name(t)}, ${t.tokens} tokens: ${short(t[key])} us`}))}));
+             tip: `${name(t)}, ${plural(t.tokens, 'token')}: ${short(t[key])} us`}))}));
     plot(figure('times', 'Time of a layer, us', 'Medians. The dashed line is the floor: the ' +
                 'larger of bytes over read rate and operations over peak.',
                 names.map((own, i) => ['s' + i % 6, own])),
@@ -279,7 +283,7 @@ function bench() {
     bars(figure('shares', 'Share of the nearest limit',
                 'That limit is the read rate or a peak. A busy host can pass 100 %.'),
          timed.map(t => ({
-           label: `${name(t)}, ${t.tokens}`, text: `${percent(t.limit_share)} of ${t.limit}`,
+           label: `${name(t)}, ${plural(t.tokens, 'token')}`, text: `${percent(t.limit_share)} of ${t.limit}`,
            parts: [{value: t.limit_share, kind: kind(t), tip: short(t.median_us) + ' us'}]})), 1);
   }
 }
@@ -295,6 +299,6 @@ draw();
 addEventListener('resize', draw);
 )js";
 
-constexpr std::string_view kPageScriptHash = "";
+constexpr std::string_view kPageScriptHash = "eIEM9D/EEsmja13uFjkQrDFDglbn4stgkQQOWuguJVU=";
 
 }  // namespace nvfp4_moe::internal::cli

@@ -83,8 +83,7 @@ int Report::finish(const Status& verb_status) {
     json["failures"] = failures_;
     json["repro"] = repro_;
   }
-  if (status.ok() && page_)
-    status = write_text_file(page_path_, page_->text(json)).in("--html");
+  if (status.ok() && page_) status = write_text_file(page_path_, page_->text(json)).in("--html");
   int code = exit_code(status.code());
   if (!status.ok()) {
     if (interrupted()) code = kExitInterrupted;

@@ -18,8 +18,8 @@ struct NamedFile {
 };
 
 // Where the option's bytes go: `path`, or where it leads as a symbolic link (io/output_file.h says
-// what is refused). No file of `others` may be the same one, by whatever name, and none of `model`: in
-// that folder, or that file and the model's others in its folder.
+// what is refused). No file of `others` may be the same one, by whatever name, and none of `model`:
+// in that folder, or that file and the model's others in its folder.
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model);
 

@@ -110,10 +110,10 @@ ATTACK_TEST_F(kSpecialFiles, Html, TheFileIsAskedForBeforeAnyWork) {
   std::ofstream(dir_.file("states")) << "no states";
   for (const char* verb : {"inspect", "verify", "bench"}) {
     std::vector<std::string> words = command(verb);
-    for (const auto& [file, why] : std::vector<std::pair<std::string, std::string>>{
-             {"/dev/null", "a character device"},
-             {dir_.path().string(), "a directory"},
-             {shard, "the model's"}}) {
+    for (const auto& [file, why] :
+         std::vector<std::pair<std::string, std::string>>{{"/dev/null", "a character device"},
+                                                          {dir_.path().string(), "a directory"},
+                                                          {shard, "the model's"}}) {
       words[3] = file;
       expect_refused(words, why);
       attacked();

@@ -283,7 +283,8 @@ function bench() {
     bars(figure('shares', 'Share of the nearest limit',
                 'That limit is the read rate or a peak. A busy host can pass 100 %.'),
          timed.map(t => ({
-           label: `${name(t)}, ${plural(t.tokens, 'token')}`, text: `${percent(t.limit_share)} of ${t.limit}`,
+           label: `${name(t)}, ${plural(t.tokens, 'token')}`,
+           text: `${percent(t.limit_share)} of ${t.limit}`,
            parts: [{value: t.limit_share, kind: kind(t), tip: short(t.median_us) + ' us'}]})), 1);
   }
 }
@@ -299,6 +300,6 @@ draw();
 addEventListener('resize', draw);
 )js";
 
-constexpr std::string_view kPageScriptHash = "eIEM9D/EEsmja13uFjkQrDFDglbn4stgkQQOWuguJVU=";
+constexpr std::string_view kPageScriptHash = "2+hF1U+5ltcdkiB1Z6e9/Ipx0U0sBzocbSD+v+SdpV8=";
 
 }  // namespace nvfp4_moe::internal::cli

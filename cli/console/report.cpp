@@ -5,7 +5,6 @@
 #include "cli/console/console.h"
 #include "cli/console/exit_code.h"
 #include "core/printable.h"
-#include "io/output_file.h"
 
 namespace nvfp4_moe::internal::cli {
 namespace {
@@ -69,9 +68,10 @@ void Report::table(const std::string& key, const Table& table) {
 
 void Report::fail(const std::string& what) { failures_.push_back(what); }
 
-void Report::begin_page(const std::string& path) {
+void Report::begin_page(const std::string& path, WritePage write) {
   page_.emplace();
   page_path_ = path;
+  write_page_ = std::move(write);
 }
 
 int Report::finish(const Status& verb_status) {
@@ -83,7 +83,7 @@ int Report::finish(const Status& verb_status) {
     json["failures"] = failures_;
     json["repro"] = repro_;
   }
-  if (status.ok() && page_) status = write_text_file(page_path_, page_->text(json)).in("--html");
+  if (status.ok() && page_) status = write_page_(page_->text(json)).in("--html");
   int code = exit_code(status.code());
   if (!status.ok()) {
     if (interrupted()) code = kExitInterrupted;

@@ -6,6 +6,7 @@
 // "ok": false, "error": {"status", "message"}} instead, and one line on stderr in either form.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,9 +50,10 @@ class Report {
   void fail(const std::string& what);
   bool failed() const { return !failures_.empty(); }
 
-  // From here on the report is also a page (--html), which finish() writes to `path` unless the
-  // verb has failed with an error.
-  void begin_page(const std::string& path);
+  // From here on the report is also a page (--html). finish() passes it to `write`, unless the verb
+  // has failed with an error. path: where it is written, for the text.
+  using WritePage = std::function<Status(const std::string& text)>;
+  void begin_page(const std::string& path, WritePage write);
 
   // Prints what is left (repro line, JSON, error) and returns the exit code.
   int finish(const Status& verb_status);
@@ -65,6 +67,7 @@ class Report {
   std::unique_ptr<Executor> executor_;
   std::optional<HtmlPage> page_;
   std::string page_path_;
+  WritePage write_page_;
 };
 
 // The one line on stderr.

@@ -67,7 +67,10 @@ Result<std::string> checked_page(const std::string& path, const std::string& inp
 void begin_page(const std::string& checked_path, Report& report) {
   const HostFacts host = read_host();
   report.json()["host"] = {{"cpu", host.cpu}, {"available_threads", host.threads}};
-  if (!checked_path.empty()) report.begin_page(checked_path);
+  if (checked_path.empty()) return;
+  report.begin_page(checked_path, [checked_path](const std::string& text) {
+    return write_text_file(checked_path, text);
+  });
 }
 
 }  // namespace nvfp4_moe::internal::cli

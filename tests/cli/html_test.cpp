@@ -138,17 +138,5 @@ ATTACK_TEST_F(kSpecialFiles, Html, TheFileIsAskedForBeforeAnyWork) {
   EXPECT_THAT(nowhere.err, HasSubstr("none"));
 }
 
-// As for pages: the file that a model consists of is an input of run.
-ATTACK_TEST_F(kSpecialFiles, Html, RunDoesNotReplaceAModelOfOneFile) {
-  const std::string shard = model_ + "/model.safetensors", before = read_file(shard);
-  for (const char* option : {"--output", "--dump"}) {
-    const ToolRun run = run_tool({"run", shard, "--layer", "0", "--tokens", "2", option, shard});
-    attacked();
-    EXPECT_EQ(run.exit_code, 2) << run.err;
-    EXPECT_THAT(run.err, HasSubstr("the model's"));
-  }
-  EXPECT_EQ(read_file(shard), before);
-}
-
 }  // namespace
 }  // namespace nvfp4_moe::internal::test

@@ -51,7 +51,7 @@ class Report {
   bool failed() const { return !failures_.empty(); }
 
   // From here on the report is also a page (--html). finish() passes it to `write`, unless the verb
-  // has failed with an error. path: where it is written, for the text.
+  // has failed with an error. path: the name of its file, for the text.
   using WritePage = std::function<Status(const std::string& text)>;
   void begin_page(const std::string& path, WritePage write);
 

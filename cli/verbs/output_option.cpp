@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether a file beside a model of one file may be a part of it: its config, or another shard.
+// Whether a file next to a model of one file may be a part of it: its config, or another shard.
 bool may_be_of_model(const std::string& name) {
   return name.ends_with(".json") || name.ends_with(".safetensors") || name.ends_with(".gguf");
 }
@@ -38,7 +38,7 @@ Result<std::string> checked_output(const std::string& option, const std::string&
   const bool one_file = fs::is_regular_file(model, error);
   if (one_file && same_file(*target, model)) return refuse("the model's", model);
   const fs::path folder = one_file ? fs::path(model).parent_path() : fs::path(model);
-  // Of a model that cannot be listed, who opens it says why.
+  // If the model cannot be listed, opening it will report why.
   const Result<std::vector<std::string>> names =
       list_directory(one_file && folder.empty() ? "." : folder.string());
   if (!names.ok()) return names.status().code() == Code::kOutOfMemory ? names.status() : target;

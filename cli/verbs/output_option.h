@@ -17,9 +17,9 @@ struct NamedFile {
   std::string path;
 };
 
-// Where the option's bytes go: `path`, or where it leads as a symbolic link (io/output_file.h says
-// what is refused). No file of `others` may be the same one, by whatever name, and none of `model`:
-// in that folder, or that file and the model's others in its folder.
+// The file that the option's bytes go to: `path`, or the target of that symbolic link. Refuses what
+// io/output_file.h refuses, the files of `others` and those of `model`, under any name. A model is
+// a folder, or one file and the shards and JSON files next to it.
 Result<std::string> checked_output(const std::string& option, const std::string& path,
                                    const std::vector<NamedFile>& others, const std::string& model);
 

@@ -48,6 +48,7 @@ Executor& Report::executor() {
 }
 
 void Report::fact(const std::string& label, const std::string& text, Style style) {
+  if (page_) page_->fact(label, text, style);
   if (!common_.json) {
     print(styled(fmt::format("{:<8}", label), style, stdout_has_color()) + "  " +
           printable(text, kWholeText) + "\n");
@@ -55,17 +56,34 @@ void Report::fact(const std::string& label, const std::string& text, Style style
 }
 
 void Report::line(const std::string& text) {
+  if (page_) page_->line(text);
   if (!common_.json) print(printable(text, kWholeText) + "\n");
 }
 
 void Report::table(const std::string& key, const Table& table) {
   json_[key] = table.json();
+  if (page_) page_->table(table);
   if (!common_.json) print(table.text(stdout_has_color()));
 }
 
 void Report::fail(const std::string& what) { failures_.push_back(what); }
 
-int Report::finish(const Status& status) {
+void Report::begin_page(const std::string& path, WritePage write) {
+  page_.emplace();
+  page_path_ = path;
+  write_page_ = std::move(write);
+}
+
+int Report::finish(const Status& verb_status) {
+  Status status = verb_status;
+  Json json;
+  if (status.ok() && (common_.json || page_)) {
+    json = head(verb_, !failed());
+    json.update(json_);
+    json["failures"] = failures_;
+    json["repro"] = repro_;
+  }
+  if (status.ok() && page_) status = write_page_(page_->text(json)).in("--html");
   int code = exit_code(status.code());
   if (!status.ok()) {
     if (interrupted()) code = kExitInterrupted;
@@ -73,12 +91,9 @@ int Report::finish(const Status& status) {
   } else {
     if (failed()) code = kExitCheckFailed;
     if (common_.json) {
-      Json json = head(verb_, !failed());
-      json.update(json_);
-      json["failures"] = failures_;
-      json["repro"] = repro_;
       print(dump(json));
     } else {
+      if (page_) print("page      " + printable(page_path_, kWholeText) + "\n");
       print("repro     " + repro_ + "\n");
     }
   }

@@ -6,10 +6,12 @@
 // "ok": false, "error": {"status", "message"}} instead, and one line on stderr in either form.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/console/html_page.h"
 #include "cli/console/progress_bar.h"
 #include "cli/console/table.h"
 #include "core/executor.h"
@@ -48,8 +50,13 @@ class Report {
   void fail(const std::string& what);
   bool failed() const { return !failures_.empty(); }
 
+  // From here on the report is also a page (--html). finish() passes it to `write`, unless the verb
+  // has failed with an error. path: the name of its file, for the text.
+  using WritePage = std::function<Status(const std::string& text)>;
+  void begin_page(const std::string& path, WritePage write);
+
   // Prints the rest (repro line, JSON, error) and returns the exit code.
-  int finish(const Status& status);
+  int finish(const Status& verb_status);
 
  private:
   std::string verb_;
@@ -58,6 +65,9 @@ class Report {
   Json json_;
   std::vector<std::string> failures_;
   std::unique_ptr<Executor> executor_;
+  std::optional<HtmlPage> page_;
+  std::string page_path_;
+  WritePage write_page_;
 };
 
 // Prints one line on stderr.

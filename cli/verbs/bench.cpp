@@ -15,6 +15,7 @@
 #include "cli/bench/host.h"
 #include "cli/console/lists.h"
 #include "cli/verbs/bench_options.h"
+#include "cli/verbs/output_option.h"
 #include "cli/verbs/ranks.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
@@ -137,11 +138,13 @@ Status time_all(std::vector<Configuration>& all, const std::vector<int64_t>& swe
 }
 
 Status bench(const BenchVerb& verb, Report& report) {
-  if (verb.ranks > 0) return bench_ranks(verb, report);
+  NVFP4_MOE_ASSIGN(const std::string page, checked_page(verb.html, "", {verb.subject.path}));
+  if (verb.ranks > 0) return bench_ranks(verb, page, report);
   if (!verb.combine.empty() || !verb.routing.empty() || !verb.over.empty() || verb.balance ||
       verb.slots_per_rank)
     return invalid_argument(
         "--combine, --routing, --over, --balance, --slots-per-rank: expected --ep too");
+  begin_page(page, report);
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> sweep, token_sweep(verb));
   const int64_t most_tokens = *std::max_element(sweep.begin(), sweep.end());
   NVFP4_MOE_ASSIGN(std::vector<Configuration> all, configurations(verb, report));
@@ -237,6 +240,7 @@ void add_bench(CLI::App& app, Invocation& invocation) {
                         "With --ep, how tokens select experts, a list of uniform, zipf (some "
                         "experts are popular) and hot (only experts of rank 0) (default: all)");
         add_over(verb, options.over, true);
+        add_html(verb, options.html);
         verb.add_flag("--balance", options.balance,
                       "With --ep, time zipf and hot again with a placement of experts that "
                       "balances their load");

@@ -23,6 +23,7 @@ struct BenchVerb {
   std::string over;              // a list; empty: nccl on GPUs
   bool balance = false;
   std::optional<int64_t> slots_per_rank;  // with balance
+  std::string html;                       // --html
 };
 
 // Parses --tokens.
@@ -33,7 +34,7 @@ Result<std::vector<Configuration>> configurations(const BenchVerb& verb, const R
 Result<bool> check_all(const std::vector<Configuration>& all, const std::string& device,
                        uint64_t seed, Report& report);
 
-// Runs bench --ep.
-Status bench_ranks(const BenchVerb& verb, Report& report);
+// Runs bench --ep. page: as checked_page returns it.
+Status bench_ranks(const BenchVerb& verb, const std::string& page, Report& report);
 
 }  // namespace nvfp4_moe::internal::cli

@@ -11,6 +11,7 @@
 
 #include "cli/bench/host.h"
 #include "cli/console/lists.h"
+#include "cli/verbs/output_option.h"
 #include "cli/verbs/ranks_bench.h"
 
 namespace nvfp4_moe::internal::cli {
@@ -50,7 +51,7 @@ Result<std::unique_ptr<RanksWay>> make_way(int world, const std::string& device,
 
 }  // namespace
 
-Status bench_ranks(const BenchVerb& verb, Report& report) {
+Status bench_ranks(const BenchVerb& verb, const std::string& page, Report& report) {
   if (verb.steps || !verb.subject.part.expert_range.empty() ||
       !verb.subject.part.intermediate_slice.empty())
     return invalid_argument(
@@ -81,6 +82,7 @@ Status bench_ranks(const BenchVerb& verb, Report& report) {
   const VerbRanks& ranks = ways.front()->ranks;
   const RankHosts& hosts = *ways.front()->hosts;
   const bool first = ranks.ranks.has_first();
+  begin_page(first ? page : "", report);
   report.json()["layer"] = subject.name;
   report.json()["over"] = ranks.over();
   report.json()["rank"] = ranks.ranks.first_rank();

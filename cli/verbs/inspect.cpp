@@ -11,6 +11,7 @@
 #include "cli/verbs/findings.h"
 #include "cli/verbs/fit.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/output_option.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
 #include "core/float_formats.h"
@@ -26,6 +27,7 @@ struct InspectOptions {
   std::string gpu_memory = "80,141,192";
   int64_t max_tokens = 8192;
   bool headers_only = false;
+  std::string html;
   ReadingChoices reading;
 };
 
@@ -152,6 +154,8 @@ Status report_layers(const Checkpoint& checkpoint, const std::vector<int64_t>& l
 }
 
 Status inspect(const InspectOptions& options, Report& report) {
+  NVFP4_MOE_ASSIGN(const std::string page, checked_page(options.html, "", {options.path}));
+  begin_page(page, report);
   NVFP4_MOE_ASSIGN(const std::vector<int64_t> memories, parse_list(options.gpu_memory));
   NVFP4_MOE_ASSIGN(const std::string forced, wanted_backend(report.common().backend));
   NVFP4_MOE_ASSIGN(const DeviceFacts device, device_facts(report.common().device));
@@ -198,6 +202,7 @@ void add_inspect(CLI::App& app, Invocation& invocation) {
         verb.add_flag("--headers-only", options.headers_only,
                       "Read only headers and config, no scales");
         add_reading_choices(verb, options.reading);
+        add_html(verb, options.html);
       });
 }
 

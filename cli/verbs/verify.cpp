@@ -8,6 +8,7 @@
 #include "cli/console/lists.h"
 #include "cli/verbs/choices.h"
 #include "cli/verbs/layers.h"
+#include "cli/verbs/output_option.h"
 #include "cli/verbs/ranks.h"
 #include "cli/verbs/shared_options.h"
 #include "cli/verbs/verbs.h"
@@ -30,6 +31,7 @@ struct VerifyVerb {
   std::string combine = "all_to_all";
   std::string over;  // empty: nccl on GPUs
   ReadingChoices reading;
+  std::string html;
 };
 
 Result<VerifyOptions> engine_options(const VerifyVerb& verb, const ModelInfo& model) {
@@ -180,7 +182,7 @@ void report_unchecked(bool against_original, Report& report) {
 }
 
 // verify --ep: compares a layer over ranks with the same layer on one rank.
-Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
+Status verify_ranks_verb(const VerifyVerb& verb, const std::string& page, Report& report) {
   if (!verb.against.empty() || !verb.input.empty() || !verb.part.expert_range.empty() ||
       verb.limit_sqnr_db)
     return invalid_argument(
@@ -206,6 +208,7 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
   options.choose_format = verb.choices.chooses_format();
   NVFP4_MOE_ASSIGN(const VerbRanks ranks, connect_ranks(verb.ranks));
   const bool first = ranks.ranks.has_first();
+  begin_page(first ? page : "", report);
   NVFP4_MOE_TRY(device_of_rank(device, ranks, 0).status());
   options.device = [&](int index) { return device_of_rank(device, ranks, index).value(); };
   if (!overs.empty())
@@ -256,7 +259,10 @@ Status verify_ranks_verb(const VerifyVerb& verb, Report& report) {
 }
 
 Status verify_verb(const VerifyVerb& verb, Report& report) {
-  if (verb.ranks > 0) return verify_ranks_verb(verb, report);
+  NVFP4_MOE_ASSIGN(const std::string page,
+                   checked_page(verb.html, verb.input, {verb.path, verb.against}));
+  if (verb.ranks > 0) return verify_ranks_verb(verb, page, report);
+  begin_page(page, report);
   if (!verb.over.empty()) return invalid_argument("--over: expected --ep too");
   VerifyOptions options;
   {
@@ -363,6 +369,7 @@ void add_verify(CLI::App& app, Invocation& invocation) {
             ->capture_default_str();
         add_over(verb, options.over, false);
         add_reading_choices(verb, options.reading);
+        add_html(verb, options.html);
       });
 }
 

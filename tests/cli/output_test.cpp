@@ -97,6 +97,18 @@ ATTACK_TEST(kSpecialFiles, Output, IsNoInput) {
   EXPECT_FALSE(fs::exists(both));
 }
 
+// A model of one file: that file, and those next to it that may belong to it.
+ATTACK_TEST(kSpecialFiles, Output, IsNoModelOfOneFile) {
+  Inputs inputs;
+  inputs.model += "/model.safetensors";
+  const std::string config = fs::path(inputs.model).parent_path().string() + "/config.json";
+  const std::string before = read_file(inputs.model);
+  for (const char* option : {"--output", "--dump"})
+    for (const std::string& file : {inputs.model, config})
+      expect_attack_refused(inputs.run({option, file}), "the model's " + file);
+  EXPECT_EQ(read_file(inputs.model), before);
+}
+
 ATTACK_TEST(kSpecialFiles, Output, GoesThroughALinkToARegularFile) {
   const Inputs inputs;
   const std::string target = inputs.dir.file("target"), link = inputs.dir.file("link");

@@ -139,31 +139,37 @@ def wrong_python(blocks, api=None):
 
 
 def commands_in(page):
-    """Commands of ./dev and nvfp4-moe, as lists of words: in blocks that are no other language's, and in text as `code`."""
-    blocks = [text for _, language, text in FENCE.findall(page) if language in ("", "sh", "bash", "console")]
-    lines = [line for text in blocks for line in text.replace("\\\n", " ").splitlines()]
-    for line in [*lines, *re.findall(r"`((?:\./dev|nvfp4-moe) [^`]+)`", FENCE.sub("", page))]:
+    """Commands of ./dev and nvfp4-moe in a page: lines of blocks that are no other language's, and `code` in the text.
+
+    Yields (whether it surely is a command, its words). A line of a block without a language may be output."""
+    text = FENCE.sub("", page)
+    lines = [(True, code) for code in re.findall(r"`((?:\./dev|nvfp4-moe) [^`]+)`", text)]
+    for _, language, block in FENCE.findall(page):
+        if language in ("", "sh", "bash", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                lines.append((language in ("sh", "bash") or line.lstrip().startswith("$ "), line))
+    for is_sure, line in lines:
         for command in re.split(r"[|;&<>]|\s#", line):
             words = [word.strip("\"'") for word in command.replace("\\", "").split()]
             for place, word in enumerate(words[:-1]):
                 if word == "./dev" or word.rsplit("/", 1)[-1] == "nvfp4-moe":
-                    yield ["./dev" if word == "./dev" else "nvfp4-moe", *words[place + 1 :]]
+                    yield is_sure, [word, *words[place + 1 :]]
                     break
 
 
 def wrong_commands(page, dev_verbs, tool=None):
-    """tool: {verb: its options}, if they are known. A verb in capitals, in brackets or with a point stands for any."""
-    for program, first, *words in commands_in(page):
-        if program == "./dev":
-            if re.fullmatch(r"[a-z]+", first) and first not in dev_verbs:
-                yield f"no verb ./dev {first}"
-        elif tool is not None and re.fullmatch(r"[a-z]+", first):
-            if first not in tool:
-                yield f"no verb nvfp4-moe {first}"
-                continue
+    """tool: {verb: its options}, if they are known. A verb that is not one lower-case word stands for any."""
+    for is_sure, (program, verb, *words) in commands_in(page):
+        known = dev_verbs if program == "./dev" else tool
+        if known is None or not re.fullmatch(r"[a-z]+", verb):
+            continue
+        if verb not in known:
+            if is_sure:
+                yield f"no verb {'./dev' if program == './dev' else 'nvfp4-moe'} {verb}"
+        elif known is tool:
             for option in re.findall(r"(?<!\S)\[?(--[a-z][\w-]*)", " ".join(words)):
-                if option not in tool[first]:
-                    yield f"nvfp4-moe {first} has no option {option}"
+                if option not in tool[verb]:
+                    yield f"nvfp4-moe {verb} has no option {option}"
 
 
 TEST = re.compile(r"^(?:ATTACK_)?TEST(_F|_P)?\(\s*(?:k\w+,\s*)?(\w+),\s*(\w+)\)", re.MULTILINE)

@@ -36,31 +36,43 @@ def sections(text):
 
 def options_of(text):
     """The options that a --help lists, by every spelling."""
-    return {name for entries in sections(text).values() for entry, _ in entries for name in re.findall(r"-[\w-]+", entry.split()[0])}
+    return {
+        name
+        for entries in sections(text).values()
+        for entry, _ in entries
+        for name in re.findall(r"-[\w-]+", entry.split()[0])
+    }
 
 
 def row(entry, meaning):
     """A row of a table of options: name and kind of value, meaning, range and default."""
     found = ENTRY.match(entry)
     name = found["name"].replace(",", ", ") + (f" {found['type']}" if found["type"] and found["name"][0] == "-" else "")
-    facts = [meaning]
+    facts = [inline(meaning, {})]
     if found["limit"]:
-        facts.append("; ".join(re.findall(r"in \[(.*)\]", found["limit"])).replace(" - ", " to "))
+        facts.append(re.search(r"\[(.*)\]", found["limit"])[1].replace(" - ", " to "))
     if found["default"]:
-        facts.append(f"default `{found['default']}`")
-    return f"| `{name}` | {'. '.join(inline(fact, {}) if '`' not in fact else fact for fact in facts)} |"
+        facts.append(f"Default `{found['default']}`")
+    return f"| `{name}` | {'. '.join(facts)} |"
 
 
 def cli_page(helps):
-    lines = ["# Command line options", "", "Every verb of `nvfp4-moe` with every option, as `nvfp4-moe VERB --help` prints them.", ""]
+    lines = [
+        "# Command line options",
+        "",
+        "Every verb of `nvfp4-moe` with every option, as `nvfp4-moe VERB --help` prints them.",
+        "",
+    ]
     lines += ["[The command line](cli.md) has what each verb prints, the exit codes and the JSON.", ""]
     lines += ["| verb | |", "|---|---|"]
-    lines += [f"| [`{verb}`](#{verb}) | {inline(what, {})} |" for verb, what in sections(helps[""])["Subcommands"]] + [""]
+    lines += [f"| [`{verb}`](#{verb}) | {inline(what, {})} |" for verb, what in sections(helps[""])["Subcommands"]] + [
+        ""
+    ]
     for verb, text in helps.items():
         if not verb:
             continue
         what, usage = text.splitlines()[0], re.search(r"^Usage: (.*)$", text, re.MULTILINE)[1]
         lines += [f"## `{verb}` {{ #{verb} }}", "", inline(what, {}) + ".", "", fence(usage, "text")]
         for heading, entries in sections(text).items():
-            lines += [f"**{heading}**", "", "| | |", "|---|---|", *(row(*entry) for entry in entries), ""]
+            lines += [f"| {heading} | |", "|---|---|", *(row(*entry) for entry in entries), ""]
     return "\n".join(lines)

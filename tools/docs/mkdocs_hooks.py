@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tools/docs"), str(ROOT / "tools/check")]
 
 from c_reference import c_page, cpp_page  # noqa: E402
-from check_docs import LINK  # noqa: E402
+from check_docs import HISTORY, LINK  # noqa: E402
 from cli_reference import cli_page, help_of  # noqa: E402
 from python_api import Api  # noqa: E402
 from python_reference import python_page  # noqa: E402
@@ -70,6 +70,9 @@ def on_page_markdown(markdown, page, config, files):
     if not (ROOT / path).exists():
         return markdown
 
+    if path.startswith(HISTORY):
+        page.meta["search"] = {"exclude": True}
+
     def turn(match):
         text, link, anchor = match.groups()
         target = target_of(path, link)
@@ -77,6 +80,8 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]
         if (ROOT / target).is_dir():
             return f"`{target}`"
+        if text == os.path.basename(link) and text.endswith(".md"):  # the page's title says more than its file's name
+            text = re.search(r"^# ([^:\n]+)", (ROOT / target).read_text(), re.MULTILINE)[1]
         return f"[{text}]({os.path.relpath(uri_of(target), os.path.dirname(uri) or '.')}{anchor or ''})"
 
     return LINK.sub(turn, markdown)

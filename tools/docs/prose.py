@@ -3,7 +3,7 @@
 import re
 
 TOKEN = re.compile(
-    r'`[^`\n]+`|"[^"\s]{1,60}"|docs/[\w/-]+\.md|[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*(?:<\w+>)?(?:\(\))?|[<>*_\\|]',
+    r'`[^`\n]+`|"[^"\s]{1,60}"|--[a-z][\w-]*|docs/[\w/-]+\.md|[A-Za-z_]\w*(?:(?:\.|::)[A-Za-z_]\w*)*(?:<\w+>)?(?:\(\))?|[<>*_\\|]',
     re.ASCII,
 )
 
@@ -18,11 +18,12 @@ def inline(text, links):
             return word
         if word.startswith("docs/"):
             return f"[{word.rsplit('/', 1)[1]}](../{word.removeprefix('docs/')})"
-        if name in links:
+        # A word in lower case may be a verb of the sentence: quantize, inspect.
+        if name in links and not (word == name and word.isalpha() and word.islower()):
             return f"[`{word}`]({links[name]})"
         if word in "<>*_\\|":
             return {"<": "&lt;", ">": "&gt;", "|": "&#124;"}.get(word, "\\" + word)
-        return f"`{word}`" if "_" in word or "::" in word or name != word or word[0] == '"' else word
+        return f"`{word}`" if "_" in word or "::" in word or name != word or word[0] in '"-' else word
 
     return TOKEN.sub(mark, " ".join(text.split()))
 

@@ -22,15 +22,17 @@ def items(lines, links):
     out = []
     for line in dedented(lines):
         text = line.strip()
-        if not line.startswith(" ") and re.match(r"[*\w][\w.*]*(, [*\w][\w.*]*)*( \(.*?\))?: ", text):
-            out.append(["- ", text])
+        named = re.match(r"([*\w][\w.*]*(?:, [*\w][\w.*]*)*)(?=(?: \(.*?\))?: )", line)
+        if named:
+            names = [f"[`{name}`]({links[name]})" if name in links else f"`{name}`" for name in named[1].split(", ")]
+            out.append([f"- {', '.join(names)}", text[named.end() :]])
         elif out and re.match(r'"\w*"(, "\w*")*:', text):
             out.append(["    - ", text])
         elif out:
             out[-1][1] += " " + text
         else:
             out.append(["", text])
-    return [bullet + inline(text, links) for bullet, text in out]
+    return [begin + inline(text, links) for begin, text in out]
 
 
 def docstring(node, links):
@@ -54,6 +56,7 @@ def signature(name, function):
     if any(ast.unparse(decorator) == "property" for decorator in function.decorator_list):
         return f"{name}: {returns}"
     arguments = re.split(r", (?=\*|\w+: |\w+$)", ast.unparse(function.args))
+    arguments = [re.sub(r"(: [^=]*)=", r"\1 = ", one) for one in arguments]
     return call(name, [one for one in arguments if one not in ("", "self", "cls")], f" -> {returns}")
 
 

@@ -249,7 +249,7 @@ class Layer:
         (["import nvfp4_moe.engine"], ["no module nvfp4_moe.engine"]),
         (["nvfp4_moe.MoeConfig(experts=8, top_k=2)"], ["nvfp4_moe.MoeConfig has no argument experts"]),
         (["f(nvfp4_moe.quantize(x, modes=1))"], ["nvfp4_moe.quantize has no argument modes"]),
-        # What one block makes, the next one uses.
+        # The blocks of a page share their names.
         (["l = nvfp4_moe.MoeLayer.from_bf16(c, up=u, down=d)", "if x:\n    print(l.rum(x))"], ["no l.rum"]),
         (["layer.run(x)\nf(", "ok()"], ["Python block: '(' was never closed: f("]),
     ],

@@ -4,9 +4,8 @@
 - Links and their anchors resolve.
 - Environment variables are documented, and there are five at most.
 - Tests that docs/contribute/features.md names exist.
-- Code blocks hold: Python compiles, and every ./dev verb exists. With --built FOLDER, a build folder that has the tool and
-  the Python module, Python blocks also use only names and arguments of nvfp4_moe that exist, and commands only verbs and
-  options that `nvfp4-moe VERB --help` lists.
+- Examples hold: Python blocks compile, and every ./dev verb exists. With --built FOLDER, a build folder with the tool
+  and the Python module, names and arguments of nvfp4_moe exist too, and so do the verbs and options of nvfp4-moe.
 
 usage: check_docs.py [--built FOLDER]
 """
@@ -27,7 +26,7 @@ from cli_reference import help_of, options_of  # noqa: E402
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-# Pages of what was: their commands are those of their day.
+# Records of the past, whose commands may be gone.
 HISTORY = ("CHANGELOG.md", "bench/notes/")
 
 
@@ -49,7 +48,7 @@ def broken_links(page):
 
 
 class PythonBlocks(ast.NodeVisitor):
-    """Follows the names of nvfp4_moe through the Python blocks of one page, in order. problems: what does not exist."""
+    """Follows the names of nvfp4_moe through one page's Python blocks, and collects problems."""
 
     def __init__(self, api):
         self._api, self._names, self.problems = api, {"nvfp4_moe": ("nvfp4_moe", None)}, []
@@ -90,7 +89,7 @@ class PythonBlocks(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _look(self, node):
-        """(module, definition) of what an expression is, or of the class that it is an object of; None if not known."""
+        """(module, definition) of an expression, or of its class if it is an object; None if not known."""
         if isinstance(node, ast.Name):
             return self._names.get(node.id)
         if isinstance(node, ast.Attribute) and (owner := self._look(node.value)):
@@ -139,9 +138,9 @@ def wrong_python(blocks, api=None):
 
 
 def commands_in(page):
-    """Commands of ./dev and nvfp4-moe in a page: lines of blocks that are no other language's, and `code` in the text.
+    """Commands of ./dev and nvfp4-moe in a page's shell blocks and in `code` in its text.
 
-    Yields (whether it surely is a command, its words). A line of a block without a language may be output."""
+    Yields (whether it is surely a command, its words): a line of a block without a language may be output."""
     text = FENCE.sub("", page)
     lines = [(True, code) for code in re.findall(r"`((?:\./dev|nvfp4-moe) [^`]+)`", text)]
     for _, language, block in FENCE.findall(page):
@@ -158,7 +157,7 @@ def commands_in(page):
 
 
 def wrong_commands(page, dev_verbs, tool=None):
-    """tool: {verb: its options}, if they are known. A verb that is not one lower-case word stands for any."""
+    """tool: {verb: its options}, if they are known. A verb that is not one lower-case word is a placeholder."""
     for is_sure, (program, verb, *words) in commands_in(page):
         known = dev_verbs if program == "./dev" else tool
         if known is None or not re.fullmatch(r"[a-z]+", verb):
@@ -173,13 +172,13 @@ def wrong_commands(page, dev_verbs, tool=None):
 
 
 TEST = re.compile(r"^(?:ATTACK_)?TEST(_F|_P)?\(\s*(?:k\w+,\s*)?(\w+),\s*(\w+)\)", re.MULTILINE)
-# What makes a suite run for every backend of the registry: a list of the registry's, or, where a backend brings more than its
-# table, the names of all of them.
+# A suite runs for every backend if it takes one of the registry's lists, or names all backends (if a backend brings
+# more than its table).
 OVER_BACKENDS = re.compile(
     r"INSTANTIATE_TEST_SUITE_P\(\s*\w+,\s*(\w+),\s*[\w:]*ValuesIn\((?:test::)?(?:step|judged|device)_backends\(\)"
 )
 NAMES = re.compile(r"constexpr std::array kNames = \{([^}]*)\}")
-# Of one backend, or of none: not for every backend.
+# Suites that run once, on any GPU.
 ANY_GPU = ("CApiOnGpu",)
 
 
@@ -197,7 +196,7 @@ def tests_in(sources):
 
 
 def wrong_tests(page, tests, over_backends, choices):
-    """Names in a page's tables that are no tests or cases, and tests of its second column that some backend does not run."""
+    """Names in a page's tables that are not tests or cases, and tests of column 2 that some backend does not run."""
     for row in (line for line in page.splitlines() if line.startswith("| ") and "`" in line):
         for column, cell in enumerate(row.strip("|").split("|")):
             for name in re.findall(r"`([A-Z]\w*\.\w+)`", cell):

@@ -39,9 +39,7 @@ class Api:
 
     def public(self, module):
         """The names in a module's __all__."""
-        (names,) = [statement.value for statement in self._sources.body(module)
-                    if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__"]  # fmt: skip
-        return ast.literal_eval(names)
+        return ast.literal_eval(self._sources.find(module, "__all__")[1].value)
 
     def members(self, module, owner):
         """{name: (module, definition)} of a class and its bases, and whether a base is outside the package."""
@@ -68,7 +66,7 @@ def is_dataclass(owner):
 
 
 def parameters(api, module, node):
-    """Names of the parameters of a function or of a class's constructor, without self and cls; None if any name is taken."""
+    """Names of the parameters of a function or of a class's constructor; None if it takes any name."""
     if isinstance(node, ast.ClassDef):
         members, is_open = api.members(module, node)
         if is_dataclass(node):

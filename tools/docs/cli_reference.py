@@ -6,7 +6,8 @@ import subprocess
 from prose import fence, inline
 
 ENTRY = re.compile(
-    r"(?P<name>-\S+?(?=[ :=]|$)|[A-Z]+)(?: (?P<type>[A-Z]+))?(?P<required> REQUIRED)?(?::(?P<limit>[A-Z]+ in \[.*?\]))?(?:=(?P<default>\S+))?(?P<more> \.\.\.)?"
+    r"(?P<name>-\S+?(?=[ :=]|$)|[A-Z]+)(?: (?P<type>[A-Z]+))?(?: REQUIRED)?"
+    r"(?::[A-Z]+ in \[(?P<limit>.*?)\])?(?:=(?P<default>\S+))?"
 )
 
 
@@ -36,12 +37,8 @@ def sections(text):
 
 def options_of(text):
     """The options that a --help lists, by every spelling."""
-    return {
-        name
-        for entries in sections(text).values()
-        for entry, _ in entries
-        for name in re.findall(r"-[\w-]+", entry.split()[0])
-    }
+    names = " ".join(entry.split()[0] for entries in sections(text).values() for entry, _ in entries)
+    return set(re.findall(r"(?<![\w-])-[\w-]+", names))
 
 
 def row(entry, meaning):
@@ -50,7 +47,7 @@ def row(entry, meaning):
     name = found["name"].replace(",", ", ") + (f" {found['type']}" if found["type"] and found["name"][0] == "-" else "")
     facts = [inline(meaning, {})]
     if found["limit"]:
-        facts.append(re.search(r"\[(.*)\]", found["limit"])[1].replace(" - ", " to "))
+        facts.append(found["limit"].replace(" - ", " to "))
     if found["default"]:
         facts.append(f"Default `{found['default']}`")
     return f"| `{name}` | {'. '.join(facts)} |"

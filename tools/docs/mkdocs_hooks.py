@@ -1,7 +1,7 @@
-"""MkDocs' hooks: pages made of the headers, the Python package and the tool, and files outside docs/ that pages link to.
+"""Hooks of MkDocs: add the generated reference pages, and the files outside docs/ that pages link to.
 
-A page of docs/ links to files as they are in the repository, so that links hold there too. Here those links are turned to
-where the site has the file: other Markdown files are pages of the site, other files are copied, and a folder is only named.
+Links in a page are those of the repository, so that they work there too. In the site they lead to the site's copy: a
+page for a Markdown file, else the file itself. A folder is only named.
 """
 
 import os
@@ -80,7 +80,9 @@ def on_page_markdown(markdown, page, config, files):
             return match[0]
         if (ROOT / target).is_dir():
             return f"`{target}`"
-        if text == os.path.basename(link) and text.endswith(".md"):  # the page's title says more than its file's name
+        if text == os.path.basename(link) and text.endswith(
+            ".md"
+        ):  # the page's title reads better than its file's name
             text = re.search(r"^# ([^:\n]+)", (ROOT / target).read_text(), re.MULTILINE)[1]
         return f"[{text}]({os.path.relpath(uri_of(target), os.path.dirname(uri) or '.')}{anchor or ''})"
 

@@ -1,4 +1,4 @@
-"""The reference page of the Python package, from its signatures and docstrings and from the compiled module's stub."""
+"""The reference page of the Python package, from its docstrings and signatures and the compiled module's stub."""
 
 import ast
 import inspect
@@ -7,7 +7,7 @@ import re
 from prose import call, fence, inline
 from python_api import is_dataclass
 
-# Modules that are imported by themselves: what their docstrings say.
+# Modules that are imported by themselves; the page has their docstrings.
 MODULES = ("nvfp4_moe.transformers", "nvfp4_moe.torch_op", "nvfp4_moe.engines", "nvfp4_moe.verify", "nvfp4_moe.bench")
 HEADINGS = {"Args": "Arguments", "Attributes": "Fields"}
 
@@ -36,7 +36,7 @@ def items(lines, links):
 
 
 def docstring(node, links):
-    """The docstring of a definition, or its text, as Markdown: Google's sections, paragraphs, and what is indented as it is."""
+    """A definition's docstring, or a text, as Markdown: Google's sections, paragraphs, indented text as it is."""
     out = []
     text = node if isinstance(node, str) else ast.get_docstring(node) or ""
     for paragraph in re.split(r"\n\s*\n", text):
